@@ -68,8 +68,8 @@ class HospitalFacts:
         site: The site's figures.
         here: The site's figures on the study of this directory; None before anybody consented to the study.
         study: Name of the study of this directory.
-        state: State of the site in this study: ``alarm``, ``unconsented``, ``paused``, ``withdrawn``, ``spent``,
-            ``answering`` or ``joined``.
+        state: State of the site in this study: ``alarm``, ``away`` (a daemon is not ready), ``unconsented``,
+            ``paused``, ``withdrawn``, ``spent``, ``answering`` or ``joined``.
         sheet: Text of the consent sheet, which states the study's terms.
         answers: Accepted and declined batches, the newest first.
         sealed: True if the study uses a sealed sum, so that the site must confirm its peers.

@@ -49,6 +49,8 @@ PARTS = ("worker", "node")
 
 LOG_MODULE = "client.operations.security_events"
 
+DOCTOR = "`consilium site doctor`"
+
 OFFLINE_S = 75.0
 """Age in seconds of the last accepted heartbeat from which a node counts as offline.
 
@@ -196,7 +198,7 @@ def offline(node: SiteNode) -> str:
     if time.time() - heard <= OFFLINE_S:
         return ""
     since = datetime.fromtimestamp(heard, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return f"the server has accepted no heartbeat since {since} UTC; to fix: `consilium site doctor`"
+    return f"the server has accepted no heartbeat since {since} UTC; to fix: {DOCTOR}"
 
 
 def launcher(node: SiteNode) -> DaemonSpec:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from client.ledger.site_ledger import SiteLedger
+from client.operations.daemons import daemon_standings
 from client.operations.own_cases import ADAPTED, OWN, STUDENT, OwnCases
 from client.policy import load_site
 from client.site.books import joined_study, read_books
@@ -70,7 +71,7 @@ class SitesOwnPage(OwnPage):
         self._read_policy()
         config, study = self._config, self._study
         view, listed, networks = look_at_peers(self._directory), self._cases.listed(), self._cases.networks()
-        outdated = self._cases.outdated()
+        outdated, away = self._cases.outdated(), _away(self._directory)
         with read_books(config) as ledger:
             site = facts_in(ledger, config)
             here = site.study(study.id)
@@ -79,7 +80,7 @@ class SitesOwnPage(OwnPage):
                 site=site,
                 here=here,
                 study=study.name,
-                state=_state(here, stopped=stopped),
+                state=_state(here, stopped=stopped, away=bool(away)),
                 sheet=self._sheet(study, listed.patients),
                 answers=_answers(ledger),
                 sealed=view.sealed,
@@ -88,7 +89,7 @@ class SitesOwnPage(OwnPage):
                     OwnPeer(one.peer.site, one.fingerprint, one.standing.value, one.standing is PeerTrust.CONFIRMED)
                     for one in view.peers
                 ),
-                alarms=_alarms(site.alarms, view, stopped=stopped),
+                alarms=(*_alarms(site.alarms, view, stopped=stopped), *away),
                 networks=(
                     *(OwnNetwork(name, _SAID[name]) for name in networks),
                     *((OwnNetwork(ADAPTED, _OUTDATED.format(folder=outdated)),) if outdated else ()),
@@ -112,15 +113,18 @@ class SitesOwnPage(OwnPage):
             self._cases = OwnCases(self._directory, config, study)
 
 
-def _state(here: SiteStudy | None, *, stopped: bool) -> str:
-    """Return the state of the study of this directory: ``alarm`` if an alarm stops every answer.
+def _state(here: SiteStudy | None, *, stopped: bool, away: bool) -> str:
+    """Return the state of the study of this directory: ``alarm`` if an alarm stops every answer, ``away`` if a daemon
+    is not ready.
 
     ``here`` is None if nobody consented to the study.
     """
     if stopped:
         return "alarm"
-    if here is None:
+    if here is None or not (here.consents or here.spending.spend.releases):
         return "unconsented"
+    if away and here.state not in ("pause", "withdraw"):
+        return "away"
     named = {"pause": "paused", "withdraw": "withdrawn", "spent": "spent"}
     return named.get(here.state, "answering" if here.spending.spend.releases else "joined")
 
@@ -133,6 +137,17 @@ def _alarms(contradictions: Sequence[str], view: PeersView, *, stopped: bool) ->
     """
     found = [OwnAlarm(*_remedied(text, stopped=stopped), stops=stopped) for text in contradictions]
     return (*found, *(OwnAlarm(one.text, one.remedy, one.stops) for one in view.problems()))
+
+
+def _away(directory: Path) -> tuple[OwnAlarm, ...]:
+    """Return an alarm for each daemon that is not ready, because without it this site answers nothing."""
+    found = []
+    for one in daemon_standings(directory):
+        if one.state not in ("ready", "starting"):
+            said, _, remedy = one.line.partition("; to fix: ")
+            remedy = remedy or ("`consilium site up`" if one.state == "stopped" else f"read {one.log}")
+            found.append(OwnAlarm(said, remedy, stops=True))
+    return tuple(found)
 
 
 def _remedied(text: str, *, stopped: bool) -> tuple[str, str]:

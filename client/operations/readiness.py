@@ -19,17 +19,18 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from client.data.cases import check_index
-from client.operations.daemons import daemon_standings, no_daemons, was_let_in
+from client.operations.daemons import DOCTOR, daemon_standings, no_daemons, was_let_in
 from client.operations.findings import Checkup, State
 from client.operations.staff_decisions import has_consented
 from client.policy import SiteConfig, load_site
+from client.records.served import retired_voters
 from client.site.books import joined_study, read_books
-from client.site.deals import check_trained
+from client.site.deals import check_trained, silent_voters
 from client.site.enrolment import check_data_folder
 from client.site.peers import PeerTrust, look
 from common.admission import read_request
-from common.config import load_study
-from common.errors import ConsiliumError, InvalidInput
+from common.config import Study, load_study
+from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
 from common.https import opener
 from common.node_auth import MAX_AGE_S, MAX_LEAD_S, signed_headers
 from common.objects import shared
@@ -45,6 +46,10 @@ _RENEW = "ask the consortium to renew it with `consilium provision renew`"
 _NOT_NOW = (
     "if this time is wrong, set the clock, for example by NTP; if it is right, the certificate of the server{proxy} "
     f"has to be renewed: {_RENEW}"
+)
+_RECOVER = (
+    "put the newest copy of the ledger in its place; if it is lost, `consilium site recover --own-ledger`, which "
+    "charges what the copy lacks"
 )
 _NO_OBJECT = "/public/" + "0" * 64
 
@@ -77,8 +82,8 @@ def check_site(directory: Path, *, now: datetime | None = None, starting: bool =
     ]
     findings += _peers(directory)
     if not starting:
-        findings += [_gpu(), *_daemons(directory)]
-    if all(finding.ok for finding in findings[:3]):
+        findings += [*_ledger(config), _gpu(), *_daemons(directory)]
+    if all(finding.state is not State.FAIL for finding in findings[:3]):
         findings[3:3] = _server(config, now)
     return tuple(findings)
 
@@ -94,12 +99,65 @@ def _data(config: SiteConfig) -> Checkup:
     return Checkup("data", State.OK, str(path))
 
 
+def check_newest(directory: Path) -> None:
+    """Refuse a site whose ledger is an older copy, because its worker could not start.
+
+    Args:
+        directory: The site's directory.
+
+    Raises:
+        LedgerCorrupt: If it is.
+    """
+    config = load_site(directory)
+    if config.ledger_file.exists():
+        with read_books(config) as ledger:
+            if lost := ledger.forgotten():
+                raise LedgerCorrupt(f"{lost}; to fix: {_RECOVER}")
+
+
+def _ledger(config: SiteConfig) -> list[Checkup]:
+    """Check that the ledger is the newest copy and undisputed, and report consent, pause and withdrawal."""
+    try:
+        study = joined_study(config)
+        if not config.ledger_file.exists():
+            return [_unconsented(study)]
+        with read_books(config) as ledger:
+            doubt, older = ledger.doubt(), ledger.forgotten() is not None
+            agreed, stopped = ledger.agreed(study.id), ledger.stopped(study.id)
+    except (ConsiliumError, OSError) as error:
+        return [Checkup("ledger", State.FAIL, str(error), "put the ledger, its key and its standing back")]
+    remedy = _RECOVER if older else "read docs/ledger.md; then `consilium site recover`"
+    found = (
+        [Checkup("ledger", State.FAIL, doubt, remedy)] if doubt else [Checkup("ledger", State.OK, "as last written")]
+    )
+    if stopped == "withdraw":
+        return [*found, Checkup("consent", State.NOTE, f"this site has left study {study.name} for good")]
+    if not agreed:
+        return [*found, _unconsented(study)]
+    if stopped == "pause":
+        resume = f"`consilium site resume {study.name}`, once a person here decides so"
+        return [
+            *found,
+            Checkup("consent", State.NOTE, f"study {study.name} is paused: every offer is declined", resume),
+        ]
+    return [*found, Checkup("consent", State.OK, f"on record for study {study.name}")]
+
+
+def _unconsented(study: Study) -> Checkup:
+    text = f"no consent to study {study.name} is on record: this site trains and answers nothing"
+    return Checkup("consent", State.FAIL, text, "`consilium site consent`")
+
+
 def _daemons(directory: Path) -> list[Checkup]:
     found = []
     for one in daemon_standings(directory):
         state = {"ready": State.OK, "ended": State.FAIL, "offline": State.FAIL}.get(one.state, State.NOTE)
-        remedy = {"ended": f"see {one.log}", "stopped": "`consilium site up`"}.get(one.state, "")
-        found.append(Checkup("daemon", state, one.line, remedy))
+        remedy = {
+            "ended": f"see {one.log}",
+            "stopped": "`consilium site up`",
+            "offline": "the line `network` or `admission` of this report names the cause; the SuperNode tries on",
+        }.get(one.state, "")
+        found.append(Checkup("daemon", state, one.line.replace(f"; to fix: {DOCTOR}", ""), remedy))
     return found or [Checkup("daemons", State.NOTE, no_daemons(directory), "`consilium site up`")]
 
 
@@ -231,6 +289,8 @@ def _unreachable(error: Exception, way: str, *, proxy: str) -> Checkup:
             return Checkup("certificate", State.FAIL, f"{what}, through the proxy {proxy}" if proxy else what, remedy)
         case socket.gaierror():
             remedy = "have the server's name added to your DNS, or set HTTPS_PROXY"
+            if proxy:
+                remedy = f"correct HTTPS_PROXY, or have the proxy's name {proxy} added to your DNS"
             return Checkup("network", State.FAIL, f"{way}: unknown name", remedy)
         case ConnectionRefusedError() if proxy:
             remedy = f"check that {proxy} is running, and that HTTPS_PROXY is right"
@@ -239,7 +299,11 @@ def _unreachable(error: Exception, way: str, *, proxy: str) -> Checkup:
             remedy = "ask the consortium whether the server is running; if it is, open this port outbound"
             return Checkup("network", State.FAIL, f"{way}: connection refused", remedy)
         case TimeoutError():
-            return Checkup("network", State.FAIL, f"{way}: no answer", "open this port outbound, or set HTTPS_PROXY")
+            remedy = (
+                "ask the consortium whether the server answers other hospitals; if it does, open this port outbound, "
+                "or set HTTPS_PROXY"
+            )
+            return Checkup("network", State.FAIL, f"{way}: no answer", remedy)
         case OSError() if "Tunnel connection failed" in str(reason):
             return Checkup("network", State.FAIL, f"{way}: {reason}", f"allow CONNECT to this address at {proxy}")
         case _:
@@ -311,6 +375,7 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
         if config.ledger_file.exists():
             with read_books(config) as ledger:
                 check_trained(config, study, ledger, found.served)
+                found = found.without(retired_voters(folder) | silent_voters(config, ledger, found.served))
     except ConsiliumError as error:
         remedy = getattr(error, "remedy", None)
         said = str(error).removesuffix(f"; to fix: {remedy}")
@@ -321,6 +386,9 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
     loaded = (
         f"{sum(map(bool, found.served)) + brought} of {voters} voters have a teacher; the others send the zero code"
     )
+    if not any(found.served) and not brought:
+        remedy = "`consilium site doctor --data` names the problem of each case; then `consilium site train`"
+        return Checkup("teachers", State.FAIL, f"none of {voters} voters has a teacher", remedy)
     if not found.problems:
         return Checkup("teachers", State.OK, loaded)
     reasons = "; ".join(f"voter {voter}: {problem}" for voter, problem in found.problems.items())

@@ -97,7 +97,8 @@ _WRONG = (
     (
         PeerTrust.NOT_OURS,
         "this site's own name or key was given to {}",
-        "tell the other sites, then the consortium",
+        "if that is this hospital's admitted name, correct `site` in site.toml; else tell the other sites, then the "
+        "consortium",
     ),
     (PeerTrust.KEY_OF_ANOTHER, "a key confirmed for another site was given to {}", _TALK),
     (

@@ -179,7 +179,13 @@ def online_text(sites: Sequence[SiteStanding]) -> str:
     line = f"sites: {len(sites) - len(away)} of {len(sites)} online"
     if not away:
         return line
-    return f"{line}; not online: {', '.join(away)}; to fix: each of these hospitals runs `consilium site status`"
+    remedy = "each of these hospitals runs `consilium site status`"
+    if len(away) == len(sites):
+        remedy = (
+            "look at gateway.log first, and restart `consilium server up` if the gateway does not answer; then "
+            + remedy
+        )
+    return f"{line}; not online: {', '.join(away)}; to fix: {remedy}"
 
 
 def _nodes(workspace: Workspace) -> dict[int, str]:

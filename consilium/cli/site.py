@@ -233,7 +233,7 @@ def up(
     """
     from client.operations.daemons import PARTS, site_up
     from client.operations.findings import to_text
-    from client.operations.readiness import check_site, check_teachers
+    from client.operations.readiness import check_newest, check_site, check_teachers
     from client.operations.staff_decisions import check_consent
     from client.policy import load_site
     from client.site.books import site_directories
@@ -250,6 +250,7 @@ def up(
         others = tuple(one for one in site_directories(config.books_dir) if one.resolve() != site_dir.resolve())
     if config is not None:
         for directory in (site_dir, *others):
+            check_newest(directory)
             check_consent(directory)
             check_teachers(load_site(directory))
 

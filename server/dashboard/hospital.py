@@ -32,6 +32,7 @@ THUMB = 260
 
 STATES = {
     "alarm": ("bad", "Alarm: nothing is answered"),
+    "away": ("bad", "Not connected: nothing is answered"),
     "unconsented": ("warn", "Nobody consented: nothing is answered"),
     "paused": ("warn", "Paused"),
     "withdrawn": ("warn", "Withdrawn for good"),

@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from client.operations import readiness, staff_decisions
 from client.operations.findings import Checkup, State
-from client.operations.readiness import _gpu, check_site
+from client.operations.readiness import _gpu, check_newest, check_site
 from client.policy import load_site
+from common.config import load_study
+from common.errors import LedgerCorrupt
 from common.pki import create_authority, issue_server_certificate
 from common.supervision import FACTS, json_report, keeping
 from consilium.cli.site import site_app
@@ -69,10 +72,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def test_a_site_that_is_ready_hears_so_about_everything(world: World) -> None:
+    staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
     findings = check_site(world.site)
     assert [finding.check for finding in findings] == [
         *("site.toml", "keys", "authority", "network", "certificate", "clock", "admission", "data", "disk", "teachers"),
-        *("graphics memory", "daemons"),
+        *("ledger", "consent", "graphics memory", "daemons"),
     ]
     assert all(finding.ok and not finding.remedy for finding in findings[:-1]), findings
 
@@ -85,7 +89,8 @@ def test_teachers_are_asked_for_after_consent_only(world: World) -> None:
 
 def test_what_is_about_to_be_started_is_not_looked_at(world: World) -> None:
     checked = [finding.check for finding in check_site(world.site, starting=True)]
-    assert checked == [finding.check for finding in check_site(world.site)][:-2]
+    assert checked == [finding.check for finding in check_site(world.site)][: len(checked)]
+    assert not {"consent", "graphics memory", "daemons"} & set(checked)
 
 
 def test_data_that_are_gone_and_teachers_that_were_never_trained_are_named(world: World) -> None:
@@ -223,6 +228,7 @@ def test_graphics_memory_somebody_else_uses_is_seen() -> None:
 
 
 def test_the_command_ends_with_eight_when_something_is_wrong(world: World) -> None:
+    staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
     said = CliRunner().invoke(site_app, ["doctor", "--site-dir", str(world.site)])
     assert said.exit_code == 0, said.output
     assert said.output.count("ok  ") == 11
@@ -243,3 +249,32 @@ def test_a_supernode_that_runs_but_does_not_reach_the_server_is_a_failure(world:
         assert found.state is State.FAIL
         assert "supernode north: offline since" in found.text
         assert "no heartbeat since noon" in found.text
+
+
+def test_the_doctor_reports_a_missing_consent_a_pause_and_an_older_copy_of_the_ledger(
+    world: World, tmp_path: Path
+) -> None:
+    assert world.finding("consent").state is State.FAIL
+    assert "`consilium site consent`" in world.finding("consent").remedy
+    staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
+    assert world.finding("consent").state is State.OK
+    assert world.finding("ledger").state is State.OK
+    ledger, older = world.site / "site-ledger.sqlite", tmp_path / "older.sqlite"
+    shutil.copy(ledger, older)
+    study = load_study(world.site / "study.toml").name
+    staff_decisions.decide(world.site, study, "pause")
+    assert (world.finding("consent").state, "paused" in world.finding("consent").text) == (State.NOTE, True)
+    check_newest(world.site)
+    shutil.copy(older, ledger)
+    assert world.finding("ledger").state is State.FAIL
+    assert "recover --own-ledger" in world.finding("ledger").remedy
+    with pytest.raises(LedgerCorrupt, match="recover --own-ledger"):
+        check_newest(world.site)
+
+
+def test_an_authority_that_ends_soon_does_not_hide_what_the_server_says(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon = Checkup("authority", State.NOTE, "ca.crt is only valid until tomorrow", "ask for a new kit")
+    monkeypatch.setattr(readiness, "_authority", lambda *_: soon)
+    assert world.finding("admission").state is State.OK

@@ -111,6 +111,7 @@ def test_the_page_says_what_staff_ask_for_and_escapes_it() -> None:
 
 WORDS = {
     "alarm": ("Alarm: nothing is answered", 'value="consilium site pause'),
+    "away": ("Not connected: nothing is answered", 'value="consilium site pause'),
     "unconsented": ("Nobody consented: nothing is answered", "so there is nothing to stop"),
     "paused": ("Paused", "End the pause", "declines every offer until somebody runs this"),
     "withdrawn": ("Withdrawn for good", "This site left the study for good"),
