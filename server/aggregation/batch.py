@@ -114,7 +114,7 @@ class Answering:
         self.sums = {query.id: CodeSum(query.mechanism) for query in queries}
         self._open = {query.id: set(names) for query in queries}
         self.heard: set[str] = set()
-        """Sites of which at least one code was added."""
+        """Names of the sites of which at least one code was added."""
 
     def take(self, site: str, opened: Opened) -> None:
         """Add the codes of one reply of a site. # sensitive

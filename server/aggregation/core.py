@@ -72,11 +72,11 @@ class RelayTransport:
             return unpack_nodes(answer.body)
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
-        """Send one body to each node; yield exactly one reply a node, as they arrive, all within ``timeout_s``.
+        """Send one body to each node, and yield exactly one reply for each node, in the order of arrival.
 
         Args:
             bodies: Signed bytes by node id.
-            timeout_s: After this time in seconds, missing replies are yielded without a body.
+            timeout_s: After this time in seconds, every missing reply is yielded without a body.
 
         Yields:
             One reply for each node.
@@ -163,7 +163,7 @@ def run(study: Path, connection: socket.socket) -> int:
 
     Args:
         study: The study's directory.
-        connection: Connected socket of the ServerApp; it is closed.
+        connection: Connected socket of the ServerApp. This function closes it at the end.
 
     Returns:
         0 if the run ended well, 1 if it ended with an error, which is logged.
@@ -192,8 +192,8 @@ def run(study: Path, connection: socket.socket) -> int:
 def serve(study: Path, path: Path) -> None:
     """Accept ServerApps at a Unix socket until a signal ends this process.
 
-    Each ServerApp's run has a process of its own, and the next run starts after it has ended. A connection that only
-    asks whether the core is alive is answered at any time.
+    Each ServerApp's run has a process of its own. The next run starts after that process has ended. A connection that
+    only asks whether the core is alive is answered at any time.
 
     Args:
         study: The study's directory.

@@ -43,11 +43,11 @@ class Transport(Protocol):
         """Return the ids of the nodes that are connected now."""
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
-        """Send one body to each node; yield exactly one reply a node, as they arrive, all within ``timeout_s``.
+        """Send one body to each node, and yield exactly one reply for each node, in the order of arrival.
 
         Args:
             bodies: Signed bytes by node id.
-            timeout_s: After this time in seconds, missing replies are yielded without a body.
+            timeout_s: After this time in seconds, every missing reply is yielded without a body.
 
         Yields:
             One reply for each node.
@@ -75,11 +75,11 @@ class Heard:
 
 
 Questions = Mapping[int, tuple[Site, Callable[[], AnyMessage]]]
-"""By node id: the site and a function that makes its message. Long messages are therefore made one at a time."""
+"""By node id: the site, and a function that makes its message when it is sent, so that only one is held in memory."""
 
 
 class _Signed(Mapping[int, bytes]):
-    """The signed messages by node. Each is made when the transport asks for it; only its hash is kept."""
+    """The signed messages by node id. A message is made when the transport asks for it, and only its hash is kept."""
 
     def __init__(self, questions: Questions, sign: Sign) -> None:
         self._questions, self._sign = questions, sign
@@ -107,7 +107,7 @@ def exchange(transport: Transport, questions: Questions, *, sign: Sign, timeout_
         transport: Carries the messages.
         questions: The messages by node id.
         sign: Signs with the server's key.
-        timeout_s: Time in seconds after which missing replies are reported as such.
+        timeout_s: Time in seconds after which a missing reply is reported with the reason ``deadline``.
 
     Yields:
         One reply for each node.

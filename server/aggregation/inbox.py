@@ -31,7 +31,7 @@ from common.errors import InvalidInput
 from common.wire import KINDS, body_in, check_object
 
 READ_S = 120.0
-"""Seconds from a reply's announcement until it must be complete: enough for 64 MiB at half a mebibyte per second."""
+"""Seconds within which a reply must be complete after it was announced: enough for 64 MiB at 0.5 MiB/s."""
 
 SERVER = Node(node_id=1)
 
@@ -76,7 +76,7 @@ class _Coming:
     """A reply that SuperLink has announced, as far as it has arrived.
 
     Attributes:
-        node: Flower's id of its node.
+        node: Flower's id of the node that sent it.
         ids: Names of the objects that it consists of, the outermost first.
         until: Time at which it must be complete, by the inbox's clock.
         objects: The objects that have arrived.
@@ -93,7 +93,7 @@ class Inbox:
 
     Args:
         post: SuperLink's runtime interface.
-        nodes: Node id by the id of the message that was sent to it.
+        nodes: By the id of each message that was sent, the id of the node that it was sent to.
         clock: Returns seconds.
     """
 
@@ -105,7 +105,7 @@ class Inbox:
         """Yield each reply that is complete now, once for each node.
 
         Args:
-            last: Report a reply that has arrived only in part as malformed.
+            last: True to report a reply of which only a part has arrived as malformed.
 
         Yields:
             Node id and the reply's body as bytes; for an unusable reply, a one-word reason as str in place of the body.

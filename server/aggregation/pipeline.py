@@ -9,7 +9,8 @@ The core and the demo call it. The stages, in order; the code repeats their numb
 5. ``export``: the student is written as a bundle.
 
 Stages 2 to 5 are post-processing of released answers. After a crash or a stop, the next run begins at the first
-unfinished work; stored answers are read and never drawn again. It refuses to start while another run holds the study.
+unfinished stage; stored answers are read, and their queries are not asked again. A run is refused while another run
+holds the study.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class StudyProgress:
     Args:
         bars: Where to draw.
         indent: Text before each stage's name.
-        overall: Draw a bar for the whole run first.
+        overall: True to draw a bar for the whole run above those of the stages.
     """
 
     def __init__(self, bars: Progress, *, indent: str = "", overall: bool = False) -> None:

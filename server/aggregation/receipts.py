@@ -1,4 +1,4 @@
-"""Delivers receipts to sites, and detects sites that hold a receipt which the ledger contradicts.
+"""Delivers receipts to sites, and detects a site that holds a receipt whose head is not in the ledger.
 
 A *receipt* tells a site what was charged to its pool and contains the ledger's *head*, the signed hash of its newest
 row. The aggregator uses this module in every run. If the head of a site's newest receipt is not in the ledger, nothing

@@ -1,8 +1,9 @@
 """Carries frames between the core and the ServerApp over a Unix socket.
 
-The core tells the ServerApp which messages to pass on. The ServerApp cannot forge them, because they are signed, and
-cannot read their codes, because these are encrypted. This module imports neither Flower nor the ledger nor a key. It
-refuses a frame of an unknown kind or over the size limit.
+A *frame* is one unit of this connection: a kind, a number and bytes. The core tells the ServerApp which messages to pass
+on. The ServerApp cannot forge the messages, because they are signed, and cannot read the codes in them, because the
+codes are encrypted. This module imports neither Flower nor the ledger nor a key. It refuses a frame of an unknown kind
+or over the size limit.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Kind(IntEnum):
     REPLY = 7
     """A node's reply; the number is the node's id."""
     PROBLEM = 8
-    """A node's reply is an error or unreadable; the body is a word for it."""
+    """A node's reply is an error or unreadable; the body is a one-word reason, and the number is the node's id."""
     DONE = 9
     """The end of an answer."""
     END = 10
@@ -64,12 +65,12 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RelayFrame:
-    """One frame.
+    """One frame of the connection between the core and the ServerApp.
 
     Attributes:
         kind: The kind, which defines the meaning of number and body.
         number: A node id, a run id, milliseconds or a status, depending on the kind.
-        body: Its bytes, at most :data:`MAX_BODY`.
+        body: The frame's content, at most :data:`MAX_BODY` bytes.
     """
 
     kind: Kind
@@ -148,7 +149,7 @@ def unpack_nodes(body: bytes) -> frozenset[int]:
 
 @contextmanager
 def lifeline(connection: socket.socket) -> Iterator[None]:
-    """Inside the block, end this process at once, as if killed, when the other end of the connection closes.
+    """End this process at once, as if killed, if the other end of the connection closes inside the block.
 
     Neither of a run's two processes therefore outlives the other.
 

@@ -8,7 +8,7 @@ takes these steps in order; the code repeats their numbers:
 2. The draw is charged.
 3. The sites are asked for their masked codes for ``collection.patience_s`` seconds. If one stays silent, the draw is
    lost but stays charged, and another draw is started without that site while the budget lasts.
-4. The masks cancel in the sum of all masked codes, and leave the noisy sum. It is checked and stored.
+4. The masks cancel in the sum of all masked codes. The noisy sum remains. It is checked and stored.
 
 After a crash, an unfinished draw is requested again under the same roster, and the sites send the same masked codes. A
 sum that honest sites cannot have produced is refused. A site's *words* are its masked code: integers modulo 2⁶⁴.
@@ -245,9 +245,10 @@ class SealedSums(Aggregator):
         """Leave out one site after the other, until all that remain have confirmed each other's keys; return these.
 
         Let t be the number of sites that may collude. If more than t sites have not confirmed a site's key, at least
-        one of them is honest. The site with that key is then left out; of several, the least confirmed one. Otherwise
-        the site that has not confirmed the most others is left out: if the others were, a single dishonest site could
-        evict any site.
+        one of these sites is honest, and the site with that key is left out. If there are several such keys, the one
+        that the most sites have not confirmed is chosen. If there is none, the site is left out that has not confirmed
+        the largest number of other sites. Leaving out those other sites instead would let a single dishonest site
+        exclude any site.
         """
         strangers = {site.name: set(batch.replies[site.name].unconfirmed or ()) for site in sites}
         for name, unknown in sorted(strangers.items()):

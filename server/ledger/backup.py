@@ -33,7 +33,7 @@ def backup(ledger: Path, out: Path) -> VerifyReport:
 
     Raises:
         InvalidInput: If ``out`` exists, or its folder does not.
-        LedgerCorrupt: If the copy does not verify; it is deleted then.
+        LedgerCorrupt: If the copy does not verify; the copy is deleted then.
     """
     if out.exists() or not out.parent.is_dir():
         raise InvalidInput("backup file", value=str(out), limit="a new file in an existing folder")

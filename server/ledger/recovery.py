@@ -1,8 +1,8 @@
 """Re-enters lost charges into a ledger, and replaces its signing key, for an operator.
 
 `consilium ledger recover` and `consilium ledger rotate-key` call it. Lost charges are known from the sites' receipts,
-and from the ledger's *standing*: a small file beside it that counts every charge and is in no backup. If there are
-neither receipts nor a standing, a recovery is refused. A key change is refused if the given old key is not the ledger's
+and from the ledger's *standing*: a small file beside the ledger that counts every charge and is in no backup. Without
+receipts and without a standing, a recovery is refused. A key change is refused if the given old key is not the ledger's
 current key.
 """
 
@@ -33,7 +33,7 @@ class PoolAfter:
     Attributes:
         pool: The pool's name.
         releases: Number of releases charged to it.
-        spent: The guarantee that these releases leave, by the accountant that decides on the pool's budget.
+        spent: The (ε, δ) that these releases have spent, by the accountant that decides on the pool's budget.
     """
 
     pool: str
@@ -48,8 +48,8 @@ class Recovery:
     Attributes:
         entered: Number of charges entered from receipts.
         receipts: Number of receipts read.
-        by_standing: By pool, the number of charged releases that no receipt proves, but the ledger's standing counts
-            (a small file beside the ledger that records its newest row and totals).
+        by_standing: By pool, the number of releases that this recovery charged from the ledger's standing (a small file
+            beside the ledger that counts every charge), because no receipt contains them.
         pools: All pools after the recovery.
     """
 
@@ -137,11 +137,11 @@ def recover_charges(
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """A change of the signing key.
+    """A change of a ledger's signing key.
 
     Attributes:
-        before: Public key that signed until now, in hexadecimal.
-        now: Public key that signs from now on.
+        before: Public key that belongs to the old signing key, in hexadecimal.
+        now: Public key that belongs to the new signing key, in hexadecimal.
     """
 
     before: str
@@ -151,12 +151,12 @@ class KeyChange:
 def rotate_signing_key(ledger: Path, *, key: Path, new_key: Path) -> KeyChange:
     """Replace the ledger's signing key; the old key signs the row that introduces the new one.
 
-    If it is interrupted, calling it again finishes it.
+    A call that was interrupted is completed by a second call with the same arguments.
 
     Args:
         ledger: The ledger's file.
-        key: File of the current key. It then holds the new key, and the old key is kept beside it.
-        new_key: File of the new key; it is moved to ``key``.
+        key: File of the current signing key. Afterwards this file holds the new key, and the old key is kept beside it.
+        new_key: File of the new signing key; it is moved to ``key``.
 
     Returns:
         Both public keys.

@@ -44,10 +44,10 @@ class StoredAnswer:
         noisy_sum: Int64 array [l], read-only: the sum of all codes with noise.
         roster: The sites and pools that were charged.
         voters: Number K′ of codes in the sum.
-        seq: Row of the answer.
+        seq: Number of the ledger's row that contains the answer.
         row_hash: Hash of that row.
-        study_id: The study that asked first.
-        batch_id: The batch it was asked in.
+        study_id: Id of the study that asked the query first.
+        batch_id: Id of the batch in which that study asked it.
     """
 
     query: QuerySpec
@@ -106,10 +106,11 @@ class LostDraw:
     """A draw that ended without an answer.
 
     Attributes:
-        query_ids: Ids of its queries.
-        reason: ``incomplete`` if a site sent no masked code, ``spoiled`` if honest sites cannot have produced the sum.
-        masks: Id of its roster.
-        sites: The sites whose pools were charged for it.
+        query_ids: Ids of the draw's queries.
+        reason: ``incomplete`` if a site sent no masked code; ``spoiled`` if the sum is one that honest sites cannot
+            have produced.
+        masks: Id of the draw's roster.
+        sites: The sites whose pools were charged for the draw.
         row: Row that records the loss.
         row_hash: Hash of that row.
     """
@@ -136,11 +137,11 @@ class AnswersQueries(IssuesReceipts):
         Args:
             study_id: The study.
             roster: Sites and pools to charge.
-            masks: The same sites with their mask keys.
+            masks: The same sites with the public mask keys that they gave for this draw.
             queries: The queries to answer.
 
         Returns:
-            The charged draw, stored answers, and refused queries.
+            The charged draw, the answers that were stored already, and the ids of the refused queries.
 
         Raises:
             QuorumNotReached: If the roster is smaller than the study allows.
@@ -236,7 +237,9 @@ class AnswersQueries(IssuesReceipts):
         self._books.enter(row, record, charge=charge)
 
     def store_answer(self, query_id: str, draw: int, noisy: NDArray[np.int64]) -> StoredAnswer:
-        """Store the noisy sum of an open draw. Callers do this before they use or show the sum.
+        """Store the noisy sum of an open draw, one that has not ended.
+
+        Callers store the sum before they use or show it.
 
         Args:
             query_id: The query.
@@ -259,7 +262,7 @@ class AnswersQueries(IssuesReceipts):
         return self._stored(query_id)
 
     def lose_draw(self, draw: Draw, reason: str) -> None:
-        """End an open draw without an answer; its charge stays.
+        """Record that an open draw ended without an answer; its charge stays.
 
         Args:
             draw: The draw.
@@ -295,7 +298,8 @@ class AnswersQueries(IssuesReceipts):
             study_id: The study.
 
         Returns:
-            The roster's sites in alphabetical order, by the roster's id; rosters in the order of the ledger.
+            A mapping from each roster's id to its sites in alphabetical order. The rosters are in the order of the
+            ledger.
         """
         self._catch_up()
         releases = (release for _, release in self._books.releases.by_row())
@@ -306,7 +310,7 @@ class AnswersQueries(IssuesReceipts):
         }
 
     def drawn(self, study_id: str, masks: str) -> Draw:
-        """Return a draw of a study by the id of its roster, open or ended.
+        """Return the draw of a study whose roster has a given id, whether the draw is open or has ended.
 
         Args:
             study_id: The study.
@@ -316,7 +320,7 @@ class AnswersQueries(IssuesReceipts):
             The draw.
 
         Raises:
-            InvalidInput: If no draw matches, or more than one.
+            InvalidInput: If no draw matches, if more than one matches, or if ``masks`` is shorter than twelve digits.
         """
         self._catch_up()
         found: dict[str, list[Release]] = {}
@@ -329,9 +333,9 @@ class AnswersQueries(IssuesReceipts):
         return self._draw(of, releases)
 
     def open_draws(self, study_id: str) -> tuple[Draw, ...]:
-        """Return the draws of a study that were charged and have not ended.
+        """Return the open draws of a study: those that were charged and have not ended.
 
-        An interrupted process leaves such draws.
+        A draw remains open if the process that made it was interrupted.
 
         Args:
             study_id: The study.
@@ -424,7 +428,7 @@ def stored_answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) 
     Args:
         query: The query that was asked.
         noisy: Int64 array [l] of the answer.
-        release: The release, as the ledger's totals hold it.
+        release: The release, as the ledger records it.
 
     Returns:
         The stored answer.

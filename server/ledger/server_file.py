@@ -1,8 +1,8 @@
 """Writes the server's ledger file and the standing beside it, and recovers a ledger from an older copy.
 
 Its class is the base of :class:`server.ledger.server_ledger.Ledger`. The *standing* is a small file that records the
-ledger's newest row and all totals. If the ledger's file is replaced by an older copy, the standing shows it. Receipts
-and standings of another ledger are refused.
+ledger's newest row and all totals. If the ledger's file is replaced by an older copy, the comparison with the standing
+shows the replacement. Receipts and standings of another ledger are refused.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ class ServerFile(OpenLedger[Books]):
         """Enter as spent every charge that this restored copy has lost.
 
         1. Every charge that a receipt contains and this ledger lacks is entered.
-        2. For each standing (the one beside the file, and ``standing``), the last row that it shares with this ledger
-           is found. The charges that it counts after that row, less those that receipts have entered, are charged in
-           one row. They belong to answers that were drawn, and perhaps used, before any receipt was sent.
+        2. For each standing (the one beside the file, and ``standing``), the last row that the standing shares with
+           this ledger is found. The charges that the standing counts after that row, less those that receipts have
+           entered, are charged in one row. They belong to answers whose noise was drawn, and which were perhaps used,
+           before any receipt was sent.
 
-        Charges that this copy made itself after the shared row stay. A standing that an earlier recovery charged is not
-        charged again. The lost answers cannot be restored: if such a query is asked again, that is a new release and a
-        new charge. Charges are entered even if they exceed a budget, because those releases have happened. If the copy
-        lacks a pool, the pool is declared again as its site's receipts, or the standing, state it.
+        Charges that this copy itself recorded after the shared row stay. If an earlier recovery has charged what a
+        standing counts, it is not charged again. The lost answers cannot be restored: asking a lost query again is a
+        new release with a new charge. Charges are entered even if they exceed a budget, because those releases have
+        happened. If the copy lacks a pool, the pool is declared again with the terms in its site's receipts or in the
+        standing.
 
         Args:
             receipts: Receipts of any sites.
@@ -83,10 +85,10 @@ class ServerFile(OpenLedger[Books]):
         return entered
 
     def charge_all(self) -> None:
-        """Charge everything that pools and studies have left, in one row, for a copy that has no standing.
+        """Charge all remaining budget of every pool and study, in one row, to a copy that has no standing.
 
         Without a standing nobody can know what the lost ledger charged. Like :meth:`recover`, this method ends the
-        recovery: the ledger may be written again.
+        recovery: afterwards the ledger can be written again.
         """
         with self._writing():
             books, last = self._books, self._chain.head()
@@ -105,9 +107,9 @@ class ServerFile(OpenLedger[Books]):
         self._keep_standing()
 
     def _recover(self, receipt: Receipt, release: ReleaseRecord, shown: Mapping[str, Roster]) -> bool:
-        """Enter a release that a receipt proves as charged; return whether it was entered.
+        """Enter a release as charged if a receipt proves it and the ledger lacks it; return whether it was entered.
 
-        It is not entered if this ledger contains its row or an earlier recovery entered it.
+        The ledger does not lack the release if it contains its row or an earlier recovery entered it.
         """
         release_hash, row = release_digest(release), self._books.releases.row_of(release.query_id, release.draw)
         if release_hash in self._books.recovered or (row is not None and self._is_here(row, release)):
@@ -119,7 +121,7 @@ class ServerFile(OpenLedger[Books]):
         return True
 
     def _check_standing(self, standing: ServerStanding) -> None:
-        """Check a standing before its lost charges are added, and declare the pools that this ledger has lost.
+        """Check a standing before the lost charges it counts are entered, and declare the pools that this copy lacks.
 
         Raises:
             InvalidInput: If the standing belongs to another ledger or counts a study that is not registered here.
@@ -152,7 +154,8 @@ class ServerFile(OpenLedger[Books]):
     def _charge_lost(self, standing: ServerStanding, receipts: Sequence[Receipt]) -> None:
         """Charge, in one row, the spending that only the standing counts.
 
-        It is the spending after the last row that the standing shares with this ledger, less what receipts entered.
+        This is the spending after the last row that the standing shares with this ledger, less the charges that were
+        entered from receipts.
         """
         fork = self._fork(standing)
         before, before_in = self._spent_at(fork)
@@ -231,7 +234,7 @@ class ServerFile(OpenLedger[Books]):
 
         Raises:
             LedgerCorrupt: If the standing is damaged.
-            InvalidInput: If it cannot be read.
+            InvalidInput: If the standing cannot be read.
         """
         path = self._chain.path
         found = self._older_copy(this=f"the ledger {path}", beside=f"with {path}")
@@ -249,7 +252,7 @@ class ServerFile(OpenLedger[Books]):
             return str(error)
 
     def check_newest(self) -> None:
-        """Raise an error if the ledger may be an older copy; called before its figures are filed or published.
+        """Raise an error if the ledger may be an older copy; callers check before they file or publish its figures.
 
         Raises:
             LedgerCorrupt: If :meth:`standing_problem` finds a problem.
@@ -258,7 +261,11 @@ class ServerFile(OpenLedger[Books]):
             raise LedgerCorrupt(f"more may have been spent than the ledger shows: {problem}")
 
     def lost(self) -> dict[str, Spend]:
-        """Return, by pool, what recoveries charged for lost releases that no receipt proves."""
+        """Return the spending that recoveries entered without a receipt: from a standing, or as all remaining budget.
+
+        Returns:
+            A mapping from each pool's name to this spending; empty if no recovery made such a charge.
+        """
         self._catch_up()
         found: dict[str, Spend] = {}
         for record in self._books.lost.values():

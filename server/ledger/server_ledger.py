@@ -68,8 +68,8 @@ class Candidate:
 
     Attributes:
         query: The query.
-        make_answer: Draws the noisy sum. It is called at most once, after the query's charge was found to fit the
-            budgets. It is not called if the query has a stored answer.
+        make_answer: Function that draws the noise and returns the noisy sum. It is called at most once, after the
+            query's charge was found to fit the budgets. It is not called if the query has a stored answer.
     """
 
     query: QuerySpec
@@ -146,8 +146,9 @@ class Ledger(AnswersQueries):
             The open ledger.
 
         Raises:
-            LedgerCorrupt: If a row breaks the hash chain or a rule; ``row`` is the first one. Also, with a
-                ``signing_key`` and not ``restored``, if the file is older than its standing.
+            LedgerCorrupt: If a row breaks the hash chain or a rule; the error's ``row`` is the first such row. An
+                opening with ``signing_key`` and without ``restored`` also raises it if the file is older than its
+                standing.
             InvalidInput: If the key is not the one that signs this ledger now.
         """
         ledger = cls(Chain.open(path, role="server", signing_key=signing_key, clock=clock))
@@ -189,7 +190,8 @@ class Ledger(AnswersQueries):
             declaration: The pool, its site, budget, accountant and protection.
 
         Raises:
-            InvalidInput: For a looser declaration (a larger ε, δ or Σμ²), another site or another protection.
+            InvalidInput: If the pool is declared already with a smaller ε, δ or Σμ², for another site, or with another
+                protection (unit of privacy and relation).
         """
         with self._writing():
             if self._books.pools.get(declaration.pool) != declaration:
@@ -197,7 +199,7 @@ class Ledger(AnswersQueries):
                 self._append(PoolRecord(declaration))
 
     def declare_books(self, pool: str, ledger_id: str) -> None:
-        """Record which site ledger keeps a declared pool's budget at its hospital; repeating it adds no row.
+        """Record which site ledger keeps a declared pool's budget at its hospital; a repeated call adds no row.
 
         Args:
             pool: The pool.
@@ -225,7 +227,9 @@ class Ledger(AnswersQueries):
             self._append(NoteRecord(text))
 
     def rotate_key(self, new_key: Ed25519PrivateKey) -> None:
-        """Replace the signing key. The old key signs the row that introduces the new key; the new key signs afterwards.
+        """Replace the ledger's signing key.
+
+        The old key signs the row that introduces the new key. The new key signs every later row.
 
         Args:
             new_key: The new private key.
@@ -245,9 +249,9 @@ class Ledger(AnswersQueries):
         for that pool, each by the accountant declared for it. The first query that does not fit ends the batch: it and
         every later query without a stored answer are ``refused``, and one row records the refusal.
 
-        For a query that has an answer, the stored answer is returned byte for byte; no noise is drawn and its pools pay
-        nothing. If it is another study's answer, a row records that this study uses it, and the total of this study
-        counts it too.
+        For a query that has an answer, the stored answer is returned byte for byte: no noise is drawn, and no pool's
+        lifetime budget is charged. If another study asked for that answer, a row records that this study uses it too,
+        and the answer's charge counts against the budget of this study.
 
         After an exception nothing is charged or stored, unless the commit itself was interrupted. Calling again with
         the same queries then either returns their stored answers or charges them.
@@ -327,8 +331,8 @@ class Ledger(AnswersQueries):
 
         Args:
             pool: The pool.
-            study_id: Count only this study, under the study's protection; by default all studies, under the pool's
-                protection.
+            study_id: Id of the only study to count; its charges are computed under its own protection (unit of privacy
+                and relation). By default all studies count, under the pool's protection.
 
         Returns:
             Σμ² and the numbers of releases and coordinates.

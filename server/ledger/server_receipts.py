@@ -29,7 +29,7 @@ from server.ledger.server_file import ServerFile
 _Charged = Release | Recovered | LostRecord
 
 MAX_SHARED_CHARACTERS = 64 << 20
-"""Limit on the cached text that receipts of several sites have in common, in characters; beyond it, it is emptied."""
+"""Limit on the cached text that receipts of several sites have in common, in characters; a fuller cache is emptied."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,10 @@ class _Transaction:
     """The charges of one transaction, oldest first.
 
     Attributes:
-        end: Its last row.
-        items: Its charges.
-        costs: Cache of its total μ² and number of coordinates, by protection (unit of privacy and relation).
+        end: Number of the transaction's last row.
+        items: Its charges: releases, and charges that a recovery entered.
+        costs: Cache of the transaction's total μ² and number of coordinates, by protection (unit of privacy and
+            relation).
     """
 
     end: int
@@ -53,7 +54,7 @@ class _Transaction:
 
     @cached_property
     def entries(self) -> dict[str, RosterEntry]:
-        """The roster of the receipt's releases, by site; empty if the receipt contains no release."""
+        """The roster of the transaction's releases, by site; empty if the transaction contains no release."""
         return {entry.site: entry for entry in self.released[0].roster} if self.released else {}
 
     @cached_property
@@ -82,8 +83,8 @@ class _Shared:
 
     Attributes:
         members: The common JSON members, by name.
-        digest: Their digest, if the signature covers it in place of the text; None if it covers the text.
-        rosters: The long rosters first used in these rows, each with the sites whose receipts contain it.
+        digest: Digest of the common members, if the signature covers this digest; None if it covers their text.
+        rosters: The long rosters first used in these rows, each as the sites that receive it and its text.
     """
 
     members: dict[str, str]
@@ -128,10 +129,8 @@ class IssuesReceipts(ServerFile):
             after: Return only receipts whose head is past this row.
 
         Returns:
-            One function for each receipt, oldest first; its text is that of :meth:`Receipt.render`.
-
-        Raises:
-            LedgerCorrupt: By a returned function, if the hash or link of a row is wrong.
+            One function for each receipt, oldest first. It returns the same text as :meth:`Receipt.render`, and raises
+            LedgerCorrupt if the hash or link of a row is wrong.
         """
         self._catch_up()
         return tuple(self._due(site, after=after))[::-1]
@@ -161,7 +160,7 @@ class IssuesReceipts(ServerFile):
             yield partial(newer, 0)
 
     def _transactions(self) -> Iterator[_Transaction]:
-        """Yield every transaction that charged something, newest first; they are cached until a row is added."""
+        """Yield every transaction that charged something, newest first; the cache is emptied when a row is added."""
         if self._read_at != self._books.row_count:
             groups = groupby(self._newest_charges(), key=lambda item: self._chain.transaction_end(item[0]))
             self._older = (_Transaction(end, tuple(item for _, item in group)[::-1]) for end, group in groups)

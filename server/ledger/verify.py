@@ -8,9 +8,9 @@ steps; the code repeats their numbers:
 3. Every signature.
 4. Every rule and total: no budget was exceeded at any row.
 5. Every answer against its charge.
-6. The end of the file, against the standing beside it and the heads or receipts that others kept (``witnesses``). No
-   file can show by itself that its end was cut off together with its signatures. A *head* is the signed hash of a
-   ledger's newest row; the *standing* is a small file beside the ledger that records the newest head.
+6. The end of the file, against the standing beside it and the heads that others kept (``witnesses``). No file can show
+   by itself that its end was cut off together with its signatures. A *head* is the signed hash of a ledger's newest
+   row; the *standing* is a small file beside the ledger that records the newest head.
 
 The report names the first bad row. Rows after it are not judged.
 """
@@ -43,10 +43,10 @@ from common.privacy.shares import share_std
 
 @dataclass(frozen=True, slots=True)
 class LedgerProblem:
-    """One violation that was found.
+    """One violation that was found in a ledger.
 
     Attributes:
-        row: First row that it concerns; None for the file as a whole.
+        row: Number of the first row that the violation concerns; None if it concerns the file as a whole.
         what: The violation, as a sentence for people.
     """
 
@@ -63,12 +63,12 @@ Standings = dict[str, SignedHead | LedgerProblem | None]
 
 @dataclass(frozen=True, slots=True)
 class PoolTotal:
-    """What a pool has spent according to this ledger.
+    """What a patient pool has spent according to this ledger.
 
     Attributes:
         pool: The pool's name.
         releases: Number of releases charged to it.
-        share_spent: Share of its budget that is spent, by the accountant that decides on this budget.
+        share_spent: Fraction of the pool's budget that is spent, by the accountant that decides on this budget.
         guarantees: The guarantee by each of the accountants ``exact``, ``rdp`` and ``paper``.
     """
 
@@ -236,7 +236,7 @@ class _Check:
         self.problems.append(LedgerProblem(row, what))
 
     def run(self, witnesses: Sequence[SignedHead], standings: Standings) -> None:
-        """Run all steps; return early if the file does not hold a ledger's tables."""
+        """Run all steps; stop after the first one if the file does not hold a ledger's tables."""
         self._structure()  # 1
         if not self.role:
             return
