@@ -1,9 +1,9 @@
 """Carries frames between the core and the ServerApp over a Unix socket.
 
-A *frame* is one unit of this connection: a kind, a number and bytes. The core tells the ServerApp which messages to pass
-on. The ServerApp cannot forge the messages, because they are signed, and cannot read the codes in them, because the
-codes are encrypted. This module imports neither Flower nor the ledger nor a key. It refuses a frame of an unknown kind
-or over the size limit.
+A *frame* is one unit of this connection: a kind, a number and bytes. The core tells the ServerApp which messages to
+pass on. The ServerApp cannot forge the messages, because they are signed, and cannot read the codes in them, because
+the codes are encrypted. This module imports neither Flower nor the ledger nor a key. It refuses a frame of an unknown
+kind or over the size limit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Describes how SuperLink and SuperExec are started, and sends commands to SuperLink.
 
 ``supervisor`` starts the daemons and submits runs through it; `consilium provision` registers nodes. Flower's commands
-run in separate processes, and this module imports nothing of Flower. It never starts a daemon without TLS and node
-authentication, and the app it builds has no runtime dependencies. Keys and secrets are files of mode 0600 in the
-daemons' folder (0640 if the folder belongs to a group), never command-line arguments.
+run in separate processes, and this module imports nothing of Flower. No daemon is started without TLS and node
+authentication, and the app that this module builds has no runtime dependencies. Keys and secrets are files of mode 0600
+in the daemons' folder (0640 if the folder belongs to a group), never command-line arguments.
 
 SuperLink listens on loopback. There, :mod:`server.operations.superlink` requires the operators' secret for control
 routes, because Flower 1.41 alone would accept code from every user of this machine. Flower's own client reads the
@@ -151,7 +151,7 @@ class RunStatus:
 def prepare(server: FlowerServer) -> None:
     """Create the folders, Flower's ``config.toml`` and the secrets that the daemons and Flower's client need.
 
-    Calling it again keeps existing secrets.
+    A second call keeps existing secrets.
 
     Args:
         server: The server's Flower side. If its folder belongs to a group, the group may read the secrets.
@@ -254,6 +254,9 @@ def superexec(server: FlowerServer, *, relay: Path) -> DaemonSpec:
     Args:
         server: The server's Flower side, after :func:`prepare`.
         relay: Folder of the core's socket, passed to each ServerApp in an environment variable.
+
+    Returns:
+        The daemon's description.
     """
     port = free_port()
     return DaemonSpec(
@@ -479,7 +482,10 @@ def app_dir(folder: Path) -> Path:
 def app_files() -> dict[str, bytes]:
     """Return the source files that the app's two components import, by their path in the bundle, sorted.
 
-    Other source files are left out, because every node receives the bundle before it can answer.
+    Other source files are left out to keep the bundle small, because every node must receive it before it can answer.
+
+    Returns:
+        The content of each file by its path.
 
     Raises:
         DaemonFailed: If a package is not installed.

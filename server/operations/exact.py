@@ -28,7 +28,7 @@ _PATH = re.compile(r"/|(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 
 
 class KnownHosts:
-    """Middleware that passes requests with exactly one Host header naming this server; answers 421 to others.
+    """Middleware that passes on requests with exactly one Host header that names this server, and answers others 421.
 
     WebSockets are closed.
 
@@ -115,9 +115,10 @@ def sent_path(scope: Scope) -> str:
 
 
 class CertificateHosts:
-    """Callable that returns the host names in a certificate (:data:`Hosts`); reads the file again when it changes.
+    """Callable that returns the host names in a certificate (:data:`Hosts`).
 
-    While the file cannot be read, for instance during a renewal, the names that were read last are returned.
+    It reads the certificate's file again when the file has changed. While the file cannot be read, for instance during
+    a renewal, the names that were read last are returned.
     """
 
     def __init__(self, certificate: Path) -> None:

@@ -1,7 +1,7 @@
-"""Proxy on a Unix socket for the ten SuperLink routes that a SuperNode needs.
+"""Serves, on a Unix socket, a proxy for the ten SuperLink routes that a SuperNode needs.
 
 SuperLink answers sites, operators and ServerApps on one port. It therefore listens on loopback, where neither the
-gateway's container nor a network reaches it, and the gateway reaches only this proxy. The proxy passes on the routes in
+gateway's container nor a network reaches it. The gateway reaches only this proxy. The proxy passes on the routes in
 :data:`ROUTES`, each by its exact path (``server.operations.exact``). It refuses every other path, and a body over the
 limit of its route.
 """
@@ -67,6 +67,9 @@ def max_body(path: str) -> int:
     Args:
         path: The route, for instance ``/v1/fleet/push-object``.
 
+    Returns:
+        The limit in bytes.
+
     >>> max_body("/v1/fleet/push-messages")
     65536
     """
@@ -80,10 +83,10 @@ async def ask(upstream: httpx.AsyncClient, request: Request, path: str, body: As
         upstream: Client whose base address is SuperLink's, or a fleet proxy's.
         request: The request; only its ``flwr-`` headers, content type and accepted types are passed on.
         path: The route.
-        body: The body's parts. It is closed at the end.
+        body: Generator of the body's parts. This function closes it at the end.
 
     Returns:
-        The answer, whose body is not read yet; the caller closes it.
+        The answer, whose body is not read yet. The caller must close the answer.
 
     Raises:
         TooLarge: If the stated length exceeds the route's limit.
@@ -117,7 +120,10 @@ def fleet_app(upstream: httpx.AsyncClient) -> Starlette:
     """Return the proxy's ASGI application.
 
     Args:
-        upstream: A client whose base address is SuperLink's; closed when the application ends.
+        upstream: A client whose base address is SuperLink's; it is closed when the application ends.
+
+    Returns:
+        The application.
     """
 
     @contextlib.asynccontextmanager

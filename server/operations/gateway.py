@@ -59,9 +59,9 @@ ACTIVATION_FAILED = 2004
 BODY_PAUSE_S = 15.0
 """Longest wait for the next part of a body."""
 BODY_GRACE_S = 20.0
-"""Seconds that every body may take, in addition to the time for its length."""
+"""Seconds allowed for every body, in addition to the time for its length."""
 BODY_BYTES_PER_S = 32 << 10
-"""Slowest allowed rate of a body, after the first :data:`BODY_GRACE_S` seconds."""
+"""Slowest allowed rate of a body in bytes per second, after the first :data:`BODY_GRACE_S` seconds."""
 _SIGNED = ("flwr-", "consilium-")
 _STATUS = {"busy": 503, "too-slow": 408, "too-large": 413}
 """By reason, the HTTP status of the answer to an admitted site's request that exceeds one of the site's limits."""
@@ -79,7 +79,7 @@ class GatewayFiles:
         objects: Folder of the public objects.
         nodes: List of the admitted nodes.
         certificate: Certificate of the public port.
-        key: Its private key.
+        key: Private key of this certificate.
     """
 
     objects: Path
@@ -101,9 +101,12 @@ def gateway_app(
     Args:
         files: The study's files.
         upstream: Client of the study's fleet proxy; closed when the application ends.
-        hosts: Returns the names the server answers to; default: the names in the certificate.
-        keys: Checks signatures; default: against the list of nodes.
+        hosts: Returns the host names of the server; by default those in the certificate.
+        keys: Checks signatures; by default against the list of nodes.
         clock: Returns the current time, for the age of a signature.
+
+    Returns:
+        The application.
     """
 
     @contextlib.asynccontextmanager
@@ -250,7 +253,7 @@ class _Said:
 
         Args:
             scope: The request's ASGI scope.
-            reason: The refusal's one word.
+            reason: The reason in one word.
             site: Name of the admitted site; empty for a stranger.
         """
         kind = (reason, site)
@@ -281,7 +284,7 @@ def _once_each(scope: Scope) -> Headers:
 
 
 def _later(cause: str) -> Response:
-    """Return an answer with status 503, after which a SuperNode tries again.
+    """Log the cause, and return an answer with status 503, after which a SuperNode tries again.
 
     After any other 5xx status a SuperNode stops its heartbeat for good, and stays offline without reporting an error.
     """

@@ -1,6 +1,6 @@
-"""Deletes a hospital that has left from the server's files, and states which facts about it must stay and why.
+"""Deletes the data of a hospital that has left from the server's files, and states which data must stay and why.
 
-`consilium provision forget` calls it. It refuses a site that is still admitted. It also refuses while a run or the
+`consilium provision forget` calls it. A site that is still admitted is refused. So is every site while a run or the
 server's daemons are active, because they could write about the site again. Nothing is deleted from the ledger, because
 the other hospitals' receipts refer to its rows.
 """
@@ -26,10 +26,10 @@ from server.study.workspace import LeftSite, Workspace
 STAYS = (
     "its name, its patient pool and what it was charged, in the ledger: other hospitals' receipts contain each row, "
     "and no row contains patient data",
-    "the released sums, labels and student: its part was added to the others' with noise and cannot be taken out; the "
-    "guarantee for its patients still holds",
+    "the released sums, labels and student: its codes were added to the others' with noise and cannot be taken out; "
+    "the guarantee for its patients still holds",
     "its name and the hash of its node key, so that neither is admitted again",
-    "in SuperLink's database the number of its node and sealed messages, until `flower/` is deleted with the study",
+    "in SuperLink's database the number of its node, and encrypted messages, until `flower/` is deleted with the study",
 )
 
 
@@ -47,7 +47,7 @@ class Forgotten:
 
 
 def forget(workspace: Workspace, name: str) -> Forgotten:
-    """Delete a revoked site's entry, keys, reports and events, and all daemons' logs.
+    """Delete a revoked site's entry, keys, reports and events, and the logs of all daemons.
 
     Args:
         workspace: The study's directory.

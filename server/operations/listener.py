@@ -1,4 +1,4 @@
-"""The HTTP server of the public port: limits how many connections clients may keep open, and for how long.
+"""Runs the HTTP server of the public port, with limits on the number and duration of clients' connections.
 
 The gateway runs it. TLS handshakes, request heads and answers have deadlines. A connection is a *stranger's* until an
 admitted site signs a request on it. At most :data:`MAX_STRANGERS` such connections may be open. A further one closes
@@ -29,7 +29,7 @@ HEAD_S = 10.0
 """Time from connecting, or from the last answer, to the end of a request's head."""
 
 STALLED_S = 30.0
-"""Seconds that an answer may wait for a client that reads nothing; then the connection is closed."""
+"""A connection is closed if its client reads nothing of an answer for this many seconds."""
 
 MAX_STRANGERS = 512
 """Largest number of open connections on which no admitted site has signed a request yet."""
@@ -44,7 +44,7 @@ TLS_BUFFER_BYTES = 32 << 10
 
 
 class Connections:
-    """The open connections: strangers' in the order they came, and the connections of each admitted site."""
+    """The open connections: those of strangers, in the order in which they were opened, and those of each site."""
 
     def __init__(self) -> None:
         self._strangers: dict[GuardedProtocol, None] = {}
@@ -92,7 +92,7 @@ def _bound(connections: dict[GuardedProtocol, None], most: int) -> None:
 
 
 class GuardedProtocol(H11Protocol):
-    """One connection with deadlines. Applications find it as ``scope["state"]["connection"]`` of a request.
+    """One connection with deadlines; applications find it at ``scope["state"]["connection"]`` of a request.
 
     Args:
         connections: The counts of open connections.

@@ -1,9 +1,9 @@
-"""Serves a study's public files: ``GET /public/<sha256>``, ``/public/students/<study id>``, ``/public/peers/<study
-id>``.
+"""Serves a study's public files over HTTP: public objects by their hash, and two files about the study.
 
-The gateway serves it over TLS, to requests signed by admitted node keys. It refuses every other path and method. An
-object named by its hash never changes, so an interrupted download can be continued (``Range``). Two files about a study
-may change: the signed statement that names its student's bundle, and the list of its sites with their keys.
+The paths are ``/public/<sha256>``, ``/public/students/<study id>`` and ``/public/peers/<study id>``. The gateway serves
+them over TLS, to requests signed by admitted node keys. Every other path and method is refused. An object named by its
+hash never changes, so an interrupted download can be continued (``Range``). The two files about a study can change: the
+signed statement that names its student's bundle, and the list of its sites with their keys.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ def objects_app(directory: Path) -> Starlette:
 
     Args:
         directory: The study's ``objects/``, with the statements about the study beside the objects.
+
+    Returns:
+        The application.
     """
     store = ObjectStore(directory)
 

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BehindPort(Document):
-    """A study that is served at the port, with the paths that the gateway needs. All paths are absolute.
+    """A study that is served at the port, with the absolute paths that the gateway needs.
 
     Attributes:
         study: The study's id, 64 hexadecimal digits; empty for the study that owns the port.
@@ -53,7 +53,7 @@ class BehindPort(Document):
 
 
 def write_behind(folder: Path, entry: BehindPort) -> None:
-    """List a study as served behind the port.
+    """Add a study to those that the port's gateway serves.
 
     Args:
         folder: The folder that the host's gateway reads; it is created if missing.
@@ -64,13 +64,13 @@ def write_behind(folder: Path, entry: BehindPort) -> None:
 
 
 def read_behind(folder: Path) -> tuple[BehindPort, ...]:
-    """Return the studies listed behind a port, ordered by study id.
+    """Return the studies that :func:`write_behind` added, ordered by study id.
 
     Args:
-        folder: The folder that the host's gateway reads; it may be missing.
+        folder: The folder that the host's gateway reads.
 
     Returns:
-        The studies; none if the folder is missing.
+        The studies; empty if the folder is missing.
 
     Raises:
         InvalidInput: If a file in the folder is not a valid entry.
@@ -86,9 +86,9 @@ class _Served:
     """A study that is being served.
 
     Attributes:
-        keys: The node keys it admits.
-        app: Its ASGI application.
-        upstream: Client of its fleet proxy, to be closed with it.
+        keys: The node keys that the study admits.
+        app: The study's ASGI application.
+        upstream: HTTP client of the study's fleet proxy; it is closed when the study is no longer served.
     """
 
     keys: Gatekeeper

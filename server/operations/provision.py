@@ -3,9 +3,13 @@
 `consilium provision` calls it. Admitting binds a site's name to its node key and to the Flower node id of that key.
 Revoking takes effect at the gateway at once.
 
-Before anything is written, a join request is refused if it is of another study, if its fingerprint differs from the one
-that the site reads out, if it is for another site or pool than the operator named, or if its name, pool or key belongs
-or belonged to another site. Revoking a site that is not admitted is refused, too.
+A join request is refused before anything is written:
+
+* if it is for another study, or for another site or pool than the operator named;
+* if its fingerprint differs from the one that the site reads out;
+* if its name, pool or key belongs or belonged to another site.
+
+Revoking a site that is not admitted is refused, too.
 """
 
 from __future__ import annotations
@@ -50,14 +54,15 @@ Register = Callable[[Path, str], int]
 
 @dataclass(frozen=True, slots=True)
 class SiteStanding:
-    """An entry of `consilium provision list`.
+    """State of a site, as `consilium provision list` prints it.
 
     Attributes:
         site: The site's name.
-        pool: Its patient pool.
-        node_id: Flower's id of its node.
-        admitted: False once it was revoked.
-        fingerprint: Fingerprint of its node key, as ``ssh-keygen -l`` prints it; empty if the key's file is gone.
+        pool: Name of the site's patient pool.
+        node_id: Flower's id of the site's node.
+        admitted: True if the site is admitted; False if it was revoked.
+        fingerprint: Fingerprint of the site's node key, as ``ssh-keygen -l`` prints it; empty if the key's file is
+            missing.
         node: The node's status at SuperLink, or ``unknown``.
     """
 
@@ -78,7 +83,7 @@ def set_up_server(
 ) -> datetime:
     """Create the consortium's CA and the certificates of the public port, of SuperLink and of the dashboard.
 
-    Calling it again keeps certificates that are still valid.
+    A second call keeps certificates that are still valid.
 
     Args:
         workspace: The study.
@@ -106,7 +111,7 @@ def internal_port_for(workspace: Workspace, *, port: int) -> tuple[int, str]:
 
     Args:
         workspace: The study.
-        port: The public port, which is not available.
+        port: The public port, which SuperLink cannot use.
 
     Returns:
         The port, and the name of the other study that has the default port; an empty name if none has. If the study was
@@ -129,7 +134,7 @@ def set_up_behind(
 ) -> datetime:
     """Let the gateway of another study serve this study, too, with that study's certificate authority.
 
-    The study keeps a SuperLink, a core and a ledger of its own. Calling it again changes nothing.
+    This study keeps a SuperLink, a core and a ledger of its own. A second call with the same arguments changes nothing.
 
     Args:
         workspace: The study to be served. No site may have been admitted to it at another address.
@@ -225,9 +230,10 @@ class CertificateStanding:
     """State of the public port's certificate.
 
     Attributes:
-        until: When it expires.
+        until: Time at which the certificate expires.
         over: True if it has expired.
-        line: One line for the operator, with the remedy if it has expired or expires within :data:`RENEW_DAYS`.
+        line: One line for the operator, with the remedy if the certificate has expired or expires within
+            :data:`RENEW_DAYS` days.
     """
 
     until: datetime
@@ -241,11 +247,14 @@ def certificate(workspace: Workspace, *, now: datetime) -> CertificateStanding:
     Args:
         workspace: The study.
         now: The time to compare with.
+
+    Returns:
+        The state.
     """
     until = expires(workspace.port_keeper().gateway_dir / "server.crt")
     line, over = f"certificate valid until {until:%Y-%m-%d}", until < now
     if over:
-        line = f"CERTIFICATE RAN OUT on {until.astimezone():%Y-%m-%d %H:%M}: no site can connect anew"
+        line = f"CERTIFICATE EXPIRED on {until.astimezone():%Y-%m-%d %H:%M}: no site can open a new connection"
     if until - now < timedelta(days=RENEW_DAYS):
         line += f"; to fix: `consilium provision renew {workspace.root}`"
     return CertificateStanding(until, over, line)
@@ -281,10 +290,10 @@ def approve(
     register: Register,
     pool_epsilon: float | None = None,
 ) -> Site:
-    """Admit a site: register its key with SuperLink, its pool with the ledger and its name with the gateway.
+    """Admit a site: register its node key at SuperLink, its pool in the ledger, and its name at the gateway.
 
     If an earlier version admitted the site without a key that verifies its replies, the key in the site's new request
-    is added. An interrupted approval is completed by repeating it.
+    is added. A call that was interrupted is completed by a second call.
 
     Args:
         workspace: The study.
@@ -293,14 +302,14 @@ def approve(
         pool: Patient pool that the operator means to admit.
         fingerprint: Fingerprint of the request, as the site read it out.
         register: Registers the node key with SuperLink.
-        pool_epsilon: The pool's lifetime ε over all studies, see :func:`setup.pool_to_declare`.
+        pool_epsilon: The pool's lifetime ε over all studies; None to keep the known or the study's budget.
 
     Returns:
         The site's entry in the study.
 
     Raises:
-        InvalidInput: If study, site, pool or fingerprint of the request are not the expected ones, or if a name, pool
-            or key in it belongs or belonged to another site.
+        InvalidInput: If study, site, pool or fingerprint of the request are not the expected ones, or if the name, pool
+            or key in the request belongs or belonged to another site.
         DaemonFailed: If SuperLink does not register the key.
     """
     books = _check_asked(workspace, request, site=site, pool=pool, fingerprint=fingerprint)
@@ -367,10 +376,10 @@ def _admit(
 
 
 def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool: str, fingerprint: str) -> StatedBooks:
-    """Return what the request states of the site's ledger.
+    """Check that a join request is the one that the operator means, and return what it states about the site's ledger.
 
     Raises:
-        InvalidInput: Unless the request is the one that the operator means to admit.
+        InvalidInput: If study, site, pool or fingerprint differ, or if an earlier version wrote the request.
     """
     for what, asked, meant in (("site", request.site, site), ("patient pool", request.pool, pool)):
         if asked != meant:
@@ -404,7 +413,7 @@ def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool:
 
 
 def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]) -> bool:
-    """Withdraw a site's admission, at the gateway at once and at SuperLink if it runs.
+    """Withdraw a site's admission: at the gateway at once, and at SuperLink if SuperLink runs.
 
     Answers to which the site contributed stay released and charged. Its key is never admitted again.
 
@@ -462,7 +471,10 @@ def standings(workspace: Workspace, *, nodes: Mapping[int, str]) -> tuple[SiteSt
 
     Args:
         workspace: The study.
-        nodes: SuperLink's status of each node id; empty if SuperLink is down.
+        nodes: SuperLink's status of each node, by node id; empty if SuperLink is down.
+
+    Returns:
+        One entry for each site.
     """
     admitted = {node.site for node in read_admitted(workspace.nodes_file)}
     return tuple(

@@ -1,9 +1,9 @@
 """Turns the server's records into security events, and sends them to log targets when run as a program.
 
 The records are the ledger's rows, the event log, requests that the gateway refused, and the starts and ends of daemons.
-An event contains only fields that its schema defines (:mod:`common.security_log.events`). The program follows a study's
-directory; ``supervisor.serve`` starts it if log targets are given. It must be able to read the ledger, and needs no
-key.
+An event contains only fields that its schema defines (:mod:`common.security_log.events`). The program follows the
+records in a study's directory; ``supervisor.serve`` starts it if log targets are given. It needs permission to read the
+ledger, but no key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from common.supervision import FACTS
 from server.study.workspace import Workspace
 
 SILENT = frozenset({"roster"})
-"""Kinds of ledger rows that give no security event. The event of each charge states the number of its sites."""
+"""Kinds of ledger rows that give no security event. A roster needs none: each charge's event states how many sites."""
 
 NOT_LOGGED = frozenset(
     {
@@ -55,7 +55,7 @@ NOT_LOGGED = frozenset(
         "control-trained",
     }
 )
-"""Kinds of events in the event log that give no security event: they report progress, or a ledger row reports them."""
+"""Kinds of events in the event log that give no security event: they report progress, or repeat a ledger row."""
 
 _FIELDS: dict[str, dict[str, str]] = {
     "run-started": {"run": "run"},
@@ -72,8 +72,9 @@ _FIELDS: dict[str, dict[str, str]] = {
     "bundle-exported": {"bundle": "sha256"},
     "verdict-taken": {"site": "site", "word": "word", "bundle": "bundle"},
 }
-"""By kind of event in the event log, which is also the security event's name: the security event's fields, each with
-the field of the event log that it is copied from.
+"""How an event of the event log becomes a security event of the same name.
+
+By the name: the security event's fields, each with the field of the event log from which it is copied.
 """
 
 _LINES: Known = {

@@ -41,13 +41,13 @@ be long; there only SuperLink checks the node.
 """
 
 MAX_FIELDS = 1_000
-"""Largest number of fields read of one message. Flower writes about a dozen, and each field costs the gateway time."""
+"""Largest number of fields in one message. Flower writes about a dozen, and each field costs the gateway time."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MESSAGES, _METADATA, _ID, _SRC, _DST, _REPLY_TO = 2, 1, 2, 3, 4, 5
 _TREES, _OBJECT, _CHILD = 3, 1, 2
 _DEPTHS = (1, 3)
-"""Allowed numbers of objects of a message: 1 for an error; 3 for message, record dictionary and record."""
+"""Allowed numbers of objects in a message: 1 for an error; 3 for message, record dictionary and record."""
 _NAME = re.compile(rb"[0-9a-f]{64}")
 
 Field = int | bytes

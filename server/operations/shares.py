@@ -17,13 +17,13 @@ AT_ONCE = 8
 """Requests of one site that are served at the same time."""
 
 WAITING = 64
-"""Requests of one site that may wait to be served. Their bodies are not read while they wait."""
+"""Largest number of requests of one site that wait to be served. Their bodies are not read while they wait."""
 
 SITE_BODY_BYTES = 96 << 20
-"""Body bytes of one site in transit at a time; the largest object of a message has 64 MiB."""
+"""Largest number of body bytes of one site in transit at a time; the largest object of a message has 64 MiB."""
 
 ALL_BODY_BYTES = 384 << 20
-"""Body bytes of all sites in transit at a time."""
+"""Largest number of body bytes of all sites in transit at a time."""
 
 WAIT_S = 30.0
 """How long a request waits to be served before it is refused as busy."""
@@ -40,7 +40,7 @@ class Share:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait until fewer than :data:`AT_ONCE` requests of the site are served; count as one until the block ends.
+        """Wait until fewer than :data:`AT_ONCE` requests of the site are served; count the block as another one.
 
         Raises:
             Refused: ``busy`` if :data:`WAITING` requests wait already, or after :data:`WAIT_S` of waiting.

@@ -54,7 +54,7 @@ MAX_BYTES = 192 << 20
 MAX_OBJECTS = 3_072
 """Objects that one node may announce, enough for a thousand replies. Names take space even without content."""
 SWEEP_S = 10.0
-"""Shortest time in seconds between two deletions of the objects of finished runs."""
+"""Least number of seconds between two deletions of the objects of finished runs."""
 
 _CREATE = (
     "CREATE TABLE IF NOT EXISTS consilium_stored (object_id VARCHAR NOT NULL, node_id BIGINT NOT NULL, "
@@ -80,7 +80,7 @@ State = Any
 
 
 class _NotStored(Exception):
-    """Raised inside a transaction to roll it back."""
+    """Raised inside a database transaction, so that it is rolled back and the node's request is refused."""
 
 
 def install() -> None:

@@ -1,8 +1,9 @@
 """Starts Flower's SuperLink with a shared secret for its control routes and a storage quota for each node.
 
 In Flower 1.41, anyone who reaches SuperLink's port can list and register nodes and submit code. Flower offers a plug-in
-point for account authentication but ships no plug-in. This program adds a plug-in that asks for a secret, which is kept
-in a file that only its owner can read. It refuses to start without the secret.
+point for account authentication but ships no plug-in. This program adds a plug-in that requires a secret, which is
+stored in a file that only its owner (or the group of the daemons' folder) can read. Without the secret, the program
+does not start.
 
 Authentication is switched on before the plug-in is installed. If a later Flower moves the plug-in point, SuperLink
 therefore ends with an error and never serves unprotected routes. In addition, ``daemons.guarded`` tests from outside

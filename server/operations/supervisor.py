@@ -2,7 +2,7 @@
 
 `consilium server up`, `consilium study run` and the dashboard call it. Flower does not restart a ServerApp that was
 killed. When a run dies, the kernel frees its lock of the study; the supervisor sees this and submits another run, which
-continues from the ledger. A run is not submitted again after :data:`RESTARTS` restarts, nor if it reported an error
+continues from the ledger. No run is submitted after :data:`RESTARTS` restarts, or after a run that reported an error
 (budget, quorum, invalid input), because another attempt would end in the same way.
 """
 
@@ -60,7 +60,7 @@ from server.study.workspace import BUSY, Workspace
 
 START_TIMEOUT_S = 120.0
 START_LOOK_S = 15.0
-"""Seconds between two questions to SuperLink whether a run that has not begun has already ended."""
+"""Interval in seconds at which SuperLink is asked whether a submitted run has ended before it began."""
 SUPERLINK_BACK_S = 60.0
 """How long to wait, before submitting a run, for a SuperLink that is being restarted."""
 RESTARTS = 3
@@ -68,7 +68,7 @@ POLL_S = 0.3
 SOCKET = "fleet.sock"
 LOG_MODULE = "server.operations.security_events"
 PARTS = ("core", "network")
-"""The two parts of a server, which may run as two users or in two containers."""
+"""The two parts of a server, which can run as two users or in two containers."""
 IDENTITY = ("ca.crt", "server.crt", "server.key")
 """Files of SuperLink's TLS identity, in ``flower/``."""
 
@@ -107,7 +107,7 @@ def flower_server(workspace: Workspace) -> FlowerServer:
 def prepare_network(workspace: Workspace) -> None:
     """Write the files that SuperLink and the operator's commands need, and create the folders of the sockets.
 
-    Calling it again changes nothing.
+    A second call changes nothing.
 
     Args:
         workspace: The study, set up by `consilium provision server`.
@@ -174,11 +174,14 @@ def fleet_daemon(workspace: Workspace) -> DaemonSpec:
 
 
 def gateway_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
-    """Describe how to start the gateway, the one port that sites reach.
+    """Describe how to start the gateway, the process that listens at the one port that sites reach.
 
     Args:
         workspace: The study whose gateway it is.
         bind: The address to listen on.
+
+    Returns:
+        The daemon.
     """
     endpoint, root, folder = workspace.endpoint(), workspace.root.absolute(), workspace.gateway_dir.absolute()
     return DaemonSpec(
@@ -206,6 +209,9 @@ def study_daemons(root: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
     Args:
         root: The other study's directory.
         log_to: Targets of its security events.
+
+    Returns:
+        That process, as a daemon.
     """
     workspace = Workspace(root)
     return all_of_a_study(
@@ -223,7 +229,10 @@ def gateway_answers(bind: str, port: int, authority: Path) -> bool:
     Args:
         bind: Address that the gateway listens on.
         port: Its port.
-        authority: Certificate of the consortium's authority.
+        authority: File with the certificate of the consortium's certificate authority.
+
+    Returns:
+        True if the answer has status 401, over TLS with a certificate of this authority.
     """
     context = ssl.create_default_context(cafile=str(authority))
     context.check_hostname = False  # its names may resolve to another address from here; the authority is still checked
@@ -318,7 +327,7 @@ def daemon_standings(workspace: Workspace) -> tuple[DaemonStanding, ...]:
 
 
 def no_daemons(workspace: Workspace) -> str:
-    """Say why :func:`daemon_standings` knows no daemon of a server.
+    """Explain why :func:`daemon_standings` has found no daemon of a server.
 
     Args:
         workspace: The study's directory.
@@ -337,7 +346,8 @@ def _kept(workspace: Workspace, daemon: str) -> bool:
 def start_run(workspace: Workspace) -> int:
     """Submit the ServerApp for this study, and record the run id.
 
-    If SuperLink is down and a supervisor restarts it, this waits for it up to :data:`SUPERLINK_BACK_S` seconds.
+    If SuperLink is down and a supervisor restarts it, this function waits up to :data:`SUPERLINK_BACK_S` seconds for
+    SuperLink.
 
     Returns:
         Flower's id of the run.
@@ -360,7 +370,7 @@ def request_stop(workspace: Workspace, *, now: bool = False) -> None:
 
     Args:
         workspace: The study.
-        now: Also tell Flower to end the ServerApp at once.
+        now: True to tell Flower, in addition, to end the ServerApp at once.
 
     Raises:
         InvalidInput: If no run is active.
@@ -382,9 +392,9 @@ def _submitted(workspace: Workspace, run_id: int | None) -> bool:
 
 
 def watch(workspace: Workspace, *, on_event: OnEvent) -> None:
-    """Follow the active run from its first event until it ends. If none is active, repeat the last run's events.
+    """Follow the active run from its first event until it ends; if no run is active, repeat the last run's events.
 
-    It changes nothing.
+    Nothing is changed.
 
     Args:
         workspace: The study.
@@ -463,8 +473,8 @@ def supervise(
     Args:
         workspace: The study.
         on_event: Called with each event, and with ``run-restarted`` at each new attempt.
-        check: Called several times a second. It may raise an error to end the supervision, for instance if a daemon
-            died.
+        check: Called several times a second. An error that it raises ends the supervision, for instance because a
+            daemon died.
 
     Raises:
         RunFailed: If the run ended with an error, or died on every attempt.
@@ -486,10 +496,10 @@ def supervise(
 
 @contextlib.contextmanager
 def _supervising(workspace: Workspace) -> Iterator[None]:
-    """Hold the lock that marks the run as supervised, inside the block.
+    """Hold, inside the block, the lock that marks the study's run as supervised.
 
     Raises:
-        StudyBusy: If another process holds it.
+        StudyBusy: If another process holds the lock.
     """
     with held_alone(workspace.root / SUPERVISED, busy=BUSY.format(workspace.root)):
         yield
@@ -566,7 +576,7 @@ def _tail(tail: EventTail) -> Iterator[dict[str, Any] | None]:
 
 
 def main() -> None:
-    """Supervise a run of the study in DIR: ``python -m server.operations.supervisor DIR``. An error is one line."""
+    """Supervise a run of the study in DIR: ``python -m server.operations.supervisor DIR``; an error is one line."""
     try:
         supervise(Workspace(Path(sys.argv[1])))
     except ConsiliumError as error:

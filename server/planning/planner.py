@@ -1,8 +1,8 @@
 """Plans a privacy budget before any of it is spent: noise, information, expected error, and a verdict in words.
 
 `consilium plan` and the dashboard call it. Everything is computed from public numbers: the study's settings, the number
-of hospitals and, if given, the spectrum of a codec fitted on public data. It refuses a spectrum that is not finite,
-non-negative and of the code's length.
+of hospitals and, if given, the spectrum of a codec fitted on public data. A spectrum that is not finite, non-negative
+and of the code's length is refused.
 
 The verdict is the share of a code's variance that the noisy answers can explain at best. An answer carries at most b =
 l/2 · log₂(1 + P/(l·σ²)) bits about the codes, with P = (K·m·R)² the largest power of the sum (Gaussian channel
@@ -71,8 +71,8 @@ class SpectrumErrors:
         total: Σλ, the error of answering with the public mean.
         hard_threshold: Σ min(λ, s²): eq (7) of Fay et al. 2021 for the best number l of coordinates.
         kept: Number of coordinates that hard thresholding keeps: those with λ > s².
-        wiener: Error if each coordinate is shrunk by λ/(λ + s²).
-        water_filled: Error if the clipping budget C² is first spread over the coordinates by water-filling.
+        wiener: Error if each coordinate is multiplied by λ/(λ + s²).
+        water_filled: Error if the squared clipping norm C² is first spread over the coordinates by water-filling.
     """
 
     total: float
@@ -106,8 +106,8 @@ class Plan:
             on the mean of all K·m codes.
         radius: Clipping norm C, which is the largest norm of a code (``code_norm``).
         guarantees: The guarantee by every accountant.
-        known_twice: ε for a person who is a patient at two hospitals, whom no ε in ``guarantees`` covers; None if it is
-            larger than the accountants compute.
+        known_twice: The guarantee for a person who is a patient at two hospitals, whom no ε in ``guarantees`` covers;
+            None if this ε is larger than the accountants can compute.
         library_rdp_epsilon: ε by Rényi DP with the default orders of the dp-accounting library.
         queries_left: Number of further releases that a pool's budget covers.
         spectrum: Eigenvalues of the code's covariance, from which the verdict was computed.
@@ -175,7 +175,7 @@ class Plan:
 
     @property
     def power_ratio(self) -> float:
-        """P/σ²: largest power of the sum over the noise variance, with P = (K·m·R)²."""
+        """P/σ²: the largest power of the sum, P = (K·m·R)², divided by the noise variance."""
         noise_of_sum = self.noise_std**2 * Fraction(self.hospitals, self.hospitals - (self.mechanism.colluders or 0))
         return float(Fraction(self.hospitals * self.mechanism.site_radius_int) ** 2 / noise_of_sum)
 
@@ -231,9 +231,9 @@ class Plan:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """Changes of the plan in words; each one alone would make the plan informative. Empty if it is informative.
+        """Changes in words, each of which alone would make the plan informative; empty if the plan is informative.
 
-        They follow in closed form from P/σ² = K(K − t)·(m·R/Δ)²·Σμ²/N. The last one, a shorter code, has no number.
+        The numbers in them follow from P/σ² = K(K − t)·(m·R/Δ)²·Σμ²/N. The last change, a shorter code, has no number.
         """
         if self.verdict is Outlook.INFORMATIVE:
             return ()
@@ -284,9 +284,9 @@ class Plan:
         return (
             f"The same mechanism has several upper bounds on ε. The exact curve gives ε = {by['exact']}. Rényi DP "
             f"keeps only moments of the privacy loss, and converting them loses a little: it gives {by['rdp']} at its "
-            f"best order ({epsilon_text(self.library_rdp_epsilon)} with dp-accounting's own grid of orders). The PATE "
-            f"paper's eq (14) gives {by['paper']}. The accountant {self.accountant} decides: noise is calibrated for "
-            "it, and it alone stops the study."
+            f"best order ({epsilon_text(self.library_rdp_epsilon)} with dp-accounting's own grid of orders). Eq (14) "
+            f"of Fay et al. 2021 gives {by['paper']}. The accountant {self.accountant} decides: noise is calibrated "
+            "for it, and it alone stops the study."
         )
 
     def to_json(self) -> dict[str, object]:
@@ -478,11 +478,11 @@ def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
 
 
 def verdict_of(bits: float, explained: float) -> Outlook:
-    """Return the verdict by the thresholds in the module's docstring.
+    """Return the verdict on a plan by the thresholds in the module's docstring.
 
     Args:
         bits: Largest number of bits that an answer carries.
-        explained: Largest share of the codes' variance that it can explain.
+        explained: Largest share of the codes' variance that an answer can explain.
 
     Returns:
         The verdict.
@@ -504,9 +504,10 @@ def verdict_of(bits: float, explained: float) -> Outlook:
 def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: float) -> SpectrumErrors:
     """Return the expected squared errors of decoded codes by three methods, without the error of clipping.
 
-    Water-filling gives coordinate i the signal power p_i = max(0, √(λ_i·s²/ν) − s²) with Σp = C², and leaves the error
-    λ_i·s²/(p_i + s²). Hard thresholding and Wiener shrinkage take the codes unchanged, p = λ. Hard
-    thresholding may keep no coordinate. Source: Fay et al. 2021, eq (7); Cover & Thomas 2006, §9.4.
+    Water-filling gives coordinate i the signal power p_i = max(0, √(λ_i·s²/ν) − s²), where the water level ν is chosen
+    so that Σp = C². The error that remains is λ_i·s²/(p_i + s²). Hard thresholding and Wiener shrinkage take the codes
+    unchanged, p = λ. If no λ exceeds s², hard thresholding keeps no coordinate. Source: Fay et al. 2021, eq (7); Cover
+    & Thomas 2006, §9.4.
 
     Args:
         spectrum: Eigenvalues λ ≥ 0, not all 0.

@@ -2,9 +2,9 @@
 
 The planner, `consilium plan` and the dashboard call it. A joint query (one query about all public volumes at once) can
 only add to public data what the codec can express. If the codec loses the structures, or if public maps do not show
-where they are, a budget buys little or does harm, even with little noise. The maps are split into halves. Each
-half stands for patients whom the codec of the other half has not seen. The module refuses fewer than four maps and
-charges nothing.
+where the structures are, a budget buys little or does harm, even with little noise. The maps are split into halves.
+Each half stands for patients whom the codec of the other half has not seen. Fewer than four maps are refused. Nothing
+is charged.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PublicShapes:
 
     @property
     def room(self) -> float:
-        """Largest gain in Dice over the mean shape that codes of this codec can express; at least 0."""
+        """Dice through the codec minus Dice of the mean shape, at least 0: the largest gain that codes can express."""
         return max(0.0, self.held - self.mean_shape)
 
 
@@ -131,8 +131,8 @@ def read_shapes(folder: Path) -> PublicShapes:
 def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> PublicShapes:
     """Measure what label maps show about a task.
 
-    Each half of the maps is encoded and decoded by a codec fitted on the other half, and compared with the other half's
-    mean shape.
+    Each half of the maps is encoded and decoded by a codec fitted on the other half. It is also compared with the other
+    half's mean shape.
 
     Args:
         label_maps: uint8 arrays [x, y, z] of one shape, at least four.

@@ -9,17 +9,19 @@ on public data alone. Let v_i be the variance of this difference along direction
 Answers are collected in rounds. In a round with noise σ on each coordinate of the mean code, in units of the clipping
 norm, the variance v_i σ² / (p_i + σ²) remains unknown. The powers p_i add up to the squared clipping norm. In each
 round they are distributed over the directions by water-filling of the variance that remains. The spectrum v_i is so
-similar over data splits that its octaves are constants here (:data:`OCTAVES`). An appearance query, about image
-intensities, has so few coordinates that nearly all of its information is recovered.
+similar over data splits that constants are used for it: its sums over directions 1, 2, 3–4, 5–8 and so on
+(:data:`OCTAVES`). An appearance query, about image intensities, has so few coordinates that nearly all of its
+information is recovered.
 
 The second factor is how much the teachers know, which cannot be computed in advance. It is estimated from the best
 source that is given:
 
 * A rehearsal (:mod:`server.protocols.rehearsal`): stand-in teachers are trained on public cases, and their Dice on
   other public cases is compared with that of the control.
-* Otherwise public label maps: the gain in Dice over the mean shape that a codec can express is multiplied by the gain
-  per unit of such Dice on the tasks in :data:`TASKS`. The interval is Student's prediction interval for one more task.
-  It is usually too wide for a decision.
+* Otherwise public label maps. They show by how much the Dice of a map after encoding and decoding exceeds that of the
+  mean shape (:attr:`PublicShapes.room`). This difference is multiplied by the mean of the ratios in :data:`TASKS`,
+  which were measured on other tasks. The interval is Student's prediction interval for one more task. It is usually too
+  wide for a decision.
 * Otherwise the gain that was measured on the hippocampus task.
 """
 
@@ -47,7 +49,7 @@ from server.planning.public_shapes import PublicShapes
 OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
 """Share of the variance of the teachers' knowledge in directions 1, 2, 3–4, 5–8 … 257–512 of the tangent kernel.
 
-Further directions are never sent.
+The variance in further directions counts as not recovered.
 """
 
 DICE_OF_ALL = 0.095
@@ -59,8 +61,8 @@ Measured on the hippocampus task with 120 patients and 30 public images.
 FIRST_PARTS = 0.62
 """Exponent of the recovered share in the formula for the gain. It is below 1: the first directions contribute most.
 
-This exponent and :data:`DICE_OF_ALL` are fitted to three settings of five rotations in four rounds: a gain of .065 at a
-share of 51 %, .063 at 55 % and .085 at 82 %.
+This exponent and :data:`DICE_OF_ALL` are fitted to three settings of a query in four rounds, each measured on five
+splits of the data: a gain of .065 at a share of 51 %, .063 at 55 % and .085 at 82 %.
 """
 
 WORTH_ASKING = 0.02
@@ -73,31 +75,31 @@ TASKS = (0.48, 0.56, 0.67, 0.41, -0.01)
 """For each measured task: gain in Dice divided by (recovered share × :attr:`PublicShapes.room`), mean over its studies.
 
 The tasks are hippocampi, hearts, tumours, the demo's phantoms and plain phantoms (docs/lab/utility-measured.md). On the
-plain phantoms the public start knows as much as the teachers, which label maps cannot show.
+plain phantoms the public start knows as much as the teachers; label maps cannot show this.
 """
 
 PAIRS = 4
-"""With this number of public labelled cases or more, no gain from the hospitals' answers was measured.
+"""From this number of public pairs (public images with label maps), no gain from the hospitals' answers is expected.
 
-Four labelled tumours alone gave Dice .59, all patients .65. With eight, the gain over the best control was within
-:data:`OFF` of 0 on tumours and hippocampi (docs/lab/utility-measured.md).
+A network trained on four labelled tumours alone had a Dice of .59, one trained on all patients .65. With eight pairs,
+the gain over the best control was within :data:`OFF` of 0 on tumours and hippocampi (docs/lab/utility-measured.md).
 """
 
 LOOKS = 0.4
 """If the Dice of the mean public shape is below this, an appearance query (about image intensities) is recommended.
 
-On hearts, where that Dice was .27 to .37, it gained more than a joint query about shapes. This was measured on one
-split of the data.
+On hearts, where that Dice was .27 to .37, an appearance query gained more than a joint query about shapes. This was
+measured on one split of the data.
 """
 
 AHEAD = (0.35, 3.5)
 """Assumed range of the ratio of a student's gain to (recovered share × the stand-in teachers' lead in Dice).
 
-All measured settings lie in it.
+The ratios of all measured settings lie in this range.
 """
 
 ENOUGH = 0.8
-"""Recovered share from which on more voters do not help.
+"""If at least this share is recovered, more voters do not help.
 
 More voters lower the noise, but each teacher then has fewer patients, and that costs more Dice.
 """
@@ -116,10 +118,9 @@ REHEARSED = (
 """Note on the plan of a study whose networks begin from a network that the consortium supplies, after a rehearsal."""
 
 PATIENTS_A_TEACHER = 3
-"""Fewest patients that a teacher should have.
+"""Fewest patients that a teacher should have, if at least the share :data:`SCARCE` of its knowledge is recovered.
 
-With fewer, the teachers lose more Dice than the lower noise gains. This holds if at least the share :data:`SCARCE` of
-their knowledge is recovered.
+With fewer patients, the teachers lose more Dice than the lower noise of more voters gains.
 """
 
 SCARCE = 0.4
@@ -186,8 +187,8 @@ class Recommendation:
         voters: Recommended voters of each site.
         noise: Standard deviation of the noise on every coordinate of the mean code, in units of the clipping norm, if
             one release spent the whole budget.
-        shapes: What the task's public label maps show; None if unknown.
-        paired: Number of public cases with labels, on which every control is trained, too.
+        shapes: What the task's public label maps show; None if no label maps were given.
+        paired: Number of the study's public pairs (public images with label maps).
         rehearsal: Result of a rehearsal with stand-in teachers; None if there was none.
         rounds: Number of rounds of the query.
         hospitals: Number of hospitals that the prediction for a study assumes; None for a recommendation.
@@ -306,11 +307,11 @@ def protocol_for(mean_shape: float | None, *, paired: int = 0) -> str:
 
     Args:
         mean_shape: Dice of the mean public shape; None if unknown.
-        paired: Number of public cases with labels.
+        paired: Number of the study's public pairs (public images with label maps).
 
     Returns:
-        The protocol for shapes that do not overlap, if the mean shape has a Dice below :data:`LOOKS` and there is no
-        labelled case; else the protocol for shapes that overlap.
+        The protocol for shapes that do not overlap, if the mean shape has a Dice below :data:`LOOKS` and there are no
+        public pairs; otherwise the protocol for shapes that overlap.
     """
     return suited(placed=mean_shape is None or mean_shape >= LOOKS or paired > 0)
 
@@ -339,12 +340,12 @@ def recommend(
     shapes: PublicShapes | None = None,
     paired: int = 0,
 ) -> Recommendation:
-    """Recommend the query protocol and the number of voters for a budget. It charges nothing.
+    """Recommend the query protocol and the number of voters for a budget. Nothing is charged.
 
-    For unit ``hospital`` it recommends one voter, because one hospital can change the codes of all its voters. For unit
-    ``patient`` more voters lower the noise. It then recommends the smallest number of voters that recovers the share
-    :data:`ENOUGH` of the teachers' knowledge. It leaves each voter at least :data:`PATIENTS_A_TEACHER` patients, unless
-    less than the share :data:`SCARCE` would be recovered in this way.
+    For unit ``hospital`` the recommendation is one voter, because one hospital can change the codes of all its voters.
+    For unit ``patient`` more voters lower the noise. The recommendation is then the smallest number of voters that
+    recovers the share :data:`ENOUGH` of the teachers' knowledge. Each voter keeps at least :data:`PATIENTS_A_TEACHER`
+    patients, unless less than the share :data:`SCARCE` would be recovered in this way.
 
     Args:
         budget: ε and δ of the study.
@@ -353,8 +354,8 @@ def recommend(
         hospitals: Number of hospitals that answer.
         patients: Number of patients of each hospital; None if the number of voters is not limited by patients.
         colluders: Sites that may collude with the server in a sealed sum; None in an open study.
-        shapes: What the task's public label maps show; None if unknown.
-        paired: Number of public cases that have labels.
+        shapes: What the task's public label maps show; None if no label maps were given.
+        paired: Number of the study's public pairs (public images with label maps).
 
     Returns:
         The recommendation, computed from public numbers only.
@@ -396,7 +397,7 @@ def recommend(
 
 
 def study_prospects(study: Study, *, hospitals: int) -> Recommendation | None:
-    """Predict the gain of a study as its terms are, with its own voters, rounds, pairs, colluders and spare draws.
+    """Predict the gain of a study from its terms: its voters, rounds, public pairs, colluders and spare draws.
 
     `consilium plan --study`, `study init`, `study run` and the dashboard state this figure, so they agree.
 

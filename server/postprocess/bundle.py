@@ -1,7 +1,7 @@
 """Exports the student as a MONAI bundle with its privacy cost, and publishes a signed statement about the bundle.
 
-``pipeline.finish`` and `consilium student export` call it. It refuses a study without a stored answer, and a ledger
-that may be an older copy. Nothing is published again while bundle and ledger are unchanged.
+``pipeline.finish`` and `consilium student export` call it. A study without a stored answer is refused, and so is a
+ledger that may be an older copy. If bundle and ledger are unchanged, the published statement is not replaced.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def export_student(
 ) -> None:
     """Export the student to ``bundle/`` with its privacy cost and its scores, and publish it.
 
-    The bundle's archive goes into the object store, which hospitals read. A signed statement about the bundle goes
-    beside the objects. The scores of the student and its controls on the validation set are also written to
+    The bundle's archive is stored in the object store, which hospitals read. A signed statement about the bundle is
+    stored beside the objects. The scores of the student and its controls on the validation set are also written to
     ``report.json``.
 
     Args:
@@ -104,7 +104,7 @@ def ranges_seen(workspace: Workspace) -> InputRanges:
         workspace: The study.
 
     Returns:
-        The ranges, over the volumes asked about and the paired cases.
+        The ranges, over the volumes that hospitals were asked about and the public pairs.
     """
     volumes = (*workspace.volumes(), *(files.image for files in workspace.paired()))
     data = workspace.study().data
@@ -114,7 +114,7 @@ def ranges_seen(workspace: Workspace) -> InputRanges:
 def publish_verdicts(workspace: Workspace) -> None:
     """Sign and publish the statement about the student again, with the hospitals' newest verdicts on it.
 
-    It does nothing if the study does not require verdicts (its gate), or if no student is published.
+    Nothing is done if the study has no gate (it requires no verdicts), or if no student is published.
 
     Args:
         workspace: The study, with its signing key.

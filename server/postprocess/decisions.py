@@ -1,8 +1,9 @@
 """Stores decisions about labels in an append-only file, each line with the hash of the line before.
 
-The dashboard writes it; training reads it. A decision is about one volume's label file, identified by its SHA-256, so a
-label that is decoded again has no decision. The newest decision counts, and every earlier one stays readable. It
-refuses a file whose hash chain is broken, unknown fields and unknown verdicts.
+A decision accepts or rejects the label of one public volume for training. The dashboard writes the file; training reads
+it. A decision names the label's file by SHA-256, so it does not hold for a label that was decoded to another file. The
+newest decision counts, and every earlier one stays readable. A file with a broken hash chain, an unknown field or an
+unknown verdict is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NO_HASH = "0" * 64
 
 
 class Verdict(StrEnum):
-    """The decision about a label: use it in training (also the default without a decision), or leave it out."""
+    """The decision about a label: ``accept`` to use it in training (the default), or ``reject`` to leave it out."""
 
     ACCEPT = "accept"
     REJECT = "reject"
@@ -36,10 +37,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Document):
-    """One decision.
+    """One decision of a user to accept or reject a volume's label.
 
     Attributes:
-        seq: Its number, from 1.
+        seq: Number of the decision in its file, from 1.
         time: Time of the decision, in UTC (ISO 8601).
         user: Name of the user who decided.
         study: The study's id.
@@ -61,7 +62,7 @@ class Decision(Document):
 
 @dataclass(frozen=True, slots=True)
 class _Line(Document):
-    """One line of the file; ``previous`` is the SHA-256 of the line before."""
+    """One line of the file: a decision, and in ``previous`` the SHA-256 of the line before (zeros in the first)."""
 
     SCHEMA: ClassVar = ("decision", 1)
 
@@ -70,13 +71,13 @@ class _Line(Document):
 
 
 def read_decisions(path: Path) -> tuple[Decision, ...]:
-    """Return every decision in a file. A last line that a crash left incomplete is ignored.
+    """Return every decision in a file, without a last line that a crash left incomplete.
 
     Args:
         path: The file.
 
     Returns:
-        The decisions in order; none if the file is missing.
+        The decisions in order; empty if the file is missing.
 
     Raises:
         InvalidInput: If a line is unreadable or breaks the hash chain; the error names the first such line.
@@ -157,6 +158,7 @@ def take_over(source: Path, target: Path) -> None:
             "decisions file",
             value=str(source),
             limit=f"a file that begins with the {len(known)} decisions that were copied before",
+            remedy="give the newest decisions file of the dashboard; a decision can be reversed there, but not removed",
         )
     write_atomically(target, source.read_bytes(), mode=0o600)
 

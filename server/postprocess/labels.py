@@ -25,8 +25,8 @@ class Released:
     """The data of a study from which labels and networks are made.
 
     Attributes:
-        public: Terms, codec and public volumes.
-        answers: The stored answers.
+        public: The study's public material: terms, codec and public volumes.
+        answers: The stored answers that the study may use.
         rejected: Pairs (volume's hash, SHA-256 of the label's file), one for each rejected label.
         labels_dir: Folder that labels are written to.
         student_dir: Folder that networks are written to.
@@ -81,7 +81,7 @@ def label_file(labels_dir: Path, volume: str) -> Path:
 def write_labels(released: Released, *, events: EventLog) -> None:
     """Decode every stored answer into ``labels/<volume>.npz``: float16 probabilities [c, x, y, z].
 
-    Some protocols define how large honest answers should be. Then the size of the answers is checked, and the result is
+    If the protocol defines how large honest answers should be, the size of the answers is checked, and the result is
     logged for the operator.
 
     Args:

@@ -1,7 +1,7 @@
 """Trains the student and its controls as the study's protocol defines them, and stores their weights.
 
 ``pipeline.finish`` and `consilium student train` call it. A finished training for the same inputs is not repeated; an
-interrupted one continues from its checkpoint. It refuses to train without a single label.
+interrupted one continues from its checkpoint. A training without any label is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Fitted:
 
 
 def fit_student(released: Released, *, events: EventLog) -> None:
-    """Train the student on the released answers; its weights go to ``student/weights.pt``.
+    """Train the student on the released answers, and store its weights in ``student/weights.pt``.
 
     Args:
         released: Result of :func:`~server.postprocess.labels.read_released`.
@@ -73,7 +73,7 @@ def fit_student(released: Released, *, events: EventLog) -> None:
 
 
 def fit_controls(released: Released, *, events: EventLog) -> None:
-    """Train every control; its weights go to ``student/controls/<name>.pt``.
+    """Train every control, and store its weights in ``student/controls/<name>.pt``.
 
     Args:
         released: Result of :func:`~server.postprocess.labels.read_released`.
@@ -102,7 +102,7 @@ def lesson_of(released: Released) -> Lesson:
         released: Result of :func:`~server.postprocess.labels.read_released`.
 
     Returns:
-        The public volumes, answers, accepted labels and paired cases.
+        The public volumes, the answers, the labels that were not rejected, and the public pairs.
 
     Raises:
         InvalidInput: If there is no label.
@@ -153,7 +153,7 @@ def load_student(study: Study, student_dir: Path) -> torch.nn.Module:
         The network.
 
     Raises:
-        InvalidInput: If it is not trained yet.
+        InvalidInput: If the student is not trained yet.
     """
     path = FitFiles.at(student_dir).weights
     if not path.exists():
@@ -173,7 +173,7 @@ def load_control(study: Study, student_dir: Path, name: str) -> torch.nn.Module:
         The network.
 
     Raises:
-        InvalidInput: If it is not trained yet.
+        InvalidInput: If the control is not trained yet.
     """
     if not control_trained(student_dir, name):
         raise InvalidInput("this control is not trained yet", value=name, remedy="run `consilium study resume`")
@@ -201,7 +201,7 @@ def control_files(student_dir: Path, name: str) -> FitFiles:
         name: Name of the control.
 
     Returns:
-        Paths of its weights, inputs' digest and checkpoint.
+        Paths of the control's weights, of the digest of its training's inputs, and of its checkpoint.
     """
     return FitFiles.at(student_dir / "controls", name)
 

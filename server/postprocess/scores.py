@@ -1,8 +1,8 @@
 """Scores the student and its controls on the validation set, case by case.
 
 ``bundle.export_student`` calls it. The validation cases are public and the networks are made from released answers, so
-the scores cost no privacy budget. No model is selected by them. They are stored in the study's ``report.json``, which
-the commands, the dashboard and the demo read.
+the scores cost no privacy budget. No model is selected by the scores. They are stored in the study's ``report.json``,
+which the commands, the dashboard and the demo read.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _dice(one: Score, structures: tuple[str, ...]) -> dict[str, object]:
 
 
 def figures(scores: Mapping[str, Score]) -> dict[str, float]:
-    """Return the figures that the bundle's model card shows.
+    """Return the figures that the model card of the student's bundle shows.
 
     Args:
         scores: Scores by network name, the student's included.

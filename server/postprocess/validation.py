@@ -3,7 +3,7 @@
 The checkpoints that the training writes are scored, each in a separate network. The training itself is not affected:
 with and without validation cases the same seed gives the same student. At most :data:`POINTS` checkpoints of a
 training are scored, each on at most :data:`MOST_CASES` cases. Nothing is selected by these scores.
-`server.postprocess.networks` calls it after every step.
+`server.postprocess.networks` calls this module after every step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ValidationCurve:
         self._seen, self._due = self._newest(), 0.0
 
     def after(self, step: int) -> None:
-        """Score the checkpoint that this step wrote, if there is a new one and the next point of the curve is due.
+        """Score the newest checkpoint if this step wrote it and the next point of the curve is due.
 
         The last step is left out, because the finished student is scored on all cases.
 

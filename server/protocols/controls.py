@@ -1,7 +1,7 @@
 """Defines the controls: students trained by the identical recipe, but without the teachers' answers.
 
-The protocols call it. A control has the same seed, volumes, network, steps and augmentation as the student. Only its
-labels differ:
+The protocols call this module. A control has the same seed, volumes, network, steps and augmentation as the student.
+Only its labels differ:
 
 * ``zero_code``: every answer is replaced by the zero code, decoded for the same voters and noise. The labels then
   contain nothing from hospitals: in the per-volume protocol they are the public mean shape, in a joint query the
@@ -12,8 +12,8 @@ labels differ:
   control with the highest Dice. It depends on the protocol:
 
   * per volume: a fresh student learns the soft labels that the student of ``zero_code`` predicts;
-  * joint query: the same network as ``zero_code``; with paired public cases, the public start trained on those cases
-    alone (the weights of the student and the other controls are kept near this network);
+  * joint query: the same network as ``zero_code``; with public pairs (public images with label maps), the public start
+    trained on those pairs alone (the weights of the student and the other controls are kept near this network);
   * appearance query: with a public start, the start trained on its own codes; without one, as per volume.
 
 A study that begins from a given network (``[start]``) has a fourth control:
@@ -67,7 +67,9 @@ def controls_of(study: Study) -> tuple[str, ...]:
 
 
 def control_training(lesson: Lesson, name: str) -> NetworkTraining | None:
-    """Return the training of a control, by the study's protocol; for ``public_network`` it returns the given network.
+    """Return the training of a control, as the study's protocol defines it.
+
+    The training of ``public_network`` consists of no step: it returns the network that the study was given.
 
     Args:
         lesson: Public data and released labels to learn from.

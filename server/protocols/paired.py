@@ -1,7 +1,8 @@
-"""Holds paired public cases: public volumes that are published together with their label maps.
+"""Holds public pairs: public volumes that are published together with their label maps.
 
 The joint query uses them: public start, student and controls all learn from them, and hospitals are not asked about
-them. A control is trained on them alone, so that their contribution is not mistaken for that of the hospitals' answers.
+them. One control is trained on the pairs alone, so that their contribution is not mistaken for that of the hospitals'
+answers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from server.public.material import Public
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Paired:
-    """Paired public cases on the study's grid.
+    """Public pairs (images with label maps) on the study's grid.
 
     Attributes:
         images: Float array [n, c, x, y, z].
@@ -43,13 +44,13 @@ class Paired:
 
 
 def read_paired(public: Public) -> Paired | None:
-    """Read a study's paired cases onto its grid.
+    """Read a study's public pairs, resampled to its grid.
 
     Args:
         public: The study's public material (terms, codec, volumes).
 
     Returns:
-        The cases; None if the study has none.
+        The pairs; None if the study has none.
     """
     if not public.paired:
         return None

@@ -1,6 +1,6 @@
 """Runs the protocol with one query per public volume: each answer becomes a label, and a fresh student learns them.
 
-``protocol_of`` creates it by name. It refuses to train without a label.
+``protocol_of`` creates the protocol by name.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class SaidOfEach(Said):
     def weighed(self) -> Plausible | None:
         """Test whether the answers are as large as expected.
 
-        The expected variance of each coordinate is that of the codec over public shapes, plus the noise. The size of
+        The expected variance of each coordinate is its variance over public shapes, plus that of the noise. The size of
         each structure in the labels is compared with its size in the public mean shape, too.
 
         Returns:
@@ -221,7 +221,7 @@ class Codecs:
 
 
 def decoded(answer: Answer, codec: Codec, noisy_sum: np.ndarray) -> Float[np.ndarray, "c x y z"]:
-    """Decode a noisy sum, using the number of voters and the noise of an answer.
+    """Decode a noisy sum with the number of voters and the noise of an answer.
 
     Args:
         answer: The answer.

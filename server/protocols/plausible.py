@@ -72,10 +72,10 @@ class Plausible:
 
     Attributes:
         surprise: Sum over all coordinates of the squared answer divided by its expected variance
-            (:meth:`~common.protocols.frame.Frame.surprise`), about χ² for honest sites.
-        dimension: Number of coordinates, its degrees of freedom.
+            (:meth:`~common.protocols.frame.Frame.surprise`). For honest sites it has about a χ² distribution.
+        dimension: Number of coordinates, which is the number of degrees of freedom.
         silence: The contribution of noise alone to ``surprise``.
-        volumes: Each structure's voxels in the labels, divided by those in the public mean shape.
+        volumes: Each structure's name, and its number of voxels in the labels divided by that in the public mean shape.
     """
 
     surprise: float
@@ -126,7 +126,7 @@ class Plausible:
             )
         for name, share in self.volumes:
             if not 1 / CHANGED <= share <= CHANGED:
-                found.append(f"{name} has {share:.2g} times the volume in the labels that public shapes give it")
+                found.append(f"{name} has {share:.2g} times the volume in the labels that it has in public shapes")
         return (*found, REMEDY) if found else ()
 
     def event(self) -> dict[str, Any]:

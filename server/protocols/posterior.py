@@ -20,12 +20,13 @@ DRAW_SEED = 0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Doubt:
-    """How uncertain a volume's label is.
+    """A volume's label before any answer, and how uncertain its label after the answers is.
 
     Attributes:
         volume: The volume's hash.
         centre: Label map [x, y, z] before any answer.
-        doubt: For each voxel, the share of samples that contradict the label after the answers.
+        doubt: Float array [x, y, z]: for each voxel, the share of samples with another label than the label after the
+            answers.
     """
 
     volume: str

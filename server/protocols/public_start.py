@@ -1,11 +1,11 @@
-"""Trains the public start, a network of public data alone, and the student that continues from it.
+"""Trains the public start, a network trained on public data alone, and the student that continues from it.
 
 The joint and the appearance query call it. Everything here is post-processing: it uses public images and label maps,
 the codec, and stored answers. The student is trained in passes. In the first pass a volume's label is its decoded code.
 In later passes the label is the student's own prediction, shifted to where the released code places the structures.
 Details that the codec cannot express then come from the network, while the answers correct errors of position. With
-paired public cases the shifted prediction is used from the first pass. It refuses a recipe with fewer steps than
-passes.
+public pairs (public images with label maps) the shifted prediction is used from the first pass. A recipe with fewer
+steps than passes is refused.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beside:
-    """Paired public cases that a student also learns from.
+    """Public pairs that a student also learns from.
 
     Attributes:
-        paired: The cases.
-        alone: The network trained on them alone (:func:`refine_paired`).
+        paired: The pairs: public images with label maps.
+        alone: The network trained on the pairs alone (:func:`refine_paired`).
     """
 
     paired: Paired
@@ -99,14 +99,15 @@ def public_start(
 ) -> Start:
     """Train a network on public data, without any answer of a hospital.
 
-    With paired cases the network is trained on those alone. Otherwise it is first trained on the public mean shape,
+    With public pairs the network is trained on those alone. Otherwise it is first trained on the public mean shape,
     then in passes on its own predictions. After the mean shape, the predictions follow each image but vary too little
     between images. Each pass therefore enlarges the offsets of the network's codes from their mean, until their
-    variance is ``spread`` times that of the public label maps' codes, and trains on the result. ``recipe.steps`` is
-    split evenly over the mean shape and the passes.
+    variance is ``spread`` times that of the public label maps' codes. Then it trains on the labels of these codes.
+    ``recipe.steps`` is split evenly over the training on the mean shape and the passes.
 
-    If a network is given, it is returned unchanged as the start, because training on the mean shape would destroy what
-    it has learnt. With paired cases, the given network is trained further on those.
+    If a network is given and there are no public pairs, the given network is returned unchanged as the start, because
+    training on the mean shape would destroy what it has learnt. With public pairs, the given network is trained further
+    on them.
 
     Args:
         images: Public volumes, float [n, c, x, y, z].
@@ -114,9 +115,9 @@ def public_start(
         variances: Variance [l] of the public label maps' codes.
         recipe: The student's training recipe.
         seed: Seed of initial weights and batches.
-        spread: Share of the variance to restore.
-        paired: Paired public cases, if any.
-        given: The network that the study was given to begin from, if any.
+        spread: Least ratio between the variance of the network's codes and that of the public label maps' codes.
+        paired: The study's public pairs; None if it has none.
+        given: The network that the study was given to begin from; None if there is none.
         on_step: Called with step and loss.
 
     Returns:
@@ -243,10 +244,10 @@ def refine(
     learns from the predictions of the pass before, shifted to the same codes (:func:`moved`), because a network that
     has seen all volumes places the ends of a structure more finely than a code can.
 
-    With paired cases there is one pass, on the paired cases and on the start's shifted predictions for the other
-    volumes. The result is then a weighted mean of two networks: the trained one has weight
-    :data:`~common.models.fit.NEAR`, the network trained on the paired cases alone has the rest. Without this step, the
-    student would lose some of what the latter has learnt.
+    With public pairs there is one pass, on the pairs and on the start's shifted predictions for the other volumes. The
+    result is then a weighted mean of the weights of two networks: the trained one counts with
+    :data:`~common.models.fit.NEAR`, the network trained on the pairs alone with the rest. Without this step, the
+    student would lose some of what the network of the pairs has learnt.
 
     If ``codes`` are the start's own codes, this is self-training without hospitals' answers, which gives a control.
 
@@ -257,9 +258,9 @@ def refine(
         codes: Codes of the volumes, float [n, l].
         recipe: The student's training recipe.
         seed: Seed of the first pass; later passes count up from it.
-        beside: Paired cases, if any.
-        passes: Number of passes; default :data:`STUDENT_PASSES`, or 1 with paired cases.
-        checkpoint: File to resume from. Each pass has a file; all are deleted at the end.
+        beside: The public pairs and the network trained on them alone; None if the study has no pairs.
+        passes: Number of passes; by default :data:`STUDENT_PASSES`, or 1 with public pairs.
+        checkpoint: File to resume from. Each pass has its own file, named after this one; all are deleted at the end.
         on_step: Called with step and loss.
 
     Returns:
@@ -300,7 +301,7 @@ def refine_finer(
 ) -> torch.nn.Module:
     """Train the student as :func:`refine` does, but on a finer grid than that of the study's queries.
 
-    There is one pass, because predictions on the finer grid cannot be encoded and therefore not be shifted. Volumes
+    There is one pass, because predictions on the finer grid cannot be encoded, and therefore cannot be shifted. Volumes
     that do not fit into the memory of :class:`~common.data.volume_cache.VolumeCache` are kept in files beside
     ``checkpoint``.
 
@@ -338,13 +339,13 @@ def refine_paired(
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> torch.nn.Module:
-    """Train a copy of ``start`` on the paired cases alone, for as many steps as a student has.
+    """Train a copy of ``start`` on the public pairs alone, for as many steps as a student has.
 
-    The result is the control ``public_only`` of a study with paired cases.
+    The result is the control ``public_only`` of a study with public pairs (public images with label maps).
 
     Args:
         start: The public start; it is not changed.
-        paired: The cases.
+        paired: The pairs.
         recipe: The student's training recipe.
         seed: Seed of the training.
         checkpoint: File to resume from. It is kept, so a second call with the same arguments returns at once.
@@ -361,7 +362,7 @@ def refine_paired(
 def moved(
     start: torch.nn.Module, images: Float[np.ndarray, "n c x y z"], codec: Codec, codes: Float[np.ndarray, "n l"]
 ) -> Float[np.ndarray, "n k x y z"]:
-    """Return a network's sharpened predictions p, shifted so that they agree with the given codes.
+    """Return a network's sharpened predictions p, shifted towards the labels of the given codes.
 
     In every voxel the result is p · d(code) / d(own code), normalised. Here d is the codec's decoding and the own code
     is the code of p. If both codes are equal, the result is p.
@@ -417,7 +418,10 @@ def counted_on(on_step: OnStep | None, steps: int) -> OnStep | None:
 def restore_spread(
     codes: Float[np.ndarray, "n l"], variances: Float[np.ndarray, "l"], *, share: float = SPREAD
 ) -> Float[np.ndarray, "n l"]:
-    """Enlarge the codes' offsets from their mean to ``share`` of the public shapes' variance; never shrink them.
+    """Enlarge the codes' offsets from their mean until their variance is ``share`` times that of public shapes.
+
+    Offsets whose variance is larger already are not changed. The variances are summed over the first
+    :data:`SPREAD_COORDINATES` coordinates.
 
     Args:
         codes: Float array [n, l].

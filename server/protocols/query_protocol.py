@@ -76,8 +76,8 @@ class Agenda:
         plan: The plan in words, for the consortium.
         which: Words for the public volumes that a site's teachers segment, such as ``up to 80``.
         each: Words for the volumes about which a site sends one sum, such as ``each``.
-        asks: Number of public volumes that are asked about, one query each, beginning with the first; None if every
-            query is about all volumes.
+        asks: Number of queries if each is about one public volume, in the volumes' order; None if every query is about
+            all volumes.
         an_answer: Number of volumes that get a label with each answer; None if every answer labels all volumes.
     """
 
@@ -175,7 +175,7 @@ class FitFiles:
         return cls(folder / f"{name}.pt", folder / f"{name}.inputs", folder / f"{name}.checkpoint")
 
     def discard(self) -> None:
-        """Delete the network's files, those of all its passes included."""
+        """Delete the network's files, including the checkpoints of all its passes."""
         later = self.checkpoint.parent.glob(f"{self.checkpoint.name}.*")
         for path in (self.inputs, self.weights, self.checkpoint, *later):
             path.unlink(missing_ok=True)
@@ -183,13 +183,15 @@ class FitFiles:
 
 def _untrained(name: str) -> torch.nn.Module:
     raise InvalidInput(
-        "control that is not trained yet, but needed to train another one", value=name, limit="controls trained before"
+        "network that this training needs, but that is not trained yet",
+        value=name,
+        limit="a control that was trained before",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """The data that a student may learn from: only public and released data.
+    """The data from which the student and its controls are trained: only public and released data.
 
     Attributes:
         public: The study's public material (terms, codec, volumes).
@@ -197,7 +199,7 @@ class Lesson:
         labels: Labels in query order, without the rejected ones.
         image: Returns a public volume's image on the student's grid.
         seed: Seed of the training.
-        paired: Public cases with label maps, if any.
+        paired: The study's public pairs (images with label maps); None if it has none.
         onto: Resamples a volume's label to the student's grid.
         trained: Returns, by its name, a network that was trained before this one.
     """
@@ -306,10 +308,10 @@ class QueryProtocol(Protocol):
 
         Args:
             public: The study's public material (terms, codec, volumes).
-            answers: The stored answers; may be empty.
+            answers: The stored answers; the sequence is allowed to be empty.
 
         Returns:
-            An object that computes them on request.
+            An object that computes labels and checks on request.
         """
         ...
 

@@ -66,8 +66,8 @@ class Begin(Protocol):
             cases: The public cases.
             codec: A codec of other public label maps.
             recipe: The student's training recipe.
-            pairs: Rows of the cases that the study has with their labels, if any.
-            given: The network that the study begins from, if any.
+            pairs: Indices of the cases that are the study's public pairs (images with label maps); None if it has none.
+            given: The network that the study begins from; None if there is none.
 
         Returns:
             The public start and the control.
@@ -92,17 +92,20 @@ def rehearse(
         cases: Public cases with labels.
         label_maps: Uint8 label maps [x, y, z] of other patients, on the cases' grid.
         protocol: Name of the protocol.
-        patients: Cases that each stand-in teacher learns from, at most half of all.
+        patients: Number of cases from which each stand-in teacher learns; if half of the cases are fewer, it learns
+            from that half.
         recipes: Training recipes of a teacher and of a student.
-        paired: True if the study itself learns from these cases. Half of them then train the public start. Of the rest,
-            one half trains stand-in teachers that are scored on the other half. This start has fewer cases than the
-            study's start, so the gain of the stand-in teachers appears larger than that of the real ones will be.
-        given: The network that the study begins from, if any. Start and stand-in teachers begin from it. The control is
-            then the better of two networks: the given one, and a student trained from it without answers.
-        on_training: Called with what is trained next.
+        paired: True if the cases are the study's public pairs, from which the study itself learns. Half of them then
+            train the public start. Of the rest, one half trains stand-in teachers that are scored on the other half.
+            This start has fewer cases than the study's start, so the gain of the stand-in teachers appears larger than
+            that of the real ones will be.
+        given: The network that the study begins from; None if there is none. Public start and stand-in teachers begin
+            from it. The control is then the better of two networks: the given one, and a student trained from it
+            without answers.
+        on_training: Called with the name of the network that is trained next.
 
     Returns:
-        The Dice of every case that contains a structure.
+        The Dice of stand-in teachers and control on every case that contains a structure.
 
     Raises:
         InvalidInput: If there are fewer than four cases (eight if ``paired``) or label maps, or the protocol cannot be

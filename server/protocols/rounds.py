@@ -4,7 +4,7 @@ The joint and the appearance query build on it. A *frame* is the centre, axes an
 codes are computed. Each round's frame is computed from the frame and the stored answer of the round before, which is
 post-processing. The frame's hash is part of the query's id, and a query with another id is charged anew. The frame is
 therefore computed once and stored before anything is asked, so that a resumed run asks the same query. This module does
-not import torch, because it runs while the ledger is open. It refuses a codec that is not linear.
+not import torch, because it runs while the ledger is open. A codec that is not linear is refused.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def answered_rounds(public: Public, answer_of: AnswerOf) -> tuple[Answer, ...]:
 
 
 def query_after(public: Public, answers: Sequence[Answer]) -> QuerySpec:
-    """Return the query of the next round; compute and store its frame if there is none yet.
+    """Return the query of the next round; if the round has no frame yet, compute and store it.
 
     Args:
         public: The study's public material (terms, codec, volumes).
@@ -179,7 +179,7 @@ def frame_of(public: Public, answer: Answer) -> Frame:
 
 
 def observation(answer: Answer, frame: Frame) -> Observation:
-    """Turn an answer into measured offsets along its frame's directions, each with the variance of its noise.
+    """Return the offsets along the directions of a frame that an answer measures, each with its noise variance.
 
     Args:
         answer: The stored answer.
@@ -225,7 +225,7 @@ def codec_of(public: Public) -> LinearCodec:
         The codec.
 
     Raises:
-        InvalidInput: If it is not linear.
+        InvalidInput: If the codec is not linear.
     """
     name = public.codec.sha256
     codec = load_codec(public.objects.get(name), expected_hash=name)

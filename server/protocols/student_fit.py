@@ -1,7 +1,7 @@
 """Trains the student: a U-Net on public volumes and their pseudo-labels.
 
-The protocols call it. It uses only public volumes, released answers and public settings, so the weights are
-post-processing. It refuses pseudo-labels that are not an array of at least two classes.
+The protocols call it. It uses only public volumes, released answers and public settings, so training the student is
+post-processing. Pseudo-labels that are not an array of at least two classes are refused.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def train_student(
         recipe: The training recipe.
         seed: Seed of initial weights and batches.
         weights: Weight of each volume in the loss, float [n]; by default all are equal.
-        start: A network of the same recipe to continue from; by default the weights are random.
+        start: A network of the same recipe, whose weights the training begins from; by default they are random.
         checkpoint: File to resume from; deleted at the end.
         on_step: Called with step and loss.
 

@@ -1,8 +1,8 @@
 """Stores small public files of a study by name, in its directory or in memory.
 
 Query protocols store their public start here, which is a network trained on public data alone. They also store the
-hashes of their frames; a frame combines the codes of many volumes into one code. Reading a record refuses a file that
-is missing or not JSON.
+hashes of their frames; a frame is the centre, axes and weights relative to which a round's codes are computed. A record
+that is missing or not JSON is refused.
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ def read_record(path: Path, *, remedy: str) -> Any:
 
     Args:
         path: The file.
-        remedy: What to do if it is missing or invalid.
+        remedy: Text for the error that says what to do if the file is missing or invalid.
 
     Returns:
         The parsed value.
 
     Raises:
-        InvalidInput: With ``remedy``, if it is missing or not JSON.
+        InvalidInput: With ``remedy``, if the file is missing or not JSON.
     """
     try:
         content = read_regular(path, most_bytes=MAX_RECORD_BYTES)
@@ -128,13 +128,13 @@ def parse_record(content: bytes | None, *, name: str, remedy: str) -> Any:
     Args:
         content: The file's bytes; None if it is missing.
         name: The file's name, for the error.
-        remedy: What to do if it is missing or invalid.
+        remedy: Text for the error that says what to do if the file is missing or invalid.
 
     Returns:
         The parsed value.
 
     Raises:
-        InvalidInput: With ``remedy``, if it is missing or not JSON.
+        InvalidInput: With ``remedy``, if the file is missing or not JSON.
     """
     if content is None:
         raise InvalidInput(f"{name} is missing from the study's directory", remedy=remedy)

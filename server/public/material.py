@@ -22,7 +22,7 @@ START_FILE = "start.pt"
 """Weights of the public start, the network trained on public data alone."""
 
 PAIRS_FILE = "pairs.checkpoint"
-"""Checkpoint of the training on paired public cases alone. Student and controls start from its final network."""
+"""Name of the checkpoint of the training on public pairs alone, which is made once for the student and the controls."""
 
 OnStage: TypeAlias = Callable[[str, int, int], None]
 """Function called during long work with the current stage's name, the number of steps done and the total number."""
@@ -30,7 +30,7 @@ OnStage: TypeAlias = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CodecRecord(Document):
-    """The study's codec.
+    """A study's codec, or the frame of one round.
 
     Attributes:
         sha256: Hash of its file.
@@ -43,7 +43,7 @@ class CodecRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class PairedFiles(Document):
-    """A public volume that is published together with its label map.
+    """A public pair: a public volume that is published together with its label map.
 
     Attributes:
         image: Content hash of the volume's file.
@@ -64,8 +64,8 @@ class Public:
         volumes: Content hashes of the volumes about which hospitals are asked, in query order.
         objects: Store of the public files.
         kept: Store of the files that the protocol has computed from public data.
-        paired: Volumes with label maps; no hospital is asked about them.
-        images: The volumes as float arrays [c, x, y, z] by hash; None if they are files among the objects.
+        paired: Public pairs (volumes with label maps); no hospital is asked about them.
+        images: The volumes as float arrays [c, x, y, z] by hash; None if they are files in ``objects``.
     """
 
     study: Study
@@ -85,7 +85,7 @@ class Public:
 
         Args:
             volume: The volume's hash.
-            finer: Resample to the student's grid, which may be finer than the study's.
+            finer: True to resample the image to the student's grid, which may be finer than the study's.
 
         Returns:
             The image.

@@ -1,7 +1,7 @@
 """Names the files of two signed statements that newer ones may replace: on a study's student and on its sites' keys.
 
-``postprocess.bundle`` and `consilium provision` write these files, and ``objects_app`` serves them. It refuses an id
-that is no hash.
+``postprocess.bundle`` and `consilium provision` write these files, and ``objects_app`` serves them. An id that is no
+hash is refused.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class BatchRoster:
 
     Attributes:
         batch: Id of the batch.
-        queries: Number of queries it answered.
+        queries: Number of queries that the release answered.
         roster: Names of the sites.
     """
 
@@ -84,6 +84,9 @@ def facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> 
         study: The study.
         sites: Number of sites that may answer.
         spending: The spending so far, if there is a ledger; by default nothing is spent.
+
+    Returns:
+        The values by the key of the JSON document.
     """
     privacy, spending = study.privacy, spending or Spending.of(study.privacy)
     mechanism = study_mechanism(study, dimension=1)
@@ -125,14 +128,17 @@ def facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> 
 def sealed_facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> dict[str, object]:
     """Return the ε of a sealed study against a server that knows the noise of no site, of t sites, and of t + 1 sites.
 
-    A site that colludes with the server tells it its share of the noise, so ε grows with the number of such sites. The
-    values hold for rosters from the quorum up to ``sites`` or the largest roster so far. They are for the whole budget,
-    or for the spending if more was spent.
+    A site that colludes with the server tells the server its share of the noise, so ε grows with the number of such
+    sites. The values hold for every roster from the quorum up to ``sites`` or the largest roster so far, whichever is
+    larger. They are for the whole budget, or for the spending if more was spent.
 
     Args:
         study: A sealed study; t is its number of colluders.
         sites: Number of sites that may answer.
-        spending: The spending so far, if there is a ledger.
+        spending: The spending so far, if there is a ledger; by default nothing is spent.
+
+    Returns:
+        The values by the key of the JSON document.
     """
     privacy, spending = study.privacy, spending or Spending.of(study.privacy)
     most = max(check_integer("sites", sites, least=0), privacy.quorum, spending.largest_roster)
@@ -153,12 +159,15 @@ def sealed_facts(study: Study, *, sites: int = 0, spending: Spending | None = No
 
 
 def for_consortium(study: Study, *, sites: int, spending: Spending | None = None) -> str:
-    """Return the plan as text, one fact a line.
+    """Return the study's plan as text, one fact a line.
 
     Args:
         study: The study.
         sites: Number of sites that take part, at least the quorum.
-        spending: What was spent, if there is a ledger.
+        spending: What was spent, if there is a ledger; by default nothing is spent.
+
+    Returns:
+        The text.
     """
     spending = spending or Spending.of(study.privacy)
     f, privacy = facts(study, sites=sites, spending=spending), study.privacy
@@ -203,8 +212,11 @@ def gate_sentence(study: Study, *, yours: bool = False) -> str:
     """Describe the verdicts that the study asks of hospitals, and what leaves a hospital for them.
 
     Args:
-        study: A study with a gate.
-        yours: Write "your site" in place of "a hospital".
+        study: A study with a gate, which requires hospitals' verdicts before the student's release.
+        yours: True to write "your site" in place of "a hospital".
+
+    Returns:
+        The sentences.
     """
     needed, who = study.gate.verdicts, "your site" if yours else "a hospital"
     return (
@@ -224,7 +236,7 @@ def start_sentence(study: Study, *, yours: bool = False) -> str:
 
     Args:
         study: A study with a section [start].
-        yours: Write "your teachers" in place of "teachers".
+        yours: True to write "your teachers" in place of "teachers".
 
     Returns:
         The sentences.
@@ -245,13 +257,13 @@ def start_sentence(study: Study, *, yours: bool = False) -> str:
 
 
 def consent_sheet(study: Study, *, patients: int | None, counted: str, spending: Spending | None = None) -> str:
-    """Return the consent sheet for a hospital: the study's terms, its patients, how long it lasts and how it ends.
+    """Return the consent sheet for a hospital: the study's terms, the hospital's patients, the duration and the end.
 
     Args:
         study: The study.
         patients: Number of the hospital's patients; None if it is unknown.
         counted: Where the number is from, or why it is unknown.
-        spending: What was spent, if there is a ledger.
+        spending: What was spent, if there is a ledger; by default nothing is spent.
 
     Returns:
         The text.
@@ -278,8 +290,11 @@ def for_site(study: Study, *, patients: int | None = None, spending: Spending | 
 
     Args:
         study: The study.
-        patients: Number of the hospital's patients, if it states it.
-        spending: What was spent, if there is a ledger.
+        patients: Number of the hospital's patients; None if the hospital does not state it.
+        spending: What was spent, if there is a ledger; by default nothing is spent.
+
+    Returns:
+        The text.
     """
     spending = spending or Spending.of(study.privacy)
     privacy = study.privacy

@@ -60,20 +60,21 @@ def create_study(
     standing: Path | None = None,
     start: bytes | None = None,
 ) -> None:
-    """Create a study's directory, with its keys and a ledger in which it is registered. A failure leaves nothing
-    behind.
+    """Create a study's directory, with its keys and a ledger in which the study is registered.
+
+    If it fails, everything that it created is deleted.
 
     Args:
         workspace: The new directory.
         study: The terms.
-        ledger: Directory or ledger file of a study whose ledger and signing key to share; the sealing key is always
-            new. By default a new ledger is created.
+        ledger: Directory or ledger file of another study. The new study then shares that study's ledger and signing
+            key, but has a new sealing key. By default a new ledger is created.
         standing: File on another disk for a new ledger's standing, the small file that records its newest row.
         start: Weights that the study's section [start] names, which become a public object.
 
     Raises:
-        InvalidInput: If the directory holds a study, if the ledger cannot be shared, if none of its pools can pay for a
-            query, or if the budget is too small for any release.
+        InvalidInput: If the directory holds a study, if the ledger cannot be shared, if no pool of the shared ledger
+            can pay for a query, or if the budget is too small for any release.
     """
     if workspace.study_file.exists():
         raise InvalidInput(
@@ -133,19 +134,20 @@ def server_keys(workspace: Workspace) -> ServerKeys:
 
 
 def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dataset | None = None) -> tuple[str, ...]:
-    """Put the public volumes into the object store, in the given order.
+    """Put the public volumes into the object store, and record them in the given order.
 
     Args:
         workspace: The study.
         images: Files of the volumes that hospitals are asked about.
-        paired: Volumes with their label maps, as many as the study promises; hospitals are not asked about them.
+        paired: The study's public pairs (volumes with label maps), as many as ``codec.paired`` states. Hospitals are
+            not asked about them.
 
     Returns:
-        Content hashes of the volumes.
+        Content hashes of the volumes that hospitals are asked about.
 
     Raises:
-        InvalidInput: If a volume cannot be read on the study's grid or is given twice, if the numbers do not fit the
-            study, or if the study has answers.
+        InvalidInput: If a volume cannot be read on the study's grid or is given twice, if the number of volumes or of
+            pairs does not fit the study, or if the study has answers.
     """
     study = workspace.study()
     _refuse_answered(workspace, study, "public volumes")
@@ -181,20 +183,23 @@ def _published(workspace: Workspace, study: Study, images: Sequence[Path]) -> tu
 
 def _refuse_twice(volumes: Sequence[str], *, paired: Sequence[PairedFiles]) -> None:
     if len(set(volumes)) != len(volumes):
-        raise InvalidInput("public volumes", limit="no volume twice", remedy="remove the duplicate")
+        raise InvalidInput(
+            "public volumes of which one is given twice", limit="each volume once", remedy="remove the duplicate"
+        )
     if {files.image for files in paired} & set(volumes):
         raise InvalidInput(
-            "paired public volumes",
-            limit="no volume that hospitals are asked about",
+            "public pairs of which one is also a volume that hospitals are asked about",
+            limit="pairs of other volumes",
             remedy="publish the volume with its label map (--paired), or as one that hospitals are asked about",
         )
 
 
 def add_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, ...]:
-    """Append public volumes to those already published; stored answers stay, and the next run asks about the new ones.
+    """Append public volumes to those already published.
 
-    Only a study with one query for each volume can grow, up to its planned queries, for which its noise was set. The
-    first volumes can be published this way too, and may be fewer than planned.
+    Stored answers stay, and the next run asks about the new volumes. Volumes can be added only if each query is about
+    one volume, and only up to the number of planned queries, for which the noise was set. The first volumes can be
+    published in this way too, even fewer than planned.
 
     Args:
         workspace: The study's directory.
@@ -258,7 +263,7 @@ def _paired_files(workspace: Workspace, study: Study, paired: Dataset | None) ->
     cases = () if paired is None else paired.labelled
     if len(cases) != study.codec.paired:
         raise InvalidInput(
-            "paired public volumes",
+            "public pairs (volumes with their label maps)",
             value=len(cases),
             limit=f"exactly {study.codec.paired}, the number that codec.paired of the study states",
             remedy="give them with --paired, or create the study with another number",
@@ -286,7 +291,11 @@ def _keep(workspace: Workspace, study: Study, dataset: Dataset) -> tuple[PairedF
             ) from error
         found.append(PairedFiles(workspace.objects.put(image), workspace.objects.put(label)))
     if len({files.image for files in found}) != len(found):
-        raise InvalidInput("public volumes with label maps", limit="no volume twice", remedy="remove the duplicate")
+        raise InvalidInput(
+            "public volumes with label maps, of which one is given twice",
+            limit="each volume once",
+            remedy="remove the duplicate",
+        )
     return tuple(found)
 
 
@@ -298,23 +307,25 @@ def fit_study_codec(
     private_hashes: Collection[str] = (),
     on_stage: OnStage | None = None,
 ) -> CodecRecord:
-    """Fit the study's codec on public label maps, and prepare what its protocol needs before the first question.
+    """Fit the study's codec on public label maps, and prepare what its protocol needs before the first query.
 
-    The volumes must be published before. If it is interrupted, the study has no codec.
+    The public volumes must be published before. If the call is interrupted, the study may have no codec until the next
+    call.
 
     Args:
         workspace: The study.
         label_maps: Files of public label maps.
         sites: Number of sites expected to answer, which determines the planned noise on the mean code.
-        private_hashes: SHA-256 of label map files known to be of private, validation or test cases; a match is refused.
+        private_hashes: SHA-256 of every label map file that is known to be of a private, validation or test case; such
+            a file is refused.
         on_stage: Called with the progress.
 
     Returns:
         The codec's record.
 
     Raises:
-        InvalidInput: If the study has answers, which need the codec they were asked with; if there are fewer sites than
-            the quorum; or if a label map is missing, unreadable or private.
+        InvalidInput: If the study has answers, which only the codec of their queries can decode; if there are fewer
+            sites than the quorum; or if a label map is missing, unreadable or private.
     """
     from common.codecs.codec import fit_codec
     from common.data.volume import load_label
@@ -407,21 +418,25 @@ def pool_to_declare(
 ) -> PoolDeclaration:
     """Return the declaration of a site's patient pool, with its lifetime budget, for admitting the site.
 
-    A pool's lifetime budget is set when it is first declared: to that in the study's section [pool], or to
-    ``pool_epsilon`` at the same δ. Later studies do not change it, unless ``pool_epsilon`` makes it tighter. A known
-    pool keeps its spending, so its site must join with the site ledger that keeps the pool's budget.
+    A pool's lifetime budget is set when the pool is first declared: to the budget in the study's section [pool], or to
+    ``pool_epsilon`` at the same δ. Later studies do not change this budget, unless ``pool_epsilon`` makes it tighter. A
+    known pool keeps its spending, so its site must join with the site ledger that keeps the pool's budget.
 
     Args:
         workspace: The study.
         site: Name of the site.
-        pool: Its patient pool.
-        books: What the join request states of the site's ledger.
-        pool_epsilon: The pool's lifetime ε.
+        pool: Name of the site's patient pool.
+        books: What the join request states about the site's own ledger; None if it states nothing.
+        pool_epsilon: The pool's lifetime ε; None to keep the known or the study's budget.
+
+    Returns:
+        The declaration to enter into the ledger.
 
     Raises:
-        InvalidInput: If the request names no site ledger, another one than is on record, or one that shows less than
-            this ledger charged; for a looser budget; for a pool known under another site; or for a site known with
-            another pool.
+        InvalidInput: If a known pool's request names no site ledger, another one than is on record, or one that shows
+            less spending than the server's ledger charged; if the site ledger keeps another pool's budget; if
+            ``pool_epsilon`` is above the pool's ε; if the pool belongs to another site; or if the site has another
+            pool.
     """
     with Ledger.open(workspace.ledger_file) as ledger:
         known = {declared.pool: declared for declared in ledger.pools()}
@@ -434,7 +449,9 @@ def pool_to_declare(
         )
     if owner != pool:
         raise InvalidInput(
-            f"site ledger of pool {owner}, named for pool {pool}", limit="one ledger for each pool", remedy=_REMEDY
+            f"the join request for pool {pool} names the site ledger of pool {owner}",
+            limit="a site ledger of its own for each pool",
+            remedy=_REMEDY,
         )
     if pool not in known:
         study = workspace.study()
@@ -460,7 +477,7 @@ def pool_to_declare(
 
 
 def _check_books(pool: str, books: StatedBooks | None, *, recorded: str | None, spent: Spend) -> None:
-    """Raise InvalidInput unless a join request names a known pool's site ledger on record.
+    """Raise InvalidInput unless a join request for a known pool names the site ledger on record for this pool.
 
     That site ledger must also show at least the spending that the server's ledger charged to the pool.
     """
@@ -493,11 +510,11 @@ def add_site(
     Args:
         workspace: The study.
         site: The site.
-        books: What the join request states of the site's ledger.
-        pool_epsilon: The pool's lifetime ε.
+        books: What the join request states about the site's own ledger; None if it states nothing.
+        pool_epsilon: The pool's lifetime ε; None to keep the known or the study's budget.
 
     Raises:
-        InvalidInput: If the pool or the site is refused.
+        InvalidInput: If :func:`pool_to_declare` refuses the pool, or another site has the same name or node id.
     """
     declaration = pool_to_declare(workspace, site.name, site.pool, books=books, pool_epsilon=pool_epsilon)
     sites = (*workspace.registered(), site)
@@ -529,9 +546,9 @@ def write_kit(
 ) -> None:
     """Write a site's startup kit, the files with which a hospital asks to join; nothing in it is secret.
 
-    It holds ``kit.json`` (name, public keys, addresses), ``ca.crt``, ``study.toml`` and ``consortium.pem``, the public
-    signing key in the form that openssl needs to verify the offline bundle. If the study has a public start and its
-    teachers have the student's network, it also holds the start, ``start.pt``.
+    The kit holds ``kit.json`` (name, public keys, addresses), ``ca.crt``, ``study.toml`` and ``consortium.pem``. The
+    last is the public signing key in the form that openssl needs to verify the offline bundle. If the study has a
+    public start, and its teachers have the same network as its student, the kit also holds the start in ``start.pt``.
 
     Args:
         workspace: The study.
@@ -539,7 +556,7 @@ def write_kit(
         site: The site's name.
         superlink: ``host:port`` of the gateway.
         objects_url: Address of the public objects.
-        authority: Certificate of the consortium's authority.
+        authority: File with the certificate of the consortium's certificate authority.
     """
     keys = server_keys(workspace)
     kit = KitFacts(objects_url, keys.sealing_key, keys.signing_key, site, superlink)

@@ -1,8 +1,8 @@
 """Reads a study file that a person wrote, and fills in omitted settings as `consilium study init` does.
 
 The commands that create a study call it. The file of an existing study is read by ``common.config``, where a missing
-``privacy.aggregation`` means an open study. If ``aggregation`` is missing and the file has no line ``[privacy]`` below
-which to add it, the file is refused.
+``privacy.aggregation`` means an open study. In a new study's file, a missing ``aggregation`` is added below the line
+``[privacy]``; a file without this line is refused.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_draft(path: Path) -> Draft:
 
 
 def parse_draft(text: str) -> Draft:
-    """Parse the text of a study file from which a study is to be created; see :func:`read_draft`.
+    """Parse the text of a study file from which a study is to be created, as :func:`read_draft` does for a file.
 
     Args:
         text: The TOML text.

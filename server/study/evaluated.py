@@ -27,8 +27,8 @@ class StructureAtSites:
     Attributes:
         structure: The structure's name.
         sites: Number of sites.
-        mean: Their mean Dice.
-        half_width: Half of its 95 % interval; None for one site.
+        mean: Mean of the sites' Dice.
+        half_width: Half of the width of the mean's 95 % interval; None if there is only one site.
         worst: Lowest Dice.
         worst_site: The site that measured it.
     """
@@ -47,7 +47,7 @@ class Evaluated:
 
     Attributes:
         bundle: SHA-256 of the student's bundle.
-        gave: Sites that sent figures.
+        gave: Admitted sites that sent figures.
         silent: Admitted sites that sent no figures.
         structures: Summary of each structure.
     """
@@ -104,6 +104,9 @@ def take_figures(workspace: Workspace, data: bytes) -> SiteFigures:
         workspace: The study.
         data: The signed figures.
 
+    Returns:
+        The figures.
+
     Raises:
         InvalidInput: If the figures are of another student, of a site that is not admitted, of structures that the
             study does not have, or older than the stored ones; or if no student is exported.
@@ -128,7 +131,8 @@ def figures_on(workspace: Workspace) -> Mapping[str, SiteFigures]:
         workspace: The study's directory.
 
     Returns:
-        Figures by site name; if sites share a signing key, those of one of them. Empty without an exported student.
+        Figures by site name. If several sites have the same signing key, only one of them is included. Empty if no
+        student is exported.
     """
     study, statement = workspace.study(), statement_of(workspace)
     if statement is None:

@@ -20,7 +20,7 @@ from server.study.workspace import Workspace
 def keep_words(folder: Path, words: SiteWords) -> None:
     """Store one site's signed masked codes of a draw.
 
-    If they cannot be written, the error ends the run, because masked codes without evidence must not be added up.
+    Masked codes without evidence must not be added up. Any error of writing is therefore passed on and ends the run.
 
     Args:
         folder: The study's ``evidence/``.
@@ -30,19 +30,20 @@ def keep_words(folder: Path, words: SiteWords) -> None:
 
 
 def evidence_of(workspace: Workspace, draw: str) -> DrawEvidence:
-    """Return what the server knows of one draw, for an auditor who finds out which site spoiled it.
+    """Return the server's evidence of one draw, from which an auditor can find out which site spoiled the draw.
 
-    The auditor also needs the sites' disclosures, their private mask keys for this draw, from the sites themselves.
+    The auditor also needs each site's disclosure, which contains its private mask key for this draw. Only the sites
+    themselves can send it.
 
     Args:
         workspace: The study.
-        draw: The roster's id, or at least its first twelve digits.
+        draw: Id of the draw's roster, or at least its first twelve digits.
 
     Returns:
         The roster, the queries and the sites' signed masked codes.
 
     Raises:
-        InvalidInput: If there is no such draw, or no site's masked codes of it are stored.
+        InvalidInput: If there is no such draw, or no site's masked codes for this draw are stored.
     """
     with Ledger.open(workspace.ledger_file) as ledger:
         found = ledger.drawn(workspace.study().id, draw)
@@ -58,13 +59,13 @@ def evidence_of(workspace: Workspace, draw: str) -> DrawEvidence:
 
 
 def draws(workspace: Workspace) -> Iterator[str]:
-    """Describe each draw of the study, which is one attempt at a sealed sum, in a line.
+    """Describe each draw of the study in one line; a draw is one attempt at a sealed sum.
 
     Args:
         workspace: The study's directory.
 
     Yields:
-        Id of the draw, its result, and the number of sites whose signed masked codes are stored.
+        A line with the draw's id, its result, and the number of sites whose signed masked codes are stored.
     """
     study = workspace.study()
     with Ledger.open(workspace.ledger_file) as ledger:

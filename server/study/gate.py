@@ -2,8 +2,8 @@
 
 A *verdict* is one signed word of a hospital: whether the student is better, not better or worse, on the hospital's own
 cases, than a network trained on public data alone. If a study has a gate, sites may fetch the exported student only for
-evaluation until enough of them found it better. It refuses a verdict on another student or by a site that is not
-admitted, and an older verdict in place of a newer one. Verdicts of revoked sites do not count.
+evaluation until enough of them have found it better. This module refuses a verdict on another student or by a site that
+is not admitted, and an older verdict in place of a newer one. Verdicts of revoked sites do not count.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ S = TypeVar("S", SiteVerdict, SiteFigures)
 
 @dataclass(frozen=True, slots=True)
 class GateState:
-    """The verdicts on a student.
+    """The hospitals' verdicts on a student, and how many favourable ones its release needs.
 
     Attributes:
-        needed: Number of verdicts needed; 0 if the study has no gate.
+        needed: Number of hospitals that must find the student better; 0 if the study has no gate.
         verdicts: The verdicts so far.
     """
 
@@ -49,7 +49,7 @@ class GateState:
 
     @property
     def shut_line(self) -> str:
-        """A sentence that says how many verdicts of how many needed ones the student has; empty if it is released."""
+        """A sentence with the number of favourable verdicts and the number needed; empty if the student is released."""
         if self.released:
             return ""
         better = sum(verdict.word == BETTER for verdict in self.verdicts)
@@ -65,6 +65,9 @@ def verdicts_on(workspace: Workspace, bundle: str) -> tuple[SiteVerdict, ...] | 
     Args:
         workspace: The study.
         bundle: SHA-256 of the student's archive.
+
+    Returns:
+        The verdicts whose signatures are valid.
     """
     study = workspace.study()
     if not study.gate.verdicts:
@@ -75,11 +78,14 @@ def verdicts_on(workspace: Workspace, bundle: str) -> tuple[SiteVerdict, ...] | 
 
 
 def read_kept(folder: Path, parse: Callable[[bytes], S]) -> Iterator[S]:
-    """Yield everything readable that :func:`keep_newest` stored in a folder; the caller must verify signatures.
+    """Yield the statements that :func:`keep_newest` stored in a folder; the caller must verify their signatures.
 
     Args:
         folder: The folder.
-        parse: Parses a file.
+        parse: Parses the content of a file.
+
+    Yields:
+        Each statement; a file that cannot be read or parsed is skipped.
     """
     for path in sorted(folder.glob("*.json")):
         try:
@@ -95,7 +101,7 @@ def gate_state(workspace: Workspace) -> GateState:
         workspace: The study's directory.
 
     Returns:
-        The verdicts and the number needed; without an exported student there are none.
+        The number of verdicts needed, and the verdicts; no verdicts if no student is exported.
     """
     study, statement = workspace.study(), statement_of(workspace)
     found = () if statement is None else verdicts_on(workspace, statement.bundle) or ()
@@ -103,13 +109,13 @@ def gate_state(workspace: Workspace) -> GateState:
 
 
 def shown_gate(workspace: Workspace) -> GateState:
-    """Return the hospitals' verdicts for a page: if they cannot be read, as if there were none.
+    """Return the hospitals' verdicts as a page shows them: without any verdict if the verdicts cannot be read.
 
     Args:
         workspace: The study's directory.
 
     Returns:
-        The verdicts and the number needed.
+        The number of verdicts needed, and the verdicts.
     """
     try:
         return gate_state(workspace)
@@ -118,10 +124,13 @@ def shown_gate(workspace: Workspace) -> GateState:
 
 
 def shut_line(workspace: Workspace) -> str:
-    """Return :attr:`GateState.shut_line`; empty if no student is exported yet.
+    """Return a sentence with the verdicts that an exported student still needs; see :attr:`GateState.shut_line`.
 
     Args:
         workspace: The study's directory.
+
+    Returns:
+        The sentence; empty if no student is exported yet, or if the student is released.
     """
     return shown_gate(workspace).shut_line if workspace.bundle_dir.exists() else ""
 
@@ -133,9 +142,12 @@ def take_verdict(workspace: Workspace, data: bytes) -> SiteVerdict:
         workspace: The study.
         data: The signed verdict.
 
+    Returns:
+        The verdict.
+
     Raises:
-        InvalidInput: If it is on another student or by a site that is not admitted, older than the stored one, or if
-            there is no student or no gate.
+        InvalidInput: If the verdict is on another student, by a site that is not admitted, or older than the stored
+            verdict of this site; or if the study has no exported student or no gate.
     """
     study, statement = workspace.study(), statement_of(workspace)
     if not study.gate.verdicts:
@@ -153,7 +165,7 @@ def take_verdict(workspace: Workspace, data: bytes) -> SiteVerdict:
 
 
 def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str) -> None:
-    """Store a site's signed statement, one file for each site.
+    """Store a site's signed statement in the site's file, unless a newer one is stored there.
 
     Args:
         folder: The folder.
@@ -181,7 +193,7 @@ def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str
 
 
 def check_released(workspace: Workspace) -> None:
-    """Check that the student has the verdicts that it needs for its release.
+    """Check that the exported student has the verdicts that its release needs.
 
     Args:
         workspace: The study's directory.

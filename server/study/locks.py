@@ -14,21 +14,21 @@ from common.locks import held, take
 
 
 class StudyBusy(ConsiliumError):
-    """Another process holds a lock of this study, so the command is refused until a person decides what to do."""
+    """Another process holds a lock of this study, so the command is refused."""
 
     exit_code = Refused.exit_code
 
 
 @contextmanager
 def held_alone(path: Path, *, busy: str) -> Iterator[None]:
-    """Hold the file exclusively inside the block; it is created if missing.
+    """Hold an exclusive lock on a file inside the block; the file is created if it is missing.
 
     Args:
         path: The file.
         busy: Text of the error if another process holds the file.
 
     Raises:
-        StudyBusy: If another process holds it.
+        StudyBusy: If another process holds the file.
     """
     with path.open("a") as stream:
         if not take(stream):

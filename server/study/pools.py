@@ -1,7 +1,8 @@
 """Computes how many of a study's planned queries each patient pool can still pay for.
 
-Creating and running a study call it. A pool's budget is for its life, so earlier studies of the same ledger may have
-spent it. It refuses a study that shares a ledger in which every pool is spent, and a run that could release nothing.
+The commands that create or run a study call it. A pool has one budget for life, so earlier studies of the same ledger
+may have spent it. A study is refused if it shares a ledger in which no pool can pay for a query. A run is refused if it
+could release nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ class Room:
     """The number of a study's releases that a pool can pay for.
 
     Attributes:
-        site: The pool's site.
-        pool: Its name.
-        releases: Number of the study's releases it can pay for.
+        site: Name of the pool's site.
+        pool: The pool's name.
+        releases: Number of the study's releases that the pool can pay for.
         wanted: Number of releases that the study may still need, lost draws included.
-        revoked: ``here`` if the study revoked the site, ``before`` if another study of the ledger did; empty if none.
+        revoked: ``here`` if this study revoked the site, ``before`` if the study that holds the ledger did; otherwise
+            empty.
     """
 
     site: str
@@ -68,8 +70,11 @@ def rooms(
     Args:
         ledger: The server's ledger.
         study: The study.
-        pools: Names of pools; by default all.
+        pools: Names of the pools; by default all pools of the ledger.
         revoked: Result of :func:`revoked_pools`.
+
+    Returns:
+        One entry for each pool.
     """
     found = []
     for one in ledger.study_facts(study).pools.values():
@@ -86,8 +91,8 @@ def revoked_pools(workspace: Workspace) -> Mapping[str, str]:
         workspace: The study's directory.
 
     Returns:
-        By pool, ``here`` or ``before``, as :attr:`Room.revoked`. A pool of a site that this study has admitted is left
-        out.
+        A mapping from the pool's name to ``here`` if this study revoked its site, or to ``before`` if only the study
+        that holds the ledger did. A pool of a site that this study admits is left out.
     """
     own = {site.pool for site in workspace.registered()}
     holder = Workspace(workspace.books_dir)

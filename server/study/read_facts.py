@@ -25,7 +25,12 @@ MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The student's gain over its best control, and every control's mean Dice."""
+    """The scores of a study's student and its controls.
+
+    Attributes:
+        worth: The student's gain over the best control.
+        controls: Mean Dice of every control, by its name.
+    """
 
     worth: Worth
     controls: Mapping[str, float] = field(default_factory=dict)
@@ -38,7 +43,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """A network's Dice as a report states it."""
+    """A network's Dice as a report states it: the mean, and the value of each case (NaN if a case has none)."""
 
     mean: float
     cases: tuple[float, ...]
@@ -50,11 +55,14 @@ class _Scored:
 
 
 def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
-    """Return a study's facts.
+    """Return a study's figures: spending, number of answers, and the student's gain if it was measured.
 
     Args:
-        ledger: Its open ledger.
-        workspace: Its directory.
+        ledger: The study's open ledger.
+        workspace: The study's directory.
+
+    Returns:
+        The figures.
     """
     study = workspace.study()
     found = read_measured(workspace.root, study.id)
@@ -96,11 +104,14 @@ def measured_files(root: Path) -> tuple[Path, ...]:
 
 
 def read_measured(root: Path, study_id: str) -> Measured | None:
-    """Return the scores of this study's student and controls; None if nobody measured them.
+    """Return the scores of this study's student and controls from the first valid report.
 
     Args:
         root: The study's directory.
-        study_id: Its id; a report of another study is ignored.
+        study_id: The study's id; a report of another study is ignored.
+
+    Returns:
+        The scores; None if no valid report of this study contains them.
     """
     for path in measured_files(root):
         try:

@@ -1,7 +1,7 @@
 """Determines the state of a study's newest run, from its locks and its event log.
 
-The status commands and the dashboard use it. A run is running while a process holds its locks; otherwise the log tells
-how it ended. A run that logged its start but no end, and whose locks are free, has died.
+The status commands and the dashboard use it. A run is active while a process holds its locks; otherwise the log tells
+how the run ended. A run that logged its start but no end, and whose locks are free, has died.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ DIED = "the run died, and nobody is there to submit it again; to fix: `consilium
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """State of a run.
+    """State of a study's newest run.
 
     Attributes:
-        name: ``none``, ``running``, ``stopped``, ``finished``, ``failed`` or ``died``.
-        reason: Why it failed or died.
+        name: ``none`` if the study was never run, else ``running``, ``stopped``, ``finished``, ``failed`` or ``died``.
+        reason: Why the run failed or died; empty in any other state.
     """
 
     name: str = "none"
     reason: str = ""
 
     def after(self, event: Mapping[str, Any]) -> RunState:
-        """Return the state after one more event of the log; it is never ``died``, because a dying run logs nothing.
+        """Return the state after one more event of the log; never ``died``, because a run that dies logs nothing.
 
         Args:
             event: The event.
@@ -60,7 +60,7 @@ def run_state(workspace: Workspace) -> RunState:
         workspace: The study's directory.
 
     Returns:
-        The state.
+        The state; if this user cannot read the locks, a run that has died is reported as ``running``.
     """
     before = lives(workspace)
     found = RunState()
@@ -72,7 +72,7 @@ def run_state(workspace: Workspace) -> RunState:
 
 
 def lives(workspace: Workspace) -> bool | None:
-    """Check whether a process runs or supervises the study.
+    """Check whether a process runs the study, or supervises it to submit the run again if the run dies.
 
     Args:
         workspace: The study's directory.
@@ -91,6 +91,6 @@ def supervised(workspace: Workspace) -> bool:
         workspace: The study's directory.
 
     Returns:
-        True if such a process holds its lock.
+        True if such a process holds the file :data:`SUPERVISED`; False if not, or if this user cannot read the file.
     """
     return is_held(workspace.root / SUPERVISED) is True

@@ -1,9 +1,10 @@
 """Stops a sealed study after a spoiled draw until a person decides whether to continue with these sites.
 
 The aggregator, the pipeline and the status use it. A *draw* is one attempt at a sealed sum; it is *spoiled* if honest
-sites cannot have produced its sum. The sum does not show who spoiled it. Each further draw charges the whole
+sites cannot have produced its sum. The sum does not show which site spoiled it. Each further draw charges the whole
 roster, so one dishonest site could spend the whole budget of the study. No site is asked again until a person at the
-server has decided (`consilium study resume --despite-spoiled`), and every later spoiled draw needs a new decision.
+server has decided to continue (`consilium study resume --despite-spoiled`). Every later spoiled draw needs a new
+decision.
 """
 
 from __future__ import annotations
@@ -48,15 +49,16 @@ def budget_state(ledger: Ledger, study: Study) -> str:
 
 
 def question(ledger: Ledger, study: Study, *, accepted: str = "") -> str | None:
-    """Return, as text, the decision that a person must take before the study continues.
-
-    The text is None if no spoiled draw awaits a decision.
+    """Return a text that states which decision a person must take before the study continues.
 
     Args:
         ledger: The server's ledger.
         study: The study.
         accepted: Hash of the ledger row of the newest spoiled draw after which somebody chose to continue; empty if
-            none.
+            nobody has chosen this yet.
+
+    Returns:
+        The text; None if no spoiled draw awaits a decision.
     """
     spoiled = spoiled_draws(ledger, study)
     if not spoiled or spoiled[-1].row_hash == accepted:
@@ -65,9 +67,10 @@ def question(ledger: Ledger, study: Study, *, accepted: str = "") -> str | None:
     return (
         f"a site of the roster {', '.join(last.sites)} sent a value that no honest site can send: "
         f"{len(last.query_ids)} sums of draw {last.masks[:16]} are spoiled, charged to all these sites and not "
-        f"released. A sum cannot show which site; {budget_state(ledger, study)}; to fix: have the sites disclose the "
-        "draw to an auditor (`consilium dispute evidence`), or revoke the suspected site (`consilium provision "
-        f"revoke`). Then, or if you accept that a site may spoil the remaining budget: `{GO_ON}`"
+        "released. A sum does not show which site sent the value; "
+        f"{budget_state(ledger, study)}; to fix: have the sites disclose the draw to an auditor (`consilium dispute "
+        "evidence`), or revoke the suspected site (`consilium provision revoke`). Then, or if you accept the risk that "
+        f"a site spoils the remaining budget: `{GO_ON}`"
     )
 
 

@@ -76,7 +76,7 @@ class GivenStart:
             data: The study's data section.
 
         Returns:
-            The warning; empty if the spacings agree or the network's is unknown.
+            The warning; empty if the spacings agree, or if the network's spacing is unknown.
         """
         if not self.spacing_mm or tuple(self.spacing_mm) == tuple(data.student.spacing_mm):
             return ""
@@ -94,7 +94,7 @@ def read_given(path: Path, data: DataConfig) -> GivenStart:
         data: The study's labels and channels.
 
     Returns:
-        The network. Whether its weights fit the student's network is checked later, by :func:`check_fits`.
+        The network. :func:`check_fits` checks later whether its weights fit the student's network.
 
     Raises:
         InvalidInput: If the network was adapted to a hospital's patients, or has other labels or channels than the
@@ -130,7 +130,7 @@ def read_given(path: Path, data: DataConfig) -> GivenStart:
 
 
 def check_fits(study: Study, weights: bytes | None) -> None:
-    """Check that the given initial weights are those that the study file names, and fit the student's network.
+    """Check that the given initial weights are the ones that the study file names, and that they fit the student.
 
     Args:
         study: The study, whose section [start] may name weights.

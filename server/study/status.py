@@ -32,13 +32,13 @@ _OF_SITES = ("offer-answered", "reply-received", "reply-missing")
 
 @dataclass(frozen=True, slots=True)
 class SiteStatus:
-    """One site's part in a study.
+    """What one site has contributed to a study, and its last event.
 
     Attributes:
-        spent: True if its pool cannot pay for a further query.
-        batches: Number of releases it took part in.
-        answers: Number of answers it took part in.
-        newest: The last event about it: kind, time and reason.
+        spent: True if the site's pool cannot pay for a further query.
+        batches: Number of releases in which it took part.
+        answers: Number of answers in which it took part.
+        newest: Kind, time and reason of the last event about the site; empty if there was none.
         charged: In a sealed study, number of charges to its pool: one for each query of each draw.
         spoiled: Number of these charges whose sum was spoiled by some site of the roster, possibly by this one.
         refused: Number of its codes that were refused and counted as zero.
@@ -78,10 +78,10 @@ class Stage:
     """The stage that a run is in, or was in when it ended.
 
     Attributes:
-        name: Its name.
-        since: When it began.
-        done: Steps done.
-        total: Steps in total.
+        name: The stage's name, such as ``collect``.
+        since: Time at which it began, as the event log states it.
+        done: Number of its steps that are done.
+        total: Number of its steps.
     """
 
     name: str
@@ -102,10 +102,12 @@ class StudyStatus:
         stage: The run's stage; None before the first run and after a run has ended well.
         last_event: The newest event about the run as a whole.
         facts: Answers, lost draws, spending and gain.
-        gate: A sentence with the missing verdicts of hospitals, while they keep an exported student from its release.
-        sites: The sites' parts, by name.
+        gate: A sentence that says how many hospitals' verdicts the exported student still needs for its release; empty
+            if it needs none.
+        sites: What each site has contributed, by the site's name.
         batches: The releases so far.
-        answers_weighed: The newest test whether the answers are as large as expected; None before the first.
+        answers_weighed: Result of the newest test of whether the answers are as large as expected; None before the
+            first test.
         warnings: Warnings for the operator.
         ledger_head: Hash of the ledger's newest row.
     """
@@ -262,7 +264,8 @@ def _stage(before: Stage | None, event: dict[str, Any]) -> Stage | None:
 def _state(run: RunState, *, done: bool, student: bool, out_of_budget: bool) -> str:
     """Return a study's state in a word or two.
 
-    An active, dead, failed or stopped run decides; otherwise the number of answers does.
+    If the run is active, died, failed or was stopped, the result says so. Otherwise it depends on the number of
+    answers.
     """
     if run.name in ("running", "died", "failed", "stopped"):
         return run.name
@@ -278,7 +281,8 @@ def ledger_problem(workspace: Workspace) -> str | None:
         workspace: The study's directory.
 
     Returns:
-        The reason; None if there is none, or if this process may not read the ledger, as the network processes may not.
+        The reason; None if there is no problem, or if this process has no permission to read the ledger, as the network
+        processes have none.
     """
     if not os.access(workspace.ledger_file, os.R_OK):
         return None
@@ -290,14 +294,17 @@ def ledger_problem(workspace: Workspace) -> str | None:
 
 
 def bundle_problem(workspace: Workspace, spending: Spending) -> str | None:
-    """Return why the exported bundle understates what was spent; None if it does not, or if there is no bundle.
+    """Return why the exported bundle understates the study's ε.
 
     Charges that were recovered after the export may exceed the ε that the bundle states. If the ledger may be an older
-    copy (``doubt``), that is the reason returned.
+    copy (``doubt``), the reason returned is the warning about this.
 
     Args:
         workspace: The study.
         spending: What was spent, from the ledger.
+
+    Returns:
+        The reason; None if the bundle states enough, or if there is no bundle.
     """
     path = workspace.bundle_dir / "configs" / "privacy.json"
     if not path.exists():
@@ -308,13 +315,13 @@ def bundle_problem(workspace: Workspace, spending: Spending) -> str | None:
         stated = json.loads(path.read_bytes())
         said = max(_stated(stated["budget_epsilon"]), _stated(stated["epsilon"]))
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return "The exported bundle does not say what it guarantees; to fix: `consilium student export`."
+        return "The exported bundle does not state its ε; to fix: run `consilium student export`."
     guaranteed = spending.guaranteed.epsilon
     if said >= guaranteed:
         return None
     return (
-        f"The exported bundle says ε = {epsilon_text(said)}, and ε = {epsilon_text(guaranteed)} was spent since; to "
-        "fix: `consilium student export`."
+        f"The exported bundle states ε = {epsilon_text(said)}, but the study's guarantee is now ε = "
+        f"{epsilon_text(guaranteed)}; to fix: run `consilium student export`."
     )
 
 

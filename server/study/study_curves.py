@@ -1,7 +1,7 @@
 """Writes training curves from a study's events: the student's loss, the ends of training passes, and Dice.
 
-The loss is on pseudo-labels, and Dice is on published validation cases. The only values derived from hospitals' data
-are releases under differential privacy, so these curves cost no privacy budget.
+The loss is measured on pseudo-labels, and Dice on published validation cases. Hospitals' data enter the curves only
+through releases under differential privacy, so the curves cost no privacy budget.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def curves_of(workspace: Workspace, asked: str | None) -> Iterator[StudyCurves |
         asked: Format and folder of the log, as given to ``--metrics``; None for no log.
 
     Yields:
-        The curves; None if none are asked for.
+        The curves; None if ``asked`` is None.
     """
     if asked is None:
         yield None
@@ -63,7 +63,7 @@ def curves_of(workspace: Workspace, asked: str | None) -> Iterator[StudyCurves |
 
 @contextmanager
 def curves_from_here(workspace: Workspace, asked: str | None) -> Iterator[None]:
-    """Write the curves of the events that are logged inside the block, when the block ends.
+    """Write, at the end of the block, the curves of the events that were logged inside the block.
 
     Args:
         workspace: The study's directory.

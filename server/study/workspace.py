@@ -27,7 +27,7 @@ from server.public.material import START_FILE, CodecRecord, PairedFiles, Public
 from server.study.locks import held_alone, is_held
 
 LEDGER_RECORD = "ledger.json"
-"""File in a study's directory that names the directory of a shared ledger."""
+"""File in a study's directory that names the study's directory in which the ledger is, if studies share a ledger."""
 BUSY = "a run is already active in {}; to fix: `consilium study watch` follows it, `consilium study stop` ends it"
 RUN_LOCK = "run.lock"
 PAIRED = "paired.json"
@@ -41,11 +41,11 @@ class Site(Document):
     """A registered site.
 
     Attributes:
-        name: Its name.
-        pool: Its patient pool.
-        node_id: Flower's id of its node.
-        answer_key: Ed25519 public key (hexadecimal) of its own ledger, which signs its replies; empty if it was
-            registered without one.
+        name: The site's name, which no other site of the study has.
+        pool: Name of its patient pool.
+        node_id: Flower's id of the site's node.
+        answer_key: Ed25519 public key in hexadecimal that verifies the site's replies; the site's own ledger has the
+            same key. Empty if the site was registered without one.
     """
 
     name: str
@@ -96,18 +96,22 @@ class Endpoint(Document):
 
 @dataclass(frozen=True, slots=True)
 class SharedLedger(Document):
-    """Record of a shared ledger: the directory of the study that holds it, relative to this study's."""
+    """Record of a shared ledger.
+
+    Attributes:
+        directory: Directory of the study that holds the ledger, relative to this study's directory.
+    """
 
     directory: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeftSite(Document):
-    """A site that left and was deleted; neither its name nor its key is admitted again.
+    """A site that left the study and whose records were deleted; neither its name nor its key is admitted again.
 
     Attributes:
-        name: Its name.
-        key_sha256: SHA-256 of its node key.
+        name: The site's name.
+        key_sha256: SHA-256 of the site's node key.
     """
 
     name: str
@@ -138,10 +142,10 @@ class Workspace:
         return self.root / SharedLedger.from_json(record).directory
 
     def share_ledger(self, directory: Path) -> None:
-        """Record that the ledger is in another study's directory. This directory must have none yet.
+        """Record that the ledger is in another study's directory. This study must not have a ledger of its own.
 
         Args:
-            directory: Directory with the ledger.
+            directory: The other study's directory, which contains the ledger.
         """
         shared = SharedLedger(os.path.relpath(directory.resolve(), self.root.resolve()))
         self._write(LEDGER_RECORD, shared.to_json())
@@ -180,7 +184,7 @@ class Workspace:
 
     @property
     def authority_dir(self) -> Path:
-        """The consortium's certificate authority. Only renewing certificates needs it, so it is best kept elsewhere."""
+        """Folder of the consortium's certificate authority. Only renewals need it, so it is best kept elsewhere."""
         return self.tls_dir / "authority"
 
     @property
@@ -237,17 +241,17 @@ class Workspace:
 
     @property
     def reports_dir(self) -> Path:
-        """Reports that sites share about themselves, one JSON file for each."""
+        """Reports that sites share about themselves, one JSON file for each site."""
         return self.root / "site-reports"
 
     @property
     def figures_dir(self) -> Path:
-        """Figures of the student that hospitals measured, one signed file for each."""
+        """Figures of the student that hospitals measured, one signed file for each site."""
         return self.root / "figures"
 
     @property
     def verdicts_dir(self) -> Path:
-        """Verdicts of hospitals on the student, one signed file for each."""
+        """Verdicts of hospitals on the student, one signed file for each site."""
         return self.root / "verdicts"
 
     @property
@@ -287,13 +291,13 @@ class Workspace:
         return load_study(self.study_file)
 
     def public(self, *, codec: CodecRecord | None = None) -> Public:
-        """Return the study's public material: its terms, codec, public volumes and paired cases.
+        """Return the study's public material: its terms, codec, public volumes and public pairs.
 
         Args:
             codec: The codec; by default the fitted one.
 
         Raises:
-            InvalidInput: If volumes are not published, or no codec is given or fitted.
+            InvalidInput: If no volumes are published, or if ``codec`` is not given and no codec is fitted.
         """
         return Public(
             self.study(), codec or self.codec(), self.volumes(), self.objects, KeptInFolder(self.root), self.paired()
@@ -315,9 +319,12 @@ class Workspace:
     def admitted(self) -> tuple[Site, ...]:
         """Return the registered sites that are not revoked.
 
-        A site is revoked if ``revoked.json`` names it, or if the list of admitted nodes lacks it. A study that was
-        never set up for a network has no such list, and the dashboard may not be allowed to read it. Earlier versions
-        recorded a revocation only in that list.
+        A site is revoked if ``revoked.json`` names it, or if the list of admitted nodes lacks it. Earlier versions
+        recorded a revocation only in that list. The list is ignored if it does not exist, as in a study that was never
+        set up for a network, or if this process has no permission to read it, as the dashboard may have none.
+
+        Raises:
+            InvalidInput: If no site is registered yet.
         """
         revoked = self.revoked_names()
         sites = tuple(site for site in self.sites() if site.name not in revoked)
@@ -344,10 +351,10 @@ class Workspace:
         return self.root / REVOKED
 
     def revoked_names(self) -> frozenset[str]:
-        """Return the names in :attr:`revoked_file`; none if there is no such file.
+        """Return the names in :attr:`revoked_file`; an empty set if there is no such file.
 
         Raises:
-            InvalidInput: If it is no list of names.
+            InvalidInput: If the file does not contain a list of names.
         """
         if not self.revoked_file.exists():
             return frozenset()
@@ -371,7 +378,7 @@ class Workspace:
             sites: All registered sites.
 
         Raises:
-            InvalidInput: See :meth:`check_sites`.
+            InvalidInput: If two sites have the same name, pool or node id.
         """
         self.check_sites(sites)
         self._write("sites.json", [site.to_json() for site in sites])
@@ -396,13 +403,13 @@ class Workspace:
                 )
 
     def left(self) -> tuple[LeftSite, ...]:
-        """Return the sites that left and were deleted."""
+        """Return the sites that left the study and whose records were deleted; empty if there are none."""
         if not (self.root / LEFT).exists():
             return ()
         return tuple(map(LeftSite.from_json, self._read(LEFT, remedy="restore it from a backup")))
 
     def save_left(self, sites: tuple[LeftSite, ...]) -> None:
-        """Write the list of sites that left and were deleted.
+        """Write the list of sites that left the study and whose records were deleted.
 
         Args:
             sites: All such sites.
@@ -413,7 +420,7 @@ class Workspace:
         """Return the content hashes of the public volumes, in query order.
 
         Raises:
-            InvalidInput: If they are not published yet.
+            InvalidInput: If no volumes are published yet.
         """
         records = self._read("public.json", remedy="publish volumes with `consilium study publish`")
         return tuple(check_hash(name) for name in records)
@@ -431,17 +438,21 @@ class Workspace:
         self._write("public.json", list(volumes))
 
     def paired(self) -> tuple[PairedFiles, ...]:
-        """Return the public volumes with label maps; none if the study promises none."""
+        """Return the files of the study's public pairs (public volumes with label maps); empty if it has none.
+
+        Raises:
+            InvalidInput: If ``codec.paired`` states a number above 0 and no public pairs are published yet.
+        """
         if not self.study().codec.paired:
             return ()
         records = self._read(PAIRED, remedy="publish them with `consilium study publish --paired`")
         return tuple(map(PairedFiles.from_json, records))
 
     def save_paired(self, paired: tuple[PairedFiles, ...]) -> None:
-        """Write the list of public volumes with label maps.
+        """Write the list of public pairs.
 
         Args:
-            paired: Content hashes of each volume and its label map.
+            paired: Content hashes of each volume and of its label map.
         """
         self._write(PAIRED, [files.to_json() for files in paired])
 
@@ -463,7 +474,7 @@ class Workspace:
         """Return the record of the fitted codec.
 
         Raises:
-            InvalidInput: If none is fitted yet.
+            InvalidInput: If no codec is fitted yet.
         """
         return CodecRecord.from_json(self._read("codec.json", remedy="fit one with `consilium codec fit`"))
 
@@ -482,7 +493,7 @@ class Workspace:
         """Return address and ports of the server.
 
         Raises:
-            InvalidInput: If the server is not set up yet.
+            InvalidInput: If no address of the server is stored yet.
         """
         copied = not (self.root / "endpoint.json").exists()  # the network's part of a server sees only flower/
         record = self._read(
@@ -501,7 +512,7 @@ class Workspace:
         self._write("endpoint.json", endpoint.to_json())
 
     def port_keeper(self) -> Workspace:
-        """Return the study whose gateway this study's sites reach: this one, or another study that serves this one."""
+        """Return the study whose gateway this study's sites connect to: this study, or another one."""
         behind = (self.root / "endpoint.json").exists() and self.endpoint().behind
         return Workspace(self.root / behind) if behind else self
 
@@ -529,14 +540,14 @@ class Workspace:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the study's lock inside the block; the kernel frees it when the process ends, however it ends.
+        """Hold the study's lock inside the block; the kernel frees it when the process ends, for whatever reason.
 
-        Other users cannot read files that are created meanwhile, and lose access to event log, labels, student, bundle,
-        evidence and site reports that earlier versions left readable. If the study's folder belongs to a group, the
-        group keeps its access.
+        Files that are created inside the block cannot be read by other users. Event log, labels, student, bundle,
+        evidence and site reports that earlier versions left readable for other users are closed to them. If the study's
+        folder belongs to a group, the group keeps its access.
 
         Raises:
-            StudyBusy: If another run holds it.
+            StudyBusy: If another run holds the lock.
         """
         self._check_there()
         with held_alone(self.root / RUN_LOCK, busy=BUSY.format(self.root)):

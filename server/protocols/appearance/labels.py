@@ -1,11 +1,11 @@
 """Computes labels of public volumes from how structures look.
 
 The appearance query calls it. A voxel's probability for a structure is proportional to two factors: the public atlas at
-this voxel, and the likelihood of the voxel's values for the structure. A mean field smooths it over the neighbours. In
-each pass the atlas is shifted as a whole to where the structures were found, and a bias gives the structures the mean
-size of public shapes. If there is a public start, a network trained on public data alone, its prediction is a further
-factor. Controls use the same function, with the appearance that is assumed before any answer. This is post-processing,
-and imports torch only to measure how far public shapes overlap.
+this voxel, and the likelihood of the voxel's values for the structure. A mean-field approximation makes the label agree
+with those of neighbouring voxels. In each pass the atlas is shifted as a whole to where the structures were found, and
+a bias gives the structures the mean size of public shapes. If there is a public start, a network trained on public data
+alone, its prediction is a further factor. Controls use the same function, with the appearance that is assumed before
+any answer. Everything here is post-processing. The module imports torch only to measure how far public shapes overlap.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHARPNESS = 1.6
 """Exponent of the likelihood of a voxel's values."""
 
 FAR = 8.0
-"""Largest log-likelihood ratio by which a voxel's values may speak against a class."""
+"""Largest log-likelihood ratio that counts against a class at a voxel; larger ones are clipped to it."""
 
 COUPLING = 3.0
 """Weight of the neighbours' labels in the mean field."""
@@ -97,7 +97,7 @@ def labelled(
         images: Public volumes, float [c, x, y, z].
         codec: The study's codec.
         look: How structures look: mean and spread of their values.
-        begun: The public start's prediction for each volume, if there is a start.
+        begun: The public start's prediction for each volume; None if there is no public start.
 
     Yields:
         Float32 probabilities [k, x, y, z] of each volume.

@@ -21,8 +21,8 @@ from server.public.material import Public
 MEAN_STD = 1.6
 """Prior standard deviation of a structure's mean value. The unit is the spread of the values around the structure.
 
-It is wide because tumours differ from their surroundings by two spreads in each of four contrasts. Under a narrower
-prior, every voter's code would be clipped in every round.
+It is large because tumours differ from their surroundings by two of these spreads in each of four MRI contrasts. With a
+smaller one, every voter's code would be clipped in every round.
 """
 
 LOG_STD = -0.4
@@ -69,7 +69,7 @@ class Look:
 def unasked(*, structures: int, channels: int) -> Look:
     """Return the look of structures that is assumed before any answer (the prior).
 
-    It needs no data, because values are relative to a structure's surroundings.
+    The prior needs no data, because values are relative to a structure's surroundings.
 
     Args:
         structures: Number of structures J, without the background.

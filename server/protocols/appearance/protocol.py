@@ -1,10 +1,10 @@
 """Runs the appearance query at the server: a few rounds about how structures look, then labels and a student.
 
-``protocol_of`` creates it by name. To describe where a structure is in every volume takes many numbers; to describe its
-intensities takes few, and the noise changes few numbers less. Frames and rounds are those of a joint query. Everything
-after an answer is post-processing. If public shapes overlap enough, a public start as in a joint query contributes to
-the labels, and the student's training begins from it. Controls are trained by the student's recipe, with the appearance
-assumed before any answer. It refuses to train without an answer or a label.
+``protocol_of`` creates the protocol by name. Describing where a structure is in every volume takes many numbers.
+Describing its intensities takes few, and at the same privacy cost the relative noise on few numbers is smaller. Frames
+and rounds are those of a joint query. Everything after an answer is post-processing. If public shapes overlap enough, a
+public start as in a joint query contributes to the labels, and the student's training begins from it. Controls are
+trained by the student's recipe. A training without an answer or a label is refused.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class _Volumes:
 
 
 def _start(public: Public) -> bytes | None:
-    """Return the weights of the public start; None if the study has none, because shapes do not overlap enough."""
+    """Return the weights of the public start; None if the study has none."""
     return public.kept.read(START_FILE)
 
 

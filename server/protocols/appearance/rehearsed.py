@@ -1,4 +1,4 @@
-"""Trains, for a rehearsal of an appearance query, its public start, if any, and the student without any answer.
+"""Trains, for a rehearsal of an appearance query, its public start (if it has one) and the student without any answer.
 
 :mod:`server.protocols.rehearsal` calls it. The student learns from labels computed with the prior: the appearance of
 structures that is assumed before any hospital answers.
@@ -34,7 +34,7 @@ def begin(
         codec: A codec fitted on other public label maps.
         recipe: The student's training recipe.
         pairs: Not used by this protocol.
-        given: The network that the study begins from, if any.
+        given: The network that the study begins from; None if there is none.
 
     Returns:
         The public start, or None if shapes do not overlap enough, and the control ``zero_code``.

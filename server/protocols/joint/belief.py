@@ -25,8 +25,8 @@ def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarra
     """Return the volumes' codes by the public start alone, and the codes estimated from these answers.
 
     The last round's frame is centred on the estimate after the rounds before, so only the last answer has to be added.
-    With paired cases, the teachers' weights stay near the start, so their codes may contribute nothing new. The
-    estimated offset is then multiplied by :func:`heard`, so that noise alone changes no label.
+    With public pairs, the teachers' weights stay near the start, so it is possible that their codes contribute nothing
+    new. The estimated offset is then multiplied by :func:`heard`, so that noise alone changes no label.
 
     Args:
         public: The study's public material (terms, codec, volumes).
@@ -63,7 +63,7 @@ def heard(public: Public, answers: Sequence[Answer]) -> float:
 
 
 def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Iterator[Float[np.ndarray, "n l"]]:
-    """Sample the volumes' codes from their posterior. The samples vary only along the directions of the last frame.
+    """Sample the volumes' codes from their posterior, which varies only along the directions of the last frame.
 
     Args:
         public: The study's public material (terms, codec, volumes).
@@ -92,11 +92,11 @@ def weighed(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausibl
 
     Args:
         public: The study's public material (terms, codec, volumes).
-        codec: Its codec.
+        codec: The study's codec.
         answers: The stored answers, one a round, at least one.
 
     Returns:
-        The comparison, which gives the operator's warnings.
+        The comparison, which also states the warnings for the operator.
     """
     _, codes = believed(public, answers)
     ours, mean = _voxels(codec, codes), codec.decode(np.zeros(codec.dimension), noise_std=0.0)

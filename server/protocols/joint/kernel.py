@@ -2,9 +2,9 @@
 
 ``joint.prepare`` calls it. A teacher is the public start trained for a few steps, so its codes differ from the start's
 mostly along the leading directions of the kernel K = J D⁻¹ Jᵀ. Here J is the Jacobian of the codes with respect to the
-weights (Jacot et al. 2018), and D is the scale by which an Adam step divides. Few numbers therefore suffice to describe
-what teachers can contribute. The kernel depends only on public data: the start, the images and the codec. It refuses a
-network with layers other than those that ``build_unet`` makes.
+weights (Jacot et al. 2018), and D is diagonal: the scale by which an Adam step divides each weight's gradient. Few
+numbers therefore suffice to describe what teachers can contribute. The kernel depends only on public data: the start,
+the images and the codec. A network with layers other than those that ``build_unet`` makes is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common.codecs import shapes
 from common.codecs.codec import LinearCodec
 
 MAX_ROWS = 4096
-"""Largest number of rows of a kernel. If all codes together are longer, only leading coordinates are used.
+"""Largest number of rows of a kernel. If all codes together are longer, only the leading coordinates of each are used.
 
 Each row costs a backward pass, and the decomposition costs the cube of the number of rows.
 """
@@ -50,7 +50,7 @@ def tangent_kernel(
         model: The public start; it is not changed.
         images: Public volumes, float [n, c, x, y, z].
         codec: The study's codec.
-        temperature: Temperature that sharpens the predictions, the same as for the teachers.
+        temperature: Temperature that sharpens the predictions; it is the same as for the teachers.
         on_volume: Called with the number of volumes done.
 
     Returns:

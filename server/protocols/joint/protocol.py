@@ -1,8 +1,8 @@
 """Runs the joint query at the server: a public start, rounds about all volumes at once, and a student.
 
-``protocol_of`` creates it by name. The public start is a network trained on public data alone; the student continues
-its training. Everything before a query uses public data; everything after it is post-processing of stored answers. It
-refuses to train without a public start, an answer or a label.
+``protocol_of`` creates the protocol by name. The public start is a network trained on public data alone; the student is
+the start, trained further. Everything before a query uses public data; everything after an answer is post-processing.
+A training without a public start, an answer or a label is refused.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
             "the public start is missing from the study",
             remedy="restore start.pt from a backup, or run `consilium codec fit` again",
         )
-    trainings = 2 if control is None and lesson.paired is not None else 1  # with the network of the paired cases
+    trainings = 2 if control is None and lesson.paired is not None else 1  # with the network of the public pairs
 
     def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
         from server.protocols.public_start import counted_on, refine, refine_finer
@@ -165,7 +165,7 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
 def _passes(lesson: Lesson, trainings: int) -> tuple[int, ...]:
     """Return the last step of each pass of a training; empty if it has one pass.
 
-    If a network of the paired cases alone is trained first, each of the two trainings counts as a pass.
+    If a network is first trained on the public pairs alone, each of the two trainings counts as a pass.
     """
     from server.protocols.public_start import pass_ends
 
@@ -198,7 +198,7 @@ def _inputs(lesson: Lesson, control: str | None, rounds: Sequence[Answer], kept:
 
 
 def _beside(lesson: Lesson, start: bytes, on_step: OnStep | None) -> Beside | None:
-    """Return the study's paired public cases and a network trained on these cases alone; None if it has none.
+    """Return the study's public pairs and a network trained on these pairs alone; None if the study has no pairs.
 
     The network is trained once, for the student and all controls.
     """

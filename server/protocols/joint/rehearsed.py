@@ -25,15 +25,15 @@ def begin(
 ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
     """Train the public start and the control of a joint query; see :class:`~server.protocols.rehearsal.Begin`.
 
-    With pairs, the start is trained on them and is itself the control. Without pairs, the control is the start trained
-    on its own codes.
+    With public pairs (images with label maps), the start is trained on them and is itself the control. Without pairs,
+    the control is the start trained on its own codes.
 
     Args:
         cases: The public cases.
         codec: A codec fitted on other public label maps.
         recipe: The student's training recipe.
-        pairs: Rows of the cases that the study has with their labels, if any.
-        given: The network that the study begins from, if any.
+        pairs: Indices of the cases that are the study's public pairs; None if it has none.
+        given: The network that the study begins from; None if there is none.
 
     Returns:
         The public start and the control.

@@ -1,5 +1,6 @@
-"""Provides study files to start from, by name; `consilium study template NAME` prints one. It refuses an unknown
-name.
+"""Provides example study files by name, from which a person writes a study's own file.
+
+`consilium study template NAME` prints one. An unknown name is refused.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ def names() -> tuple[str, ...]:
 
 
 def template(name: str) -> str:
-    """Return the text of a study file with comments, which ``common.config.parse_study`` reads.
+    """Return the text of an example study file, with comments.
 
     Args:
-        name: One of :func:`names`.
+        name: One of the names that :func:`names` returns.
+
+    Returns:
+        TOML text that ``common.config.parse_study`` reads.
 
     Raises:
         InvalidInput: If there is no such template.

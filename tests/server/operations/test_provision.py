@@ -313,7 +313,7 @@ def test_a_certificate_that_ran_out_is_said_to_the_operator(
 ) -> None:
     now, root = datetime.now(UTC), str(workspace.root)
     provision.renew(workspace, valid_days=22)
-    for days, words in ((0, "certificate valid until"), (10, "; to fix: `consilium"), (23, "CERTIFICATE RAN OUT on")):
+    for days, words in ((0, "certificate valid until"), (10, "; to fix: `consilium"), (23, "CERTIFICATE EXPIRED on")):
         assert words in provision.certificate(workspace, now=now + timedelta(days=days)).line
     monkeypatch.setattr(provision, "expires", lambda _: now - timedelta(days=1))
     for command in (["provision", "list", root], ["server", "status", root]):

@@ -278,7 +278,7 @@ def test_a_study_takes_in_volumes_and_a_hospital_in_the_middle_and_its_answers_s
     made.run("1")
     before = {answer.query.id: answer.noisy_sum.tobytes() for answer in read_released(workspace).answers}
     assert len(before) == 3
-    with pytest.raises(InvalidInput, match="no volume twice"):
+    with pytest.raises(InvalidInput, match="given twice"):
         setup.add_volumes(workspace, images[2:4])
     with pytest.raises(InvalidInput, match=r"7.*the 6 planned queries.*study init --ledger"):
         setup.add_volumes(workspace, images[3:7])

@@ -213,7 +213,7 @@ def test_pairs_are_published_as_promised_and_read_back(tmp_path: Path) -> None:
     arguments = ["publish", str(workspace.root), "--images", str(images)]
     refused = CliRunner().invoke(study_app, arguments)
     assert isinstance(refused.exception, InvalidInput)
-    assert "paired public volumes: got 0; allowed: exactly 2" in str(refused.exception)
+    assert "public pairs (volumes with their label maps): got 0; allowed: exactly 2" in str(refused.exception)
     done = CliRunner().invoke(study_app, [*arguments, "--paired", str(dataset)], catch_exceptions=False)
     assert "published 3 volumes, and 2 with their label maps" in done.stdout
     paired = read_paired(public_of(workspace))
