@@ -1,8 +1,8 @@
 """Serves the dashboard's API below ``/api``: JSON for each page, tables as CSV, slices as PNG, event streams.
 
-The application mounts its routes. Each request needs a session, which :func:`server.dashboard.security.admitted`
-checks; a request that changes anything also needs the session's token in the header ``X-CSRF-Token``. Unknown names
-are answered 404, and values out of range 422.
+The application mounts the routes of this module. Each request needs a session, which
+:func:`server.dashboard.security.admitted` checks; a request that changes anything also needs the session's token in the
+header ``X-CSRF-Token``. Unknown names are answered 404, and values out of range 422.
 
 FastAPI publishes the docstring of a route in the OpenAPI description, up to the form feed (``\\f``).
 """
@@ -111,10 +111,10 @@ class DecisionWish:
 
 @dataclass(frozen=True, slots=True)
 class ListedSite:
-    """One site.
+    """One registered site.
 
     Attributes:
-        standing: Its state according to the server's ledger and event log.
+        standing: The site's state according to the server's ledger and event log.
         report: The hospital's own report; None if it has not sent one.
     """
 

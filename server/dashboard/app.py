@@ -53,7 +53,7 @@ class Options:
     Attributes:
         study: The study's directory.
         state: The dashboard's own directory.
-        secure: True if browsers reach it over TLS.
+        secure: True if browsers reach the dashboard over TLS.
         session_hours: Lifetime of a session in hours.
         metrics_token: Bearer token that gives access to ``/metrics`` without a session; None for no such token.
         certifier: Function that returns the command line that writes a privacy certificate; None if this dashboard

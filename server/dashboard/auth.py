@@ -36,8 +36,8 @@ _SCRYPT_MEMORY = 1 << 26
 class Role(StrEnum):
     """A user's role.
 
-    An ``operator`` may decide about labels and hand in sites' reports. A ``privacy-officer`` may read everything,
-    verify the ledger and issue certificates.
+    Users of both roles may read everything, verify the ledger and issue certificates. Only an ``operator`` may, in
+    addition, decide about labels and hand in sites' reports. A ``privacy-officer`` may not.
     """
 
     OPERATOR = "operator"
@@ -92,7 +92,7 @@ _NOBODY = User(name="", role=Role.PRIVACY_OFFICER, salt="00" * 16, digest="00" *
 class UserFile:
     """The file of local users: ``users.json`` in the dashboard's state directory, with mode 0600.
 
-    It is read again after each change of the file.
+    The file is read again whenever it has changed.
 
     Args:
         path: The file.
@@ -206,8 +206,8 @@ class Session:
         user: The user's name.
         role: The user's role.
         csrf: Token that the session's forms must carry.
-        ends: Time at which it ends, in seconds of the sessions' clock.
-        credential: The local user's password hash; None for a user whom a provider authenticated.
+        ends: Time at which the session ends, in seconds of the sessions' clock.
+        credential: The local user's password hash; None for a user whom an OpenID Connect provider authenticated.
     """
 
     user: str
@@ -242,7 +242,7 @@ class Sessions:
         Args:
             name: The user's name.
             role: The user's role.
-            credential: The local user's password hash; None for a user whom a provider authenticated.
+            credential: The local user's password hash; None for a user whom an OpenID Connect provider authenticated.
 
         Returns:
             The token for the browser's cookie, and the session.

@@ -34,9 +34,9 @@ class StageState:
     """A stage of the newest run.
 
     Attributes:
-        total: Steps in total.
-        done: Steps done.
-        base: Number of steps that were done before this run; None before the first progress event.
+        total: Number of the stage's steps.
+        done: Number of these steps that are done.
+        base: Number of these steps that were done before this run; None before the first progress event.
         started: Time at which it began.
         finished: True if it has finished.
         seconds: Duration of a finished stage in seconds.
@@ -55,21 +55,22 @@ class SiteState:
     """One site according to the event log.
 
     Attributes:
-        last_seen: Time at which it was last heard from.
-        offer: Its answer to the last offer: ``accepted``, or the reason why not.
+        last_seen: Time at which the site was last heard from.
+        offer: The site's answer to the last offer: ``accepted``, or the reason for another outcome.
         offered: Time of that answer.
         accepted: Number of offers accepted.
         turned_down: Number of offers declined or missed, by reason.
         codes: Number of codes received.
         refused: Number of codes refused.
-        missing: Number of requests for codes without a reply.
-        missing_in_a_row: Number of these since the last reply.
+        missing: Number of requests for codes that the site did not answer.
+        missing_in_a_row: Number of these requests since the site's last reply.
         asked_again: Number of replies to a second or later request.
         latencies: Seconds until each of the last replies.
         receipts_row: Ledger row up to which the site holds receipts.
-        receipts_problem: Reason why it could not get its receipts.
-        contradicted_row: Row of a signed head that the site holds and the ledger does not contain.
-        unwitnessed: Reason why it has not countersigned the newest head.
+        receipts_problem: Reason why the site could not get its receipts; None if it got them.
+        contradicted_row: Row of a signed head that the site holds and the ledger does not contain; None if there is
+            none.
+        unwitnessed: Reason why the site has not countersigned the newest head; None if it has.
     """
 
     last_seen: str | None = None
@@ -104,9 +105,9 @@ class BatchState:
     """A batch of queries according to the event log.
 
     Attributes:
-        id: Its id.
-        time: Time of its first event.
-        accepted: Answer of each site to the offer: ``accepted``, or the reason why not.
+        id: The batch's id.
+        time: Time of the first event about the batch.
+        accepted: Answer of each site to the offer: ``accepted``, or the reason for another outcome.
         replies: Site and seconds of each reply.
         attempts: Number of requests for codes.
         released: Number of queries released.
@@ -131,13 +132,13 @@ class RunSeen:
     """The newest run according to the event log.
 
     Attributes:
-        id: Its id.
-        started: Time at which it began.
+        id: The run's id.
+        started: Time at which the run began.
         resumed: True if it continues an earlier run.
         ended: Time at which it ended; None if no end is logged.
-        outcome: ``finished`` or ``failed``.
-        reason: Reason of a failure, or that a stop was requested.
-        seconds: Duration in seconds.
+        outcome: ``finished`` or ``failed``; None if no end is logged.
+        reason: Reason of a failure, or that a stop was requested; otherwise empty.
+        seconds: Duration of a finished run in seconds; otherwise None.
     """
 
     id: str
@@ -151,7 +152,12 @@ class RunSeen:
 
 @dataclass(frozen=True, slots=True)
 class QuorumMissed:
-    """The last offer that too few sites accepted: number of sites that accepted, and number needed."""
+    """The last batch for which too few sites accepted or answered.
+
+    Attributes:
+        accepted: Number of sites that accepted the offer, or that sent codes.
+        needed: Number of sites needed.
+    """
 
     accepted: int
     needed: int
@@ -347,7 +353,7 @@ class EventFold:
         return True
 
     def _keep_steps_before(self, step: int) -> None:
-        """Drop the curve from a step on if the training has repeated that step: it began anew, or was resumed.
+        """Delete the curve's points from a step on, if the training has repeated that step after a restart.
 
         A resumed run that finds a trained student logs no step, so the curve of that student stays.
         """

@@ -1,6 +1,7 @@
 """Serves the routes for machines: health check, Prometheus metrics and the API's OpenAPI description.
 
-The application mounts its routes. ``/healthz`` is open; ``/metrics`` needs a session or the metrics token.
+The application mounts the routes of this module. ``/healthz`` is open to everybody; ``/metrics`` needs a session or the
+metrics token.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ routes = APIRouter(include_in_schema=False)
 async def health(request: Request, service: Here) -> JSONResponse:
     """Report whether the dashboard follows the study and whether users can sign in.
 
-    It states nothing about the study itself. It uses no worker thread, so it answers even if all of them are busy.
+    The answer states nothing about the study itself. The route uses no worker thread, so it answers even if all worker
+    threads are busy.
 
     Args:
         request: The request.

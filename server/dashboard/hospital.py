@@ -1,9 +1,9 @@
-"""Serves a hospital's own page: the state of its site, read only, on the loopback address of its machine.
+"""Serves a hospital's own page, which shows the state of its site, on the loopback address of the site's machine.
 
-``consilium site dashboard`` calls it and prints the address with an access key. The page uses the dashboard's
-templates, static files and security headers. Its content is a :class:`~common.hospital_page.OwnPage`, which the
-client package makes. It refuses every method but GET, host names other than this machine's, and requests without the
-key.
+``consilium site dashboard`` calls it and prints the address with an access key. The page changes nothing. It uses the
+dashboard's templates, static files and security headers. Its content is a :class:`~common.hospital_page.OwnPage`, which
+the client package makes. Every method but GET is refused, and so are host names other than this machine's and requests
+without the key.
 """
 
 from __future__ import annotations

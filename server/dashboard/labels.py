@@ -29,11 +29,11 @@ MAX_FACTS_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LabelView:
-    """One public volume.
+    """One public volume with the state of its label.
 
     Attributes:
         volume: SHA-256 of the volume.
-        number: Its number in query order, from 1.
+        number: The volume's number in query order, from 1.
         state: ``waiting`` (not answered yet), ``answered`` (not decoded yet), ``preparing`` (the picture is being made)
             or ``ready``.
         verdict: Decision about the current label: ``none``, ``accept`` or ``reject``.
@@ -84,9 +84,9 @@ class ControlView:
     """A control: a network trained for comparison without the hospitals' answers.
 
     Attributes:
-        name: Its name; several names if these controls are the same network.
-        weights: SHA-256 of its weights; None before it is trained.
-        time: Time at which its training ended; None before that.
+        name: The control's name; several names, separated by commas, if these controls are the same network.
+        weights: SHA-256 of the control's weights; None before it is trained.
+        time: Time at which the training ended; None before that.
     """
 
     name: str
@@ -104,17 +104,17 @@ class StudentPage:
         validated: Step, mean Dice and number of validation cases of each time the student was scored.
         steps: Total number of training steps.
         weights: SHA-256 of the student's weights; None before it is trained.
-        trained: Time at which its training ended.
-        seconds: Duration of its training in seconds.
+        trained: Time at which the student's training ended; None before that.
+        seconds: Duration of this training in seconds; None before its end.
         labels_used: Number of labels that are not rejected.
         labels_rejected: Number of rejected labels.
         controls: The controls with which the student is compared.
         validation: Number of labelled cases on which the student and the controls are scored.
         bundle: SHA-256 of the exported bundle; None before the export.
-        exported: Time of the export.
-        files: Path and size in bytes of each file of the bundle.
-        guarantee: The privacy guarantee that the bundle states.
-        gate: The hospitals' verdicts on the student, if the study asks for them.
+        exported: Time of the export; None before it.
+        files: Path and size in bytes of each file of the bundle; empty before the export.
+        guarantee: The privacy guarantee that the bundle states; empty before the export.
+        gate: The hospitals' verdicts on the student in words; empty if the study has no gate.
         released: False while the study's gate lacks verdicts; then the bundle is for evaluation only.
         problem: Reason why the bundle's statement no longer holds; None if it holds.
         examples: Volumes on which label and student agree least and most.
@@ -297,7 +297,7 @@ def bundle(workspace: Workspace) -> list[Path]:
 
 
 def _guarantee(folder: Path) -> str:
-    """Return the guarantee that the bundle states and the budget its labels spent; empty before the export."""
+    """Return the guarantee that the bundle states, and the ε that its labels have spent; empty before the export."""
     try:
         facts = read_json(folder / "configs" / "privacy.json", most_bytes=MAX_FACTS_BYTES)
         spent = f"; spent of it {facts['spent']}" if "spent" in facts else ""

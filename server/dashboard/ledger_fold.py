@@ -74,11 +74,11 @@ class BatchSeen:
     """A batch of queries according to the ledger.
 
     Attributes:
-        id: Its id.
-        time: Time of its newest answer.
-        first_row: Its first row.
-        last_row: Row of its newest answer.
-        last_charge: Row of the batch's last charge, up to which each of its sites gets receipts.
+        id: The batch's id.
+        time: Time of the batch's newest answer; of its first charge before there is an answer.
+        first_row: Number of the batch's first row.
+        last_row: Number of the row with its newest answer.
+        last_charge: Number of the row with its last charge, up to which each of its sites gets receipts.
         answers: Number of its answers.
         roster: Names of the sites that took part.
         voters: Number of voters.
@@ -104,9 +104,9 @@ class RefusalSeen:
         batch: Id of the batch.
         queries: Number of refused queries.
         reason: Reason, as a word of the ledger.
-        pool: Patient pool whose budget does not cover them; empty if the reason is another.
-        requested: Σμ² requested, as a fraction; may be empty.
-        remaining: Σμ² left, as a fraction; may be empty.
+        pool: Patient pool whose budget does not cover the queries; empty if the reason is another one.
+        requested: Σμ² requested, as a fraction; empty if the row states none.
+        remaining: Σμ² left, as a fraction; empty if the row states none.
     """
 
     seq: int
@@ -141,7 +141,7 @@ class History:
 class LedgerFold:
     """The state of a server ledger as far as it was read: totals, one study's details, every study's short history.
 
-    The ledger's standing file names its newest row; by it an older copy of the ledger is recognised.
+    The ledger's standing file names the ledger's newest row, so a comparison with it shows an older copy of the ledger.
 
     Args:
         path: The ledger's file.
@@ -153,11 +153,11 @@ class LedgerFold:
         batches: The study's batches by id.
         refusals: The rows that record the study's refused queries.
         histories: Every study of the ledger by id.
-        problem: Reason why the reading stopped before the ledger's end; None if it did not.
-        cut: Message that a row that was read before is gone; None if no such row is.
-        forgotten: Message that the ledger lacks a row that the standing file names, or that this file is missing; None
-            if neither is the case.
-        unread: Reason why the standing file cannot be read; None if it can.
+        problem: Reason why the reading stopped before the ledger's end; None if the end was reached.
+        cut: Message that a row which was read before is gone; None if all these rows are still there.
+        forgotten: Message that the ledger lacks a row that the standing file names, or that the standing file is
+            missing; None if neither is the case.
+        unread: Reason why the standing file cannot be read; None if it could be read or does not exist.
     """
 
     def __init__(self, path: Path, *, study_id: str) -> None:
@@ -359,7 +359,7 @@ def _holds(connection: sqlite3.Connection, position: Position) -> bool:
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return numbers by which a change of a file or of its write-ahead log is noticed.
+    """Return numbers that differ after a change of a file or of its write-ahead log.
 
     Args:
         path: The file.

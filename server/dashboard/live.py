@@ -24,10 +24,10 @@ PERIOD_S = 1.0
 TICK_S = 5.0
 HEARTBEAT_S = 15.0
 MOST_STREAMS = 100
-"""Largest number of open streams of one user. A page without a stream polls every few seconds."""
+"""Largest number of open event streams of one user. A page without a stream polls every few seconds."""
 
 ALIVE = b"event: alive\ndata: {}\n\n"
-"""Event that is sent while nothing changes. A page that receives no event for long shows that it is out of date."""
+"""Event that is sent while nothing changes. A page that receives no event for 40 s shows that it is out of date."""
 
 logger = logging.getLogger(__name__)
 

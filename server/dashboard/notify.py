@@ -1,8 +1,8 @@
 """Sends alarms to a webhook: a POST request when an alarm begins or ends, repeated until it succeeds.
 
-The service starts it. A message contains the name of the study and the names and levels of alarms, which come from a
-fixed list; it contains no figure, no site and no secret. The URL must be https, or http on this machine. Redirections
-are not followed.
+The service starts it. A message contains the study's name, and the name and level of each alarm that began or ended.
+These names come from a fixed list. A message contains no figure, no site and no secret. The URL must be https, or http
+on this machine. Redirections are not followed.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ PREFIX = "oidc:"
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Values of the role claim that give each role.
+    """Values of the ID token's role claim that give a user a role in the dashboard.
 
     A user with values for both roles is an operator.
 
@@ -157,7 +157,8 @@ class Provider:
 
     The state of a sign-in in progress is stored in the browser's cookie, encrypted with a key of this process.
     Therefore sign-ins in progress need no memory here, and a large number of them cannot displace those of other users.
-    The provider's description (its discovery document) is requested at most once in :data:`DESCRIBED_S` seconds.
+    The provider's description (its discovery document) is requested at most once in :data:`DESCRIBED_S` seconds, or in
+    :data:`FAILED_S` seconds after a failed request.
 
     Args:
         settings: The settings.

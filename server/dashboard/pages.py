@@ -1,7 +1,7 @@
 """Serves the HTML pages, which templates render from the views.
 
-The application mounts its routes. Every page works without JavaScript; scripts only keep it up to date. Unknown rows,
-volumes and verdicts are refused.
+The application mounts the routes of this module. Every page works without JavaScript; scripts only keep it up to date.
+Unknown rows, volumes and verdicts are refused.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def report(service: Here, session: Decider, form: Form) -> Response:
         A redirection to the site's entry on the Sites page.
 
     Raises:
-        InvalidInput: If the report is refused; see :func:`server.dashboard.reports.take_report`.
+        InvalidInput: If :func:`server.dashboard.reports.take_report` refuses the report.
     """
     return RedirectResponse(f"/sites#{service.take_report(form.get('report', ''))}", 303)
 

@@ -49,13 +49,13 @@ COLOURS = ((86, 180, 233), (230, 159, 0), (204, 121, 167), (0, 158, 115), (213, 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """One structure in one volume.
+    """The figures of one structure in one public volume.
 
     Attributes:
-        name: Its name.
-        ml: Its volume in the label, in ml.
-        confidence: Mean confidence of the label in its voxels, 0 to 1; None if the label has no such voxel.
-        student_ml: Its volume in the student's prediction, in ml; None without a student.
+        name: The structure's name.
+        ml: The structure's size in the label, in ml.
+        confidence: Mean confidence of the label in its voxels of the structure, 0 to 1; None if it has none.
+        student_ml: The structure's size in the student's prediction, in ml; None without a student.
         dice: Dice between label and student; None without a student, or if neither contains the structure.
     """
 
@@ -254,14 +254,20 @@ def summarise(
 
 
 def _doubt(hard: UInt8[np.ndarray, "x y z"], arrays: Picture) -> float | None:
-    """Return the sum of ``doubt`` over all voxels, divided by the number of labelled voxels; at most 1."""
+    """Return the sum of ``doubt`` over all voxels, divided by the number of labelled voxels, and at most 1.
+
+    The result is None if the picture has no doubt, or the label is empty.
+    """
     if "doubt" not in arrays or not hard.any():
         return None
     return min(1.0, float(arrays["doubt"].sum() / 255 / (hard > 0).sum()))
 
 
 def _moved(hard: UInt8[np.ndarray, "x y z"], arrays: Picture) -> float | None:
-    """Return 1 − Dice between label and ``centre``, averaged over the structures that either contains."""
+    """Return 1 − Dice between label and ``centre``, averaged over the structures that at least one of them contains.
+
+    The result is None if the picture has no ``centre``, or neither map contains a structure.
+    """
     if "centre" not in arrays:
         return None
     centre, found = arrays["centre"], []

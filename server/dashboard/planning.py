@@ -1,7 +1,7 @@
 """Computes the content of the Planner page: the noise and the expected benefit that a privacy budget allows.
 
-The pages, the API and the verdict on the Overview page use it. The planner package computes the plans. It refuses
-values out of range, and new requests while too many are waiting.
+The pages, the API and the verdict on the Overview page use it. The package ``server.planning`` computes the plans.
+Values out of range are refused, and so are new requests while too many are waiting.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads untrusted JSON within limits, and refuses invalid content.
 
-Hospitals' reports and the lines of the event log are read with it before pages show them. For invalid
-content of any kind it raises InvalidInput, so the caller can report one bad line or file and continue with the others.
+Hospitals' reports and the lines of the event log are read with it before pages show them. For invalid content of any
+kind, its functions raise InvalidInput, so the caller can report one bad line or file and continue with the others.
 """
 
 from __future__ import annotations
@@ -149,7 +149,10 @@ _FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
         for name in ("chance", "delta", "dice", "epsilon_exact", "epsilon_rdp", "seconds", "surprise")
     },
 }
-"""Check of a field, by (kind, field) or by ("", field) for all kinds; fields not listed must be texts."""
+"""Function that checks a field of an event, by (kind, field), or by ("", field) for all kinds of events.
+
+Fields that are not listed must be texts.
+"""
 
 
 def _finite(digits: str) -> float:

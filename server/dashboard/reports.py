@@ -3,7 +3,8 @@
 The pages use it. A report is the output of `consilium site status --json` at a hospital. It contains what the site has
 spent according to its own ledger, how its teachers were trained, and the ε of that training for one patient.
 
-- A site that shares its status sends a report without the part on training each time it receives receipts.
+- A site that shares its status sends a report each time it receives receipts. That report does not contain the part on
+  training.
 - The printed report is signed with the key of the site's ledger. It can also be handed in on the Sites page, which
   accepts only signed reports.
 - Other figures are shown only if the hospital adds them under ``shared``; the privacy guarantee does not cover them.
@@ -39,7 +40,7 @@ NO_KEYS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class SharedFigure:
-    """A figure that a hospital chose to share; the privacy guarantee does not cover it."""
+    """A figure that a hospital chose to share, with its name; the privacy guarantee does not cover it."""
 
     name: str
     value: str
@@ -51,8 +52,8 @@ class HandedReport:
 
     Attributes:
         site: Name of the site.
-        given: Time at which it was written.
-        problem: Reason why it is not used; the other fields are then empty.
+        given: Time at which the report was written.
+        problem: Reason why the report is not used, in which case the other fields are empty; otherwise empty.
         spent_epsilon: ε spent according to the site's own ledger.
         at_least: True if ``spent_epsilon`` is only a lower bound.
         cap_epsilon: ε that the site allows itself to spend.

@@ -44,14 +44,14 @@ HEX_FLOAT = re.compile(r"-?0x[01](\.[0-9a-f]{1,13})?p[+-][0-9]{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """A row in a list.
+    """A row of the ledger as a list of rows shows it.
 
     Attributes:
-        seq: Its number.
-        time: Its time.
-        kind: Its kind.
-        subject: Its content in a few words.
-        hash: Its hash, which the next row contains.
+        seq: Number of the row.
+        time: Time of the row, in UTC.
+        kind: Kind of the row, one of :data:`KINDS`.
+        subject: The row's content in a few words.
+        hash: The row's hash, which the next row contains.
     """
 
     seq: int
@@ -82,7 +82,7 @@ class RowPage:
 class HeadView:
     """A signed head: the hash of a row, signed with the ledger's key.
 
-    A copy of it on another machine makes a later cut or rewriting of the ledger detectable.
+    With a copy of the head on another machine, a later cut or rewriting of the ledger can be detected.
     """
 
     role: str

@@ -38,7 +38,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
     "student": ("status", "facts", "loss", "examples"),
     "planner": ("status",),
 }
-"""Blocks of each live page. The template of a block is returned by :func:`block_file`."""
+"""Names of the blocks of each live page; :func:`block_file` returns the file of a block's template."""
 
 NAVIGATION = (
     ("/", "overview", "Overview"),

@@ -23,12 +23,14 @@ from server.operations.exact import CertificateHosts
 
 SHUTDOWN_S = 2
 HEAD_S = 15.0
-"""Seconds in which a connection must send a request's head. A connection without one is closed after one to two such
-periods."""
+"""Interval in seconds at which a connection is checked for a request's head.
+
+A connection that sends no complete head is closed after one to two such intervals.
+"""
 
 
 class Connection(H11Protocol):
-    """uvicorn's h11 connection, closed if no complete request head arrives within :data:`HEAD_S`.
+    """uvicorn's h11 connection, which is closed if no complete request head arrives in time (:data:`HEAD_S`).
 
     The h11 parser accepts request heads of at most 64 KiB; uvicorn's other parser has no limit.
     """

@@ -1,8 +1,7 @@
 """Holds the objects that pages, API and metrics share: read model, label decisions, background jobs and views.
 
-A view is the content of a page. It is computed once for each version of the data.
-
-The application creates it, and every page receives it as :data:`Here`.
+The application creates one :class:`DashboardService`, and every page receives it as :data:`Here`. A view is the content
+of a page. It is computed once for each version of the data, and again when it is :data:`FRESH_S` seconds old.
 """
 
 from __future__ import annotations
@@ -127,13 +126,16 @@ class DashboardService:
         return self.follower.ledger.books.key.ledger_id
 
     def view(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return a view that is kept in memory; compute it first if the data changed or it is a few seconds old.
+        """Return a view from memory, after computing it if the data have changed or the view is a few seconds old.
 
-        It is computed under the read model's lock.
+        The view is computed under the read model's lock.
 
         Args:
             key: Name of the view.
             make: Function that computes the view.
+
+        Returns:
+            The view.
         """
         stamp = (self.follower.version, int(self.now().timestamp() // FRESH_S))
         known = self._views.get(key)
@@ -250,6 +252,9 @@ class DashboardService:
             volume: Hash of the volume.
             key: Digest of the files from which the volume's picture was made.
             load: Function that reads the arrays from disk.
+
+        Returns:
+            The arrays by name.
         """
         known = self._arrays.pop(volume, None)
         if known is None or known[0] != key:
@@ -282,7 +287,7 @@ class DashboardService:
             Name of the site that wrote it.
 
         Raises:
-            InvalidInput: See :func:`server.dashboard.reports.take_report`.
+            InvalidInput: If :func:`server.dashboard.reports.take_report` refuses the report.
         """
         site = take_report(text, self.reports_dir, keys=self._site_keys(), now=self.now())
         self._views.clear()
@@ -292,7 +297,7 @@ class DashboardService:
         return {site.name: site.answer_key for site in self.follower.sites if site.answer_key}
 
     def close(self) -> None:
-        """End the thread, the jobs and the webhook."""
+        """Stop following the study's files, end the background jobs, and stop sending alarms to the webhook."""
         if self._telling is not None:
             self._telling.stop()
         self.follower.stop()

@@ -1,7 +1,7 @@
-"""Handles signing in and out. Guesses are slowed down, and scripts cannot read the session's cookie.
+"""Handles signing in and out.
 
-The application mounts its routes. It refuses wrong passwords, too many sign-ins from one address, and forms sent from
-another site.
+The application mounts the routes of this module. Guesses of passwords are slowed down, and scripts cannot read the
+session's cookie. Wrong passwords, too many sign-ins from one address, and forms sent from another site are refused.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Door:
     Attributes:
         users: The local users.
         sessions: Open sessions.
-        throttle: Limits guesses.
+        throttle: Limits guesses of passwords.
         secure: True if the cookie is sent over TLS only.
         log: Log of sign-ins.
         waiting: Number of sign-ins in progress, by address.
-        provider: OpenID Connect provider, if any.
+        provider: OpenID Connect provider; None if only local users can sign in.
         asking: Limits concurrent calls of the provider.
         scrypts: Limits concurrent password checks.
     """

@@ -1,10 +1,8 @@
 """Logs sign-ins, refused sign-ins and sign-outs, and converts this log and the label decisions to security events.
 
-A line has the time, the event and the address. It has the user's name only if such a user exists, because text typed
-into the name field may be a password. At 4 MiB the file is renamed to ``sign-ins.jsonl.1``, so guessing cannot fill
-the disk.
-
-The sign-in pages write it, and the security log reads it.
+The sign-in pages write the log, and the security log reads it. A line has the time, the event and the address. It has
+the user's name only if such a user exists, because text typed into the name field may be a password. At 4 MiB the file
+is renamed to ``sign-ins.jsonl.1``, so guessing cannot fill the disk.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class SignInLog:
         self._now, self._lock = now, threading.Lock()
 
     def write(self, event: str, *, address: str, by: str = "password", user: str = "", role: str = "") -> None:
-        """Append one line.
+        """Append one line about a sign-in or sign-out.
 
         Args:
             event: ``sign-in``, ``sign-in-failed``, ``sign-in-delayed`` or ``sign-out``.

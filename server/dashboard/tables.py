@@ -1,4 +1,4 @@
-"""Writes tables and ledger rows as JSON, and as CSV in which a spreadsheet takes no value for a formula.
+"""Writes tables and ledger rows as JSON, and as CSV in which a spreadsheet program interprets no value as a formula.
 
 The API uses it.
 """
@@ -26,6 +26,9 @@ def csv_response(name: str, rows: Sequence[dict[str, Any]]) -> Response:
     Args:
         name: Name of the file, without its ending.
         rows: The rows, all with the same keys.
+
+    Returns:
+        The response, which a browser saves as a file.
     """
     names = tuple(rows[0]) if rows else ()
     text = "".join(csv_lines(names, ([row[key] for key in names] for row in rows)))
@@ -38,6 +41,9 @@ def csv_lines(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[s
     Args:
         names: Names of the columns.
         rows: Values of each row, in the columns' order.
+
+    Yields:
+        Each line.
     """
     for row in chain([names], rows):
         stream = io.StringIO()
@@ -46,7 +52,7 @@ def csv_lines(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[s
 
 
 def _cell(value: Any) -> Any:
-    """Return a value for a CSV cell. A text that a spreadsheet would take for a formula gets an apostrophe in front."""
+    """Return a value for a CSV cell; an apostrophe is put before a text that a spreadsheet would read as a formula."""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
     return value

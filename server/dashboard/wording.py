@@ -39,9 +39,9 @@ class EventView:
     """One event of the log in words.
 
     Attributes:
-        time: Its time.
-        kind: Its kind.
-        words: The sentence.
+        time: Time of the event, as the log states it.
+        kind: Kind of the event.
+        words: The event in words.
         level: ``info``, ``warning`` or ``critical``.
     """
 
@@ -87,6 +87,9 @@ def many(count: int, one: str, several: str = "") -> str:
         count: The count.
         one: The noun in the singular.
         several: The plural, if it is not the singular with an s.
+
+    Returns:
+        The text.
 
     >>> many(1, "code"), many(2, "query", "queries")
     ('1 code', '2 queries')

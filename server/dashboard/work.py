@@ -1,7 +1,7 @@
-"""Does the dashboard's slow work, each task in a process of its own: ``python -m server.dashboard.work``.
+"""Runs one slow task of the dashboard in a process of its own: ``python -m server.dashboard.work TASK ARGUMENTS``.
 
-``verify LEDGER`` prints the report of a full verification. ``pictures STUDY OUT`` writes volumes, labels and the
-student's predictions as small arrays for the slice viewer. It reads the study and writes only below OUT.
+The task ``verify LEDGER`` prints the report of a full verification. The task ``pictures STUDY OUT`` writes volumes,
+labels and the student's predictions as small arrays for the slice viewer. It reads the study and writes only below OUT.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class PerVolume(QueryProtocol):
 
     def agenda(self, study: Study) -> Agenda:
         planned = study.privacy.planned_queries
-        return Agenda(f"{planned} queries", which=f"up to {planned}", each="each", asks=planned, an_answer=1)
+        return Agenda(f"{planned} queries", which=f"up to {planned}", each="each volume,", asks=planned, an_answer=1)
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
         """Do nothing, because a query needs only the codec.

@@ -19,7 +19,7 @@ function put(plan) {
   advice.replaceChildren();
   if (plan.advice.length) {
     const title = document.createElement("h3");
-    title.textContent = "Any one of these would make it informative";
+    title.textContent = "Any one of these changes would make the plan informative";
     const list = document.createElement("ul");
     list.className = "log";
     for (const line of plan.advice) {

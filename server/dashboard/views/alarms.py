@@ -19,7 +19,7 @@ from server.dashboard.wording import declined_words, duration, many, unwitnessed
 
 NEARLY_SPENT = 0.9
 AWAY_S = 3600.0
-"""Seconds without a sign of a site after which an alarm is raised, if other sites were heard from."""
+"""An alarm is raised for a site that was not heard from for this many seconds, if other sites were."""
 
 Level = Literal["critical", "warning", "info"]
 LEVELS: tuple[Level, ...] = ("critical", "warning", "info")
@@ -62,6 +62,9 @@ def alarms(
         budget: The study's budget.
         reports: The sites' own reports.
         now: The current time.
+
+    Returns:
+        The alarms.
     """
     unfinished, admitted = follower.facts().unanswered > 0, [site for site in sites if not site.revoked]
     found = [
@@ -104,7 +107,8 @@ def banners(found: Sequence[Alarm]) -> tuple[Banner, ...]:
         found: The alarms, worst first.
 
     Returns:
-        The banners in the same order. Each alarm is in exactly one: at most one banner contains several alarms.
+        The banners in the same order. Each alarm is in exactly one banner, and at most one banner contains several
+        alarms.
     """
     of = {alarm.name: alarm for alarm in found}
     head = next((of[name] for name in _HEADS if name in of), None)
@@ -131,7 +135,7 @@ def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
             "ledger-broken",
             "critical",
             f"The ledger cannot be followed: {ledger.problem}",
-            "Stop the run, then `consilium verify` on the ledger file names the first bad row.",
+            "Stop the run. Then run `consilium verify` on the ledger file, which names the first bad row.",
         )
     if ledger.cut:
         yield Alarm(
@@ -198,7 +202,7 @@ def _of_the_run(follower: Follower, run: RunView, *, now: datetime) -> Iterator[
                 "run-silent",
                 "warning",
                 f"The run has logged nothing for {duration(silence)}",
-                "A process still runs it: see `consilium study status` and the logs.",
+                "A process of the run is still alive. See `consilium study status` and the logs.",
             )
     if events.quorum_missed and run.state != "finished":
         yield Alarm(
@@ -325,7 +329,8 @@ def _of_a_refusal(site: SiteView, *, unfinished: bool) -> Iterator[Alarm]:
         f"{site.name} declines: {declined_words(reason)}",
         "Ask the site for `consilium site status`: it names an alarm, which the site itself must clear."
         if own
-        else "Ask the site for `consilium site status`. What it would consent to: `consilium study show --for-site`.",
+        else "Ask the site for the output of `consilium site status`. `consilium study show --for-site` prints the "
+        "terms that a site consents to.",
         site.name,
     )
 
@@ -385,6 +390,6 @@ def _of_what_is_nearly_spent(sites: Sequence[SiteView], *, unfinished: bool) -> 
         yield Alarm(
             "budget-nearly-spent",
             "info",
-            f"Nine tenths of the budget are spent: {', '.join(nearly)}",
+            f"Nine tenths of the budget of these sites are spent: {', '.join(nearly)}",
             "The Planner page shows what the rest of a budget allows.",
         )

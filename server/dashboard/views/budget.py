@@ -170,7 +170,9 @@ def _budget_words(spending: Spending, left: int, *, done: bool) -> str:
     spent = f"ε {epsilon} of {budget} spent"
     if left:
         fit = f"{left:,} more {'answer fits' if left == 1 else 'answers fit'}"
-        return f"{spent} by the pool it cost most; {fit} the others" if spending.passed else f"{spent}; {fit}"
+        if spending.passed:
+            return f"{spent} by the most charged pool; {fit} the budgets of the others"
+        return f"{spent}; {fit}"
     if done:
         return f"{spent}; every planned answer is there"
     return f"{spent}: exceeded, nothing more is released" if spending.passed else f"{spent}; no further answer fits"

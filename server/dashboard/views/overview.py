@@ -1,4 +1,4 @@
-"""Computes the first page: budget, sites, run and alarms."""
+"""Computes the Overview page, the dashboard's first page: budget, sites, run and alarms."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Overview:
     """The content of the first page.
 
     Attributes:
-        gate: A sentence with the missing verdicts of hospitals, while they keep an exported student from its release.
+        gate: A sentence that says how many hospitals' verdicts the exported student still needs for its release; empty
+            if it needs none.
     """
 
     study: str
@@ -84,7 +85,11 @@ def overview(
         reports: The sites' own reports.
         more: Alarms of the dashboard itself.
         outlook: The plan for the study's own settings; None if there is none.
-        gate: See :class:`Overview`.
+        gate: A sentence that says how many hospitals' verdicts the exported student still needs for its release; empty
+            if it needs none.
+
+    Returns:
+        The page's content.
     """
     study, ledger, facts = follower.study, follower.ledger, follower.facts()
     run = run_view(follower, now=now)

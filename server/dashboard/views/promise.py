@@ -1,8 +1,6 @@
 """Shows a privacy officer the guarantee as the hospitals read it, and the newest certificate.
 
-The text is taken from the consent text, so it is what every site agreed to.
-
-The Study page uses it.
+The Study page uses it. The text is taken from the consent text, so it is the text that every site agreed to.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class Section:
 
     Attributes:
         title: Its heading.
-        said: Pairs of a party and a sentence about it; the party is empty for a sentence about nobody in particular.
+        said: Pairs of a party and a sentence about the party; the party is empty if the sentence is about none.
     """
 
     title: str
@@ -77,6 +75,9 @@ def promise(study: Study, spending: Spending, *, sites: int) -> Promise:
         study: The study.
         spending: What was spent.
         sites: Largest number of sites that may answer.
+
+    Returns:
+        The guarantee.
     """
     privacy = study.privacy
     parts = [block.split("\n", 1) for block in for_site(study, spending=spending).strip().split("\n\n")]
@@ -138,7 +139,7 @@ def _plainly(study: Study, spending: Spending) -> tuple[str, ...]:
         f"Short clipped codes about public volumes leave a hospital; the server's operator sees {sees}.",
         f"Nothing is released with fewer than {privacy.quorum} hospitals in it, and no scan, label or model leaves.",
         "Every hospital counts in a ledger of its own, refuses past its own cap, and may pause or leave at any time.",
-        "Not hidden is that a hospital takes part; who is a patient of two hospitals is hidden at each by itself.",
+        "It is not hidden that a hospital takes part. A patient of two hospitals is protected at each one separately.",
     )
 
 

@@ -23,11 +23,11 @@ class StageView:
     """One stage of a run.
 
     Attributes:
-        name: Its name in the event log.
-        words: Its name as pages show it.
-        state: ``waiting``, ``active``, ``done``, or ``cut`` if the run ended within it.
-        done: Steps done.
-        total: Steps in total.
+        name: The stage's name in the event log.
+        words: The stage's name as pages show it.
+        state: ``waiting``, ``active``, ``done``, or ``cut`` if the run ended before the stage was finished.
+        done: Number of the stage's steps that are done.
+        total: Number of its steps.
         seconds: Duration of a finished stage in seconds; otherwise None.
         eta_s: Estimated seconds left; None if unknown.
     """
@@ -49,9 +49,9 @@ class RunView:
         state: ``none``, ``running``, ``stopped``, ``finished``, ``failed`` or ``died``.
         short: The state in a few words, for a page's header.
         words: The state in a sentence.
-        started: When it began.
-        ended: When it ended.
-        stages: Its stages.
+        started: Time at which the run began; None before the first run.
+        ended: Time at which it ended; None while it is active.
+        stages: The run's stages, in order.
     """
 
     state: str

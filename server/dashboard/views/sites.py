@@ -33,9 +33,9 @@ class SiteView:
             is none.
         unwitnessed: Reason why the site has not countersigned the ledger's newest signed head; None if it has, or was
             not asked.
-        budget: Its pool's budget; None before the pool is declared.
-        study_epsilon: ε that this study has spent on its pool.
-        exhausted: True if its pool is known to be unable to pay for a further query.
+        budget: The budget of the site's pool; None before the pool is declared.
+        study_epsilon: ε that this study has spent on the site's pool.
+        exhausted: True if it is certain that the site's pool cannot pay for a further query.
     """
 
     name: str
@@ -83,6 +83,9 @@ def site_views(follower: Follower, *, run: RunView, now: datetime) -> tuple[Site
         follower: The read model.
         run: The newest run.
         now: The current time.
+
+    Returns:
+        One entry for each site.
     """
     behind = _batches_without_receipts(follower)
     return tuple(_site(follower, site.name, site.pool, behind[site.name], run=run, now=now) for site in follower.sites)

@@ -1,9 +1,7 @@
 """Computes the Studies page: the settings, spending and measured gain of each study of the ledger.
 
-Settings and spending come from the ledger. A gain is known only if a study's directory is beside this one and holds a
-report.
-
-The Studies page uses it.
+The Studies page uses it. Settings and spending come from the ledger. A study's gain is known only if the study's
+directory is beside this one and holds a report of the student's scores.
 """
 
 from __future__ import annotations

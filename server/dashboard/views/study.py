@@ -21,9 +21,9 @@ CURVE_POINTS = 160
 MOST_BATCHES = 100
 
 ACCOUNTANT_NOTE = (
-    "One mechanism, several upper bounds. The exact curve is the tightest that holds. Rényi DP keeps only moments of "
-    "the privacy loss and gives a little away when they are turned into ε, so it reads higher for the same noise; the "
-    "paper's formula gives away more. Only the ε of the deciding accountant stops the study."
+    "The same mechanism has several upper bounds on ε. The exact curve is the tightest bound. Rényi DP keeps only "
+    "moments of the privacy loss, and converting them to ε loses a little, so its ε is higher for the same noise. The "
+    "paper's formula loses more. Only the ε of the deciding accountant stops the study."
 )
 
 
@@ -47,7 +47,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """A batch of queries: its answers, the sites' acceptances, and the times of their replies."""
+    """A batch of queries: its answers, how many sites accepted its offer, and how long their replies took."""
 
     id: str
     time: str
@@ -84,8 +84,8 @@ class StudyPage:
 
     Attributes:
         refusals: Queries that the ledger refused.
-        declined: Site, reason and number of the offers that it declined or missed for this reason. A batch that is
-            offered again is another offer; the Sites page counts in the same way.
+        declined: Site, reason, and number of offers that the site declined or missed for this reason. A batch that is
+            offered again counts as another offer, as on the Sites page.
     """
 
     name: str
@@ -243,6 +243,9 @@ def noise_view(follower: Follower, stds: Sequence[float]) -> NoiseView:
     Args:
         follower: The read model.
         stds: Standard deviation of each coordinate in code units.
+
+    Returns:
+        The comparison.
     """
     study = follower.study
     batches = list(follower.ledger.batches.values())

@@ -1,10 +1,8 @@
 """Judges whether the hospitals' answers improved the student, for the first line of the first page.
 
-If there is a ``report.json`` in the study's directory or beside it, the student is compared with the best of its
-controls on labelled cases. Otherwise the planner's prediction is shown. It is marked as not measured, and it is never
-shown as a success.
-
-The first page uses it. It ignores a report of another study, or one that is invalid.
+The Overview page uses it. If there is a ``report.json`` in the study's directory or in its parent directory, the
+student is compared with the best of its controls on labelled cases. Otherwise the planner's prediction is shown. It is
+marked as not measured, and it is never shown as a success. A report that is invalid or of another study is ignored.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def verdict(
     trained: bool = False,
     broken: bool = False,
 ) -> StudyVerdict:
-    """Return the verdict from the measured gain, or from the planner's prediction, marked as not measured.
+    """Return the verdict from the measured gain; if none was measured, from the planner's prediction, marked as such.
 
     Args:
         study: The study.
@@ -65,7 +63,11 @@ def verdict(
         answers: Number of stored answers.
         running: True if a run is active.
         trained: True if the student is trained.
-        broken: True if the ledger has a problem; then nothing is shown as a success, and the advice is to repair it.
+        broken: True if the ledger has a problem. Then nothing is shown as a success, and the advice is to repair the
+            ledger.
+
+    Returns:
+        The verdict.
     """
     if gain is not None:
         found = of_measured(gain)
@@ -78,11 +80,13 @@ def verdict(
 
 def _how(answers: int, running: bool, trained: bool) -> str:
     """Return the steps from the study's current state to a measured gain."""
-    score = "score student and controls on labelled cases that nobody trained on; a report of it counts here."
+    score = "score student and controls on labelled cases that nobody trained on. This page then shows the gain."
     before = (
         "Wait for the run to end; then "
         if running
-        else f"`consilium study {'resume` goes on with' if answers else 'run` begins'} the run; then "
+        else "Continue the run with `consilium study resume`; then "
+        if answers
+        else "Start the run with `consilium study run`; then "
     )
     return f"{score[0].upper()}{score[1:]}" if trained else before + score
 
@@ -100,7 +104,8 @@ def _unmeasured(study: Study, outlook: Plan | None, *, hospitals: int, begun: bo
         )
     if outlook is not None:
         share = (
-            f"the answers explain at most {percent_text(outlook.explained_at_most)} of what the teachers' codes vary"
+            f"that the answers explain at most {percent_text(outlook.explained_at_most)} of the variance of the "
+            "teachers' codes"
         )
         advised = f"To make it informative, for example {outlook.advice[0]}." if outlook.advice else how
         return _expected(outlook.verdict, share, how if begun else advised)
@@ -123,7 +128,7 @@ def _expected(expected: Outlook, why: str, then: str) -> StudyVerdict:
         "unknown" if expected is Outlook.INFORMATIVE else "doubtful",
         False,
         f"Not measured yet; by the plan {says}",
-        f"The planner expects {why}. This is a bound computed from public numbers, not a measurement.",
+        f"The planner expects {why}. This was computed from public numbers, not measured in this study.",
         then,
     )
 
@@ -133,9 +138,9 @@ def of_measured(found: Worth) -> StudyVerdict:
     then = {
         GainWord.PROVEN: "Hospitals score the exported bundle on their own cases with `consilium site evaluate`.",
         GainWord.NOT_PROVEN: "More validation cases narrow the interval: `consilium study publish --validation`. "
-        "Before spending more see Planner for what would raise the gain.",
+        "Before you spend more budget, see on the Planner page what would raise the gain.",
         GainWord.WORSE: "Do not use this student: public data alone give a better one. Spend no more of this budget "
-        "without another plan: see Planner.",
+        "without another plan; see the Planner page.",
     }[found.word]
     basis = f"{found.figures}. {ONE_RUN}"
     return StudyVerdict(found.word.replace(" ", "-"), found.word is GainWord.PROVEN, found.title, basis, then)

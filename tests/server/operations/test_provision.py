@@ -317,7 +317,10 @@ def test_a_certificate_that_ran_out_is_said_to_the_operator(
         assert words in provision.certificate(workspace, now=now + timedelta(days=days)).line
     monkeypatch.setattr(provision, "expires", lambda _: now - timedelta(days=1))
     for command in (["provision", "list", root], ["server", "status", root]):
-        assert "no site can connect anew; to fix: `consilium provision renew" in CliRunner().invoke(app, command).stdout
+        assert (
+            "no site can open a new connection; to fix: `consilium provision renew"
+            in CliRunner().invoke(app, command).stdout
+        )
 
 
 def test_the_server_s_status_says_that_an_older_copy_of_the_ledger_was_put_in_its_place(
