@@ -235,7 +235,7 @@ def test_books_under_a_second_pool_name_and_a_second_pool_of_a_site_are_refused(
     books = read_request(joined / "request.json").books
     key = joined / "node" / "keys" / "node"
     for site, pool, match in (
-        ("south", "fresh", "one ledger for each pool"),
+        ("south", "fresh", "a site ledger of its own for each pool"),
         ("north", "fresh", "patient pool of site"),
     ):
         renamed = write_request(

@@ -220,7 +220,7 @@ def test_pairs_are_published_as_promised_and_read_back(tmp_path: Path) -> None:
     assert paired is not None
     assert (paired.images.shape[0], paired.labels.max(), paired.targets.sum(axis=1).max()) == (2, 1, 1)
     (images / files[0].name).write_bytes(files[0].read_bytes())
-    with pytest.raises(InvalidInput, match="no volume that hospitals are asked about"):
+    with pytest.raises(InvalidInput, match="public pairs of which one is also a volume that hospitals are asked about"):
         CliRunner().invoke(study_app, [*arguments, "--paired", str(dataset)], catch_exceptions=False)
 
 
