@@ -25,7 +25,7 @@ from server.aggregation.inbox import Inbox, Post, post_of
 from server.aggregation.relay import FOLDER, Kind, RelayFrame, connect, lifeline, pack_nodes, receive, send
 
 CORE_PATIENCE_S = 60.0
-"""How long to wait for the core's socket; the core may be restarting."""
+"""Seconds to wait for the core's socket, because the core is possibly restarting."""
 
 app = ServerApp()
 

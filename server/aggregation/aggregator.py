@@ -54,7 +54,7 @@ from server.ledger.server_ledger import Candidate, Ledger
 from server.study.workspace import Site
 
 REPLY_MARGIN_S = 30.0
-"""Time allowed for a reply beyond the site's own deadline, for the queues in both directions."""
+"""Seconds allowed for a reply after the site's own deadline, because messages wait in queues in both directions."""
 
 
 class Aggregator:

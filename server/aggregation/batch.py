@@ -54,7 +54,7 @@ class Batch:
 
     @property
     def id(self) -> str:
-        """Digest of the study and its query ids."""
+        """Digest of the study's id and the ids of the batch's queries."""
         return self.offer.batch
 
     @property

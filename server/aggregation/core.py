@@ -38,10 +38,10 @@ POLL_S = 0.3
 TTL_MARGIN_S = 30.0
 HELLO_S = 30.0
 PATIENCE_S = 600.0
-"""How long to wait for the ServerApp's answer. It is long because the ServerApp waits while SuperLink is down."""
+"""Seconds to wait for the ServerApp's answer. They are many because the ServerApp waits while SuperLink is down."""
 
 MAX_SAID = 4_000
-"""At most this many characters of a ServerApp's error are logged."""
+"""Largest number of characters of a ServerApp's error that are logged."""
 
 log = logging.getLogger(__name__)
 

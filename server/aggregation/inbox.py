@@ -89,7 +89,7 @@ class _Coming:
 
 
 class Inbox:
-    """The replies to the messages of one push.
+    """The replies to the messages that were sent to the nodes in one push (one request to SuperLink).
 
     Args:
         post: SuperLink's runtime interface.

@@ -46,7 +46,7 @@ class _Eta(ProgressColumn):
 
 
 LINE_EVERY_S = 60.0
-"""Without a terminal, a stage prints a line at its start, one at its end, and one every this many seconds between."""
+"""Seconds between two lines about a stage if there is no terminal; further lines are printed at its start and end."""
 
 
 class Bars(Progress):

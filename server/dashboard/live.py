@@ -60,7 +60,7 @@ class Live:
         self._wanted = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep open pages up to date until cancelled."""
+        """Keep open pages up to date until the task that runs this method is cancelled."""
         seen, rendered_at = -1, 0.0
         loop = asyncio.get_running_loop()
         while True:

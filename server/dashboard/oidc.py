@@ -30,7 +30,7 @@ PENDING_S = 600.0
 MOST_FINISHED = 1_000
 DESCRIBED_S = 300.0
 FAILED_S = 5.0
-"""Seconds after a failed request for the provider's description before the next one."""
+"""Least number of seconds between a failed request for the provider's description and the next request."""
 MAX_ADDRESS = 1_000
 LEEWAY_S = 30
 PREFIX = "oidc:"

@@ -208,7 +208,7 @@ class DashboardService:
             return None
 
     def decided(self) -> tuple[Decision, ...]:
-        """Return every decision about a label; none if the file is invalid, which raises an alarm."""
+        """Return every decision about a label; empty if the file is invalid, for which the Overview shows an alarm."""
         try:
             return self.decisions.decisions()
         except (InvalidInput, OSError):

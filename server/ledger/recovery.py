@@ -105,7 +105,7 @@ def recover_charges(
         if charge_all and not missing:
             raise InvalidInput(
                 "--charge-all",
-                limit="only if the standing file is lost; here it shows exactly what was spent",
+                limit="only if the standing file is lost; here the standing file shows exactly what was spent",
                 remedy="leave out --charge-all",
             )
         before = opened.lost()

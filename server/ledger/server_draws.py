@@ -62,7 +62,7 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The result of a batch.
+    """The result of charging and answering a batch of queries.
 
     Attributes:
         answers: Stored and new answers, in the order asked.

@@ -361,7 +361,7 @@ class Ledger(AnswersQueries):
             return self._books.study_limit(study_id) - self._books.spent_in(study_id, pool).mu_squared
         except KeyError as error:
             raise InvalidInput(
-                "pool or study", value=error.args[0], limit="name of a pool, or id of a study, of this ledger"
+                "pool or study", value=error.args[0], limit="name of a pool, or id of a study, in this ledger"
             ) from None
 
     def pools(self) -> tuple[PoolDeclaration, ...]:

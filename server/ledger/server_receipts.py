@@ -49,7 +49,7 @@ class _Transaction:
 
     @cached_property
     def released(self) -> tuple[Release, ...]:
-        """The releases among its items."""
+        """The releases among the transaction's items."""
         return tuple(item for item in self.items if isinstance(item, Release))
 
     @cached_property

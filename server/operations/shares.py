@@ -26,7 +26,7 @@ ALL_BODY_BYTES = 384 << 20
 """Largest number of body bytes of all sites in transit at a time."""
 
 WAIT_S = 30.0
-"""How long a request waits to be served before it is refused as busy."""
+"""Seconds that a request waits to be served before it is refused as busy."""
 
 
 class Share:
@@ -40,7 +40,7 @@ class Share:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait until fewer than :data:`AT_ONCE` requests of the site are served; count the block as another one.
+        """Wait until fewer than :data:`AT_ONCE` requests of the site are served, and count one more during the block.
 
         Raises:
             Refused: ``busy`` if :data:`WAITING` requests wait already, or after :data:`WAIT_S` of waiting.

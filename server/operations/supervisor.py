@@ -62,7 +62,7 @@ START_TIMEOUT_S = 120.0
 START_LOOK_S = 15.0
 """Interval in seconds at which SuperLink is asked whether a submitted run has ended before it began."""
 SUPERLINK_BACK_S = 60.0
-"""How long to wait, before submitting a run, for a SuperLink that is being restarted."""
+"""Seconds to wait, before a run is submitted, for a SuperLink that is being restarted."""
 RESTARTS = 3
 POLL_S = 0.3
 SOCKET = "fleet.sock"

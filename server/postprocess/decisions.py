@@ -92,7 +92,7 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
         try:
             read = _Line.from_json(parse_json(line, what="decision"))
             if read.previous != previous or read.decision.seq != number:
-                raise InvalidInput("decision", limit="the next number, and the hash of the line before")
+                raise InvalidInput("decision", limit="a number and hash that continue the line before")
         except InvalidInput as error:
             raise InvalidInput(
                 f"line {number} of the decisions file is not valid",

@@ -221,7 +221,7 @@ def add_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, ...]
     _refuse_twice(volumes, paired=())
     if len(volumes) > agenda.asks:
         raise InvalidInput(
-            "public volumes with the added ones",
+            "number of public volumes, including the added ones",
             value=len(volumes),
             limit=f"at most the {agenda.asks} planned queries, for which the noise was set",
             remedy=_NEXT_STUDY,
@@ -445,7 +445,7 @@ def pool_to_declare(
     other = next((name for name, declared in known.items() if declared.site == site and name != pool), None)
     if other is not None:
         raise InvalidInput(
-            f"patient pool of site {site}", value=pool, limit=f"{other}, as in the ledger", remedy=_REMEDY
+            f"patient pool of site {site}", value=pool, limit=f"{other}, the site's pool in the ledger", remedy=_REMEDY
         )
     if owner != pool:
         raise InvalidInput(

@@ -246,7 +246,7 @@ def _local(time: str) -> str:
 
 
 def _stage(before: Stage | None, event: dict[str, Any]) -> Stage | None:
-    """Return the stage after one more event."""
+    """Return the run's stage after one more event; None if the run has just begun, or has ended well."""
     match event["event"]:
         case "stage-started":
             return Stage(event["stage"], event["time"], 0, event["total"])

@@ -27,7 +27,7 @@ from server.public.material import START_FILE, CodecRecord, PairedFiles, Public
 from server.study.locks import held_alone, is_held
 
 LEDGER_RECORD = "ledger.json"
-"""File in a study's directory that names the study's directory in which the ledger is, if studies share a ledger."""
+"""Name of the file that a study has if it shares another study's ledger; it contains that study's directory."""
 BUSY = "a run is already active in {}; to fix: `consilium study watch` follows it, `consilium study stop` ends it"
 RUN_LOCK = "run.lock"
 PAIRED = "paired.json"

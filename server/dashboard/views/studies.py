@@ -26,7 +26,7 @@ MOST_NEIGHBOURS = 50
 
 @dataclass(frozen=True, slots=True)
 class StudyRow:
-    """One study.
+    """One study of the ledger, as a row of the Studies page.
 
     Attributes:
         here: True for the study that this dashboard follows.

@@ -41,7 +41,7 @@ Map = Float[np.ndarray, "k x y z"]
 
 
 class Appearance(InRounds):
-    """The appearance query; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
+    """The appearance query, about how structures look; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
         """Store the first frame and, if public shapes overlap enough, train and publish the public start.

@@ -22,7 +22,7 @@ from common.codecs.codec import LinearCodec
 MAX_ROWS = 4096
 """Largest number of rows of a kernel. If all codes together are longer, only the leading coordinates of each are used.
 
-Each row costs a backward pass, and the decomposition costs the cube of the number of rows.
+Each row costs a backward pass, and the time of the eigendecomposition grows with the cube of the number of rows.
 """
 
 MAX_WEIGHTS = 1 << 15

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Joint(InRounds):
-    """The joint query; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
+    """The joint query, about all public volumes; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
         from server.protocols.joint.prepare import prepare  # imports torch, which training needs anyway
