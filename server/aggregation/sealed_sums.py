@@ -48,7 +48,7 @@ class _Sum:
     """The masked codes received for one draw, added up by query.
 
     Attributes:
-        draw: The draw.
+        draw: The draw that the masked codes answer.
         missing: Names of the sites whose codes are missing.
         keep: Stores a site's signed masked codes before they are added, as evidence in a dispute.
         totals: Uint64 sum by query id.

@@ -127,7 +127,7 @@ class JobFacts:
     """State and result of a background job, for example of a verification of the ledger.
 
     Attributes:
-        job: The job's state.
+        job: Whether the job runs, how it ended, and when.
         result: JSON that the job printed; None unless its last run succeeded.
     """
 

@@ -97,7 +97,7 @@ class WishedPlan:
 
     Attributes:
         wishes: The values that were planned with.
-        plan: The plan.
+        plan: Noise, information and verdict for these values.
         uses_codec_spectrum: True if the study's codec has the planned length, so that its spectrum was used.
         components_above_noise: Number of coordinates whose standard deviation exceeds the noise; None without a
             spectrum.

@@ -66,10 +66,10 @@ class RowPage:
     """A page of rows, newest first.
 
     Attributes:
-        rows: The rows.
+        rows: The rows of this page.
         older: Value of ``before`` for the next older page; None at the end.
         newer: Value of ``after`` for the next newer page; None at the end.
-        newest: Number of the newest row.
+        newest: Number of the ledger's newest row.
     """
 
     rows: tuple[RowView, ...]

@@ -65,8 +65,8 @@ class Listen:
     """The address at which the dashboard listens.
 
     Attributes:
-        host: Network address.
-        port: Port.
+        host: IP address or host name at which it listens.
+        port: TCP port at which it listens.
         certificate: File of the TLS certificate; None for no TLS.
         key: File of its private key.
         proxy: Address of a TLS proxy whose ``X-Forwarded-*`` headers are trusted.

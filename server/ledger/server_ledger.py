@@ -67,7 +67,7 @@ class Candidate:
     """A query put forward for release.
 
     Attributes:
-        query: The query.
+        query: The query to charge and answer.
         make_answer: Function that draws the noise and returns the noisy sum. It is called at most once, after the
             query's charge was found to fit the budgets. It is not called if the query has a stored answer.
     """

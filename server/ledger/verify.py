@@ -83,8 +83,8 @@ class VerifyReport:
     """The result of verifying a ledger.
 
     Attributes:
-        path: The ledger's file.
-        role: ``server`` or ``site``.
+        path: Path of the ledger's file.
+        role: ``server`` or ``site``; empty if the file does not hold a ledger's tables.
         ledger_id: The ledger's id.
         rows: Number of rows.
         kinds: Number of rows of each kind.

@@ -50,7 +50,7 @@ class BatchRoster:
     Attributes:
         batch: Id of the batch.
         queries: Number of queries that the release answered.
-        roster: Names of the sites.
+        roster: Names of the sites whose codes are in the release.
     """
 
     batch: str

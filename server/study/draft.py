@@ -26,7 +26,7 @@ class Draft:
     """A study that was read from a study file, before it is created.
 
     Attributes:
-        study: The study.
+        study: The study's terms, with the filled-in settings.
         filled_in: One sentence for each setting that the file left to the default.
     """
 

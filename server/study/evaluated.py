@@ -26,10 +26,10 @@ class StructureAtSites:
 
     Attributes:
         structure: The structure's name.
-        sites: Number of sites.
+        sites: Number of sites that sent it.
         mean: Mean of the sites' Dice.
         half_width: Half of the width of the mean's 95 % interval; None if there is only one site.
-        worst: Lowest Dice.
+        worst: Lowest Dice that a site measured.
         worst_site: The site that measured it.
     """
 

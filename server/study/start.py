@@ -29,7 +29,7 @@ class GivenStart:
 
     Attributes:
         config: The section [start] of the study file.
-        weights: Bytes of the weights.
+        weights: Content of the file of weights.
         recipe: Network and channels of a bundle; None for a file of weights, which does not state them.
         spacing_mm: Voxel spacing at which a bundle's network was trained, in mm; empty for a file of weights.
     """

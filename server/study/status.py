@@ -95,8 +95,8 @@ class StudyStatus:
     """A study's state, from its ledger and its event log.
 
     Attributes:
-        study: The study.
-        state: The state in a word or two.
+        study: The study's terms.
+        state: The study's state in a word or two, such as ``running`` or ``budget spent``.
         running: True if a run is active.
         admitted: Number of registered sites that are not revoked.
         stage: The run's stage; None before the first run and after a run has ended well.

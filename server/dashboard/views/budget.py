@@ -24,8 +24,8 @@ class Reading:
     """One accountant's ε for the same spending.
 
     Attributes:
-        accountant: The accountant.
-        epsilon: Its ε.
+        accountant: Name of the accountant: ``exact``, ``rdp`` or ``paper``.
+        epsilon: ε by this accountant.
         gate: True if this is the accountant that decides whether a release is allowed.
     """
 
@@ -39,16 +39,16 @@ class BudgetView:
     """What was spent and what is left, of a study or of a site's patient pool over all studies.
 
     Attributes:
-        name: The study or the site.
-        pool: The pool; None for a study.
+        name: ``study``, or the name of the pool's site.
+        pool: Name of the pool; None for a study.
         epsilon: ε spent; a lower bound if there is ``doubt``.
         budget: ε of the budget.
         budget_text: ``budget`` as text.
         guaranteed: The larger of ``budget`` and ``epsilon``; None if there is ``doubt``.
         accountant: The accountant that decides whether a release is allowed.
-        delta: δ.
-        unit: Unit of privacy.
-        relation: Neighbouring relation.
+        delta: δ of the budget.
+        unit: Unit of privacy: ``patient`` or ``hospital``.
+        relation: Neighbouring relation: ``replace-one`` or ``zero-out``.
         share: Spent share of Σμ², the quantity that adds up over releases and is compared with the limit.
         releases: Number of releases charged.
         answers_left: Planned queries without an answer that the budgets cover; 0 if there is ``doubt``, and for the

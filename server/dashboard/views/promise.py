@@ -28,7 +28,7 @@ class Section:
     """A section of the consent text.
 
     Attributes:
-        title: Its heading.
+        title: Heading of the section.
         said: Pairs of a party and a sentence about the party; the party is empty if the sentence is about none.
     """
 

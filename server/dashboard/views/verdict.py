@@ -25,7 +25,7 @@ class StudyVerdict:
     Attributes:
         name: ``proven``, ``not-proven`` or ``worse`` if it was measured; otherwise ``doubtful`` or ``unknown``.
         learned: True if a gain is proven and the ledger has no problem.
-        words: The verdict in words.
+        words: The verdict as a headline.
         basis: The figures on which the verdict is based, in words.
         next: What the operator should do next.
     """
