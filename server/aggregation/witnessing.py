@@ -1,9 +1,11 @@
 """Has the sites countersign the heads of the server's ledger and of each other's ledgers.
 
-A *head* is the signed hash of a ledger's newest row. A site that countersigned one notices if those rows later change.
+A *head* is the signed hash of a ledger's newest row. A site that has countersigned a head notices if rows up to this
+row change later.
 ``pipeline.collect`` runs one round at the end of a run. A round asks every site that is online, up to three times,
 until no site reports anything new: first for its signature on the server's head, then with the other sites' heads and
-signatures. It charges nothing and delays nothing. A site that is offline or contradicts a head is logged as an event.
+signatures. A round charges nothing and delays no query. A site that is offline or contradicts a head is logged as an
+event.
 The heads and their signatures are stored in the study's ``witnesses/``. If no site has ever answered, as sites of
 earlier versions do not, nothing is logged.
 """

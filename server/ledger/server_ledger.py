@@ -1,7 +1,8 @@
 """Keeps the server's privacy ledger: what every patient pool has spent, and every noisy answer that was released.
 
-The aggregator, the pipeline, the commands and the dashboard open it. :meth:`Ledger.release_batch` is the only way to
-create an answer. It takes these steps in one transaction, in order; the code repeats their numbers:
+The aggregator, the pipeline, the commands and the dashboard open it. In an open study, :meth:`Ledger.release_batch` is
+the only way to create an answer; for a sealed study see :mod:`server.ledger.server_draws`. The method takes these steps
+in one transaction, in order; the code repeats their numbers:
 
 1. Check the roster against the study, and each query's charge against every budget it touches.
 2. Draw the noise.
@@ -9,7 +10,7 @@ create an answer. It takes these steps in one transaction, in order; the code re
 4. Commit, and update the *standing*, a small file beside the ledger that records its newest row and totals. Only then
    is the answer returned.
 
-A query that is asked again, with the same id, returns its stored answer and costs nothing.
+A query that is asked again, with the same id, returns its stored answer, and no pool's lifetime budget is charged.
 
 It refuses a release with fewer sites than the quorum, one that exceeds a pool's lifetime budget (over all studies and
 runs) or the study's own budget, one by an undeclared site or pool, and an answer that is not an int64 array of the

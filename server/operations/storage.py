@@ -1,10 +1,10 @@
 """Limits what a site may store at SuperLink, and queues access to SuperLink's database.
 
 :func:`install` puts these rules into SuperLink's own process; :mod:`server.operations.superlink` calls it. Without
-them, a node could fill SuperLink's disk: Flower 1.41 stores every object that a node announces, and stores it again
-whenever the message is repeated. It deletes them only when somebody asks about the run after its end. SuperLink's
-threads also write to one SQLite file at the same time. A thread that has waited five seconds for the file fails with
-``database is locked``, and that ends a ServerApp.
+these rules, a node could fill SuperLink's disk: Flower 1.41 stores every object that a node announces, and stores it
+again whenever the message is repeated. Flower deletes objects only when somebody asks about the run after its end.
+SuperLink's threads also write to one SQLite file at the same time. A thread that has waited five seconds for the file
+fails with ``database is locked``, and that ends a ServerApp.
 
 1. A reply must be announced as the objects of one message: three objects nested in each other, or a single object. The
    outermost object must be named by ``message_id``. The announcement is stored as a whole or not at all.

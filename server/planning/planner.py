@@ -4,7 +4,7 @@
 of hospitals and, if given, the spectrum of a codec fitted on public data. A spectrum that is not finite, non-negative
 and of the code's length is refused.
 
-The verdict is the share of a code's variance that the noisy answers can explain at best. An answer carries at most b =
+The verdict depends on the largest share of a code's variance that an answer can explain. An answer carries at most b =
 l/2 · log₂(1 + P/(l·σ²)) bits about the codes, with P = (K·m·R)² the largest power of the sum (Gaussian channel
 capacity). No decoder can bring the mean squared error of a Gaussian source below the rate–distortion function D(b)
 (Cover & Thomas 2006, Theorems 9.1.1 and 10.3.3). Therefore 1 − D(b)/Σλ is an upper bound, and the thresholds on it are:

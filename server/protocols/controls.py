@@ -7,9 +7,10 @@ Only its labels differ:
   contain nothing from hospitals: in the per-volume protocol they are the public mean shape, in a joint query the
   decoded codes of the public start.
 * ``shuffled_codes``: each volume gets another volume's answer, by a fixed derangement. The set of codes and the noise
-  stay the same; only the link from volume to code is broken. It is left out if there is only one labelled volume.
-* ``public_only``: self-training on public data, which a consortium can do without asking anyone. It is usually the
-  control with the highest Dice. It depends on the protocol:
+  stay the same; only the link from volume to code is broken. With only one labelled volume, this control equals
+  ``zero_code`` in a joint query, and does not exist in the other protocols.
+* ``public_only``: self-training on public data, which a consortium can do without asking anyone. This is usually the
+  control with the highest Dice. How it is trained depends on the protocol:
 
   * per volume: a fresh student learns the soft labels that the student of ``zero_code`` predicts;
   * joint query: the same network as ``zero_code``; with public pairs (public images with label maps), the public start

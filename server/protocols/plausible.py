@@ -1,12 +1,12 @@
 """Tests whether a study's released answers are as large as expected, to warn the operator, at no privacy cost.
 
-The protocols compute it, and the dashboard shows it. It uses only stored noisy answers and public values, so it also
-works if the server never sees a single code. The privacy guarantee itself limits its power: noise that hides one
-hospital's data also hides whether that hospital was honest. At unit hospital and μ, no test of the answers with
-false-alarm probability α detects one poisoned site with probability above Φ(Φ⁻¹(α) + μ) (Dong, Roth & Su 2022, eq 6).
-This test detects far less (docs/lab/utility-measured.md). The absence of a warning does not prove honesty; the
-comparison that each site makes with its own teachers (:mod:`client.teachers.comparison`) detects more. The test only
-warns: it stops nothing.
+The protocols compute the test, and the dashboard shows its result. The test uses only stored noisy answers and public
+values, so it also works if the server never sees a single code. The privacy guarantee itself limits the test's power:
+noise that hides one hospital's data also hides whether that hospital was honest. At unit hospital and μ, no test of the
+answers with false-alarm probability α detects one poisoned site with probability above Φ(Φ⁻¹(α) + μ) (Dong, Roth & Su
+2022, eq 6). This test detects far less (docs/lab/utility-measured.md). The absence of a warning does not prove honesty;
+the comparison that each site makes with its own teachers (:mod:`client.teachers.comparison`) detects more. The test
+only warns: it stops nothing.
 """
 
 from __future__ import annotations

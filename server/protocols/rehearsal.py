@@ -3,7 +3,7 @@
 `consilium plan --cases` and the dashboard call it. Stand-in teachers are trained, like a hospital's teachers, on some
 public cases with labels and scored on others. A control, trained without any hospital's answer, is scored on the same
 cases. If the stand-in teachers do not exceed the control, no budget can bring a gain. A rehearsal charges nothing and
-reads no private case. Fewer than four cases are refused.
+reads no private case. Fewer than four cases with a structure are refused.
 """
 
 from __future__ import annotations
