@@ -51,7 +51,7 @@ def test_the_curve_stays_when_a_resumed_run_finds_the_student_trained(workspace:
     events.emit("stage-finished", stage="student", seconds=0.1)
     page = open_page("/student")
     assert "trained" in page
-    assert "Now 0.5 at step 40 of 40" in page
+    assert "The loss is now 0.5 at step 40 of 40" in page
     assert "No training yet" not in page
 
 
