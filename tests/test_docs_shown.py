@@ -146,6 +146,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         type_("consilium site peers --site-dir site --take peers.json")
         table = type_("consilium site peers --site-dir sites/south")
         (own,) = re.findall(r"SHA256:\S+(?=  this site)", table)
+        type_("consilium site consent --site-dir site --by 'A. Noether' --yes")
         type_("consilium site peers --site-dir site --confirm south", answer=own + "\n")
         type_("consilium provision kit second north --out kit-second")
         type_("consilium site join --from site --kit kit-second")

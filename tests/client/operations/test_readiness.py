@@ -231,7 +231,7 @@ def test_the_command_ends_with_eight_when_something_is_wrong(world: World) -> No
     staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
     said = CliRunner().invoke(site_app, ["doctor", "--site-dir", str(world.site)])
     assert said.exit_code == 0, said.output
-    assert said.output.count("ok  ") == 11
+    assert said.output.count("ok  ") == 13
     world.status, world.word = 401, "unknown-key"
     said = CliRunner().invoke(site_app, ["doctor", "--site-dir", str(world.site), "--json"])
     assert said.exit_code == 8
