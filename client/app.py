@@ -1,10 +1,11 @@
 """Takes Flower's messages at a site and hands their bytes to the teacher worker; no other program takes them.
 
-Flower sends code with every run, and a standard SuperNode would run it. Here the SuperNode runs in process
-isolation and hands its tasks only to the program with its secret: this one, from the site's own installation. It
-does not unpack, import or execute anything of a run's bundle, so a manipulated bundle reaches only the worker's
-checks. The program has no data, no models and no torch, only the worker's Unix socket. Every failure is answered
-with an empty body, because an exception's text must not leave the site. Every call has a deadline.
+Flower sends code with every run, and a standard SuperNode would run it. Here the SuperNode runs in process isolation:
+it starts no code of a run and hands its tasks only to a program that knows its secret. That program is this module,
+from the site's own installation. This module does not unpack, import or execute anything of a run's bundle. A
+manipulated bundle therefore has no effect, and a manipulated message reaches only the worker's checks. The program has
+no data, no models and no torch, only the worker's Unix socket. Every failure is answered with an empty body, because an
+exception's text must not leave the site. Every call has a deadline.
 """
 
 from __future__ import annotations
@@ -109,9 +110,9 @@ class Abandoned(Exception):
 class Launcher:
     """Takes the SuperNode's tasks one at a time, and answers each from the worker.
 
-    A SuperNode handles one message at a time. A newer task therefore means that the current one was abandoned, because
-    its run ended during delivery. Its message will never be complete, so it is dropped; otherwise it would block all
-    later tasks.
+    A SuperNode handles one message at a time. A newer task therefore means that the SuperNode abandoned the current
+    one, because its run ended during delivery. The message of the abandoned task will never be complete, so the task is
+    dropped; otherwise it would block all later tasks.
 
     Args:
         runtime: The SuperNode's address, ``host:port``.

@@ -3,9 +3,9 @@
 The worker calls it for every offer (the server's proposal of a batch of queries). The server signs each offer together
 with the time at which it was made. The site declines two kinds of offer as ``stale``: an offer that is older than any
 honest delivery can take, and an offer that was not made later than one which the site declined before. Neither rule
-stops an honest server, because it makes a new offer for queries it still needs. The newest declined offer is written to
-a file before the site replies, so a restarted worker knows it. If the file cannot be read, the site acts as if it had
-declined an offer at that moment.
+stops an honest server, because such a server makes a new offer for the queries that it still needs. The newest declined
+offer is written to a file before the site replies, so a restarted worker knows it. If the file cannot be read, the site
+acts as if it had declined an offer at that moment.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LastDeclined(Document):
     draw: DrawNumber | None = None
 
     def is_of(self, offer: Offer) -> bool:
-        """Tell whether this is the declined offer.
+        """Tell whether an offer is the one that was declined.
 
         Args:
             offer: An offer.
@@ -93,7 +93,7 @@ class Declined:
             self._newest = int(1000 * now)
 
     def reason(self, offer: Offer, *, now: float) -> str | None:
-        """Tell whether an offer must be declined because it is stale or was declined before.
+        """Return the reason why an offer must be declined: it is stale, or the site declined it before.
 
         Args:
             offer: The offer that the server signed. An offer without a time is always new.

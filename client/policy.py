@@ -2,8 +2,8 @@
 
 The worker and all commands of a site read it. The policy contains caps, allow-lists by hash and the server's keys. An
 offer is decided before any inference, from the offer, the consented study, the policy and the site's own ledger.
-Patients' data are never used, so participation reveals nothing about them. It refuses unknown keys in the file, and
-every query that differs from what the consented study describes.
+Patients' data are never used, so participation reveals nothing about them. The module refuses unknown keys in the file,
+and every query that differs from what the consented study describes.
 """
 
 from __future__ import annotations
@@ -186,10 +186,10 @@ class SiteConfig:
         pool: Permanent name of the patient pool, to which budgets belong.
         data: Folder of the dataset.
         study: File of the study that the site consented to.
-        books: Directory, relative to this one, that contains the pool's *books*: its ledger with the key and the
-            standing (the file that shows if the ledger is an older copy), the pool's name and caps, and the assignment
-            of patients to voters. If a pool takes part in several studies, the directories of later studies name the
-            first one here.
+        books: Directory, relative to the site's directory, that contains the pool's *books*: its ledger with the key
+            and the standing (the file that shows if the ledger is an older copy), the pool's name and caps, and the
+            assignment of patients to voters. If a pool takes part in several studies, the directories of later studies
+            name the first one here.
         server: What the site knows of the server.
         caps: The pool's own limits.
         allow: Hashes of the studies, codecs and volumes that this site accepts.
@@ -255,7 +255,7 @@ def is_site(directory: Path) -> bool:
         directory: The directory.
 
     Returns:
-        True if at least one of these three files exists. Missing ones were lost and must be restored.
+        True if at least one of these three files exists, even if the others are missing.
     """
     return any((directory / name).exists() for name in ("site.toml", "request.json", LEDGER_FILE))
 
@@ -264,7 +264,7 @@ def load_site(directory: Path) -> SiteConfig:
     """Read ``site.toml`` in a site's directory.
 
     The key ``books`` names the directory of another site of the same pool, which keeps the pool's ledger. A file with
-    this key takes pool and caps from the ``site.toml`` in that directory and may not state its own, so that one ledger
+    this key takes pool and caps from the ``site.toml`` in that directory and must not state its own, so that one ledger
     has one set of caps.
 
     Args:

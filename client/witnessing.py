@@ -1,14 +1,14 @@
 """Countersigns the newest heads of the server's and other hospitals' ledgers, if they extend the known ones.
 
 A *head* is the signed hash of a ledger's newest row. The worker calls this module for each witness request. It
-countersigns a head only if
+countersigns a head only if three conditions hold:
 
-1. the ledger's own key signed it,
-2. if the ledger is the server's, it contains the newest row for which this site has a receipt, and
-3. it contains every row of the head that this site countersigned before.
+1. The ledger's own key signed the head.
+2. In the server's ledger, the rows under the head include the newest row for which this site has a receipt.
+3. The rows under the head include every row under the head of that ledger that this site countersigned before.
 
-If a ledger shows two contradicting histories, the site countersigns the one it knows, keeps both as evidence, and
-answers nothing more until a person has looked into it. The reply also contains the head of the site's own ledger. This
+If a ledger shows two contradicting histories, the site countersigns only the one it knows and keeps both as evidence. If
+the ledger is the server's, the site also answers nothing more until a person has looked into it. The reply also contains the head of the site's own ledger. This
 head reveals only how many queries the site accepted and how many receipts it holds, which the server knows already
 (:func:`common.witness.memory.blinded`).
 """

@@ -100,12 +100,12 @@ class Voters(Protocol):
     """The interface through which the worker asks a site's teachers for predictions."""
 
     def predict(self, volume: bytes) -> Sequence[Ask]:
-        """Return one function for each voter that computes its prediction of a volume. # sensitive
+        """Return for each voter a function that computes the voter's prediction of a volume. # sensitive
 
-        If this method raises, all voters count as the zero code, so an exception may depend on the public volume only.
-        The function of an empty slot (a voter without a teacher) must take as long as any other, so that timing does
-        not reveal empty slots. The functions are called one at a time, because m predictions of a large volume would
-        not fit into memory.
+        If this method raises, all voters count as the zero code. An exception must therefore depend on the public
+        volume only. The function of an empty slot (a voter without a teacher) must take as long as any other, so that
+        timing does not reveal empty slots. The functions are called one at a time, because m predictions of a large
+        volume would not fit into memory.
 
         Args:
             volume: A public volume as NIfTI.
@@ -187,8 +187,8 @@ class Worker:
             The reply.
 
         Raises:
-            Refused: If the server did not sign the message for this site, which is then not read; also for the reasons
-                in :meth:`handle`.
+            Refused: If the server did not sign the message for this site (then the message is not read), and for the
+                reasons in :meth:`handle`.
             InvalidInput: If the message cannot be read.
             LedgerCorrupt: If a receipt in the message contradicts the site's record.
         """
@@ -234,7 +234,7 @@ class Worker:
             The reply's body.
 
         Raises:
-            Refused: If the message may not be answered.
+            Refused: If the message must not be answered.
             InvalidInput: If the message cannot be read.
             LedgerCorrupt: If a receipt in the message contradicts the site's record.
         """
@@ -472,7 +472,7 @@ class Worker:
     ) -> list[tuple[NDArray[np.float64] | None, bool]]:
         """Return the unclipped code of one public volume in each of the study's m slots, and whether the slot may vote.
 
-        The code is None if the voter failed. A slot that may not vote is encoded as well, so that it takes the same
+        The code is None if the voter failed. A slot that must not vote is encoded as well, so that it takes the same
         time. Exactly m slots are asked, even if fewer or more teachers are on disk. # sensitive
         """
         content = self._fetch(volume)

@@ -31,9 +31,7 @@ for _name in ("common", "client", "server"):
 if not TYPE_CHECKING:  # otherwise a type checker would accept any name as public
 
     def __getattr__(name: str) -> Any:
-        """Return a public name of this package, ``__all__`` or ``__version__``, loading it at its first use
-        (PEP 562).
-        """
+        """Return a public name of this package, ``__all__`` or ``__version__``, loaded at its first use (PEP 562)."""
         if name == "__version__":
             return import_module("common").__version__
         if name == "__all__" or not name.startswith("_"):

@@ -1,4 +1,4 @@
-"""Reads the BIDS layout: ``sub-*/[ses-*/]anat`` with images, and label maps ``*_dseg`` among the derivatives.
+"""Reads the BIDS layout: ``sub-*/[ses-*/]anat`` with images, and label maps ``*_dseg`` there or among the derivatives.
 
 * A case is a session, or a subject without sessions. A patient is a subject.
 * A contrast is named by the file's suffix (``T1w``, ``T2w``, ``FLAIR``), with ``ce-`` before it if a contrast agent was
@@ -6,10 +6,11 @@
 * Labels are named by a table ``*_dseg.tsv`` or ``dseg.tsv`` with columns ``index`` and ``name``. A table outside all
   subjects' folders holds for the dataset; one in a subject's folder holds for that subject only.
 * If a session has several images of one contrast, or several label maps, the site's choice decides (:func:`chosen`). If
-  several remain, the session is a :class:`Problem`; for an image only if the study needs its contrast.
+  several label maps remain, the session is a :class:`Problem` and left out. If several images of one contrast remain,
+  the session is left out only if the study needs that contrast.
 
-No subject's files change how another subject is read. It refuses a directory without a case, and tables that contradict
-each other.
+No subject's files change how another subject is read. The module refuses a directory without a case, and tables of the
+whole dataset that contradict each other. A contradiction in a subject's own table is a problem of that subject only.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def chosen(files: Sequence[Path], wanted: Mapping[str, str]) -> list[Path]:
 
 
 def several(what: str, contrast: str, files: Sequence[Path]) -> str:
-    """Describe why a session is left out, with the entities by which its files differ.
+    """Describe why a session with several files of one kind is left out, and how the site can choose one of them.
 
     Args:
         what: The plural noun for these files, such as ``label maps``.
@@ -246,7 +247,9 @@ def _tables_of(case: str, tables: Mapping[str, list[Path]]) -> list[Path]:
 
 
 def _own_names(tables: list[Path], shared: Mapping[int, str]) -> tuple[tuple[int, str], ...]:
-    """Return value and name from a subject's own tables; empty without any.
+    """Return value and name of each label in a subject's own tables.
+
+    Empty if the subject has no table, or if the dataset's table names the labels.
 
     Raises InvalidInput if they contradict the dataset's table or each other.
     """

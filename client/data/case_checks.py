@@ -1,8 +1,8 @@
 """Examines every case of a dataset as training would, and states whether it is good, odd or broken.
 
-`site doctor` calls it. Cases are read one at a time. Beyond what training refuses, cases are compared with each other:
-identical voxels, and structures much larger or smaller than usual. Each verdict carries the case's number in the
-dataset's order, so that a report can omit names.
+`site doctor` calls it. Cases are read one at a time. The module makes the checks of training, and two more that compare
+cases: whether two cases have identical voxels, and whether a structure is much larger or smaller than in the other
+cases. Each verdict carries the case's number in the dataset's order, so that a report can omit names.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda d
         on_case: Called with the number of cases done and the total.
 
     Returns:
-        The dataset, with the cases left out among its problems.
+        The dataset without these cases. Each of them is listed in ``problems``, with the reason.
 
     Raises:
         InvalidInput: If no case is left.
@@ -150,7 +150,7 @@ def _examine(
 
 
 def _compared(results: list[Examined], data: DataConfig) -> Iterator[Examined]:
-    """Mark structures of unusual size, relative to the median over the cases that have them."""
+    """Yield every verdict; a case is odd if one of its structures is far from the median of the cases that have it."""
     sizes = np.array([r.volumes_ml for r in results if r.volumes_ml and r.verdict is not CaseVerdict.BROKEN])
     if len(sizes) < LEAST_CASES_TO_COMPARE:
         yield from results

@@ -1,10 +1,11 @@
 """Reads a folder with a table ``cases.csv`` that names every case's image, label and patient.
 
-Columns: ``image`` (a NIfTI file with all channels, or a folder with one DICOM series), or one column ``image_NAME`` for
-each channel; ``label`` (NIfTI, a DICOM Segmentation or an RT Structure Set), ``patient_id`` and ``case_id`` if they are
-known. Paths are relative to the table. Labels are named by ``labels.tsv`` (``index``, ``name``) beside it; without it
-the label maps must use the study's numbers. The structures of an RT Structure Set are matched by their own names.
-It refuses a table without image columns, and one that names the patient of some rows only.
+The image is in the column ``image`` (a NIfTI file with all channels, or a folder with one DICOM series), or each
+channel has its own column ``image_NAME``. Three columns are optional: ``label`` (NIfTI, a DICOM Segmentation or an RT
+Structure Set), ``patient_id`` and ``case_id``. Paths are relative to the table. Labels are named by ``labels.tsv``
+(``index``, ``name``) beside it; without it the label maps must use the study's numbers. The structures of an RT
+Structure Set are matched by their own names. It refuses a table without image columns, and one that names the patient
+of some rows only.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class TableLayout:
 
 
 def _name(row: dict[str, str], columns: list[str], number: int) -> str:
-    """Return the row's ``case_id``, or else the name of its first image."""
+    """Return the row's ``case_id``; without one, the name of its first image; without that, ``row N``."""
     image = row[columns[0]]
     if row.get("case_id"):
         return row["case_id"]

@@ -31,8 +31,8 @@ class CaseRecord(Document):
     """Which of the cases listed for training were used, and why others were not.
 
     Attributes:
-        listed: Number of cases.
-        patients: Number of patients.
+        listed: Number of cases listed for training.
+        patients: Number of patients of these cases.
         patient_identity: What counts as one patient.
         problems: Cases left out, with reasons.
         doubled: Scans that occur under two patients.
@@ -149,7 +149,7 @@ def load_cases(site_dir: Path) -> CaseRecord:
 
 
 def delta_warning(stated: StatedBudget, *, patients: int) -> str | None:
-    """Warn about a δ that is not small compared with 1 / the number of patients.
+    """Return a warning if δ is not small compared with 1 divided by the number of patients.
 
     With unit hospital there is no warning, because a site does not know the number of hospitals.
 
@@ -176,6 +176,7 @@ def counts_for_server(site_dir: Path) -> dict[str, object]:
 
     Raises:
         Refused: ``not-shared`` unless the site's policy allows it.
+        InvalidInput: If the record of the training cases cannot be read.
     """
     config = load_site(site_dir)
     if not config.share.case_counts:

@@ -2,9 +2,9 @@
 
 Training, `site doctor`, `site consent`, `consilium predict` and `consilium data split` call it.
 
-:func:`open_dataset` finds the layout and reads its index; :func:`match_study` puts channels into the study's order
-and labels into the study's numbers, by name. Neither opens a scan. It refuses a directory of unknown layout, and names
-that are neither the study's nor mapped to one of the study's.
+:func:`open_dataset` finds the layout and reads its index; :func:`match_study` puts channels into the study's order and
+labels into the study's numbers, by name. Neither opens a scan. The module refuses a directory of unknown layout, and
+names that are neither the study's nor mapped to one of the study's.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class DatasetSettings:
     absent: tuple[str, ...] = ()
 
     def overridden(self, *, layout: str | None, label_map: Path | None) -> DatasetSettings:
-        """Return these settings, with those replaced that the command line's options state.
+        """Return a copy of these settings in which the options of the command line replace what they state.
 
         Args:
             layout: ``--layout``; None to keep the setting.
@@ -187,10 +187,11 @@ def load_names(path: Path) -> DatasetSettings:
 
 
 def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettings) -> Dataset:
-    """Open a site's dataset with the study's label numbers and channel order, and each scan in one patient only.
+    """Open a site's dataset with the study's label numbers and channel order, and leave out a patient's repeated scans.
 
-    An error in the index, which a person wrote, is raised before a scan is opened. A broken scan, or one that occurs
-    twice, is only left out (:func:`common.data.patients.counted_once`).
+    An error in the index, which a person wrote, is raised before a scan is opened. A scan that occurs twice within one
+    patient is used once. A scan that occurs under two patients is kept for both and listed in ``doubled``
+        (:func:`common.data.patients.counted_once`).
 
     Args:
         directory: The dataset's folder.
@@ -453,8 +454,9 @@ def _is_dicom(case: Case) -> bool:
 def _structures(
     dataset: Dataset, data: DataConfig, given: Mapping[str, int], pairs: Sequence[tuple[int, int]]
 ) -> tuple[tuple[str, int], ...]:
-    """Return the study's label for each structure that an RT Structure Set may name: the study's own names, those of
-    the dataset's table, and those that the site's settings map.
+    """Return pairs of a structure's name in an RT Structure Set and the study's label.
+
+    The names are the study's own, those of the dataset's table, and those that the site's settings map.
     """
     values = dataset.label_values or tuple(range(len(dataset.labels)))
     targets = dict(pairs) or {value: value for value in values}

@@ -125,7 +125,8 @@ def _case(name: str, files: dict[int, Path], label: Path | None, channels: tuple
 def _labels(table: object) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the label values, their names, and the regions in nnU-Net's table of labels.
 
-    A value that occurs only in regions is named after the smallest of these, such as "core without enhancing".
+    A value that occurs only in regions is named after the smallest region that contains it, such as "core without
+    enhancing".
     """
     limit = 'an object that gives every name its number, or the numbers of a region: {"background": 0, "whole": [1, 2]}'
     if not isinstance(table, dict) or len(table) < 2:

@@ -1,12 +1,13 @@
 """Adds a hospital's own model as a teacher, or removes it: `consilium site teacher add` and `remove`.
 
 1. Copy the model to a temporary folder, and write its declaration.
-2. Let it predict one volume of random noise, confined by the kernel, with all checks that later answers get.
+2. Let it predict one volume of random noise, confined by the kernel. All checks of later answers apply to this one.
 3. Record it in the site's ledger.
 4. Put it in the voter's folder.
 
-It refuses a study in which such a teacher may not vote, a file that is no model or would have to be unpickled, and a
-model whose first answer fails a check. The site's teachers and ledger do not change before step 3.
+The module refuses a study whose unit of privacy is the patient, because such a model may have seen any patient. It also
+refuses a file that is no model or would have to be unpickled, and a model whose first answer fails a check. The site's
+teachers and ledger do not change before step 3.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Brought:
     Attributes:
         source: File or folder of the model; None for a command.
         command: Template of a command; None for a model.
-        voter: The voter.
+        voter: Number of the voter.
         labels: ``--labels`` as typed.
         channels: ``--channels`` as typed.
         models: Files that belong to a command and are checked before each use.
@@ -107,7 +108,7 @@ def add(site_dir: Path, brought: Brought) -> Added:
         brought: The options.
 
     Returns:
-        What was added.
+        The declaration, with the result of the trial run.
 
     Raises:
         InvalidInput: If the study, the model or its first answer is refused.
@@ -217,7 +218,10 @@ def _existing(paths: tuple[Path, ...]) -> list[Path]:
 
 
 def _own_labels(kind: ForeignKind, model: Path, data: DataConfig) -> tuple[LabelOf, ...]:
-    """Return the names of the output's channels from a bundle's metadata, if they are the study's names."""
+    """Return which label each output channel of a bundle stands for, as its metadata names the channels.
+
+    Raises InvalidInput if the model is no bundle, if its metadata names no channels, or if a name is not the study's.
+    """
     found = _channel_names(model / "configs" / "metadata.json") if kind is ForeignKind.BUNDLE else {}
     known = {name.casefold(): name for name in data.labels}
     if not found or not all(name.casefold() in known for name in found.values()):
@@ -231,7 +235,7 @@ def _own_labels(kind: ForeignKind, model: Path, data: DataConfig) -> tuple[Label
 
 
 def _channel_names(metadata: Path) -> dict[str, str]:
-    """Return the output's channel names in MONAI's metadata by number; empty if they are missing or in another form."""
+    """Return the name of each output channel by its number, from MONAI's metadata; empty if it states none."""
     try:
         found: object = json.loads(metadata.read_text(encoding="utf-8"))
         for key in ("network_data_format", "outputs", "pred", "channel_def"):
@@ -304,7 +308,7 @@ def _check_links(source: Path) -> None:
 
 
 def _unpack(archive: zipfile.ZipFile, root: str, target: Path) -> None:
-    """Unpack a bundle's zip file: no file outside ``target``, no links, at most :data:`MAX_BUNDLE_BYTES`."""
+    """Unpack a bundle's zip file; refuse a file outside ``target``, a link, and too many files or bytes."""
     entries = [entry for entry in archive.infolist() if entry.filename.startswith(root) and not entry.is_dir()]
     total = sum(entry.file_size for entry in entries)
     free = shutil.disk_usage(target.parent).free

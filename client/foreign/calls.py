@@ -6,9 +6,9 @@
 * *Checked* calls are allowed for some arguments (:func:`_block`).
 * *Pretended* calls return success and do nothing.
 
-Every other call is refused, including those of newer kernels: calls that reach another process of the same user
-(signals, tracing, limits, priorities, shared memory, queues), namespaces, mounts, and sockets with an address.
-Source: seccomp(2), bpf(4); the list began as the one that container engines use.
+Every other call is refused, also a call of a newer kernel that the lists do not know. Refused are in particular calls
+that reach another process of the same user (signals, tracing, limits, priorities, shared memory, queues), namespaces,
+mounts, and sockets with an address. Source: seccomp(2), bpf(4); the list began as the one that container engines use.
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ def _argument(number: int, *, high: bool = False) -> Line:
 
 
 def _one_of(values: Iterable[int]) -> list[Line]:
-    """Allow the call if the loaded word is one of ``values``."""
+    """Allow the call if the loaded word is one of ``values``; otherwise refuse it."""
     found = [line for value in values for line in ((_EQUAL, 0, 1, value & 0xFFFFFFFF), _give(_ALLOW))]
     return [*found, _give(_NOT_PERMITTED)]
 
 
 def _none_of(values: Iterable[int]) -> list[Line]:
-    """Refuse the call if the loaded word is one of ``values``."""
+    """Refuse the call if the loaded word is one of ``values``; otherwise allow it."""
     found = [line for value in values for line in ((_EQUAL, 0, 1, value), _give(_NOT_PERMITTED))]
     return [*found, _give(_ALLOW)]
 
@@ -132,7 +132,7 @@ def _is(line: Line, value: int) -> list[Line]:
 
 
 def _block(name: str, *, scoped_signals: bool, group: int) -> list[Line]:
-    """Return the instructions that decide a call by its arguments. An argument of 0 means the caller itself."""
+    """Return the instructions that decide a call by its arguments. Where a call names a process, 0 means the caller."""
     match name:
         case "clone":  # threads and children are allowed, but no new namespace and no other parent
             return [

@@ -2,9 +2,10 @@
 
 Three mechanisms of the Linux kernel confine it, none of which needs a privilege or can be undone: Landlock (files by
 path), seccomp (only the calls in :mod:`client.foreign.calls`), and resource limits. No call reaches another process of
-the same user. The parent counts processes, memory and files of all its processes together
-(:mod:`client.foreign.watch`). Beyond a limit, or when time is up, the whole process group is killed; no process can
-leave the group. It refuses to run on a kernel without Landlock or seccomp. Source: landlock(7), seccomp(2).
+the same user. The site's process adds up the processes, memory and files of the program and its children
+(:mod:`client.foreign.watch`). If the sum exceeds a limit, or time is up, the whole process group is killed; no process
+can leave the group. The module refuses to run a program on a kernel without Landlock or seccomp. Source: landlock(7),
+seccomp(2).
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def run_confined(argv: Sequence[str], within: Confinement, *, cwd: Path, log: Pa
         The peak of each resource it used, measured every :data:`LOOK_EVERY_S` seconds and at its end.
 
     Raises:
-        DaemonFailed: If it ends with another status than 0, exceeds its time, or uses more than allowed. The message
-            contains the end of its output and must not leave the site.
+        DaemonFailed: If the program ends with another status than 0, exceeds its time, or uses more than allowed. The
+            message can contain the end of the program's output, so it must not leave the site.
         InvalidInput: On a kernel that cannot confine a program.
     """
     if not can_confine():
@@ -179,7 +180,7 @@ def read_plain_file(path: Path, *, most: int = MAX_FILE_BYTES) -> bytes:
         Its content.
 
     Raises:
-        InvalidInput: If it is a link, a device or a pipe, or too large.
+        InvalidInput: If it is missing, a link, a device or a pipe, or too large.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -253,7 +254,7 @@ def _restrict_calls(program: bytes) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Drop all capabilities, also if the site runs as root; no_new_privs keeps the program from regaining them."""
+    """Drop all capabilities, even those of root; no_new_privs keeps the program from regaining them."""
     if _libc().capset(struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *(0,) * 6)) != 0:
         raise OSError(ctypes.get_errno(), "capset")
 

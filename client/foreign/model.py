@@ -1,9 +1,9 @@
 """Runs a MONAI bundle or a TorchScript file on one volume as a program of its own: NIfTI in, NIfTI out.
 
 :mod:`client.foreign.teacher` starts it, confined, because it runs code that came with the model (a bundle's
-expressions, a TorchScript's graph). Of a bundle it uses ``network_def``, ``preprocessing`` and ``inferer``. Handlers,
-which could unpickle files, are ignored, and weights are read as tensors only. It refuses a model whose output has
-another shape than declared.
+expressions, a TorchScript's graph). This program uses a bundle's ``network_def``, ``preprocessing`` and ``inferer``. It
+ignores a bundle's handlers, which could unpickle files, and reads weights as tensors only. It refuses a model whose
+output has another shape than its input's grid with one channel for each declared label.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _bundle(declared: Declared, model: Path, image: Path, device: torch.device) 
 
 
 def _state(path: Path) -> Mapping[str, torch.Tensor]:
-    """Read weights as tensors only, either plain or under the key that MONAI and other trainers use."""
+    """Read weights as tensors only, stored either plainly or under the key ``model`` or ``state_dict``."""
     state = torch.load(path, weights_only=True, map_location="cpu")
     for name in ("model", "state_dict"):
         if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):

@@ -1,8 +1,9 @@
 """Runs a teacher that the hospital added instead of training it, and checks its files and its output every time.
 
 The worker calls it. The volume is written as NIfTI on its own grid; the program returns NIfTI on any grid, as a label
-map in its own numbers or as class probabilities. It refuses an output of another shape, number of classes, range or
-position, and files that differ from those declared.
+map in its own numbers or as class probabilities. It refuses label numbers that were not declared, another number of
+channels, values that are no probabilities, an output that covers too little of the scan, and files that differ from
+those declared.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class Usage:
 
     Attributes:
         processes: Number of processes.
-        memory_bytes: Memory that no other program shares.
-        disk_bytes: Bytes of files.
+        memory_bytes: Memory with swap, in bytes. Pages that only mirror a file do not count.
+        disk_bytes: Bytes of files on disk.
         entries: Number of files and folders.
     """
 
@@ -35,7 +35,7 @@ class Usage:
     entries: int = 0
 
     def peak(self, other: Usage) -> Usage:
-        """Return the larger of each value.
+        """Return the larger of two measurements for each resource.
 
         Args:
             other: Another measurement.
@@ -77,8 +77,8 @@ class Usage:
 def measure(group: int, written: Sequence[Path], *, memory_limit: int) -> Usage:
     """Measure what a process group uses.
 
-    Shared pages are first counted in every process, which is quick. Only if this sum exceeds the limit, shared pages
-    are counted once, which is slow.
+    At first a page that several processes share is counted for each of them, which is quick. If this sum exceeds the
+    limit, the memory is measured again and each page counts once, which is slow.
 
     Args:
         group: Id of the process group.
@@ -153,7 +153,9 @@ def _own_share_bytes(process: str) -> int:
 
 
 def _below(folder: Path, seen: set[tuple[int, int]]) -> tuple[int, int]:
-    """Count bytes and entries below a folder, no further than the limits. A hard link counts once."""
+    """Count bytes and entries below a folder, up to the limits of number and depth. A file with hard links counts
+    once.
+    """
     total, entries, waiting = 0, 0, [(str(folder), 0)]
     while waiting:
         path, depth = waiting.pop()

@@ -62,7 +62,7 @@ class KeepsCodes(SiteFile):
 
         Raises:
             Refused: ``not-accepted`` if the query was never accepted here.
-            InvalidInput: If the code has another type or shape, or a larger norm, or if another code is stored for
+            InvalidInput: If the code's type, shape or norm is not as ``code`` states, or if another code is stored for
                 this query and no patient was withdrawn since.
         """
         check_hash(query_id)
@@ -151,7 +151,7 @@ class KeepsCodes(SiteFile):
         Raises:
             Refused: ``old-draw`` if the draw's key was disclosed to an auditor, or if :data:`KEYS_A_CHARGE` keys for
                 each charged release exist already. Without this limit a server could fill the site's disk without any
-                charge, by offering one draw under ever new batches.
+                charge: it could offer the same draw again and again, each time in a new batch.
         """
         of = draw.batch, draw.number
         with self._writing():
@@ -176,8 +176,8 @@ class KeepsCodes(SiteFile):
     ) -> dict[str, NDArray[np.uint64]]:
         """Return the masked codes (words) that this site sends in one draw, which is one attempt at a sealed sum.
 
-        They are computed and stored at the first call. Each is the query's stored code plus this site's share of the
-        noise plus the draw's masks. Later calls for the same roster return the same words.
+        The first call computes and stores them; later calls for the same roster return the same words. For each query
+        the words are the stored code plus this site's share of the noise plus the draw's masks.
 
         Args:
             queries: The queries of the draw.
@@ -189,8 +189,9 @@ class KeepsCodes(SiteFile):
 
         Raises:
             Refused: ``roster`` if the query was masked for another roster; ``no-code`` if it has no code; ``withdrawn``
-                if a patient was withdrawn after the words were made; ``old-draw`` if the mask key was disclosed. Other
-                words under the same masks would reveal the difference of the two codes.
+                if a patient was withdrawn after the words were made; ``old-draw`` if the mask key was disclosed. The
+                site never sends two different messages under the same masks, because they would reveal the difference
+                of the two noisy codes.
         """
         with self._writing():
             for query in queries:

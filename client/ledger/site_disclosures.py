@@ -1,4 +1,4 @@
-"""Hands the mask key of one draw to an auditor, and records this before, with its cost.
+"""Hands the mask key of one draw to an auditor, after recording the disclosure and its cost.
 
 `consilium site disclose` calls it. A *draw* is one attempt at a sealed sum. The recorded cost is the additional μ² that
 the pool would have spent if the auditor passed the key on. It refuses a draw in which this site sent nothing, a draw
@@ -61,7 +61,7 @@ class KeepsDisclosures(SiteFile):
 
         With the key, the auditor can compute each query's code q plus this site's own noise share: N(q, s²·I). This
         costs μ² = (Δ/s)² in addition to the charge of the sum, where Δ is how far one unit of privacy can move the
-        code. All queries masked with the draw's key count, under any roster.
+        code. Every query that was masked with the draw's key counts, whichever roster it was masked for.
 
         Args:
             named: Id of the draw's roster (its list of hospitals), or at least its first twelve digits.
@@ -71,7 +71,8 @@ class KeepsDisclosures(SiteFile):
 
         Raises:
             InvalidInput: If ``named`` does not identify exactly one draw in which this site sent masked codes.
-            Refused: ``old-draw`` if an earlier version made the draw; ``withdrawn`` if a patient was withdrawn since.
+            Refused: ``old-draw`` if an earlier version of this program made the draw; ``withdrawn`` if a patient was
+                withdrawn since.
         """
         self._catch_up()
         masked = list(self._masked_rows())
@@ -93,7 +94,7 @@ class KeepsDisclosures(SiteFile):
             raise Refused(
                 "withdrawn",
                 f"a patient was withdrawn after draw {masks[:16]} was masked; disclosing it would disclose "
-                "that patient's part",
+                "that patient's contribution",
             )
         reservation = self._books.reservations[found[0].query_id]
         grown = sum((self._told(record) for _, record in mine), start=Fraction(0))

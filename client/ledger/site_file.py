@@ -1,8 +1,8 @@
 """Writes a site's ledger file, keeps its standing beside it, and charges a restored copy for the rows it lost.
 
 It is the base class of :class:`client.ledger.site_ledger.SiteLedger`. The *standing* is a small file that no backup
-contains; it records the newest row and all totals, and so shows whether the ledger is an older copy. It refuses
-standings of another ledger, and standings that show no loss.
+contains; it records the newest row and all totals, and so shows whether the ledger is an older copy. A recovery refuses
+a standing of another ledger, and standings that show no loss.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class SiteFile(OpenLedger[SiteBooks]):
     def forgotten(self) -> str | None:
         """Explain why this file must be an older copy than the one last written on this machine.
 
-        The standing, a small file beside the ledger that records its newest row and totals, shows it. If both were
-        rolled back together, the server's next receipt shows it: that receipt charges queries which this copy never
-        accepted, and raises an alarm.
+        The standing, a small file beside the ledger that records its newest row and totals, shows that rows are
+        missing. If ledger and standing were rolled back together, only the server's next receipt shows the loss: that
+        receipt charges queries which this copy never accepted, and raises an alarm.
 
         Returns:
             The explanation; None if the file is the newest as far as the standing shows.
@@ -139,7 +139,9 @@ class SiteFile(OpenLedger[SiteBooks]):
         )
 
     def _at(self, place: Position) -> _Totals:
-        """Return the totals at a row of this ledger, or at a lost row that was charged here."""
+        """Return the totals at a row of this ledger, or at a lost row for which a recovery of this ledger has
+        charged.
+        """
         if place in self._books.kept and not self.contains(place):
             record = self._books.kept[place]
             assert isinstance(record, RestoredRecord)

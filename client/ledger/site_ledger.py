@@ -210,7 +210,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
                 self._append(SealingKeyRecord(sealing_key, replaces))
 
     def stopped(self, study_id: str) -> str | None:
-        """Return the reason why this site may not answer a study now.
+        """Return the reason why this site must not answer a study now.
 
         The file is read again at each call, so a pause by another process stops a running worker.
 

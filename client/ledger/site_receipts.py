@@ -43,7 +43,7 @@ class KeepsReceipts(SiteFile):
             raise InvalidInput(
                 "receipt with a wrong signature",
                 limit="receipts signed by the server's key",
-                remedy="ask the consortium for its key",
+                remedy="ask the consortium whether the server's signing key has changed",
             )
         problem: LedgerCorrupt | Refused | None = None
         with self._writing():
@@ -124,13 +124,14 @@ class KeepsReceipts(SiteFile):
         return tuple({**self._books.alarms, **self._books.asked_again})
 
     def held(self, ledger_id: str) -> Position:
-        """Return the newest head (row number and hash) of a server's ledger for which this site has a receipt.
+        """Return the newest row of a server's ledger for which this site has a receipt.
 
         Args:
             ledger_id: Id of the server's ledger.
 
         Returns:
-            Row and hash; (0, zeros) if there is no receipt, and after a recovery until the restored ledger sends one.
+            The row's number and hash. They are (0, zeros) if there is no receipt, and after :meth:`recover` until the
+            restored ledger sends one.
         """
         self._catch_up()
         known = self._books.known.get(ledger_id)

@@ -86,7 +86,7 @@ class KeepsTeachers(SiteFile):
         return True
 
     def record_drawn(self, training_id: str, steps: int, *, after: int) -> None:
-        """Record that a training's steps up to ``steps`` count as drawn, before they are drawn.
+        """Count a training's steps up to ``steps`` as drawn, before their random batches and noise are drawn.
 
         Args:
             training_id: Id of the training.
@@ -109,8 +109,8 @@ class KeepsTeachers(SiteFile):
     def drawn(self, training_id: str) -> int:
         """Return how many steps of a private training count as drawn, at least as many as really were.
 
-        All planned steps count once the training is finished, and also if this ledger was restored after the training
-        began, because rows may be lost then.
+        Once the training is finished, all planned steps count. All planned steps count as well if this ledger was
+        restored after the training began, because rows about the training may be lost.
 
         Args:
             training_id: Id of the training.

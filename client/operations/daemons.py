@@ -3,7 +3,7 @@
 `consilium site up` calls it. The SuperNode connects to the server, the launcher passes its messages on, and the worker
 has data and models. The SuperNode runs in process isolation: it starts no app code and hands its tasks only to the
 launcher, which shares a secret with it. SuperNode and launcher know the worker's socket, but not where data or models
-are. It refuses to start a node without TLS or without its own key.
+are. The module refuses to start a node without TLS or without the node's own key.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LOG_MODULE = "client.operations.security_events"
 DOCTOR = "`consilium site doctor`"
 
 OFFLINE_S = 75.0
-"""Age in seconds of the last accepted heartbeat from which a node counts as offline.
+"""A node counts as offline if the server accepted its last heartbeat more than this number of seconds ago.
 
 SuperLink counts it as offline after 60 s, and a node sends a heartbeat every 18 to 23 s.
 """
@@ -296,7 +296,7 @@ def site_up(
             users or in different containers; the node needs only the folder ``node/`` of the site's directory.
         others: Directories of further studies of this hospital, whose daemons also run.
         on_ready: Called when all daemons are ready.
-        log_to: Targets of the site's security events; sent by the worker's part.
+        log_to: Targets to which the site's security events are sent. The part ``worker`` sends them.
 
     Raises:
         InvalidInput: For a node that cannot be started, or an unknown target.
@@ -334,7 +334,7 @@ def site_up(
 
 
 def study_daemons(site_dir: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
-    """Describe how to start all daemons of another study of this hospital, by ``consilium site up`` in its directory.
+    """Describe how to start all daemons of another study of this hospital: with ``consilium site up`` in its directory.
 
     Args:
         site_dir: The other study's directory.
@@ -438,7 +438,7 @@ def explain_supernode(text: str) -> str:
 
 
 def _make_socket_folder(folder: Path) -> None:
-    """Create a folder that only this user can enter, or also the group to which ``node/`` was given."""
+    """Create a folder that only this user can enter, and the group to which ``node/`` was given if there is one."""
     before = os.umask(0o027 if shared(folder.parent) else 0o077)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from common.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
-    """The options of `site doctor`. An option that is None is read from ``site.toml``.
+    """The options of `site doctor`. If ``study``, ``layout`` or ``label_map`` is None, ``site.toml`` decides.
 
     Attributes:
         site_dir: The site's directory; None to check data only.

@@ -42,7 +42,7 @@ class Checkup:
         remedy: What to do, without a patient's name.
         number: Number that stands for the subject in the report.
         subject: What it is about; may name a case, and must not leave the site.
-        picture: Path of a picture.
+        picture: Path of a picture of the case, relative to the report; empty without a picture.
     """
 
     check: str

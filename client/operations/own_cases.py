@@ -2,11 +2,11 @@
 
 Whenever a case is requested, these rules apply in order:
 
-1. Cases of withdrawn patients are not shown. The pool's ledger and slots files identify them by keyed hashes, as they
-   do before a training.
+1. Cases of withdrawn patients are not shown. Withdrawn patients are recognised by the keyed hashes in the pool's ledger
+   and slots files, as before a training.
 2. Cases that this site leaves out are not shown: those that the dataset's index or the last training could not use.
-3. A prediction in memory is used again only if the files of the case and of every network are the ones it was made
-   from, by size, times and inode. A new network or scan is therefore shown without a restart.
+3. A prediction in memory is used again only if the files of the case and of every network have not changed since, as
+   their size, times and inode show. A new network or scan is therefore shown without a restart.
 4. An adapted network is not used if a patient it was trained on was withdrawn since, or if that cannot be excluded.
 
 If it cannot be known who was withdrawn, no case is shown. Nothing is written to disk. A new withdrawal deletes all
@@ -151,7 +151,7 @@ class OwnCases:
             The case on the study's grid.
 
         Raises:
-            InvalidInput: If the case may not be shown, or a file of it or of a network cannot be used.
+            InvalidInput: If the case must not be shown, or a file of the case or of a network cannot be used.
         """
         with self._lock:
             found = self.listed() if self._dataset is None else self._again()

@@ -43,13 +43,13 @@ Sheet = Callable[[Study, int | None], str]
 _SAID = {
     STUDENT: "the study's student, as it was pulled",
     OWN: "the mean of this site's own teachers, without those that may have seen a withdrawn patient",
-    ADAPTED: "adapted at this site: it has seen patients and must not leave",
+    ADAPTED: "adapted at this site: this network has seen patients and must not leave the hospital",
 }
 _OUTDATED = (
     "adapted at this site, and not shown: it may have been trained on a patient who was withdrawn since. Delete "
     "`{folder}`, then make it anew with `consilium site adapt`"
 )
-_READ = "read `consilium site status` and docs/ledger.md"
+_READ = "run `consilium site status` and read docs/ledger.md"
 _STOPPED = f"{_READ}; the site answers nothing until a person ends the alarm"
 
 
@@ -132,8 +132,8 @@ def _state(here: SiteStudy | None, *, stopped: bool, away: bool) -> str:
 def _alarms(contradictions: Sequence[str], view: PeersView, *, stopped: bool) -> tuple[OwnAlarm, ...]:
     """Return the alarms: contradictions with the ledger first, then problems with other hospitals' keys.
 
-    Each has its remedy. ``stopped`` says whether the contradictions stop all answers. Two histories of another
-    hospital's ledger, or a query that was asked for again, do not.
+    Each has its remedy. ``stopped`` says whether the contradictions stop all answers. Two contradictions do not stop
+    answers: two histories of another hospital's ledger, and a query that the server asked for again.
     """
     found = [OwnAlarm(*_remedied(text, stopped=stopped), stops=stopped) for text in contradictions]
     return (*found, *(OwnAlarm(one.text, one.remedy, one.stops) for one in view.problems()))

@@ -1,4 +1,4 @@
-"""Turns a site's records into security events: rows of its ledger, its worker's log, starts and ends of its daemons.
+"""Makes security events from a site's records: its ledger's rows, its worker's log, and its daemons' starts and ends.
 
 `site up --log-to` starts it as a program, which follows a site's directory and sends the events to the given targets.
 From a row only the fields of the schema are used (:mod:`common.security_log.events`): no slot, no patient's hash, no

@@ -4,7 +4,7 @@
 
 1. Read the site's policy and study, and open its ledger; consent must be on record.
 2. Record what counts as a patient, and record withdrawals again that the ledger lacks.
-3. Load the teachers, and leave out voters that may not vote.
+3. Load the teachers, and leave out voters that must not vote (:func:`open_worker`).
 4. Record the loaded teachers.
 5. Answer messages through :class:`client.worker.Worker`.
 
@@ -72,7 +72,7 @@ class TeacherVoters:
         self._teachers, self._data, self._foreign = teachers, data, foreign or {}
 
     def predict(self, volume: bytes) -> Sequence[Ask]:
-        """Return one function for each voter that computes its prediction of a volume. # sensitive
+        """Return for each voter a function that computes the voter's prediction of a volume. # sensitive
 
         Args:
             volume: A public volume as NIfTI.
@@ -89,7 +89,7 @@ class TeacherVoters:
 def serve(worker: Worker, *, socket: Path) -> grpc.Server:
     """Start serving a worker on a Unix socket.
 
-    Only this user can open the socket, or also the group to which its folder was given.
+    Only this user can open the socket, and the group to which the socket's folder was given if there is one.
 
     Args:
         worker: The worker.
@@ -143,15 +143,15 @@ def open_worker(
 
     Args:
         directory: The site's directory.
-        sleep: How the worker waits for a tick.
+        sleep: Function by which the worker waits before it replies; it gets a number of seconds.
         fetch: Gets public objects; by default from the server.
 
     Returns:
         The worker.
 
     Raises:
-        InvalidInput: If no consent is on record, if an added teacher is not on record or may not vote in this study, or
-            if :func:`~client.site.deals.check_trained` refuses a trained teacher.
+        InvalidInput: If no consent is on record, if an added teacher is not on record or the study's unit of privacy is
+            the patient, or if :func:`~client.site.deals.check_trained` refuses a trained teacher.
     """
     config = load_site(directory)
     study = joined_study(config)
@@ -191,9 +191,8 @@ def open_worker(
 
 
 def _foreign(ledger: SiteLedger, study: Study, teachers: Path) -> dict[int, ForeignTeacher]:
-    """Load the teachers that the hospital added from elsewhere and that may vote, by voter.
-
-    Raises InvalidInput if the study does not allow such teachers, or if one is not the teacher on record.
+    """Load the teachers that the hospital added from elsewhere and that may vote, by voter.  Raises InvalidInput if the
+    study's unit of privacy is the patient, or if an added teacher is not the one on record.
     """
     voters = [voter for voter in range(study.privacy.voters_per_site) if has_foreign(teachers, voter)]
     if voters:

@@ -49,8 +49,8 @@ class Withdrawal:
     """What withdrawing a patient does (:func:`foresee_withdrawal`) or did (:func:`withdraw_patient`).
 
     Attributes:
-        places: The patient's slot in each assignment of patients to voters. The withdrawal empties it, and its voter
-            does not vote until it is retrained.
+        places: The patient's slot in each assignment of patients to voters. The withdrawal empties these slots. The
+            voter of an emptied slot does not vote until it is trained again.
         directories: The directories of the pool.
         releases: Number of releases already made, which cannot be undone.
         repeated: True if the patient was withdrawn before.
@@ -78,7 +78,7 @@ def consent(directory: Path, *, by: str, sheet: str) -> Study:
         The study.
 
     Raises:
-        InvalidInput: If the name is not acceptable.
+        InvalidInput: If :func:`check_name` refuses the name.
     """
     check_name(by)
     config = load_site(directory)
@@ -217,7 +217,13 @@ def _dealt(directory: Path) -> tuple[tuple[Path, ...], dict[Path, Slots]]:
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """Where a patient is: the assignments that know the patient by file, the places there, and which are taken."""
+    """Where a patient is in the pool's assignments of patients to voters.
+
+    Attributes:
+        found: The assignments that know the patient, by the path of the slots file.
+        places: The patient's place in each of them.
+        sits: Paths of those in which the patient's slot is not emptied yet.
+    """
 
     found: dict[Path, Slots]
     places: dict[Path, Place]
@@ -286,7 +292,7 @@ def end_alarm(directory: Path) -> tuple[str, ...]:
         directory: The site's directory.
 
     Returns:
-        Ids of the server ledgers concerned.
+        Ids of the server ledgers with an alarm, then names of the ledgers of which two histories were signed.
     """
     with _ledger(directory) as (_, ledger):
         stopped = tuple(ledger.alarmed_ledgers())
@@ -361,8 +367,8 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
         True if the key changed.
 
     Raises:
-        InvalidInput: If no signing key in ``site.toml`` signed the notice, or if the notice does not replace the
-            sealing key in ``site.toml``.
+        InvalidInput: If no signing key in ``site.toml`` signed the notice, if the notice does not replace the sealing
+            key in ``site.toml``, or if the line with that key cannot be found there.
     """
     server = load_site(directory).server
     if not any(notice.is_genuine(key) for key in server.signing_public_keys):
@@ -397,7 +403,7 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
 
 
 def heads(directory: Path) -> dict[str, object]:
-    """Return the newest head (row number and hash) of every server ledger with receipts here, and of the own ledger.
+    """Return the newest row that receipts here show of every server ledger, and the head of the site's own ledger.
 
     Args:
         directory: The site's directory.

@@ -170,7 +170,7 @@ class TrainingJournal:
                 or header["identity"] != identity
             ):
                 raise InvalidInput(
-                    "a private training under another plan, or on other data, was started here",
+                    "the private training that was started in this folder has another plan or other data than this one",
                     value=path.name,
                     remedy=f"this training stays charged; for another training {ANOTHER_DIRECTORY}",
                 )

@@ -24,7 +24,7 @@ def served_hash(weights: str, posterior: str | None) -> str:
 
     Args:
         weights: SHA-256 of its weights.
-        posterior: SHA-256 of its posterior (dp-bbb); None for other strategies.
+        posterior: SHA-256 of its posterior over the weights, which only the strategy ``dp-bbb`` has; else None.
 
     Returns:
         The hash of the weights, or for dp-bbb a hash over weights and posterior.

@@ -1,4 +1,4 @@
-"""Opens a patient pool's ledger, finds the deals of its patients to voters, and lists the sites that share them.
+"""Opens a patient pool's ledger, finds its assignments of patients to voters, and lists the sites that share them.
 
 The worker and all commands of a site call it. Terms:
 
@@ -6,9 +6,9 @@ The worker and all commands of a site call it. Terms:
 * The *standing* is a small file beside a ledger that shows if the ledger is an older copy.
 * The *books* of a pool are its ledger, with key and standing, and its deals.
 
-A site that takes part in several studies has a directory for each. One directory contains the books; the others joined
-it and are listed there in ``joined.json``. It refuses another ledger than the one that the join request names, and a
-new ledger if the old one is missing, since a new one would start with nothing spent.
+A site that takes part in several studies has a directory for each. One directory contains the books. The others use
+these books and are listed beside them in ``joined.json``. The module refuses another ledger than the one that the join
+request names, and a new ledger if the old one is missing, since a new one would start with nothing spent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from common.objects import write_atomically
 from common.reading import parse_json, parsing
 
 JOINED = "joined.json"
-"""File beside the ledger that lists the directories that joined it, relative to its own."""
+"""File beside the ledger that lists the other directories that use it, as paths relative to the ledger's folder."""
 
 
 def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:

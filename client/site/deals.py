@@ -4,8 +4,8 @@ A *deal* assigns a pool's patients to voters. Each patient has a numbered *slot*
 voter. Training, withdrawal and the worker call this module. A slots file contains the patients' names, and the key
 under which they are hashed. The ledger contains the patient of every slot, and every withdrawal, as keyed hashes. A
 file restored from a backup is updated from the ledger before use, so no patient moves to another voter and no withdrawn
-patient returns. It refuses to assign patients if one was withdrawn whom only a lost key identifies. In a study of unit
-patient it also refuses a teacher that was trained on another deal.
+patient returns. It refuses to assign patients if a patient was withdrawn and the key that identifies this patient is
+lost. In a study of unit patient it also refuses a teacher that was trained on another deal.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ def all_still_in(seen: Mapping[str, Collection[str]], withdrawn: Iterable[tuple[
         withdrawn: The pool's :func:`withdrawals`.
 
     Returns:
-        True if it is certain. False also if a patient was withdrawn from a deal under whose key the network's patients
-        were not recorded.
+        True if it is certain. False if a withdrawn patient is among them, and if a patient was withdrawn from a deal
+        under whose key the network's patients were not recorded.
     """
     everybody = {subject for subjects in seen.values() for subject in subjects}
     return all((deal in seen or (deal is None and seen)) and subject not in everybody for deal, subject in withdrawn)
@@ -275,7 +275,7 @@ def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: 
         served: Hash of each voter's teacher; empty for a voter without one.
 
     Raises:
-        InvalidInput: If such a teacher is found.
+        InvalidInput: If a teacher has no such training.
     """
     if study.privacy.unit is not Unit.PATIENT:
         return

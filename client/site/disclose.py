@@ -1,9 +1,9 @@
-"""Discloses this site's part in one draw of a sealed sum to an auditor.
+"""Discloses the mask key that this site used in one draw of a sealed sum, to an auditor only.
 
-`consilium site disclose` calls it. A *draw* is one attempt at a sealed sum (secure aggregation). The disclosure
-contains the site's mask key of the draw. It is recorded in the site's ledger first, then encrypted to the auditor's
-key. The module refuses what the site's ledger refuses to disclose (:mod:`client.ledger.site_disclosures`), and an
-output file that exists.
+`consilium site disclose` calls it. A *draw* is one attempt at a sealed sum (secure aggregation). The disclosure is
+recorded in the site's ledger first, then encrypted to the auditor's key. With the mask key the auditor can compute the
+site's code plus its own share of the noise. The module refuses what the site's ledger refuses to disclose
+(:mod:`client.ledger.site_disclosures`), and an output file that exists.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def look_at_draw(site_dir: Path, draw: str) -> DisclosedDraw:
 
     Raises:
         InvalidInput: If the draw is not found.
-        Refused: If it may not be disclosed.
+        Refused: If a patient was withdrawn since, or an earlier version of this program made the draw.
     """
     with read_books(load_site(site_dir)) as ledger:
         return ledger.look_at_draw(draw)

@@ -9,8 +9,8 @@
 
 Repeating a set-up changes nothing and completes an interrupted one; a failed one leaves nothing behind. It refuses a
 directory that contains another site, missing data, an incomplete kit, and a second ledger for a pool or for data that
-already have a ledger on this machine. The node's private key is made here and never leaves; the consortium gets the
-public key.
+already have a ledger on this machine. The node's private key is made here and never leaves the site; the consortium
+gets the public key.
 """
 
 from __future__ import annotations

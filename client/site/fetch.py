@@ -1,9 +1,9 @@
 """Fetches public objects from the server by content hash, verifies and caches them.
 
 The worker and `site student pull` call it. Requests are signed with the site's node key. An interrupted download
-continues where it stopped, also after a restart. If the cache is full, the objects unused for longest are deleted; they
-are fetched again when needed. It refuses an object with another SHA-256, a server certificate that the authority in the
-startup kit did not sign, and redirects to another address.
+continues where it stopped, even after a restart of the program. If the cache is full, the objects unused for longest
+are deleted; they are fetched again when needed. The module refuses an object with another SHA-256, a server certificate
+that the authority in the startup kit did not sign, and redirects to another address.
 """
 
 from __future__ import annotations

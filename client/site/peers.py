@@ -43,7 +43,7 @@ class PeerTrust(StrEnum):
         NOT_CONFIRMED: Nobody has compared it, and no other key of that hospital is confirmed.
         KEY_CHANGED: Another key of that hospital is confirmed.
         KEY_OF_ANOTHER: The same key is confirmed for a different hospital.
-        NOT_OURS: This site's own name or key was given to it.
+        NOT_OURS: It was received with this site's own name, or it is this site's own key under another name.
     """
 
     CONFIRMED = "confirmed"
@@ -100,7 +100,7 @@ _WRONG = (
         "if that is this hospital's admitted name, correct `site` in site.toml; else tell the other sites, then the "
         "consortium",
     ),
-    (PeerTrust.KEY_OF_ANOTHER, "a key confirmed for another site was given to {}", _TALK),
+    (PeerTrust.KEY_OF_ANOTHER, "a list or an offer gives {} a key that is confirmed for another site", _TALK),
     (
         PeerTrust.KEY_CHANGED,
         "a new key, other than the confirmed one, was received for {}",
@@ -294,7 +294,7 @@ def confirm_shown(directory: Path, shown: PeersView) -> tuple[Peer, ...]:
             "peers to confirm all at once",
             value=sorted(doubtful),
             limit="peers with one key each, which has not changed",
-            remedy="talk to these hospitals, then `consilium site peers --confirm NAME`",
+            remedy="compare fingerprints with each of these hospitals, then `consilium site peers --confirm NAME`",
         )
     _record(directory, wanted)
     return tuple(wanted)

@@ -6,7 +6,7 @@
 4. Train the voters in parallel processes.
 5. Record the teachers that were made.
 
-If steps 1 to 3 refuse something, no step of training is spent.
+If 1, 2 or 3 ends with an error, no training step is spent.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class PrivateOptions:
                     f"{_option(name)} with strategy {self.strategy}",
                     value=asked[name],
                     limit="only options that this strategy uses",
+                    remedy=f"leave out {_option(name)}",
                 )
         if self.epsilon is None and self.noise_multiplier is None:
             raise InvalidInput(
@@ -121,7 +122,7 @@ class PrivateOptions:
             raise InvalidInput(
                 "relation, sampling, rate or noise multiplier",
                 value=written,
-                limit=f"the names of a relation and a sampling, and numbers ({error})",
+                limit=f"a relation ({', '.join(Neighbours)}), a sampling ({', '.join(Sampling)}) and two numbers ({error})",
             ) from error
         recipe = defaults(self.strategy, epsilon=self.epsilon or MAX_EPSILON, delta=self.delta, begun=begun)
         made = replace(recipe, neighbours=neighbours, sampling=sampling, **asked)
@@ -139,16 +140,16 @@ def _option(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """The options of `consilium site train`. An option that is None is read from ``site.toml``.
+    """The options of `consilium site train`. If ``data``, ``study`` or ``layout`` is None, ``site.toml`` states it.
 
     Attributes:
         site_dir: The site's directory.
         data: The dataset's folder.
         study: The study's file.
         layout: Layout of the dataset.
-        label_map: File that maps the dataset's labels to the study's.
+        label_map: File that maps the dataset's labels to the study's; None to take the names in ``site.toml``.
         seed: Fixes the assignment of patients to voters and the trainings; for synthetic data only.
-        jobs: Number of processes at once.
+        jobs: Number of processes at once; None to choose it by the number of voters.
         private: Options of a private training.
         again: True to train and charge again patients who were already charged for a private training.
     """

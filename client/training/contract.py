@@ -53,7 +53,7 @@ class Trained:
     Attributes:
         model: The trained network.
         steps: Number of steps done.
-        loss: Last loss; None for a private training, because releasing it was not charged.
+        loss: Last loss; None for a private training, whose charge does not cover the release of a loss.
         seconds: Duration.
         event: The privacy event of the training itself; None for a training without differential privacy.
         deviations: The posterior's standard deviation of every parameter by name, for a trainer whose result is a
@@ -71,8 +71,8 @@ class Trained:
 class Trainer(Protocol):
     """Trains one voter's network.
 
-    Equal arguments give equal weights, also if resumed from ``checkpoint``, except in a private training, whose noise
-    comes from the operating system.
+    Equal arguments give equal weights, even if the training is resumed from ``checkpoint``. A private training is the
+    exception: its noise comes from the operating system.
     """
 
     def train(

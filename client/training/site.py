@@ -60,8 +60,9 @@ def plan_site(
 
     Raises:
         InvalidInput: If labels or channels are not the study's; for an unknown trainer, a network the private strategy
-            cannot train, or a start with other weights; for a seed with real patients; if there is no patient (private:
-            fewer patients than voters); or if the case table assigns a scan to another patient than before.
+            cannot train, or a start with other weights; for a seed with real patients; if there is no patient, or for a
+            private training fewer patients than voters; or if the case table assigns a scan to another patient than
+            before.
     """
     _check_plan(dataset, data=data, recipe=recipe, trainer=trainer, start=start, seed=seed)
     if private is not None:

@@ -49,8 +49,8 @@ class VoterTask:
         deal: The ledger's name of the assignment of patients to voters.
         private: What a private training may spend; None for the standard trainer.
         start: File of public weights to begin from; None for random ones.
-        paired: True if the start was trained on labelled public cases. It then knows more than a few patients can
-            teach, so the teacher is kept near it (:func:`~common.models.fit.near`).
+        paired: True if the start was trained on labelled public cases. Such a start knows more than a few patients can
+            teach, so the teacher is kept near the start (:func:`~common.models.fit.near`).
         absent: The study's channels that the site does not have.
         site: Directory whose ledger counts a private training's steps; None without a ledger.
         leaves: True if the trained network may leave the hospital.
@@ -131,7 +131,7 @@ class VoterOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A voter whose training ended early. Nothing was recorded; running it again continues it."""
+    """A voter whose training ended early. No teacher was recorded; the same command continues the training."""
 
     voter: int
     reason: str

@@ -1,8 +1,7 @@
-"""Manages an auditor's keys: one decrypts disclosures, one signs judgements, and a public file contains both public
-keys.
+"""Manages an auditor's two keys: one decrypts disclosures, the other signs judgements.
 
-`consilium dispute keys` and the other dispute commands call it. Refuses an ``auditor.json`` that its own signing key
-did not sign.
+The file ``auditor.json`` contains the two public keys. `consilium dispute keys` and the other dispute commands call this
+module. It refuses an ``auditor.json`` that the signing key in the file did not sign.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Auditor(Signed):
     Attributes:
         sealing_key: X25519 public key in hex.
         signing_key: Ed25519 public key in hex.
-        signature: Signature over both.
+        signature: Signature over both keys.
     """
 
     DOMAIN: ClassVar = b"consilium/auditor/v1"

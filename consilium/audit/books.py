@@ -1,5 +1,4 @@
-"""Recomputes every figure in an audited study's ledgers from the ledgers' rows and the claimed noise, and compares
-them.
+"""Compares each figure of an audited study's ledgers with one computed from their rows and the claimed noise.
 
 ``consilium.audit.run`` calls it. A *life* is one complete run of the study. The field ``measured`` of a finding is the
 worst value in this run. Sums are compared to a relative error of 1e-9; budgets are tested to one hundredth.
@@ -48,7 +47,7 @@ def life_findings(service: Service, life: Life, *, ended: str) -> list[Finding]:
 
 
 def history_findings(service: Service, life: Life) -> list[Finding]:
-    """Check the ledgers after any run, also after one with lost draws, a stopped server and silent sites.
+    """Check the ledgers after any run, even after one with lost draws, a stopped server and silent sites.
 
     Args:
         service: The study's server and sites.
@@ -70,7 +69,7 @@ def history_findings(service: Service, life: Life) -> list[Finding]:
 
 
 def allowed(service: Service) -> dict[str, int]:
-    """Return the number of releases that each site's pool allows: the minimum of its two budgets and the study's plan.
+    """Return how many releases each site's pool allows: the least of the server's budget, the site's and the plan.
 
     Args:
         service: The study's server and sites.
@@ -247,8 +246,9 @@ def _end(service: Service, life: Life, ended: str) -> Finding:
 
 
 def _draws(service: Service, life: Life) -> Finding:
-    """Check that no pool is charged for more draws than its budget allows. A draw (attempt at a sealed sum) without an
-    answer costs the same as one with an answer.
+    """Check that no pool is charged for more draws than its budget allows.
+
+    A draw is one attempt at a sealed sum. A draw without an answer costs the same as one with an answer.
     """
     counts = Counter(site for row in life.charged for site in row.roster)
     room = {

@@ -40,7 +40,9 @@ from common.masking import MAX_MEMBERS, pair_mask, unconfirmed
 from common.privacy.shares import FALSE_ALARM, norm_within, site_bound, unmasked
 
 PARTS = ("within", "outside", "unknown")
-"""Findings about a site's part. ``unknown``: neither the site nor all other sites have disclosed."""
+"""Findings about a site's part (its code plus noise share), compared with the bound for honest sites.  ``unknown``:
+neither the site nor all other sites have disclosed their mask keys.
+"""
 DISCLOSURES = ("true", "false", "none")
 """Findings about a site's disclosure. ``false``: its key is not the key that the site signed for this draw."""
 WORDS = ("signed", "none")
@@ -55,7 +57,7 @@ class SiteFinding(Document):
         site: Name of the site.
         word: Whether it sent a signed word.
         disclosure: Whether it disclosed a true key, a false key or none.
-        part: Whether its part is within the bound, outside, or unknown.
+        part: Whether its part (code plus noise share) is within the bound for honest sites, outside it, or unknown.
     """
 
     site: SiteName
@@ -65,7 +67,7 @@ class SiteFinding(Document):
 
     @property
     def blamed(self) -> bool:
-        """True if a finding is against the site: its part is outside the bound, or its disclosed key is false."""
+        """True if the site's code plus noise share is larger than any honest site's, or its disclosed key is false."""
         return self.part == "outside" or self.disclosure == "false"
 
 
@@ -127,7 +129,7 @@ class Judgement(Signed):
             The judgement.
 
         Raises:
-            InvalidInput: For anything else.
+            InvalidInput: If the bytes are not a judgement.
         """
         return cls.from_json(parse_canonical(data))
 
@@ -285,8 +287,9 @@ def _part(
     words: Mapping[str, Mapping[str, NDArray[np.uint64]]],
     keys: Mapping[str, X25519PrivateKey],
 ) -> bool | None:
-    """Apply rules 4 and 5 of the module: return whether a site's noisy code is within the bounds for honest sites; None
-    if a mask is unknown.
+    """Apply rules 4 and 5 of the module: return whether a site's part is within the bounds for honest sites.
+
+    Returns None if a mask is unknown.
     """
     roster = evidence.roster
     by_name = {member.site: member for member in roster.members}

@@ -29,7 +29,9 @@ _MOST_LAGS = 128  # longer lags are covered by the spectrum and by repeated stre
 
 
 _Sums: TypeAlias = tuple[np.ndarray, np.ndarray, int]
-"""Sums of squares of the largest and of the smallest values before rounding, and the number of squares in each."""
+"""For several parts of the noise: the largest and the smallest sum of squares that its values could have had before
+rounding, and the number of squares in each sum.
+"""
 
 
 def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> tuple[Finding, ...]:
@@ -125,9 +127,9 @@ def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> Find
 def coincidences(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
     """Find noise values that are used again in another order, by counting pairs of equal |v| in each run.
 
-    The expected number of pairs of equal |v| is n²/2·Σp², with a standard deviation from Σp² and Σp³. The alarm is 8
-    standard deviations plus 25 above it, which independent draws reach with a probability below that of a finding, for
-    any n.
+    The expected number of pairs of equal |v| is n²/2·Σp², with a standard deviation from Σp² and Σp³. The limit lies 8
+    standard deviations plus 25 above the expected number. For any n, independent draws exceed the limit with a
+    probability below :data:`ALPHA`.
     """
     n = noise[0].size
     square, cube = 1 / (noise_std * sqrt(pi)), 2 / (sqrt(3) * pi * noise_std**2)
@@ -152,9 +154,10 @@ def _scramble(values: np.ndarray) -> np.ndarray:
 
 
 def _places(scaled: Float[np.ndarray, "runs queries l"], *, half: float) -> Iterator[_Sums]:
-    """Yield sums of squares over every part of the noise that could have less noise than the rest.
+    """Yield bounds on the sum of squares in each part of the noise, such as a round, a vector or a coordinate.
 
-    A draw before rounding is within ``half`` of the rounded value, so bounds in both directions are returned.
+    A fault could make the noise in one of these parts too small. A value before rounding differs from the rounded value
+    by at most ``half``, so each sum has an upper and a lower bound.
     """
     sizes = np.abs(scaled)
     for (most, squares), (least, _) in zip(

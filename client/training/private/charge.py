@@ -3,8 +3,8 @@
 `site train` and `site adapt` call it. Every training is recorded, with the hash of the teacher that it made and with
 the assignment of patients to voters (the deal) that it used. Each teacher that answers queries can therefore be traced
 to one training or to none. It refuses a private training without a ledger, a second private training on the same
-patients unless ``again`` is given, and a training whose folder was restored from an older copy: the ledger records how
-many steps were drawn, and no step is drawn twice for one charge.
+patients unless ``again`` is given, and a training whose folder was restored from an older copy. The ledger records for
+how many steps batch and noise were drawn, and no step is drawn twice for one charge.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def record_trainings(
 def charge_adapted(site_dir: Path, task: VoterTask, *, again: bool, identity: PatientIdentity) -> None:
     """Charge the training of a network that may leave the hospital, before its first step.
 
-    The training uses all patients of the pool, so its cost adds to that of every other training of them. A training on
-    record already adds nothing.
+    The training uses all patients of the pool, so its cost adds to the cost of every other training of these patients.
+    A training on record already adds nothing.
 
     Args:
         site_dir: The site's directory.
@@ -193,9 +193,9 @@ def _older_copy(ledger: SiteLedger, charge: Charge, task: VoterTask, *, spent: i
     """
     made, drawn = ledger.made(charge.training_id), ledger.drawn(charge.training_id)
     if made:
-        return None if trained_hash(task.directory) in made else "the folder lacks the teacher that it made"
+        return None if trained_hash(task.directory) in made else "the folder lacks the teacher that this training made"
     if spent < drawn and ledger.lost_rows_since(charge.training_id):
-        return "the site's ledger was restored after it began, so the number of drawn steps is unknown"
+        return "the site's ledger was restored after this training began, so the number of drawn steps is unknown"
     if drawn - spent >= steps_a_row(charge.event.steps):
-        return f"{drawn} of its {charge.event.steps} steps were drawn, but this folder records only {spent}"
+        return f"{drawn} of the training's {charge.event.steps} steps were drawn, but this folder records only {spent}"
     return None

@@ -43,7 +43,7 @@ class Parts:
     Attributes:
         names: Entry names of each part.
         clips: Norm bound Θ_k of each part.
-        shares: r_k of each part, by default √K. Σ1/r_k² may not exceed 1, which bounds the whole vector's norm by 1.
+        shares: r_k of each part, by default √K. Σ1/r_k² must not exceed 1, which bounds the whole vector's norm by 1.
 
     Raises:
         InvalidInput: If there is no part, a part lacks a clip or share, a clip is not finite and positive, or the

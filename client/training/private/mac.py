@@ -173,7 +173,8 @@ def coordinates(
 def mac_loss(blocks: Blocks, each: Each, *, mu: float, how: Penalty) -> PatientLoss:
     """Return the loss whose gradient the W-step clips.
 
-    It is the objective E of one patient after its Z-step (E is defined in the module), averaged over its images.
+    The loss is E (defined in the module's docstring) at the coordinates that the patient's Z-step found, averaged over
+    the patient's images.
 
     Args:
         blocks: The network's blocks.

@@ -67,9 +67,9 @@ class Patients:
     """A voter's scans, cut to the views at which gradients are taken.
 
     However many scans a patient has, they are one example: ``scans`` of them are averaged before the clip, and each
-    step takes the next ones, beginning again after the last. Patches and hidden channels are drawn from ``key``,
-    the turn, the slot and the number of the view, so no other patient can influence them. The sensitivity holds for
-    every key drawn without looking at the patients; a training uses its journal's key, 32 random bytes of the
+    step takes the next ones, beginning again after the last. Patches and hidden channels are drawn from ``key``, the
+    number of the step, the slot and the number of the view, so no other patient can influence them. The sensitivity
+    holds for every key drawn without looking at the patients; a training uses its journal's key, 32 random bytes of the
     operating system. A slot without a usable scan may be sampled and contributes zero, so the number n of patients does
     not depend on which scans are usable.
 
@@ -361,9 +361,9 @@ def total_over(
 ) -> dict[str, torch.Tensor]:
     """Return the clipped integer sum over the patients in these slots. # sensitive until noised
 
-    Guarantee: replacing, adding or removing scans of one patient moves the sum by at most 2·``RADIUS_INT`` in ℓ2,
-    emptying the patient's slot by at most ``RADIUS_INT``. Every other patient's vector stays the same to the bit, on
-    the same machine with the same number of threads.
+    Guarantee: replacing, adding or removing scans of one patient moves the sum by at most 2·``RADIUS_INT`` in ℓ2.
+    Emptying the patient's slot moves it by at most ``RADIUS_INT``. Every other patient's vector stays the same to the
+    bit, on the same machine with the same number of threads.
 
     Args:
         weights: Parameters by name.

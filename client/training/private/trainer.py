@@ -188,7 +188,7 @@ def training_identity(
     """Return the hash that identifies a training by everything that decides its charge and its initial weights.
 
     Patients' files are not included. Settings that version 0.2.0 did not have are left out at their default, so
-    trainings begun with it keep their identity.
+    trainings begun with that version keep their identity.
 
     Args:
         settings: The private settings.

@@ -1,8 +1,9 @@
-"""Counts a private training's steps in the site's ledger before they are drawn.
+"""Counts a private training's steps in the site's ledger before their batches and noise are drawn.
 
-A directory of teachers that was restored from a backup may record fewer steps than were drawn. The ledger detects its
-own restoration by its standing (a small file beside it that no backup contains). Counting the steps in the ledger keeps
-any step from being drawn twice for one charge. It refuses a second run of one training at the same time.
+A step is *drawn* when its random batch and its noise are drawn; drawing it again needs another charge. A directory of
+teachers that was restored from a backup may record fewer steps than were drawn. A restored ledger is noticed by its
+standing, a small file beside the ledger that no backup contains. The ledger therefore counts the steps, and no step is
+drawn twice for one charge. The module refuses a second run of one training at the same time.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ class LedgerWitness:
         return self._drawn
 
     def claim(self, steps: int) -> None:
-        """Record in the ledger that the noise of all steps up to ``steps`` was drawn.
+        """Count all steps up to ``steps`` as drawn in the ledger, before the noise of the last of them is drawn.
 
-        One ledger row stands for several steps, so the row may also record later steps, before their noise is drawn.
+        One ledger row stands for several steps, so the row can count later steps as well.
 
         Args:
-            steps: Number of steps whose noise the ledger must record as drawn.
+            steps: Number of steps that the ledger must count as drawn.
 
         Raises:
             Refused: ``training-busy`` if another run is drawing the same steps.
