@@ -7,10 +7,10 @@ countersigns a head only if three conditions hold:
 2. In the server's ledger, the rows under the head include the newest row for which this site has a receipt.
 3. The rows under the head include every row under the head of that ledger that this site countersigned before.
 
-If a ledger shows two contradicting histories, the site countersigns only the one it knows and keeps both as evidence. If
-the ledger is the server's, the site also answers nothing more until a person has looked into it. The reply also contains the head of the site's own ledger. This
-head reveals only how many queries the site accepted and how many receipts it holds, which the server knows already
-(:func:`common.witness.memory.blinded`).
+If a ledger shows two contradicting histories, the site countersigns only the one it knows and keeps both as evidence.
+If the ledger is the server's, the site also answers nothing more until a person has looked into it. The reply also
+contains the head of the site's own ledger. This head reveals only how many queries the site accepted and how many
+receipts it holds, which the server knows already (:func:`common.witness.memory.blinded`).
 """
 
 from __future__ import annotations

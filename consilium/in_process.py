@@ -163,7 +163,7 @@ class Sites:
         self.sites = tuple(replace(site, answer_key=self.ledgers[site.name].public_key) for site in sites)
 
     def open(self, site: Site) -> Worker:
-        """Open a site's ledger and worker, and replace those that are open, as if its process had restarted.
+        """Open a site's ledger and worker, and replace those that are open, as if the site's process had restarted.
 
         Args:
             site: The site.

@@ -1,7 +1,7 @@
 """Segments NIfTI files with a student, on each file's own voxels, and scores the results if there are labels.
 
-`consilium predict` calls it. A file that cannot be used is reported and left out. Refuses a model that is neither a
-bundle nor a study with a student.
+`consilium predict` calls it. A file that cannot be used is reported and left out. The module refuses a model that is
+neither a bundle nor a study with a student.
 """
 
 from __future__ import annotations

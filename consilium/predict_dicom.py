@@ -1,8 +1,8 @@
 """Segments one DICOM series with a student, and writes a DICOM Segmentation that refers to it.
 
-`consilium predict` calls it. Refuses a series of another modality, with a geometry that the student cannot use, or
-that differs from every volume that the student was trained on. Otherwise an unreliable segmentation could enter a
-hospital's archive.
+`consilium predict` calls it. The module refuses a series of another modality, a series with a geometry that the student
+cannot use, and a series that differs from every volume that the student was trained on. Otherwise an unreliable
+segmentation could enter a hospital's archive.
 """
 
 from __future__ import annotations

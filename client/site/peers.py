@@ -161,7 +161,7 @@ class PeersView:
             if missing > 0:
                 needed = f"{missing} more {'is' if missing == 1 else 'are'} needed"
                 text += f"; nothing is released with fewer than {self.quorum} sites, so {needed}"
-            remedy = "call them and `consilium site peers --confirm NAME`"
+            remedy = "call these hospitals, then `consilium site peers --confirm NAME` for each"
             found.append(PeerProblem(missing > 0, text, remedy if unknown else "`consilium site peers --fetch`"))
         return tuple(found)
 

@@ -122,7 +122,7 @@ class PrivateOptions:
             raise InvalidInput(
                 "relation, sampling, rate or noise multiplier",
                 value=written,
-                limit=f"a relation ({', '.join(Neighbours)}), a sampling ({', '.join(Sampling)}) and two numbers ({error})",
+                limit=f"{' or '.join(Neighbours)}; {' or '.join(Sampling)}; two numbers ({error})",
             ) from error
         recipe = defaults(self.strategy, epsilon=self.epsilon or MAX_EPSILON, delta=self.delta, begun=begun)
         made = replace(recipe, neighbours=neighbours, sampling=sampling, **asked)

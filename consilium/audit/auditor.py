@@ -1,7 +1,7 @@
 """Manages an auditor's two keys: one decrypts disclosures, the other signs judgements.
 
-The file ``auditor.json`` contains the two public keys. `consilium dispute keys` and the other dispute commands call this
-module. It refuses an ``auditor.json`` that the signing key in the file did not sign.
+The file ``auditor.json`` contains the two public keys. `consilium dispute keys` and the other dispute commands call
+this module. It refuses an ``auditor.json`` that the signing key in the file did not sign.
 """
 
 from __future__ import annotations

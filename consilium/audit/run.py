@@ -2,16 +2,16 @@
 
 `consilium audit` calls it. A *life* is one complete run of the study. There are four kinds:
 
-* Ledger lives continue beyond the end of the budget, with pools of a smaller and a larger budget than the study's, with
-  a site that sends codes beyond the bound, and with the fewest sites.
+* Ledger lives continue beyond the end of the budget. In some of them a pool has a smaller or a larger budget than the
+  study's, a site sends codes beyond the clipping norm, or only as many sites as the quorum take part.
 * One life has a lost draw (an attempt at a sealed sum), a stopped server and a site restored from a backup.
 * Exchange lives use the same entropy for the noise in neighbouring worlds, so that the noise cancels and the effect of
   one unit is measured exactly.
 * Measurement lives measure the noise.
 
-If the claim holds, an audit alarms with probability at most :data:`FALSE_ALARM`: at most 20 findings are
-statistical, each at :data:`~consilium.audit.noise.ALPHA`. An audit cannot prove privacy, and says nothing about a
-server that runs other code.
+If the claim holds, an audit alarms with probability at most :data:`FALSE_ALARM`: at most 20 findings are statistical,
+each with the false alarm rate :data:`~consilium.audit.noise.ALPHA`. An audit cannot prove privacy, and says nothing
+about a server that runs other code.
 """
 
 from __future__ import annotations
@@ -182,9 +182,7 @@ class _Audit:
     _moved: float = 0.0
 
     def follow_the_books(self) -> None:
-        """Run the study as planned and ask further queries afterwards; then run it with other budgets and a
-        lying site.
-        """
+        """Run the study and ask further queries afterwards; then run it with other budgets and a lying site."""
         subject, small = self.subject, shrunk(self.subject)
         self._follow(subject, World("near+"), further=True)
         self._follow(small, World("far-"), further=True, wider=True)
@@ -293,9 +291,7 @@ class _Audit:
         self._lived()
 
     def _movement(self, subject: Subject, answers: dict[str, list[np.ndarray]]) -> Finding:
-        """Measure the largest distance between the first answers in two neighbouring worlds; the sensitivity Δ bounds
-        it.
-        """
+        """Measure the largest distance between the first answers in two neighbouring worlds, which Δ must bound."""
         zero_out = str(subject.study.privacy.relation) == "zero-out"
         moved = 0.0
         for one, other in combinations(answers, 2):

@@ -23,8 +23,9 @@ from common.privacy.audit import Finding
 from consilium.audit.service import AuditedRelease, Life, Service, read_rows, vector
 
 READABLE_BITS = 49
-"""Bits of 63; a vector whose numbers all have fewer bits counts as not uniform. A uniform vector of two or more numbers
-is so with probability ≤ 2⁻²⁸."""
+"""A vector whose numbers all have fewer than this many of 63 bits counts as not uniform. A uniform vector of two or
+more numbers counts as not uniform with probability ≤ 2⁻²⁸.
+"""
 
 
 @dataclass(frozen=True, slots=True)

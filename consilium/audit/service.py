@@ -173,9 +173,7 @@ class Service:
         return encode(Several((lie,)))
 
     def _refused_codes(self) -> int:
-        """Count the refused codes; in a sealed study count the refused sums, because one masked code cannot
-        be checked.
-        """
+        """Count the refused codes; in a sealed study the refused sums, because a masked code cannot be checked."""
         kinds = [(event["event"], event.get("reason")) for event in read_events(self.events_file)]
         spoiled = sum(kind == ("draw-lost", "spoiled") for kind in kinds)
         return spoiled if self.study.privacy.sealed else sum(event == "code-refused" for event, _ in kinds)
@@ -331,7 +329,7 @@ class Service:
         return made
 
     def config(self, index: int) -> SiteConfig:
-        """Return a site's settings, with its limit as its caps.
+        """Return a site's policy, whose caps are the site's limit in this run.
 
         Args:
             index: Number of the site.

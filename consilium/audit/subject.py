@@ -303,8 +303,9 @@ def _impatient(study: Study) -> Study:
 
 
 def _linear(study: Study, dimension: int) -> PcaCodec:
-    """Make a codec of two structures on a coarse grid of one voxel. Even coordinates encode the first structure, odd
-    ones the second.
+    """Make a codec of two structures on a coarse grid of one voxel.
+
+    Even coordinates encode the first structure, odd ones the second.
     """
     basis = np.zeros((dimension, 2, 1, 1, 1), dtype=np.float32)
     basis[0::2, 0], basis[1::2, 1] = 1, 1

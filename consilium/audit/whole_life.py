@@ -206,8 +206,9 @@ def _copy_open(path: Path, copy: Path) -> None:
 
 
 def _put_back(service: Service, copy: Path) -> None:
-    """Replace the ledger by an older copy but keep the standing file beside it, which shows the loss; then recover the
-    ledger as the documents say.
+    """Replace the ledger by an older copy, then recover the ledger as the documents say.
+
+    The standing file beside the ledger is kept, because it shows which rows the copy lacks.
     """
     path, config = service.site_file(0), service.config(0)
     for old in path.parent.glob(f"{path.name}*"):
@@ -223,9 +224,7 @@ def _put_back(service: Service, copy: Path) -> None:
 def _opened(
     service: Service, requests: Sequence[CodesRequest], reply: bytes
 ) -> Iterator[tuple[CodesRequest, str, Int64[np.ndarray, "l"]]]:
-    """Yield each request and query with the code or masked code that the first site sent, decrypted as by the
-    server.
-    """
+    """Yield each request and query with the code or masked code that the first site sent, after decryption."""
     keys, site = load_sealing_keys(service.workspace.sealing_key_file), service.sites[0].name
     for request, said in zip(requests, parts_of(reply, CodesReply), strict=False):
         for query, data in said.codes:

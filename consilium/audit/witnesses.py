@@ -56,7 +56,7 @@ def _sites(folder: Path) -> dict[str, str]:
 
 
 def forget_head(ledger: Path) -> None:
-    """Delete the countersigned head (hash of the newest row) after a recovery, because the restored rows lack that row.
+    """Delete the countersigned head after a recovery, because the restored ledger lacks the row that the head signs.
 
     Args:
         ledger: The server's ledger file.

@@ -61,7 +61,7 @@ class SiteVoters:
     site: int
 
     def predict(self, volume: bytes) -> Sequence[Ask]:
-        """Return one function for each voter that gives its answer.
+        """Return for each voter a function that gives the voter's answer.
 
         Args:
             volume: A public volume; it is not read.

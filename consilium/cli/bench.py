@@ -1,6 +1,4 @@
-"""Defines ``consilium bench``: research benchmarks of recipes. They are in a clone's ``research/``, not in the
-wheel.
-"""
+"""Defines ``consilium bench``: benchmarks of recipes, whose code is in a clone's ``research/``, not in the wheel."""
 
 from __future__ import annotations
 

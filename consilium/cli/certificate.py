@@ -1,6 +1,4 @@
-"""Defines ``consilium certificate``: writes a study's releases, their ε and the hospitals that answered as PDF
-and JSON.
-"""
+"""Defines ``consilium certificate``: writes a study's releases, ε and answering hospitals as PDF and JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +33,10 @@ def certificate(
     ] = None,
     reports: Annotated[
         Path | None,
-        typer.Option(help="Another folder of such files, each named after its site, such as the dashboard's folder."),
+        typer.Option(
+            help="Another folder with outputs of `consilium site status --json`, each named after its site, such as "
+            "the dashboard's folder."
+        ),
     ] = None,
     public_key: PublicKey = None,
 ) -> None:
@@ -53,7 +54,7 @@ def certificate(
     issued = issue_certificate(Workspace(directory), out, sources)
     say(f"{issued.pdf}, and the same facts for machines: {issued.json}")
     if not issued.kept:
-        say(f"the dashboard does not show it, because {directory} cannot be written", err=True)
+        say(f"the dashboard does not show this certificate, because {directory} cannot be written", err=True)
     say(f"guaranteed {issued.guaranteed}")
     say(f"spent of it {issued.spent}; {issued.answers} answers")
     if not issued.anchored:

@@ -33,7 +33,7 @@ State = Annotated[
 ]
 
 
-_PROXY = "Address of the TLS proxy in front; its X-Forwarded-For and X-Forwarded-Proto headers are trusted."
+_PROXY = "Address of the TLS proxy before the dashboard; its X-Forwarded-For and X-Forwarded-Proto headers are trusted."
 _HOSTS = "Host names that browsers use for the dashboard, separated by commas, besides those in the certificate."
 _WEBHOOK = "Address (https) to which the names of alarms are sent when they begin and end."
 _OIDC = "Settings (TOML) of an OpenID Connect provider, by which people sign in besides the local users."

@@ -26,7 +26,11 @@ app = typer.Typer(add_completion=False)
 
 Strategy = Annotated[
     str,
-    typer.Option("--strategy", help="Training of the teachers: standard, or privately by dp-sgd, dp-bbb or dp-mac."),
+    typer.Option(
+        "--strategy",
+        help="Training of the teachers: standard, or with differential privacy: dp-sgd (one clip for all weights), "
+        "dp-bbb (learns a distribution of each weight) or dp-mac (clips each block of the network).",
+    ),
 ]
 
 
@@ -157,8 +161,10 @@ def watching(console: Console) -> Iterator[Watch]:
 
 
 def summary(out: Path) -> str:
-    """Return sentences on a demo's result: the student's gain over its best control, the teachers' Dice without noise,
-    the guarantee, cases that were left out, and one hospital's scores.
+    """Return sentences on a demo's result.
+
+    They state the student's gain over its best control, the teachers' Dice without noise, the guarantee, the cases that
+    were left out, and one hospital's scores.
 
     Args:
         out: Directory of the demo.

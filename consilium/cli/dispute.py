@@ -58,8 +58,9 @@ def evidence(
         Path | None, typer.Option(help="New file for the auditor; evidence-ID.json by default, with the draw's id.")
     ] = None,
 ) -> None:
-    """List a study's draws (attempts at sealed sums), or write one draw's signed masked codes to a file for the
-    auditor.
+    """List a study's draws (attempts at a sealed sum), or write the signed masked codes of one draw to a file.
+
+    The file is for the auditor.
 
     Example: consilium dispute evidence trial 3f9a1c04b7d2 --out evidence.json
     """
@@ -172,12 +173,14 @@ def show(
 def _lines(found: Judgement) -> list[str]:
     """Return a judgement as lines of text: whether the sum was spoiled, and the finding about each hospital."""
     said = {
-        "within": "its noisy code is within the honest bound",
-        "outside": "ITS NOISY CODE IS BEYOND THE HONEST BOUND",
+        "within": "its noisy code is within the bound for honest hospitals",
+        "outside": "ITS NOISY CODE IS BEYOND THE BOUND FOR HONEST HOSPITALS",
         "unknown": "its code could not be unmasked: neither it nor all the others disclosed their keys",
     }
     disclosed = {"true": "", "false": "; ITS DISCLOSURE IS FALSE", "none": "; it disclosed nothing"}
-    lines = [f"draw {found.roster[:16]}: the sum was {'' if found.spoiled else 'not '}beyond the honest bound"]
+    lines = [
+        f"draw {found.roster[:16]}: the sum was {'' if found.spoiled else 'not '}beyond the bound for honest hospitals"
+    ]
     for one in found.findings:
         part = said[one.part] if one.word == "signed" else "it sent nothing"
         lines.append(f"{one.site}: {part}{disclosed[one.disclosure]}")

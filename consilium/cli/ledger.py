@@ -70,8 +70,8 @@ def verify_command(
     head: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A signed head, receipt or certificate (JSON) that was kept elsewhere. The ledger must contain its "
-            "head, and of a certificate also the study with the same guarantee. Repeatable."
+            help="A signed head, receipt or certificate (JSON) that was kept elsewhere. The ledger must contain the "
+            "head in it and, for a certificate, the study with the guarantee that it states. Repeatable."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -155,8 +155,9 @@ def log_command(
 
 @app.command("receipts")
 def receipts_command(ledger: LedgerPath) -> None:
-    """Print the receipts in a site's ledger, one on each line. Unlike the ledger, they contain no codes, so others may
-    see them.
+    """Print the receipts in a site's ledger, one on each line.
+
+    Unlike the ledger, receipts contain no codes, so others may see them.
 
     Example: consilium ledger receipts site-ledger.sqlite > receipts.jsonl
     """
@@ -248,10 +249,10 @@ def recover_command(
 ) -> None:
     """Recover a ledger restored from an older copy: enter every charge that receipts or the standing file show.
 
-    Give every site's receipts. The standing file is a small file beside a ledger; it shows how much the ledger had
-    charged, so also charges without a receipt.
-    Pools that the copy does not contain are declared again. Lost answers cannot be recovered; asking such a query again
-    costs again. Afterwards each site ends its alarm with `consilium site recover`.
+    Give every site's receipts. The standing file is a small file beside a ledger. It shows all that the ledger had
+    charged, even charges without a receipt. Pools that the copy does not contain are declared again. Lost answers
+    cannot be recovered; asking such a query again costs again. Afterwards each site ends its alarm with `consilium site
+    recover`.
 
     Example: consilium ledger recover study/ledger.sqlite --key study/keys/ledger.key --receipts north.jsonl
     """
@@ -353,8 +354,8 @@ def _describe(report: VerifyReport, found: Countersigned | None) -> str:
     ]
     if report.draws:
         lines.append(
-            f"  {report.draws} draws of sealed sums; in each, the noise shares without the colluders' reach the noise "
-            "that was charged"
+            f"  {report.draws} draws of sealed sums; in each, the noise shares of the sites that do not collude add up "
+            "to the noise that was charged"
         )
     for total in report.pools:
         spent = "; ".join(str(item) for item in total.guarantees)

@@ -194,7 +194,7 @@ def _refusal(error: OSError) -> str:
     where = "" if error.filename is None else f"{plain(os.fspath(error.filename))}: "
     match error.errno:
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            remedy = f"give user {os.getuid()}, who runs this, the folder, or run this as the folder's owner"
+            remedy = f"give user {os.getuid()}, who runs this command, access, or run the command as the owner"
         case errno.ENOENT | errno.ENOTDIR | errno.EISDIR:
             remedy = "check the path"
         case errno.ENOSPC | errno.EDQUOT:
@@ -204,7 +204,7 @@ def _refusal(error: OSError) -> str:
                 "the disk is failing: read the system's log, then restore this folder from a backup to another disk"
             )
         case _:
-            remedy = "--verbose shows what needed it"
+            remedy = "run the command again with --verbose to see which step failed"
     return f"{where}{error.strerror}; to fix: {remedy}"
 
 

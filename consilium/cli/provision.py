@@ -281,7 +281,7 @@ def forget(directory: StudyDir, site: SiteName) -> None:
     say(joined(f"  {what}" for what in STAYS))
     say(
         "Your data protection officer decides whether this satisfies a request for erasure (in the EU, Art. 17 GDPR "
-        "and its exceptions); these lines are for the answer to it."
+        "and its exceptions); use these lines in the answer to the request."
     )
 
 
@@ -330,8 +330,7 @@ def up(
 def status(
     directory: StudyDir, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
 ) -> None:
-    """Show the state of each server daemon, why a daemon ended, which sites are online, and whether the ledger is the
-    newest copy.
+    """Show the server's daemons, why one ended, which sites are online, and if the ledger is the newest copy.
 
     Exit code 5: the ledger does not verify, or the standing file beside it shows that it is an older copy. 7: a daemon
     is not ready, or the certificate has expired.

@@ -1,5 +1,4 @@
-"""Prints a command's output. It is the only module that writes to the terminal, so text of other parties is always
-escaped.
+"""Prints a command's output, and escapes control characters in it, because texts may come from other parties.
 
 A test of the sources refuses any other module of the command line that writes to stdout or stderr.
 """

@@ -50,8 +50,9 @@ def adapt(
     strategy: Annotated[
         str | None,
         typer.Option(
-            help="Train with differential privacy by dp-sgd, dp-mac or dp-bbb. The network may then leave, "
-            "and the ledger records its ε."
+            help="Train with differential privacy: dp-sgd (one clip for all weights), dp-mac (clips each block of the "
+            "network) or dp-bbb (learns a distribution of each weight). The network may then leave the hospital, and "
+            "the ledger records its ε."
         ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="ε that the private training may cost each patient.")] = None,
@@ -74,14 +75,13 @@ def adapt(
 ) -> None:
     """Adapt the student to this hospital's own patients, at the hospital. No budget is spent and nothing is sent.
 
-    The network was trained on patients and has no guarantee: it must not leave, and its name says so. Stop the command
-    with Ctrl-C; run it again to resume. Exit code 6: a training or a withdrawal is in progress here.
+    The network was trained on patients and has no guarantee: it must not leave the hospital, and its name says so. Stop
+    the command with Ctrl-C; run it again to resume. Exit code 6: a training or a withdrawal is in progress here.
 
-    With --strategy the network is trained with differential privacy and may leave, with the (ε, δ) of this training in
-    addition to the student's. Patients are charged in the site's ledger before the first step, and no setting is chosen
-    by their data.
-    Example: consilium site adapt --site-dir /srv/consilium
-    Example: consilium site adapt --site-dir /srv/consilium --strategy dp-sgd --epsilon 4
+    With --strategy the network is trained with differential privacy and may leave the hospital, with the (ε, δ) of this
+    training in addition to the student's. Patients are charged in the site's ledger before the first step, and no
+    setting is chosen by their data. Example: consilium site adapt --site-dir /srv/consilium Example: consilium site
+    adapt --site-dir /srv/consilium --strategy dp-sgd --epsilon 4
     """
     import torch
 

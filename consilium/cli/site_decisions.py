@@ -128,7 +128,10 @@ def recover(
         lost = control.recover_own(site_dir, standing=standing, charge_all=charge_all)
         say(f"charged for the copy's missing rows: {'all that was left' if charge_all else f'{lost.releases} queries'}")
         if charge_all:
-            say("every study is paused: repeat vetoes and patients' withdrawals made since the copy, then resume")
+            say(
+                "every study is paused: repeat the pauses and the withdrawals of patients and from studies that were "
+                "decided after the copy was made, then resume"
+            )
         else:
             say(
                 "withdrawals in the standing file are recorded again; every study is paused: repeat pauses, then resume"

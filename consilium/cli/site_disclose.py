@@ -59,7 +59,7 @@ def disclose(
         facts = {"draw": shown.roster, "auditor": auditor, "queries": shown.queries, "file": str(target)}
         say(json.dumps({**facts, "if_told": shown.if_told.to_json()}, indent=1))
         return
-    say(f"{target}: send it to the auditor; the site's ledger records it")
+    say(f"{target}: send it to the auditor; the site's ledger records the disclosure")
 
 
 def auditor_key(given: str) -> str:

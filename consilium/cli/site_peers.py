@@ -87,7 +87,7 @@ def consent_to_peers(site_dir: Path) -> str:
 WITH WHOM YOUR CODES ARE ADDED UP
 {said}
   Your site answers only together with those confirmed here. Confirm a hospital after it has read its fingerprint
-  out to you itself: with a hospital that it invented, the consortium could read your codes."""
+  out to you itself: if the consortium invented a hospital, it could read your codes."""
 
 
 def peers_text(view: PeersView) -> str:

@@ -1,5 +1,4 @@
-"""Defines ``consilium site student pull`` and ``site evaluate``: fetch the study's student, and score it at
-this site."""
+"""Defines ``consilium site student pull`` (fetch the study's student) and ``site evaluate`` (score it at this site)."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ def _say_gate(site_dir: Path, pulled: Pulled) -> None:
     own = own_verdict(site_dir, pulled.statement.bundle)
     if own is not None and own not in (pulled.statement.verdicts or ()):
         say(
-            f"this site's own verdict, {own.word}, is not among them, so the server has not read it; tell the other "
+            f"this site's own verdict, {own.word}, is not among these, so the server has not read it; tell the other "
             "sites if you sent it"
         )
 
@@ -119,8 +118,8 @@ def evaluate(
     if the student is worse than public data, or has lost a structure.
 
     --verdict writes one word (better, not-better, worse) that you may send. It depends on your cases, and no ε bounds
-    what it reveals. --figures writes each structure's mean Dice in hundredths, over 5 patients or more; no ε bounds it
-    either.
+    what it reveals. --figures writes each structure's mean Dice in hundredths, over 5 patients or more; no ε bounds
+    what these figures reveal.
 
     Exit code 10: with --strict, if the student is worse than public data alone, or a structure is lost.
     Example: consilium site evaluate --site-dir /srv/consilium --data /data/unseen

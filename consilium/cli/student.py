@@ -28,8 +28,9 @@ def student_train(
     ] = None,
     metrics: Metrics = None,
 ) -> None:
-    """Decode the stored answers, and train the student and its controls on them. It costs no privacy and can be
-    repeated.
+    """Train the student and its controls on the labels that the stored answers give.
+
+    This costs no privacy and can be repeated.
 
     Example: consilium student train trial --decisions trial-dashboard/decisions.jsonl
     """

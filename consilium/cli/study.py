@@ -222,9 +222,9 @@ def create(
 ) -> None:
     """Create a study's directory from a study file: study.toml, keys, and a ledger of its own or a shared one.
 
-    Settings that the file leaves out get the defaults of `study init`: sealed-sum from a quorum of 3, with a gate.
-    Example: consilium study create trial --study study.toml
-    Example: consilium study create trial --template paper-ae
+    Settings that the file leaves out get the defaults of `study init`. With a quorum of 3 or more these are a sealed
+    sum, and a gate: hospitals' verdicts decide whether the student is released. Example: consilium study create trial
+    --study study.toml Example: consilium study create trial --template paper-ae
     """
     from server.study import templates as studies
     from server.study.draft import parse_draft, read_draft

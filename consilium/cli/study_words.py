@@ -270,7 +270,7 @@ def create_and_say(
     standing: Path | None,
     given: GivenStart | None = None,
 ) -> None:
-    """Create a study's directory, then print its terms, the plan's verdict, and its cost for patient pools.
+    """Create a study's directory, then print the study's terms, the plan's verdict, and what the study costs each pool.
 
     Args:
         directory: The new directory.
@@ -288,7 +288,7 @@ def create_and_say(
         say(remark, err=True)
     say(describe.for_consortium(study, sites=study.privacy.quorum))
     if ledger is None and (neighbour := setup.neighbour_study(directory)) is not None:
-        say(f"it has a ledger of its own; to count patients' budgets over both studies: --ledger {neighbour}")
+        say(f"this study has its own ledger; to count patients' budgets over both studies: --ledger {neighbour}")
     say_outlook(study, hospitals=study.privacy.quorum)
     say(
         "to give pools another lifetime ε: `consilium study init --pool-epsilon`, or for one hospital "

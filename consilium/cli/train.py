@@ -60,7 +60,11 @@ def train(
     seed: Seed = None,
     jobs: Jobs = None,
     strategy: Annotated[
-        str, typer.Option(help="Training strategy: standard, or with differential privacy dp-sgd, dp-bbb or dp-mac.")
+        str,
+        typer.Option(
+            help="Training strategy: standard, or with differential privacy: dp-sgd (one clip for all weights), dp-bbb "
+            "(learns a distribution of each weight) or dp-mac (clips each block of the network)."
+        ),
     ] = "standard",
     epsilon: Annotated[float | None, typer.Option(help="ε that the training may cost each patient.")] = None,
     delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
@@ -160,9 +164,7 @@ def train(
 
 @contextmanager
 def _progress(voters: int, steps: int, on_step: OnProgress | None = None) -> Iterator[OnProgress]:
-    """Show one progress bar over all voters' steps, with rate, loss and time left; also call ``on_step`` at
-    each step.
-    """
+    """Show one progress bar over all voters' steps, with rate, loss and time left, and call ``on_step`` at each."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
     from rich.text import Text

@@ -50,7 +50,7 @@ from server.study.workspace import Workspace
 
 PICTURES = 2
 STEPS = {
-    "nobody asked": "before anybody was asked",
+    "nobody asked": "before any query",
     "teachers": "all teachers, without noise",
     "pseudo-label": "label after the noise",
     "student": "the student",
@@ -269,8 +269,10 @@ def _public_truths(places: Places, study: Study, dataset: Dataset) -> dict[str, 
 def _public_pictures(
     places: Places, released: Released, student: torch.nn.Module, truths: Mapping[str, np.ndarray]
 ) -> Iterator[Picture]:
-    """Yield pictures of a few public volumes with four labels: before any query, of all teachers without noise, after
-    the noise, and of the student.
+    """Yield four pictures of each of a few public volumes, each picture with another label map.
+
+    The label maps are: the label before any answer; the mean prediction of all teachers, without noise; the
+    pseudo-label that the noisy answers give; and the student's prediction.
     """
     from common.data.volume import volume_from_bytes
 

@@ -2,7 +2,7 @@
 
 The server runs core, SuperLink, fleet routes, SuperExec and gateway. A hospital runs worker, launcher and SuperNode.
 These are the daemons of a real deployment, on loopback, with TLS, node keys and process isolation. The process group
-stops all of them at the end, also after an error.
+stops all of them at the end, even after an error.
 """
 
 from __future__ import annotations
@@ -138,8 +138,7 @@ def running(
     pool_epsilon: float | None = None,
     on_step: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Federation]:
-    """Start all daemons, register the sites' keys, show that an unregistered node is refused; stop everything at the
-    end.
+    """Start all daemons, register the sites' keys, show that an unregistered node is refused; finally stop all.
 
     Args:
         workspace: The study's directory.

@@ -9,7 +9,7 @@
 
 The demo plays every party, so it can score teachers and ensemble on held-out cases and compare labels with the true
 label maps, which no party of a real study can. These scores are not used in the study. Finished stages are not repeated
-when the same command is run again. Refuses a directory that holds a demo with other options.
+when the same command is run again. The module refuses a directory that holds a demo with other options.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ answer, is a poor label."""
 ATLAS = replace(CLINIC, border_mm=6.0)
 KNOWN = (
     f"The hospitals draw the border between the two structures where brightness changes. The public label maps draw it "
-    f"{ATLAS.border_mm * ATLAS.size:g} mm before that, and no public image has a label: only the hospitals know."
+    f"{ATLAS.border_mm * ATLAS.size:g} mm away from there, and no public image has a label. So only the hospitals know "
+    "where the border is."
 )
 """A sentence for the report on the knowledge that only the phantoms' hospitals have."""
 PHANTOM_DATA = replace(study_data(), spacing_mm=(1.9, 1.9, 1.9), grid=(24, 24, 24))

@@ -24,7 +24,7 @@ from common.data.dataset import Dataset
 from common.errors import DaemonFailed, InvalidInput
 
 OnSteps = Callable[[int, int], None]
-"""A function that is called with the number of steps done and of all steps, over all hospitals."""
+"""A function that is called with the number of steps done and the number of all steps, over all hospitals."""
 
 
 @dataclass

@@ -5,8 +5,9 @@ server's core: encoders, :func:`~common.protocols.vote.vote_of`, :func:`~common.
 sum's shares, the query protocol's questions, labels and controls.
 
 Signatures, encryption, masks and ledgers are left out, because they change no number. One person holds every teacher,
-code and noise value, so the result protects nobody. Refuses a study with paired public cases, a finer
-student or given start weights, which need files (``consilium simulate``).
+code and noise value, so the result protects nobody. The module refuses a study that publishes volumes with their label
+maps, that has a student on a finer grid, or that begins from given weights: such a study needs files (``consilium
+simulate``).
 """
 
 from __future__ import annotations
@@ -104,8 +105,9 @@ class Asked:
 
     @property
     def guarantee(self) -> GuaranteeInMemory:
-        """The guarantee of these releases by the study's accountant. Each further call of ``ask`` costs its ε again,
-        because no ledger adds them up.
+        """The guarantee of these releases by the study's accountant.
+
+        Each further call of ``ask`` costs its own ε in addition, because no ledger adds the calls up.
         """
         privacy = self.study.privacy
         spent = compose([answer.query.mechanism for answer in self.answers], privacy.protection)
@@ -121,8 +123,9 @@ class Asked:
         return tuple(self._labels[volume] for volume in self.public.volumes)
 
     def student(self, *, seed: int = STUDENT_SEED) -> Network:
-        """Train the student as the study's protocol does, from its public start if it has one, else from random
-        weights.
+        """Train the student as the study's protocol does.
+
+        The training begins from the protocol's public start if it has one, otherwise from random weights.
 
         Args:
             seed: Seed of the first weights, the batches and the augmentation.
@@ -286,10 +289,10 @@ def site_code(
 def released(
     codes: Sequence[Int64[np.ndarray, "d"]], mechanism: Mechanism, *, sampler: Sampler = rounded_gaussian
 ) -> Int64[np.ndarray, "d"]:
-    """Return the noisy sum of the sites' codes. The server adds the noise; in a sealed sum each site adds a share of
-    it.
+    """Return the noisy sum of the sites' codes.
 
-    In a sealed sum masks are left out, because they cancel.
+    In an open study the server adds the noise. In a sealed sum each site adds a share of the noise; the masks are left
+    out here, because they cancel.
 
     Args:
         codes: The sites' codes, int64 [d]. # sensitive

@@ -24,17 +24,17 @@ def read_cases(
     Args:
         folder: An MSD, nnU-Net, BIDS or BraTS folder, or one with a table ``cases.csv``. The layout is recognised.
         study: The study, to whose labels, channels, spacing and grid every scan is converted.
-        labels: For each label that has another name in the folder: the folder's name, and the study's name.
-        channels: For each channel that has another name in the folder: the folder's name, and the study's name.
+        labels: Maps the folder's name of a label to the study's name, for each label whose two names differ.
+        channels: Maps the folder's name of a channel to the study's name, for each channel whose two names differ.
 
     Returns:
         A tuple of images, float32 [c, x, y, z] and normalised; label maps, uint8 [x, y, z]; and patient ids. Scans of
         one patient must not be given to different teachers.
 
     Raises:
-        InvalidInput: For a folder of no known layout, and for a scan that cannot be used, by its position in the
-            folder. `consilium site doctor` names such scans. No scan is left out silently, except a copy of a scan of
-            the same patient.
+        InvalidInput: For a folder of no known layout, and for a scan that cannot be used. The error states the scan's
+            position in the folder; `consilium site doctor` names the scan. No scan is left out silently, except a copy
+            of a scan of the same patient.
 
     >>> c.read_cases("no-such-folder", study)
     Traceback (most recent call last):

@@ -86,7 +86,7 @@ class Comparison:
 
     Attributes:
         scores: Scores by name; the student's is under ``"student"``.
-        gain: The student's mean Dice minus the best control's, paired over the cases; None without a control.
+        gain: The student's mean Dice minus the best control's, compared case by case; None without a control.
 
     >>> student = c.train_student(images[:2], maps[:2], recipe=study.student, classes=2)
     >>> result = c.compare(student, c.Controls(study, {}), held_out=[(images[2], maps[2])])
@@ -168,7 +168,7 @@ def compare(
 
     Args:
         student: The student, or any callable from an image [c, x, y, z] to probabilities or a label map.
-        controls: Its controls, ``asked.controls()``.
+        controls: Its controls, such as the result of :meth:`~consilium.memory.asked.Asked.controls`.
         held_out: Pairs of an image on the study's grid and its label map of integers.
 
     Returns:

@@ -2,10 +2,10 @@
 
 `consilium certificate` calls it. Every figure comes from a copy of the ledger that was verified first. Every ε is
 stated with accountant, δ, unit and relation. The stated guarantee is the study's budget, because all of it may still be
-spent under the same consent, or the spent ε if that is larger; the spent ε is stated as well. The certificate also
-states its assumptions and what it cannot prove: it proves the accounting. That noise was added is only a promise of the
-server's operator or, in a sealed study, of the hospitals. Refuses a ledger that does not verify, a ledger that is older
-than its standing file, and a simulation.
+spent under the same consent. If more than the budget was spent, the guarantee is the spent ε. The spent ε is always
+stated as well. The certificate also states its assumptions and what it cannot prove. It proves the accounting. It does
+not prove that noise was added: this is a promise of the server's operator or, in a sealed study, of the hospitals. The
+module refuses a ledger that does not verify, a ledger that is older than its standing file, and a simulation.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ PROVES = (
 )
 _OPEN_CHARGED = "every stored answer was charged in the transaction that stored it"
 _SEALED_CHARGED = (
-    "every draw, lost or answered, was charged before a hospital was asked for its masked codes, on a roster whose "
-    "shares of the noise, if they were added, carry what the charge claims without those of the colluders"
+    "every draw, lost or answered, was charged before a hospital was asked for its masked codes; if the hospitals on "
+    "its roster added their shares of the noise, the shares of those that do not collude add up to the charged noise"
 )
 _OPEN_NOISE = (
     "That noise was added, or was the noise of the mechanism named here. The operator of the server opens the "
     "hospitals' codes and is trusted to add it.",
-    "That un-noised codes were not kept or used elsewhere, and that rows after the signed head do not exist. Whoever "
-    "keeps a later head or receipt can tell.",
+    "That codes without noise were not kept or used elsewhere.",
+    "That rows after the signed head do not exist. A later head or receipt would show such rows.",
 )
 _SEALED_NOISE = (
-    "That each hospital added its share of the noise, and its masks. The server cannot read what they send; those of a "
-    "roster that do not collude are trusted to add it.",
-    "That rows after the signed head do not exist. Whoever keeps a later head or receipt can tell.",
+    "That each hospital added its share of the noise, and its masks. The server cannot read what the hospitals send; "
+    "the hospitals that do not collude are trusted to add their shares.",
+    "That rows after the signed head do not exist. A later head or receipt would show such rows.",
 )
 CANNOT_PROVE = (
     "Whose scans are whose. What counts as one patient is each hospital's own statement: its table of patients or its "
@@ -114,7 +114,7 @@ class Issued:
         pdf: The PDF.
         json: The JSON document.
         guaranteed: The stated guarantee.
-        spent: The spent part of it.
+        spent: The part of the guarantee that is spent.
         answers: Number of released answers.
         kept: True if the study's directory holds a copy, which the dashboard shows; False if it could not be written.
         anchored: True if the ledger's signatures were checked with a public key that the caller gave.

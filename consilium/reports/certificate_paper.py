@@ -72,8 +72,8 @@ def _in_words(facts: dict[str, Any]) -> PaperSection:
             f"proves of it. Issued from ledger {facts['ledger']['id']} by whoever holds its signing key, named below.",
             *facts["in_words"],
             f"What was spent, by every accountant: ε = {others}; at δ = {delta_text(study['delta'])}, unit "
-            f"{study['unit']}, relation {study['relation']}. The smallest sound figure is the exact one; the gate of "
-            f"this study was {study['accountant']}.",
+            f"{study['unit']}, relation {study['relation']}. The exact figure is the smallest valid one; "
+            f"the accountant that decided in this study was {study['accountant']}.",
         ),
     )
 
@@ -120,8 +120,8 @@ def _released(facts: dict[str, Any]) -> PaperSection:
         notes.append(f"{facts['lost_draws']} draws of sums were lost; they are counted, and gave no answer.")
     if "charges_by_standing" in facts:
         notes.append(
-            f"{facts['charges_by_standing']} charges that a restored backup had forgotten are counted by the standing "
-            "that was kept of the ledger; their answers are lost."
+            f"{facts['charges_by_standing']} charges that a restored backup lacked were entered again from the "
+            "ledger's standing file; their answers are lost, and they are counted."
         )
     heading = "What was released, when and with whom"
     return PaperSection(heading, paragraphs, points, rows, notes, widths=(0.24, 0.1, 0.16, 0.5) if rows else ())
@@ -130,7 +130,7 @@ def _released(facts: dict[str, Any]) -> PaperSection:
 def _left(mechanism: dict[str, Any]) -> str:
     if "colluders" not in mechanism:
         return ""
-    return f", drawn at the hospitals so that as much is left beside any {mechanism['colluders']} of them"
+    return f", drawn at the hospitals; as much noise stays unknown to any {mechanism['colluders']} of them"
 
 
 def _refused(facts: dict[str, Any]) -> PaperSection:
@@ -198,10 +198,11 @@ def _reported(facts: dict[str, Any]) -> PaperSection:
     if rows:
         rows.insert(0, ("Hospital / pool", "By its own ledger", "Accepted / receipted", "Signed, alarms"))
         notes = [
-            "As reported by the hospitals, in all studies. What was accepted and not receipted stays spent there, so a "
-            "hospital's own figure may be larger than the server's. A smaller one is older, or contradicts it. What is "
-            "signed bears the signature of the key that the hospital was admitted with; what is not is the word of "
-            "whoever filed it.",
+            "The hospitals reported these figures, which cover all studies. A query that a hospital accepted "
+            "stays spent there even without a receipt, so a hospital's figure can be larger than the server's. If "
+            "it is smaller, the report is older than the server's ledger or contradicts it. A signed report bears "
+            "the signature of the key with which the hospital was admitted. An unsigned report is only a "
+            "statement of the person who filed it.",
             *(
                 f"One patient of {site['site']}: {line}."
                 for site in facts["sites"]
@@ -211,7 +212,7 @@ def _reported(facts: dict[str, Any]) -> PaperSection:
     else:
         notes = ["No hospital's own report was filed; each has one: consilium site status."]
     if aside := facts.get("reports_set_aside"):
-        notes.append(f"Set aside, for they are no reports of the sites they are named after: {', '.join(aside)}.")
+        notes.append(f"Left out, because they are no valid reports of the sites in their names: {', '.join(aside)}.")
     widths = (0.2, 0.37, 0.2, 0.23) if rows else ()
     return PaperSection("The hospitals' own figures", rows=rows, notes=notes, widths=widths)
 
@@ -220,8 +221,8 @@ def _measured(facts: dict[str, Any]) -> tuple[PaperSection, ...]:
     if "measured" not in facts:
         return ()
     notes = (
-        "Under no ε: the figures are made of patients' data, and each hospital's staff consented to send them. They "
-        "are signed with the keys that the hospitals were admitted with.",
+        "No ε covers these figures: they are computed from patients' data, and each hospital's staff consented to send "
+        "them. They are signed with the keys with which the hospitals were admitted.",
     )
     return (PaperSection("The student as hospitals measured it", points=facts["measured"]["in_words"], notes=notes),)
 

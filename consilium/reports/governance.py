@@ -173,8 +173,8 @@ class _Papers:
             "Where the facts are from",
             [
                 f"Study {self.study['id']}; ledger {ledger['id']}, verified up to row {head['seq']}, hash "
-                f"{head['hash']}. Its signatures were checked {with_key}. Who holds the ledger can make this paper "
-                "again; `consilium verify` checks it."
+                f"{head['hash']}. Its signatures were checked {with_key}. Anybody who has the ledger can make this "
+                "document again; `consilium verify` checks it."
             ],
         )
 
@@ -202,7 +202,7 @@ class _Papers:
 
     def assessment(self) -> Paper:
         risks: list[Row] = [
-            ("Risk", "How likely, by the ledger's figures", "What stands against it"),
+            ("Risk", "How likely, by the ledger's figures", "Measures against it"),
             (
                 f"Somebody who sees all releases tells whether one {self.study['unit']} took part",
                 self.facts["in_words"][1],
@@ -333,8 +333,8 @@ class _Papers:
             ("Floating point and randomness?", "rounded Gaussian on integers, from the operating system's CSPRNG"),
             ("Timing and other side channels?", "replies leave at whole ticks; which tick remains (docs/privacy.md)"),
             ("Who is trusted (model of deployment)?", _who_adds(self.sealed)),
-            ("What of utility was measured?", Blank("the study's report: student against controls, with intervals")),
-            ("What of bias was measured?", Blank("evaluation by subgroup at the hospitals")),
+            ("What was measured about utility?", Blank("the study's report: student against controls, with intervals")),
+            ("What was measured about bias?", Blank("evaluation by subgroup at the hospitals")),
             ("Was the implementation tested against its claim?", audited),
             ("Who may read the data before noise?", "the hospital's own worker; codes are sealed on their way"),
             (

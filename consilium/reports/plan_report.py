@@ -105,7 +105,10 @@ def _separate_rows(plan: Plan) -> list[tuple[str, str]]:
         total = plan.errors.total
         rows += [
             ("expected error", "of the mean code, as a share of answering with the public mean"),
-            ("  eq (7)", f"{plan.errors.hard_threshold / total:.3f}, keeping {plan.errors.kept} coordinates"),
+            (
+                "  eq (7) of the PATE paper",
+                f"{plan.errors.hard_threshold / total:.3f}, keeping {plan.errors.kept} coordinates",
+            ),
             ("  Wiener", f"{plan.errors.wiener / total:.3f}"),
             ("  water-filled", f"{plan.errors.water_filled / total:.3f}"),
         ]
@@ -130,20 +133,22 @@ def _sealed_rows(plan: Plan) -> list[tuple[str, str]]:
             "noise in the sum",
             f"{noise_text(plan.noise_overhead, 5)} σ, in {plan.hospitals} shares drawn at the hospitals",
         ),
-        ("smallest roster", f"{plan.smallest_roster} hospitals, two beside {colluders} that may collude"),
+        ("smallest roster", f"{plan.smallest_roster} hospitals: {colluders} that may collude, and two others"),
         ("sealed sum", sentences[1]),
         ("", spare_sentence(answers=plan.queries, spare=plan.spare_draws)),
     ]
 
 
 def _trade_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return table rows that say how far one dishonest hospital can push an answer, in an open and in a
-    sealed study.
-    """
+    """Return table rows on how far one dishonest hospital can push an answer, in an open and in a sealed study."""
     chosen, other = trade_sentences(sealed=plan.mechanism.colluders is not None)
     push = push_unseen(plan.mechanism, sites=plan.hospitals)
     far = "as far as an honest one" if plan.mechanism.colluders is None else f"{push:.1f} times as far as an honest one"
-    return [("one dishonest site", f"can push an answer {far}, unseen by any test of it"), ("", chosen), ("", other)]
+    return [
+        ("one dishonest site", f"can push an answer {far}, and no test of the answer shows it"),
+        ("", chosen),
+        ("", other),
+    ]
 
 
 def plan_figure(plan: Plan) -> Any:

@@ -1,9 +1,9 @@
 """Publishes a finished study: the student in a signed folder, or the whole study in one archive.
 
 The folder contains the student, its model card and the privacy certificate. `consilium student publish` and `consilium
-study archive` call it. Neither folder nor archive contains a private key. Refuses a ledger that does not verify or is
-an older copy, a study without an exported student, a bundle whose stated guarantee no longer holds, a folder or file
-that exists, and a study that is still running.
+study archive` call it. Neither folder nor archive contains a private key. The module refuses a ledger that does not
+verify or is an older copy, a study without an exported student, a bundle whose stated guarantee no longer holds, a
+folder or file that exists, and a study that is still running.
 """
 
 from __future__ import annotations

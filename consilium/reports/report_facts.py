@@ -257,8 +257,10 @@ class ReportFacts:
 
     @property
     def bought(self) -> str:
-        """A sentence on the student's gain over its best control. If it is proven, the gain is also stated as a share
-        of the gain that all teachers together have without noise.
+        """A sentence on the student's gain over its best control.
+
+        If the gain is proven, the sentence also states it as a share of the gain of all teachers together without
+        noise.
         """
         found, most = self.worth, self.ensemble.mean
         if found is None:

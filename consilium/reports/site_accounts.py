@@ -1,6 +1,6 @@
 """Reads the reports that hospitals make from their own ledgers, for a certificate, and checks their signatures.
 
-Refuses a file that is no report, that is another site's, or that was changed after it was signed.
+The module refuses a file that is no report, that is another site's, or that was changed after it was signed.
 """
 
 from __future__ import annotations

@@ -381,7 +381,7 @@ def test_a_certificate_is_issued_where_the_study_cannot_be_written(workspace: Wo
     workspace.certificate_dir.write_text("a file is in the way of the folder")
     done = RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "elsewhere")])
     assert done.exit_code == 0, done.output
-    assert "the dashboard does not show it" in done.output
+    assert "the dashboard does not show this certificate" in done.output
     assert (tmp_path / "elsewhere" / "certificate.pdf").exists()
 
 
