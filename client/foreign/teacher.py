@@ -1,4 +1,4 @@
-"""Runs a teacher that the hospital added instead of training it, and checks its files and its output every time.
+"""Runs a teacher that the hospital added instead of training it; checks the teacher's files and output every time.
 
 The worker calls it. The volume is written as NIfTI on its own grid; the program returns NIfTI on any grid, as a label
 map in its own numbers or as class probabilities. It refuses label numbers that were not declared, another number of
@@ -248,7 +248,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _runtime(program: str, declared: Declared) -> tuple[str, ...]:
-    """Return the paths a program may read besides its input: its own files and its environment."""
+    """Return the paths that a program may read besides its input: the program's own files and its environment."""
     if declared.kind is not ForeignKind.COMMAND:
         return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, *(path for path in sys.path if path))))
     found = []

@@ -153,9 +153,7 @@ def _own_share_bytes(process: str) -> int:
 
 
 def _below(folder: Path, seen: set[tuple[int, int]]) -> tuple[int, int]:
-    """Count bytes and entries below a folder, up to the limits of number and depth. A file with hard links counts
-    once.
-    """
+    """Count bytes and entries below a folder, up to the limits of number and depth; hard links count once."""
     total, entries, waiting = 0, 0, [(str(folder), 0)]
     while waiting:
         path, depth = waiting.pop()

@@ -139,9 +139,7 @@ class SiteFile(OpenLedger[SiteBooks]):
         )
 
     def _at(self, place: Position) -> _Totals:
-        """Return the totals at a row of this ledger, or at a lost row for which a recovery of this ledger has
-        charged.
-        """
+        """Return the totals at a row of this ledger, or at a lost row that a recovery of this ledger has charged."""
         if place in self._books.kept and not self.contains(place):
             record = self._books.kept[place]
             assert isinstance(record, RestoredRecord)

@@ -8,9 +8,10 @@ The worker, the site's commands and the audits open it. Rules:
 3. Acceptance is refused beyond the pool's lifetime cap, the study's budget or the daily cap; for a study not consented
    to, paused or withdrawn; and after a receipt that contradicts the record.
 
-The file contains codes, which are sensitive, so only its owner can read it and its signing key. It contains no name,
-image or label of a patient. Withdrawing a patient deletes every code stored before; a code that is requested again is
-computed without that patient's voter. An instance is not thread-safe: threads that share one need a lock.
+The file contains codes, which are sensitive, so only its owner can read the file and the signing key beside it. The
+file contains no name, image or label of a patient. Withdrawing a patient deletes every code stored before; a code that
+is requested again is computed without that patient's voter. An instance is not thread-safe: threads that share one need
+a lock.
 """
 
 from __future__ import annotations

@@ -248,9 +248,14 @@ def _unknown(config: SiteConfig) -> Checkup:
         )
     try:
         words = read_request(config.root / "request.json").fingerprint
-        remedy = f"send request.json to the consortium and read out {words}; if you were admitted, ask it why"
+        remedy = (
+            f"send request.json to the consortium and read out {words}; if you were admitted, ask the consortium why"
+        )
     except ConsiliumError:
-        remedy = "run `consilium site init` as before and send its request.json; if you were admitted, ask the consortium why"
+        remedy = (
+            "run `consilium site init` as before and send its request.json; if you were admitted, ask the consortium "
+            "why"
+        )
     return Checkup("admission", State.FAIL, "the server does not know this site's key", remedy)
 
 

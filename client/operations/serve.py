@@ -191,8 +191,9 @@ def open_worker(
 
 
 def _foreign(ledger: SiteLedger, study: Study, teachers: Path) -> dict[int, ForeignTeacher]:
-    """Load the teachers that the hospital added from elsewhere and that may vote, by voter.  Raises InvalidInput if the
-    study's unit of privacy is the patient, or if an added teacher is not the one on record.
+    """Load the teachers that the hospital added from elsewhere and that may vote, by voter.
+
+    Raises InvalidInput if the study's unit of privacy is the patient, or if an added teacher is not the one on record.
     """
     voters = [voter for voter in range(study.privacy.voters_per_site) if has_foreign(teachers, voter)]
     if voters:

@@ -1,8 +1,9 @@
 """Runs Flower's SuperNode in a process that ends when it has lost the server for good.
 
-``client.operations.daemons`` starts it; its supervisor then starts it again. Flower's own command does not end in two
-cases: a call gave up and the main loop returned while the thread of its local API runs on, or the thread that sends
-heartbeats died. The node then stays offline. Here the process ends with status 1 and a line that says why.
+``client.operations.daemons`` starts this program, and its supervisor starts the program again after it ended. Flower's
+own command does not end in two cases: a call gave up and the main loop returned while the thread of its local API runs
+on, or the thread that sends heartbeats died. The node then stays offline. Here the process ends with status 1 and a
+line that says why.
 
 A call that fails before the server has answered, such as a TLS handshake that timed out, is tried again. A certificate
 that is not accepted ends the process at once, as Flower intends. Each heartbeat that the server accepts sets the

@@ -1,8 +1,8 @@
 """Defines what a hospital declares about a teacher that it adds instead of training one: kind, labels and limits.
 
 The declaration is a file (``foreign.json``) beside the model; a hash over both is in the site's ledger.
-``client.foreign`` writes it, the worker reads it before it loads a teacher. It refuses labels and channels that are not
-the study's, and a declaration that does not name every label of the study.
+``client.foreign`` writes this file, and the worker reads it before loading a teacher. The module refuses labels and
+channels that are not the study's, and a declaration that does not name every label of the study.
 """
 
 from __future__ import annotations

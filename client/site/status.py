@@ -79,7 +79,7 @@ def signed_status(directory: Path, said: Mapping[str, Any]) -> dict[str, Any]:
         said: The report.
 
     Returns:
-        The signed report; unsigned if this user may not read the key.
+        The signed report. It is unsigned if this user is not allowed to read the key.
     """
     try:
         key = load_signing_key(load_site(directory).ledger_file.with_suffix(".key"))

@@ -40,7 +40,7 @@ from common.masking import MAX_MEMBERS, pair_mask, unconfirmed
 from common.privacy.shares import FALSE_ALARM, norm_within, site_bound, unmasked
 
 PARTS = ("within", "outside", "unknown")
-"""Findings about a site's part (its code plus noise share), compared with the bound for honest sites.  ``unknown``:
+"""Findings about a site's part (its code plus noise share), compared with the bound for honest sites. ``unknown``:
 neither the site nor all other sites have disclosed their mask keys.
 """
 DISCLOSURES = ("true", "false", "none")

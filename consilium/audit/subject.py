@@ -34,7 +34,7 @@ STEPS = 65536
 """Number of grid steps in one unit of a code's scale."""
 
 NEAR, FAR = 1.2, 12.0
-"""Target norms of the units' codes in units of the clipping norm. A codec may not be able to reach all of them."""
+"""Target norms of the units' codes in units of the clipping norm. Some codecs cannot reach all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,8 +251,8 @@ def recover_command(
 
     Give every site's receipts. The standing file is a small file beside a ledger. It shows all that the ledger had
     charged, even charges without a receipt. Pools that the copy does not contain are declared again. Lost answers
-    cannot be recovered; asking such a query again costs again. Afterwards each site ends its alarm with `consilium site
-    recover`.
+    cannot be recovered; asking a query again whose answer is lost costs again. Afterwards each site ends its alarm with
+    `consilium site recover`.
 
     Example: consilium ledger recover study/ledger.sqlite --key study/keys/ledger.key --receipts north.jsonl
     """

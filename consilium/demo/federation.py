@@ -95,7 +95,7 @@ def agree(sites: Mapping[str, Path]) -> None:
     """
     for directory in sites.values():
         if not has_consented(directory):
-            consent(directory, by="whoever runs this on one machine for every hospital", sheet="none was shown")
+            consent(directory, by="one person who runs every hospital on one machine", sheet="none was shown")
 
 
 def admit(

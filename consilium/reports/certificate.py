@@ -55,10 +55,10 @@ CERTIFICATE_SCHEMA = 2
 
 PROVES = (
     "The chain of rows is whole up to the signed head named here, and every row keeps the ledger's rules: no budget "
-    "was passed at any row, and {charged}.",
+    "was exceeded at any row, and {charged}.",
     "Each contributing hospital holds signed receipts of the same rows. Charging less, dropping, rewriting or forking "
     "what they cover would contradict a receipt and stop that hospital's answers.",
-    "Each hospital counted its own charges in its own ledger, when it accepted a query, whatever the server says.",
+    "Each hospital counted its own charges in its own ledger, when it accepted a query, independently of the server.",
 )
 _OPEN_CHARGED = "every stored answer was charged in the transaction that stored it"
 _SEALED_CHARGED = (

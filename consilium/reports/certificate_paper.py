@@ -69,7 +69,7 @@ def _in_words(facts: dict[str, Any]) -> PaperSection:
         "In plain words",
         paragraphs=(
             "For the files of the hospitals and their privacy officers: what the study released, and what its ledger "
-            f"proves of it. Issued from ledger {facts['ledger']['id']} by whoever holds its signing key, named below.",
+            f"proves of it. Issued from ledger {facts['ledger']['id']} by the holder of its signing key, named below.",
             *facts["in_words"],
             f"What was spent, by every accountant: ε = {others}; at δ = {delta_text(study['delta'])}, unit "
             f"{study['unit']}, relation {study['relation']}. The exact figure is the smallest valid one; "

@@ -211,7 +211,7 @@ class ReportFacts:
 
     @property
     def spending(self) -> Spending:
-        """The study's budget and its spent part, as sentences about them need it."""
+        """The study's budget and the spent part of it, for the report's sentences."""
         largest = max((self.privacy.largest_roster, len(self.sites), *(len(one.roster) for one in self.releases)))
         return Spending.of(self.study.privacy, Spend(self.privacy.mu_squared), largest_roster=largest)
 

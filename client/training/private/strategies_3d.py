@@ -41,7 +41,7 @@ from common.models.fit import one_hot, shown, soft_dice_ce
 Volumes: TypeAlias = torch.Tensor | np.ndarray | StoredVolumes
 
 VOXELS_AT_ONCE = 1 << 21
-"""Most voxels in a chunk, whatever its number of patients: one patch of 128³."""
+"""Most voxels in a chunk, for any number of patients: one patch of 128³."""
 
 Gradients = Callable[[Weights, torch.Tensor, torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]
 """From weights, patches [b, k, c, x, y, z] and targets [b, k, …] to gradients [b, *shape] and losses [b]."""
