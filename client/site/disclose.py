@@ -1,4 +1,4 @@
-"""Discloses the mask key that this site used in one draw of a sealed sum, to an auditor only.
+"""Discloses to an auditor the mask key that this site used in one draw of a sealed sum.
 
 `consilium site disclose` calls it. A *draw* is one attempt at a sealed sum (secure aggregation). The disclosure is
 recorded in the site's ledger first, then encrypted to the auditor's key. With the mask key the auditor can compute the
