@@ -17,6 +17,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TextIO
 
+RESEARCH_ONLY = "Research only: not a medical device, not for diagnosis."
+"""Statement on every report, page and bundle that shows what a network found, and in the output of predictions."""
+
 _ACTING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories that are escaped: controls, formats, surrogates, line and paragraph separators."""
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")

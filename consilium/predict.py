@@ -1,30 +1,42 @@
 """Segments NIfTI files with a student, on each file's own voxels, and scores the results if there are labels.
 
-`consilium predict` calls it. A file that cannot be used is reported and left out. The module refuses a model that is
+`consilium predict` calls it. A file that cannot be used is reported and left out; so is one unlike every public volume
+that the student was trained on, and one whose label map would overwrite another image's. Refuses a model that is
 neither a bundle nor a study with a student.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import nibabel as nib
+
 from client.data.layouts import LAYOUTS, DatasetSettings, load_names, match_study, open_dataset
 from common.calibration import NOTHING, Reliability
+from common.canonical import sha256_bytes
 from common.data.dataset import Case, Dataset, Problem, left_out_lines
+from common.data.input_ranges import odd_sizes
 from common.data.msd import NIFTI_SUFFIXES, case_id, nifti_ending, other_files
-from common.data.volume import save_label
+from common.data.volume import Volume, save_label
 from common.errors import InvalidInput
 from common.metrics import mean_present
 from common.models.bundle import Bundle, open_bundle
 from common.models.fit import best_device
 from common.models.native import predict_native
+from common.plain import RESEARCH_ONLY
 from server.postprocess.bundle import ranges_seen
 from server.postprocess.networks import load_student
 from server.study.workspace import Workspace
+
+UNLIKE_REMEDY = (
+    "choose an image like the public ones, crop it to their field of view, or give --even-if-unlike to segment it all "
+    "the same"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,7 @@ class Predicted:
         uncertainty: Name of the entropy map's file; empty if none was written.
         sure: How well the network's confidence is calibrated; see :class:`common.calibration.Reliability`.
         lesions: Lesion-wise Dice and HD95 of each structure, as in BraTS 2023; empty if not asked for.
+        odd: Warnings of structures that are missing or far too small.
     """
 
     case: str
@@ -52,6 +65,7 @@ class Predicted:
     uncertainty: str = ""
     sure: Reliability = NOTHING
     lesions: tuple[tuple[float, float], ...] = ()
+    odd: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,7 @@ def predict_images(
     label_map: Path | None,
     uncertainty: bool = False,
     lesions: bool = False,
+    even_if_unlike: bool = False,
     progress: Callable[[int, int], None],
 ) -> Predictions:
     """Segment images and write label maps and ``scores.json``.
@@ -90,6 +105,7 @@ def predict_images(
         label_map: File that maps the dataset's labels to the student's.
         uncertainty: Also write an entropy map for each case.
         lesions: Also score each lesion.
+        even_if_unlike: Also write label maps of images that differ from all training volumes of the student.
         progress: Called with the number of cases done and the number of all cases.
 
     Returns:
@@ -103,7 +119,9 @@ def predict_images(
     cases, problems = find_cases(images, bundle, labels=labels, settings=settings)
     progress(0, len(cases))
     tell: Callable[[int], None] = lambda done: progress(done, len(cases))  # noqa: E731
-    done = predict_cases(cases, bundle, out, uncertainty=uncertainty, lesions=lesions, on_case=tell)
+    done = predict_cases(
+        cases, bundle, out, uncertainty=uncertainty, lesions=lesions, even_if_unlike=even_if_unlike, on_case=tell
+    )
     results = [*problems, *done]
     facts = to_json(results, bundle)
     (out / "scores.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -186,6 +204,7 @@ def predict_cases(
     *,
     uncertainty: bool = False,
     lesions: bool = False,
+    even_if_unlike: bool = False,
     on_case: Callable[[int], None] = lambda done: None,
 ) -> list[Predicted]:
     """Predict every case and write its label map. A case that cannot be used becomes a result with a problem.
@@ -196,6 +215,7 @@ def predict_cases(
         out: Folder to write to.
         uncertainty: True to also write an entropy map for each case.
         lesions: True to also score each lesion.
+        even_if_unlike: True to also write the label map of an image that differs from all training volumes.
         on_case: Called with the number of cases done.
 
     Returns:
@@ -205,23 +225,32 @@ def predict_cases(
     results = []
     for number, case in enumerate(cases, start=1):
         try:
-            results.append(_predict(case, bundle, out, uncertainty=uncertainty, lesions=lesions))
+            one = _predict(case, bundle, out, uncertainty=uncertainty, lesions=lesions, even_if_unlike=even_if_unlike)
+            results.append(one)
         except InvalidInput as error:
             results.append(Predicted(case.id, problem=str(error)))
         on_case(number)
     return results
 
 
-def _predict(case: Case, bundle: Bundle, out: Path, *, uncertainty: bool, lesions: bool) -> Predicted:
+def _predict(
+    case: Case, bundle: Bundle, out: Path, *, uncertainty: bool, lesions: bool, even_if_unlike: bool
+) -> Predicted:
     done = predict_native(
         case, bundle.network, bundle.data, patch=bundle.patch, uncertainty=uncertainty, lesions=lesions
     )
+    unlike = "" if bundle.inputs is None else bundle.inputs.unlike(done.volume)
+    if unlike and not even_if_unlike:
+        reason = f"unlike every public volume that the student was trained on: {unlike}; to fix: {UNLIKE_REMEDY}"
+        return Predicted(case.id, problem=reason, unlike=unlike)
     path, unsure = out / f"{case.id}_seg.nii.gz", ""
-    save_label(path, done.label_map, done.volume)
+    made_of = _description(done.volume)
+    _check_place(path, made_of)
+    said = f"{made_of}; UNLIKE TRAINING DATA" if unlike else made_of
+    save_label(path, done.label_map, done.volume, description=said)
     if done.uncertainty is not None:
         unsure = f"{case.id}_uncertainty.nii.gz"
-        save_label(out / unsure, done.uncertainty, done.volume)
-    unlike = "" if bundle.inputs is None else bundle.inputs.unlike(done.volume)
+        save_label(out / unsure, done.uncertainty, done.volume, description=said)
     return Predicted(
         case.id,
         path.name,
@@ -231,6 +260,26 @@ def _predict(case: Case, bundle: Bundle, out: Path, *, uncertainty: bool, lesion
         uncertainty=unsure,
         sure=done.sure,
         lesions=done.lesions,
+        odd=odd_sizes(done.label_map, done.volume, bundle.data.labels[1:], bundle.inputs),
+    )
+
+
+def _description(volume: Volume) -> str:
+    """Return the text for a label map's header: a statement, and a hash that identifies the image."""
+    return f"Consilium, not for diagnosis; image {sha256_bytes(volume.image.tobytes())[:16]}"
+
+
+def _check_place(path: Path, description: str) -> None:
+    """Raise InvalidInput if a file exists and its header does not state that it was made from the same image."""
+    if not path.exists():
+        return
+    with contextlib.suppress(Exception):  # nibabel raises any type of exception for a file that is not NIfTI
+        if bytes(nib.load(path).header["descrip"].tobytes()).startswith(description.encode()):
+            return
+    raise InvalidInput(
+        "the label map's file exists already and is not of this image",
+        value=str(path),
+        remedy="choose another folder with --out",
     )
 
 
@@ -251,6 +300,7 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
     sure = _sure(results)
     return {
         "schema": 1,
+        "statement": RESEARCH_ONLY,
         "used": sum(not result.problem for result in results),
         "left_out": sum(bool(result.problem) for result in results),
         "structures": list(names),
@@ -262,6 +312,7 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
                 "hd95_mm": [_number(value) for value in result.hd95_mm],
                 "problem": result.problem,
                 "unlike": result.unlike,
+                "warnings": list(result.odd),
                 **({"uncertainty": result.uncertainty} if result.uncertainty else {}),
                 **({"lesion_wise": [list(pair) for pair in result.lesions]} if result.lesions else {}),
             }
@@ -274,7 +325,7 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
 
 
 def to_text(results: list[Predicted], bundle: Bundle) -> str:
-    """Return how many cases were used, one line for each case, and the cases that are unlike the student's training.
+    """Return how many cases were used, one line for each case, and warnings.
 
     Args:
         results: The results.
@@ -302,13 +353,14 @@ def to_text(results: list[Predicted], bundle: Bundle) -> str:
         lines.append(f"not scored, because they have no label map: {unscored}")
     if not math.isnan(error := _sure(results).error):
         lines.append(f"expected calibration error in voxels of structures: {error:.3f}")
-    if far := [result for result in results if result.unlike]:
+    if far := [result for result in results if result.unlike and not result.problem]:
         lines.append(
             f"warning: {len(far)} of {len(results)} differ from every public volume that the student was trained on; "
             "do not rely on their label maps:"
         )
         lines += [f"  {result.case}: {result.unlike}" for result in far]
-    return "\n".join(lines)
+    lines += [f"warning: {result.case}: {one}" for result in results for one in result.odd]
+    return "\n".join([*lines, RESEARCH_ONLY])
 
 
 def _sure(results: list[Predicted]) -> Reliability:

@@ -1,12 +1,13 @@
 """Segments one DICOM series with a student, and writes a DICOM Segmentation that refers to it.
 
-`consilium predict` calls it. The module refuses a series of another modality, a series with a geometry that the student
-cannot use, and a series that differs from every volume that the student was trained on. Otherwise an unreliable
-segmentation could enter a hospital's archive.
+`consilium predict` calls it. Refuses a series of another modality, with a geometry that the student cannot use, or
+that differs from every volume that the student was trained on. Otherwise an unreliable segmentation could enter a
+hospital's archive. Refuses to overwrite a file of another series or another network.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from pathlib import Path
 from common.canonical import sha256_bytes
 from common.data.dataset import Case
 from common.data.dicom import slices_of
-from common.data.dicom_seg import Algorithm, write_segmentation
+from common.data.dicom_seg import Algorithm, refers_to, write_segmentation
 from common.data.dicom_study import Series, pick, series_in
+from common.data.input_ranges import odd_sizes
 from common.errors import InvalidInput
 from common.models.bundle import Bundle
 from common.models.native import predict_native
 from common.models.unet import weights_to_bytes
-from consilium.predict import load_model
+from common.plain import RESEARCH_ONLY
+from consilium.predict import UNLIKE_REMEDY, load_model
 
 MODALITY = "MR"
 
@@ -36,6 +39,7 @@ class Segmented:
         weights: SHA-256 of the student's weights.
         voxels: Number of voxels of each structure.
         unlike: Description of how the series differs from the student's training data; empty if it does not.
+        odd: Warnings of structures that are missing or far too small.
     """
 
     file: Path
@@ -43,6 +47,7 @@ class Segmented:
     weights: str
     voxels: Mapping[str, int]
     unlike: str = ""
+    odd: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the result as plain values for JSON."""
@@ -53,14 +58,17 @@ class Segmented:
             "student": self.weights,
             "voxels": dict(self.voxels),
             "unlike": self.unlike,
+            "warnings": list(self.odd),
+            "statement": RESEARCH_ONLY,
         }
 
     def to_text(self) -> str:
-        """Return the result as text: file, voxels of each structure, series, and a warning if the series is unlike."""
+        """Return the result as text: file, voxels of each structure, series, and warnings."""
         sizes = ", ".join(f"{name} {count} voxels" for name, count in self.voxels.items())
         lines = [f"{self.file}: {sizes}", *(f"refers to {one.name}, {one.uid}" for one in self.series)]
         lines += [f"warning: the series is unlike the student's training: {self.unlike}"] if self.unlike else []
-        return "\n".join(lines)
+        lines += [f"warning: {one}" for one in self.odd]
+        return "\n".join([*lines, RESEARCH_ONLY])
 
 
 def predict_dicom(
@@ -71,7 +79,7 @@ def predict_dicom(
     Args:
         study: The folder of one study.
         model: The student's bundle.
-        out: The folder for the file, ``NUMBER-seg.dcm``.
+        out: The folder for the file, ``NUMBER-UID-seg.dcm`` with the series' number and UID.
         chosen: Series by UID, number or description; for several channels ``CHANNEL=SERIES`` each.
         even_if_unlike: True to write the file even if the series differs from all training volumes of the student.
 
@@ -79,10 +87,13 @@ def predict_dicom(
         The written segmentation.
 
     Raises:
-        InvalidInput: If a series is missing, ambiguous, of another modality, or too different from the training data.
+        InvalidInput: If a series is missing, ambiguous, of another modality, or too different from the training data,
+            or if the file exists and is of another series or network.
     """
     bundle = load_model(model)
     series = _chosen(series_in(study), bundle, chosen)
+    weights = bundle.weights or sha256_bytes(weights_to_bytes(bundle.network))
+    target = _target(out, series, weights)
     with tempfile.TemporaryDirectory(prefix="consilium-dicom-") as folder:
         places = [_alone(one, Path(folder) / str(number)) for number, one in enumerate(series)]
         channels = tuple(zip(bundle.data.channels, places, strict=True))
@@ -96,20 +107,37 @@ def predict_dicom(
             raise InvalidInput(
                 f"series {series[0].name} is unlike every public volume the student was trained on",
                 value=unlike,
-                remedy="choose another series with --series, or give --even-if-unlike to segment it all the same",
+                remedy=f"choose another series with --series, {UNLIKE_REMEDY.partition(', ')[2]}",
             )
-        weights = bundle.weights or sha256_bytes(weights_to_bytes(bundle.network))
-        target = out / f"{series[0].number or 'series'}-seg.dcm"
         slices = slices_of(places[0])
         write_segmentation(
             target,
             done.label_map,
             slices,
             structures=bundle.data.labels[1:],
-            algorithm=Algorithm("Consilium student", weights),
+            algorithm=Algorithm(f"Consilium {bundle.who}", weights, unlike=bool(unlike)),
         )
     voxels = {name: int((done.label_map == value).sum()) for value, name in enumerate(bundle.data.labels) if value}
-    return Segmented(target, series, weights, voxels, unlike)
+    odd = odd_sizes(done.label_map, done.volume, bundle.data.labels[1:], bundle.inputs)
+    return Segmented(target, series, weights, voxels, unlike, odd)
+
+
+def _target(out: Path, series: Sequence[Series], weights: str) -> Path:
+    """Return the file to write: named by the number and the UID of each channel's series, which no other series has.
+
+    Raises InvalidInput if the file exists, unless the same network made it from the same series.
+    """
+    number = re.sub("[^0-9A-Za-z]", "", series[0].number) or "series"
+    uids = [one.uid for one in series]
+    alone = len(uids) == 1 and re.fullmatch(r"[0-9.]{1,64}", uids[0])
+    target = out / f"{number}-{uids[0] if alone else sha256_bytes(' '.join(uids).encode())[:32]}-seg.dcm"
+    if target.exists() and refers_to(target) != ((uids[0],), (weights,)):
+        raise InvalidInput(
+            "the file exists already and is not of this series and network",
+            value=str(target),
+            remedy="choose another folder with --out",
+        )
+    return target
 
 
 def _chosen(found: Sequence[Series], bundle: Bundle, chosen: Sequence[str]) -> tuple[Series, ...]:

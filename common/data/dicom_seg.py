@@ -1,7 +1,7 @@
 """Writes a label map as a DICOM Segmentation that refers to its series, with highdicom.
 
 Called by `consilium predict` for DICOM input. Each structure is a segment with its name, its coded concept if the
-standard's dictionary has one, and the algorithm: the student, by the hash of its weights. The frames lie on the series'
+standard's lists have one, and the algorithm: the student, by the hash of its weights. The frames lie on the series'
 own slices, so a viewer can overlay them. Refuses a label map that is not on the series' voxels.
 """
 
@@ -24,14 +24,31 @@ PRIVATE_SCHEME = "99CONSILIUM"
 
 SERIES_NUMBER = 9000
 DESCRIPTION = "Consilium segmentation, research only"
+UNLIKE = "UNLIKE TRAINING DATA"
+"""Mark in the descriptions of a segmentation whose series differs from all training data of its network."""
+
+CATEGORIES = {
+    "cid7192": "AnatomicalStructure",
+    "cid7194": "MorphologicallyAbnormalStructure",
+    "cid7191": "Tissue",
+    "cid7197": "BodySubstance",
+}
+"""The standard's lists of property types for segmentations (PS3.16), each with its category."""
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """The algorithm that found the segments: its name, and as its version the SHA-256 of its weights in hex."""
+    """The algorithm that found the segments.
+
+    Attributes:
+        name: Its name.
+        weights: As its version, the SHA-256 of its weights in hex.
+        unlike: True if the series differs from all its training data; the file's descriptions then state it.
+    """
 
     name: str
     weights: str
+    unlike: bool = False
 
 
 def write_segmentation(
@@ -88,8 +105,8 @@ def write_segmentation(
             manufacturer_model_name="consilium predict",
             software_versions=__version__,
             device_serial_number="0",
-            series_description=DESCRIPTION,
-            content_description="Segmentation by a student network",
+            series_description=f"{DESCRIPTION}, {UNLIKE}" if algorithm.unlike else DESCRIPTION,
+            content_description=f"{algorithm.name}: input {UNLIKE}"[:64] if algorithm.unlike else algorithm.name[:64],
             omit_empty_frames=bool(label_map.any()),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -103,33 +120,63 @@ def write_segmentation(
 
 
 def _segment(hd: Any, dicom: Any, number: int, name: str, identification: Any) -> Any:
-    codes = dicom.sr.codedict.codes
+    category, kind = concept(name)
     return hd.seg.SegmentDescription(
         segment_number=number,
         segment_label=name[:64],
-        segmented_property_category=codes.SCT.AnatomicalStructure,
-        segmented_property_type=concept(name),
+        segmented_property_category=category,
+        segmented_property_type=kind,
         algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
         algorithm_identification=identification,
     )
 
 
-def concept(name: str) -> Any:
-    """Return the coded concept of a structure: SNOMED's if DICOM's dictionary has the name, else one of our own scheme.
+def concept(name: str) -> tuple[Any, Any]:
+    """Return the coded category and type of a structure.
+
+    The type is SNOMED's code if one of the standard's lists (:data:`CATEGORIES`) contains the name, else a code of our
+    own scheme. A name such as ``Anterior`` only says where something lies, so it is in no list and has no SNOMED code.
 
     Args:
-        name: Name of the structure, such as ``left hippocampus``.
+        name: Name of the structure, such as ``hippocampus``.
 
     Returns:
-        The concept, as highdicom takes it.
+        Category and type, as highdicom takes them.
 
     Raises:
         InvalidInput: If pydicom or highdicom is not installed.
     """
     dicom, hd = pydicom(), highdicom()
+    codes = dicom.sr.codedict.codes
     keyword = "".join(word[:1].upper() + word[1:] for word in name.replace("-", " ").replace("_", " ").split())
-    found = getattr(dicom.sr.codedict.codes.SCT, keyword, None) if keyword.isidentifier() else None
-    if found is not None:
-        return found
+    for listed, category in CATEGORIES.items():
+        found = getattr(getattr(codes, listed), keyword, None) if keyword.isidentifier() else None
+        if found is not None and found.scheme_designator == "SCT":
+            return getattr(codes.SCT, category), found
     value = "".join(letter for letter in name.upper() if letter.isalnum())[:16] or "STRUCTURE"
-    return hd.sr.CodedConcept(value=value, scheme_designator=PRIVATE_SCHEME, meaning=name[:64])
+    own = hd.sr.CodedConcept(value=value, scheme_designator=PRIVATE_SCHEME, meaning=name[:64])
+    return codes.SCT.AnatomicalStructure, own
+
+
+def refers_to(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Read to which series a Segmentation refers, and with which weights it was made.
+
+    Args:
+        path: The file.
+
+    Returns:
+        UIDs of the series, and the versions of the algorithms; both empty if the file is no DICOM Segmentation.
+
+    Raises:
+        InvalidInput: If pydicom is not installed.
+    """
+    dicom = pydicom()
+    try:
+        head = dicom.dcmread(path, stop_before_pixels=True)
+        series = tuple(str(one.SeriesInstanceUID) for one in head.ReferencedSeriesSequence)
+        made_by = {
+            str(one.SegmentationAlgorithmIdentificationSequence[0].AlgorithmVersion) for one in head.SegmentSequence
+        }
+        return series, tuple(sorted(made_by))
+    except Exception:  # noqa: BLE001  # pydicom raises any type of exception for a file that is not DICOM
+        return (), ()

@@ -138,12 +138,14 @@ def pick(series: Sequence[Series], *, named: str, modality: str) -> Series:
         ]
     else:
         fit = [one for one in series if one.modality == modality]
+        if not fit:
+            raise InvalidInput(
+                f"no series in the folder is of modality {modality}, and the student segments nothing else",
+                value=listed,
+                remedy=f"give the folder of a study with a series of modality {modality}",
+            )
     if not fit:
-        raise InvalidInput(
-            f"no {modality} series in the folder" if not named else "series to segment",
-            value=named or None,
-            limit=f"one of {listed}",
-        )
+        raise InvalidInput("series to segment", value=named, limit=f"one of {listed}")
     if len(fit) > 1:
         raise InvalidInput(
             "series to segment",
@@ -157,6 +159,7 @@ def pick(series: Sequence[Series], *, named: str, modality: str) -> Series:
             f"series {one.name}",
             value=one.modality,
             limit=f"a series of modality {modality}, which the student was trained on",
+            remedy=f"choose a series of modality {modality} with --series",
         )
     if one.frames > 1:
         raise InvalidInput(

@@ -2,17 +2,18 @@
 
 The export of a bundle records the ranges; predictions compare a new volume with them and warn. Intensities are taken as
 the network sees them, z-scored on the study's grid: for each channel seven quantiles and the mean step between
-neighbouring voxels. Size is the file's own field of view. Only public volumes are read for the ranges. A volume within
-them may still be segmented wrongly.
+neighbouring voxels. Size is the file's own field of view. The mean volume of each structure over the released labels is
+recorded too. Only public volumes and released labels are read. A volume within the ranges may still be segmented
+wrongly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from nibabel.orientations import io_orientation
 
 from common.data.geometry import voxel_sizes
@@ -26,6 +27,9 @@ _AXES = ("left to right", "back to front", "bottom to top")
 LEAST_STEP, LEAST_MM = 0.05, 5.0
 """Least width of a range: of intensities in standard deviations, of sizes in mm."""
 
+TINY = 0.01
+"""A structure smaller than this fraction of its mean volume over the released labels is reported."""
+
 Range = tuple[float, float]
 
 
@@ -37,6 +41,8 @@ class InputRanges:
         volumes: Number of volumes.
         intensity: For each channel, the range of each quantile and of the step.
         extent_mm: Range of the field of view in x, y and z, in mm.
+        structures_mm3: Mean volume of each structure over the released labels; empty if unknown, as in bundles that
+            were exported before it was recorded.
 
     Raises:
         InvalidInput: If a range is missing, not finite or reversed.
@@ -45,10 +51,12 @@ class InputRanges:
     volumes: int
     intensity: tuple[tuple[Range, ...], ...]
     extent_mm: tuple[Range, ...]
+    structures_mm3: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         ranges = [*(one for channel in self.intensity for one in channel), *self.extent_mm]
         shaped = len(self.extent_mm) == 3 and all(len(channel) == len(_NAMES) for channel in self.intensity)
+        ranges += [(0.0, volume) for volume in self.structures_mm3]
         if not shaped or self.volumes < 1 or not all(-1e9 <= low <= high <= 1e9 for low, high in ranges):
             raise InvalidInput(
                 "ranges of a bundle's inputs",
@@ -57,7 +65,8 @@ class InputRanges:
 
     def to_json(self) -> dict[str, object]:
         """Return the ranges as plain JSON."""
-        return {"volumes": self.volumes, "intensity": self.intensity, "extent_mm": self.extent_mm}
+        sizes = {"structures_mm3": self.structures_mm3} if self.structures_mm3 else {}
+        return {"volumes": self.volumes, "intensity": self.intensity, "extent_mm": self.extent_mm, **sizes}
 
     @classmethod
     def from_json(cls, record: object, *, channels: int) -> InputRanges:
@@ -75,11 +84,10 @@ class InputRanges:
         """
         try:
             volumes, intensity, extent = (record[name] for name in ("volumes", "intensity", "extent_mm"))  # type: ignore[index]
-            made = cls(int(volumes), tuple(map(_ranges, intensity)), _ranges(extent))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InvalidInput(
-                "ranges of a bundle's inputs", limit="the ranges that Consilium writes", remedy="fetch the bundle again"
-            ) from error
+            sizes = tuple(float(size) for size in record.get("structures_mm3", ()))  # type: ignore[attr-defined]
+            made = cls(int(volumes), tuple(map(_ranges, intensity)), _ranges(extent), sizes)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise InvalidInput("ranges of a bundle's inputs", limit="as Consilium writes them") from error
         if len(made.intensity) != channels:
             raise InvalidInput("channels of a bundle's inputs", value=len(made.intensity), limit=str(channels))
         return made
@@ -109,6 +117,35 @@ class InputRanges:
                     of = f" of channel {channel}" if len(found) > 1 and not size else ""
                     worst, said = beyond, f"{name}{of} is {value:.3g}, in public volumes {low:.3g} to {high:.3g}"
         return said
+
+
+def odd_sizes(
+    label_map: UInt8[np.ndarray, "i j k"], volume: Volume, structures: Sequence[str], seen: InputRanges | None
+) -> tuple[str, ...]:
+    """Describe the structures that a label map lacks, or that are smaller than any that the labels show.
+
+    Args:
+        label_map: Label map on the file's own voxels.
+        volume: The volume of that file.
+        structures: Names of the labels from 1 on.
+        seen: Ranges of the network's training volumes; None or without volumes of structures to report missing
+            structures only.
+
+    Returns:
+        One sentence for each such structure.
+    """
+    voxel_mm3 = float(np.prod(voxel_sizes(volume.native_affine)))
+    usual = () if seen is None else seen.structures_mm3
+    found = []
+    for value, name in enumerate(structures, start=1):
+        voxels = int((label_map == value).sum())
+        mean = usual[value - 1] if value <= len(usual) else 0.0
+        if not voxels:
+            found.append(f"{name} was not found")
+        elif voxels * voxel_mm3 < TINY * mean:
+            size = f"{voxels} voxels ({voxels * voxel_mm3:.3g} mm³)"
+            found.append(f"{name} has {size}, less than a hundredth of the {mean:.3g} mm³ of the training labels")
+    return tuple(found)
 
 
 def input_ranges(volumes: Iterable[Volume]) -> InputRanges:

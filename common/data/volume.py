@@ -321,16 +321,18 @@ def onto_grid(
     return result
 
 
-def save_label(path: Path, native: Num[np.ndarray, "i j k ..."], volume: Volume) -> None:
+def save_label(path: Path, native: Num[np.ndarray, "i j k ..."], volume: Volume, *, description: str = "") -> None:
     """Write an array on the file's own voxels as NIfTI, with the affine that was read, in mm.
 
     Args:
         path: Where to write.
         native: Array of the file's shape.
         volume: The volume that was read.
+        description: ASCII text of at most 79 characters for the header's field ``descrip``.
     """
     image = nib.Nifti1Image(native, volume.native_affine)
     image.header.set_xyzt_units("mm")
+    image.header["descrip"] = description
     nib.save(image, path)
 
 

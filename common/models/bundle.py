@@ -36,6 +36,7 @@ class Bundle:
         patch: Size of the sliding window; empty for none.
         inputs: Value ranges of its public training volumes; None if the bundle does not state them.
         recipe: Training recipe, of which only the network's definition comes from the bundle.
+        adapted: True if a hospital trained the network on its patients.
     """
 
     network: torch.nn.Module
@@ -46,6 +47,13 @@ class Bundle:
     """Value ranges of its public training volumes; None if the bundle does not state them."""
     recipe: TrainingConfig = field(default_factory=TrainingConfig)
     """Training recipe, of which only the network's definition comes from the bundle."""
+    adapted: bool = False
+    """True if a hospital trained the network on its patients, with or without differential privacy."""
+
+    @property
+    def who(self) -> str:
+        """What the network is, in words for texts and files."""
+        return "adapted network" if self.adapted else "student"
 
 
 def open_bundle(directory: Path) -> Bundle:
@@ -98,4 +106,24 @@ def open_bundle(directory: Path) -> Bundle:
     seen = directory / SEEN_WEIGHTS
     weights = load_weights(seen if seen.is_file() else directory / "models" / "model.pt", network)
     network.eval()
-    return Bundle(network, data, weights, tuple(int(n) for n in window), inputs_seen, recipe)
+    return Bundle(
+        network, data, weights, tuple(int(n) for n in window), inputs_seen, recipe, adapted=has_seen_patients(directory)
+    )
+
+
+def has_seen_patients(directory: Path) -> bool:
+    """Return whether a bundle's network was trained on a hospital's patients, by its privacy file or its weights' name.
+
+    Args:
+        directory: The bundle's directory.
+
+    Returns:
+        True if the bundle states it. A student was trained on public volumes and released labels only.
+    """
+    if (directory / SEEN_WEIGHTS).exists():
+        return True
+    try:
+        facts = parse_json((directory / "configs" / "privacy.json").read_bytes(), what="privacy.json")
+        return facts.get("has_seen_patients") is True
+    except (OSError, InvalidInput, AttributeError):
+        return False

@@ -34,7 +34,8 @@ def predict(
     even_if_unlike: Annotated[
         bool,
         typer.Option(
-            "--even-if-unlike", help="Write the result even if the series differs from the student's training data."
+            "--even-if-unlike",
+            help="Write the result even if an image differs from all of the student's training data.",
         ),
     ] = False,
     labels: Annotated[
@@ -74,8 +75,8 @@ def predict(
             raise InvalidInput(", ".join(unread), limit="not together with --dicom")
         _predict_dicom(dicom, model, out, series=series or [], even_if_unlike=even_if_unlike, as_json=as_json)
         return
-    if series or even_if_unlike:
-        raise InvalidInput("--series and --even-if-unlike", limit="only together with --dicom")
+    if series:
+        raise InvalidInput("--series", limit="only together with --dicom")
     assert images is not None
     for what, path in (("images", images), ("--model", model), ("--labels", labels), ("--label-map", label_map)):
         if path is not None and not path.exists():  # check before slow imports
@@ -92,6 +93,7 @@ def predict(
             label_map=label_map,
             uncertainty=uncertainty,
             lesions=lesions,
+            even_if_unlike=even_if_unlike,
             progress=on_case,
         )
     say(json.dumps(done.facts, allow_nan=False) if as_json else done.text)

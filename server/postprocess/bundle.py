@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from common.bundle_archive import to_archive
 from common.clock import utc_now
-from common.config import Study
+from common.config import DataConfig, Study
 from common.data.input_ranges import InputRanges, input_ranges
 from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
@@ -29,8 +29,10 @@ from common.student_statement import StudentStatement
 from common.study_facts import StudyFacts
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
+from server.postprocess.labels import read_released
 from server.postprocess.networks import load_student
 from server.postprocess.scores import figures, score_networks
+from server.protocols.stored_labels import StoredLabels
 from server.public.said import STUDENTS, said_file
 from server.study.gate import verdicts_on
 from server.study.read_facts import facts_in
@@ -98,17 +100,30 @@ def export_student(
 
 
 def ranges_seen(workspace: Workspace) -> InputRanges:
-    """Return the ranges of shape and intensity of the public volumes that the student was trained on.
+    """Return the ranges of shape and intensity of the student's public volumes, and the mean sizes of its labels.
 
     Args:
         workspace: The study.
 
     Returns:
-        The ranges, over the volumes that hospitals were asked about and the public pairs.
+        The ranges, over the volumes asked about and the paired cases. The sizes are means over the released labels.
     """
     volumes = (*workspace.volumes(), *(files.image for files in workspace.paired()))
     data = workspace.study().data
-    return input_ranges(volume_from_bytes(workspace.objects.get(volume), data) for volume in volumes)
+    found = input_ranges(volume_from_bytes(workspace.objects.get(volume), data) for volume in volumes)
+    return replace(found, structures_mm3=_sizes(read_released(workspace).labels(), data))
+
+
+def _sizes(labels: StoredLabels, data: DataConfig) -> tuple[float, ...]:
+    """Return the mean volume in mm³ of each structure over the labels; empty if there are none."""
+    box_mm3 = math.prod(n * spacing for n, spacing in zip(data.grid, data.spacing_mm, strict=True))
+    shares = []
+    for probabilities in labels.values():
+        found = probabilities.argmax(axis=0)
+        shares.append([float((found == value).mean()) for value in range(1, len(data.labels))])
+    if not shares:
+        return ()
+    return tuple(round(box_mm3 * sum(column) / len(shares), 1) for column in zip(*shares, strict=True))
 
 
 def publish_verdicts(workspace: Workspace) -> None:

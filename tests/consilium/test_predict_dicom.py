@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 from client.data.case_table import TableLayout
 from common.config import DataConfig, load_study
 from common.data.dicom import slices_of
-from common.data.dicom_seg import Algorithm, write_segmentation
+from common.data.dicom_seg import Algorithm, concept, write_segmentation
 from common.data.input_ranges import InputRanges, input_ranges
 from common.data.volume import load_example, load_native_label, load_volume
 from common.errors import InvalidInput
+from common.models.bundle import SEEN_WEIGHTS
 from common.models.student_bundle import export_bundle
 from consilium.cli.predict import app
 from tests.client.adapting.written import facts_of
@@ -177,7 +178,7 @@ def test_two_series_that_fit_are_named_and_one_is_to_be_chosen(study: Path, bund
     done = RUN.invoke(app, words)
     assert "T1 axial (number 4, MR); T2 axial (number 6, MR)" in str(done.exception)
     assert "--series" in str(done.exception)
-    assert segment(study, bundle, tmp_path / "out", "--series", "t2 AXIAL").name == "6-seg.dcm"
+    assert segment(study, bundle, tmp_path / "out", "--series", "t2 AXIAL").name == f"6-{UID[:-1]}6-seg.dcm"
     assert "no such" not in str(RUN.invoke(app, [*words, "--series", "7"]).exception)
     assert "T2 axial (number 6, MR)" in str(RUN.invoke(app, [*words, "--series", "7"]).exception)
 
@@ -186,6 +187,8 @@ def test_a_series_unlike_the_students_training_is_refused_by_its_name(
     study: Path, tmp_path: Path, bundle: Path
 ) -> None:
     """Ranges of volumes a hundred times smaller in their steps: far from all that the student learnt from."""
+    import pydicom
+
     shutil.rmtree(bundle)
     data = DataConfig(labels=("background", "hippocampus", "my structure"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
     from tests.worlds import write_case
@@ -197,7 +200,98 @@ def test_a_series_unlike_the_students_training_is_refused_by_its_name(
     assert isinstance(done.exception, InvalidInput)
     assert "T1 axial (number 4, MR) is unlike" in str(done.exception)
     assert not (tmp_path / "out").exists()
-    assert segment(study, other, tmp_path / "out", "--even-if-unlike").is_file()
+    found = pydicom.dcmread(segment(study, other, tmp_path / "out", "--even-if-unlike"))
+    assert "UNLIKE TRAINING DATA" in found.SeriesDescription
+    assert "UNLIKE TRAINING DATA" in found.ContentDescription
+
+
+def test_one_patients_segmentation_never_overwrites_anothers(study: Path, bundle: Path, tmp_path: Path) -> None:
+    """Scanners number series alike: both patients have a series 4."""
+    import pydicom
+
+    write_series(tmp_path / "second", voxels(9), uid=UID + ".9", study=UID + ".8", patient="1971")
+    out = tmp_path / "out"
+    first, second = segment(study, bundle, out), segment(tmp_path / "second", bundle, out)
+    assert first != second
+    assert pydicom.dcmread(first).PatientID != pydicom.dcmread(second).PatientID == "1971"
+    assert segment(study, bundle, out) == first  # the same series and network again
+
+    shutil.copy(second, first)
+    taken = first.read_bytes()
+    words = ["--dicom", str(study), "--model", str(bundle), "--out", str(out)]
+    assert "not of this series and network" in str(RUN.invoke(app, words).exception)
+    first.write_bytes(b"a letter")
+    assert "choose another folder with --out" in str(RUN.invoke(app, words).exception)
+    assert first.read_bytes() == b"a letter"
+    assert second.read_bytes() == taken
+
+
+def test_a_series_uid_that_is_no_uid_leads_to_no_other_folder(study: Path, bundle: Path, tmp_path: Path) -> None:
+    import pydicom
+
+    for path in (study / "a").iterdir():
+        image = pydicom.dcmread(path)
+        image["SeriesInstanceUID"]._value = "../../elsewhere"
+        image.save_as(path)
+    done = RUN.invoke(app, ["--dicom", str(study), "--model", str(bundle), "--out", str(tmp_path / "out")])
+    assert not list(tmp_path.glob("**/elsewhere*"))
+    assert done.exception is None or isinstance(done.exception, InvalidInput)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "value", "category"),
+    [
+        ("hippocampus", "SCT", "5366008", "Anatomical Structure"),
+        ("Anterior", "99CONSILIUM", "ANTERIOR", "Anatomical Structure"),  # SNOMED's 255549009 only says where
+        ("right", "99CONSILIUM", "RIGHT", "Anatomical Structure"),
+        ("edema", "SCT", "79654002", "Morphologically Abnormal Structure"),
+    ],
+)
+def test_only_names_of_what_can_be_segmented_have_a_snomed_code(
+    name: str, scheme: str, value: str, category: str
+) -> None:
+    kind, found = concept(name)
+    assert (found.scheme_designator, found.value) == (scheme, value)
+    assert kind.meaning == category
+
+
+def test_an_adapted_network_is_not_called_the_student(study: Path, bundle: Path, tmp_path: Path) -> None:
+    import pydicom
+
+    shutil.copytree(bundle, tmp_path / "adapted")
+    weights = tmp_path / "adapted" / "models" / "model.pt"
+    weights.rename(tmp_path / "adapted" / SEEN_WEIGHTS)
+    student, adapted = (pydicom.dcmread(segment(study, b, tmp_path / b.name)) for b in (bundle, tmp_path / "adapted"))
+    for found, name in ((student, "Consilium student"), (adapted, "Consilium adapted network")):
+        assert found.ContentDescription == name
+        (one,) = {s.SegmentationAlgorithmIdentificationSequence[0].AlgorithmName for s in found.SegmentSequence}
+        assert one == name
+
+
+def test_a_missing_or_tiny_structure_is_a_warning(study: Path, bundle: Path, tmp_path: Path) -> None:
+    """The block has 105 voxels; the labels' structures were a thousand times as large, or there are none."""
+    metadata = bundle / "configs" / "metadata.json"
+    ranges = InputRanges(1, (((-1e6, 1e6),) * 8,), ((0, 1e6),) * 3)
+    voxel = float(np.prod(STEP))
+
+    def warned(*sizes: float) -> list[str]:
+        told = json.loads(metadata.read_text())
+        told["input_ranges"] = replace(ranges, structures_mm3=sizes).to_json()
+        metadata.write_text(json.dumps(told))
+        words = ["--dicom", str(study), "--model", str(bundle), "--out", str(tmp_path / "out"), "--json"]
+        return json.loads(RUN.invoke(app, words, catch_exceptions=False).stdout)["warnings"]
+
+    assert warned(100 * voxel, 50 * voxel) == []
+    (said,) = warned(1e5 * voxel, 50 * voxel)
+    assert said.startswith("hippocampus has ")
+    assert "less than a hundredth" in said
+
+
+def test_a_folder_without_mr_says_what_to_give(study: Path, bundle: Path, tmp_path: Path) -> None:
+    shutil.rmtree(study / "a")
+    done = RUN.invoke(app, ["--dicom", str(study), "--model", str(bundle), "--out", str(tmp_path / "out")])
+    assert "allowed: one of Thorax" not in str(done.exception)
+    assert "to fix: give the folder of a study with a series of modality MR" in str(done.exception)
 
 
 def test_several_patients_studies_or_none_are_refused(study: Path, bundle: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from common.models.bundle_facts import BundlePrivacy
 from common.models.fit import fit, one_hot
 from common.models.student_bundle import export_bundle
 from common.models.unet import build_unet
+from common.plain import RESEARCH_ONLY
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
 from consilium.cli.predict import app
 from consilium.predict import load_model
@@ -257,10 +258,38 @@ def test_an_input_far_from_the_public_volumes_is_said_and_a_normal_one_is_not(
     facts = json.loads(run(images, "--model", told, "--out", tmp_path / "out", "--json"))
     unlike = {case["case"]: case["unlike"] for case in facts["cases"]}
     assert [name for name, said in unlike.items() if said] == ["phantom-0", "phantom-1"]
-    text = run(images, "--model", told, "--out", tmp_path / "out")
+    assert [case["file"] for case in facts["cases"] if case["unlike"]] == ["", ""]  # as with --dicom: not written
+    assert "give --even-if-unlike" in facts["cases"][-1]["problem"]
+    text = run(images, "--model", told, "--out", tmp_path / "out", "--even-if-unlike")
+    marked = [path.name for path in sorted((tmp_path / "out").iterdir()) if b"UNLIKE" in descrip(path)]
+    assert marked == ["phantom-0_seg.nii.gz", "phantom-1_seg.nii.gz"]
     assert "warning: 2 of 6 differ from every public volume that the student was trained on" in text
     assert f"phantom-0: {unlike['phantom-0']}" in text
     assert "warning" not in run(images, "--model", bundle, "--out", tmp_path / "out")
+
+
+def descrip(path: Path) -> bytes:
+    return bytes(nib.load(path).header["descrip"].tobytes()) if path.name.endswith(".nii.gz") else b""
+
+
+def test_one_patients_label_map_never_overwrites_anothers(bundle: Path, tmp_path: Path) -> None:
+    """Folders of two patients have files of the same name."""
+    for seed, patient in ((1, "a"), (2, "b")):
+        store(tmp_path / patient / "t1.nii.gz", drawing(seed)[0], "RAS")
+    out = tmp_path / "out"
+    run(tmp_path / "a", "--model", bundle, "--out", out)
+    first = (out / "t1_seg.nii.gz").read_bytes()
+    with pytest.raises(InvalidInput, match="no file could be used"):
+        run(tmp_path / "b", "--model", bundle, "--out", out)
+    assert (out / "t1_seg.nii.gz").read_bytes() == first
+    assert "not of this image" in (out / "scores.json").read_text()
+    run(tmp_path / "a", "--model", bundle, "--out", out)  # the same image again
+
+
+def test_every_prediction_is_marked_as_research(bundle: Path, scans: Path, tmp_path: Path) -> None:
+    assert RESEARCH_ONLY in run(scans / "images/doe-12.nii.gz", "--model", bundle, "--out", tmp_path)
+    assert b"not for diagnosis" in descrip(tmp_path / "doe-12_seg.nii.gz")
+    assert RESEARCH_ONLY in (tmp_path / "scores.json").read_text()
 
 
 def test_the_field_of_view_is_the_patients_whatever_the_order_of_axes(seen: InputRanges, tmp_path: Path) -> None:
