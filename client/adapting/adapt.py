@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from client.adapting.adapted import Adapted, Figures
-from client.adapting.folder import FOLDER, NAME
+from client.adapting.folder import FOLDER, NAME, REPORT
 from client.adapting.folder import TRAININGS as KEPT
 from client.adapting.material import Material, Patient, material_of, own_patients
 from client.adapting.networks import Networks, Terms
@@ -78,6 +78,7 @@ class AdaptOptions:
         learning_rate: Learning rate; by default that of the study's recipe for its student.
         strength: Strength of the pull toward the student.
         out: Folder into which the bundle's folder is written.
+        replace: Put the new network and report in the place of finished ones.
     """
 
     site_dir: Path
@@ -88,6 +89,7 @@ class AdaptOptions:
     learning_rate: float | None = None
     strength: float = STRENGTH
     out: Path | None = None
+    replace: bool = False
 
 
 Progress = Callable[[int], AbstractContextManager[Callable[[int, float], None]]]
@@ -125,7 +127,8 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
         The chosen way with the reason, its figures, and the folders of the bundle and the report.
 
     Raises:
-        InvalidInput: If the student does not fit, no case is usable, or the output folder holds something else.
+        InvalidInput: If the student does not fit, no case is usable, or the output folder holds something else, or an
+            adapted network that is not to be replaced.
         Refused: If another training or a withdrawal is writing at this site.
     """
     config = load_site(options.site_dir)
@@ -133,6 +136,13 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
     folder = options.site_dir / FOLDER
     out = (options.out or folder) / f"{NAME}-{config.site}"
     check_place(out)
+    report = (options.out or folder) / REPORT
+    if not options.replace and (taken := [path for path in (out, report) if path.exists()]):
+        raise InvalidInput(
+            "there is a finished adapted network or its report already",
+            value=str(taken[0]),
+            remedy="choose another folder with --out to keep both, or give --replace to lose it",
+        )
     bundle = student_of(options.student or options.site_dir / STUDENT_DIR / "bundle", study)
     with writing_teachers({options.site_dir, config.books_dir}):
         found = own_patients(config, study, data=options.data)
@@ -148,7 +158,9 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
                 strength=options.strength,
             )
             seen = patients_seen(config.books_dir, [patient.name for patient in material.patients])
-            return _adapt(options, study, bundle, material, terms, seen, folder=folder, out=out, progress=progress)
+            return _adapt(
+                options, study, bundle, material, terms, seen, folder=folder, out=out, report=report, progress=progress
+            )
 
 
 def student_of(directory: Path, study: Study) -> Bundle:
@@ -217,6 +229,7 @@ def _adapt(
     *,
     folder: Path,
     out: Path,
+    report: Path,
     progress: Progress,
 ) -> Adapted:
     patients = material.patients
@@ -242,7 +255,7 @@ def _adapt(
         ahead={each: _ahead(means, way, each) for each in (Way.STUDENT, Way.OWN)} if folds else {},
         student=bundle.weights,
         bundle=out,
-        report=folder / "report",
+        report=report,
         problems=material.problems,
         structures=study.data.structures,
     )

@@ -20,6 +20,9 @@ and settings."""
 NAME = "has-seen-patients-must-not-leave"
 """Name of an adapted bundle's folder; the site's name follows."""
 
+REPORT = "report"
+"""Name of the report's folder, beside the bundle's folder."""
+
 SEEN_FILE = "configs/seen.json"
 """File of an adapted bundle: the keyed hashes of the patients it was trained on, by deal."""
 

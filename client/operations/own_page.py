@@ -46,8 +46,8 @@ _SAID = {
     ADAPTED: "adapted at this site: this network has seen patients and must not leave the hospital",
 }
 _OUTDATED = (
-    "adapted at this site, and not shown: it may have been trained on a patient who was withdrawn since. Delete "
-    "`{folder}`, then make it anew with `consilium site adapt`"
+    "adapted at this site, and not shown: it may have been trained on a patient who was withdrawn since. Make "
+    "`{folder}` anew with `consilium site adapt --replace`"
 )
 _READ = "run `consilium site status` and read docs/ledger.md"
 _STOPPED = f"{_READ}; the site answers nothing until a person ends the alarm"

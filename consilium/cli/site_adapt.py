@@ -45,8 +45,13 @@ def adapt(
     ] = 1.0,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder in which the bundle's folder is made; by default adapted in the site's directory."),
+        typer.Option(
+            help="Folder for the network's folder and the report; by default adapted in the site's directory."
+        ),
     ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Put the new network and report in the place of finished ones.")
+    ] = False,
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -75,8 +80,9 @@ def adapt(
 ) -> None:
     """Adapt the student to this hospital's own patients, at the hospital. No budget is spent and nothing is sent.
 
-    The network was trained on patients and has no guarantee: it must not leave the hospital, and its name says so. Stop
-    the command with Ctrl-C; run it again to resume. Exit code 6: a training or a withdrawal is in progress here.
+    The network was trained on patients and has no guarantee: it must not leave, and its name says so. Stop the command
+    with Ctrl-C; run it again to resume. A finished network is replaced only with --replace. Exit code 6: a training or
+    a withdrawal is in progress here.
 
     With --strategy the network is trained with differential privacy and may leave the hospital, with the (ε, δ) of this
     training in addition to the student's. Patients are charged in the site's ledger before the first step, and no
@@ -98,7 +104,7 @@ def adapt(
     if strategy is None and (unread := [name for name, value in private.items() if value]):
         raise InvalidInput(", ".join(unread), limit="only together with --strategy", remedy="add --strategy dp-sgd")
     if strategy is not None:
-        chosen = {"--student": student, "--data": data, "--way": way}
+        chosen = {"--student": student, "--data": data, "--way": way, "--replace": replace or None}
         if unread := [name for name, value in chosen.items() if value is not None]:
             raise InvalidInput(
                 ", ".join(unread),
@@ -116,7 +122,7 @@ def adapt(
         _privately(site_dir, asked, again=again, out=out, as_json=as_json)
         return
     options = AdaptOptions(
-        site_dir, student, data, None if way is None else Way(way), steps, learning_rate, strength, out
+        site_dir, student, data, None if way is None else Way(way), steps, learning_rate, strength, out, replace
     )
     try:
         result = adapt_student(options, progress=_steps)

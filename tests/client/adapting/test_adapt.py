@@ -47,7 +47,7 @@ def silent(total: int) -> Iterator[object]:
 
 
 def adapted(site: Path, **options: object) -> Adapted:
-    return adapt(AdaptOptions(site, **options), progress=silent)
+    return adapt(AdaptOptions(site, **{"replace": True} | options), progress=silent)
 
 
 @pytest.fixture(scope="module")
@@ -318,6 +318,21 @@ def test_the_students_own_bundle_is_not_written_over(few: Path, tmp_path: Path) 
     assert (taken / "models" / "model.pt").is_file()
 
 
+def test_a_finished_network_is_never_replaced_unasked(few: Path, tmp_path: Path) -> None:
+    first = adapted(few)
+    kept = {path: path.read_bytes() for path in (*first.bundle.rglob("*"), *first.report.rglob("*")) if path.is_file()}
+    assert kept
+    words = ["adapt", "--site-dir", str(few), "--steps", "2"]
+    done = RUN.invoke(site_app, words)
+    assert isinstance(done.exception, InvalidInput)
+    assert "--replace" in str(done.exception)
+    beside = adapted(few, steps=2, replace=False, out=tmp_path / "second")
+    assert (beside.bundle.parent, beside.report) == (tmp_path / "second", tmp_path / "second" / "report")
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert RUN.invoke(site_app, [*words, "--replace"]).exit_code == 0
+    assert {path: path.read_bytes() for path in kept if path.exists()} != kept
+
+
 def test_a_training_that_goes_on_keeps_an_adaptation_out(few: Path) -> None:
     with writing(few / "teachers"), pytest.raises(Refused, match="is changing"):
         adapted(few)
@@ -375,7 +390,7 @@ def test_monai_runs_the_bundle_and_answers_as_we_do(few: Path, tmp_path: Path, w
 
 
 def test_terminal_page_and_json_tell_the_same(site: Path, result: Adapted) -> None:
-    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(site)], catch_exceptions=False)
+    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(site), "--replace"], catch_exceptions=False)
     assert done.exit_code == 0
     facts = json.loads((result.report / "adapted.json").read_text())
     page = (result.report / "adapted.html").read_text()
