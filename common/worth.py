@@ -48,6 +48,7 @@ class Worth:
         gain: Mean difference over the cases for which both have a figure.
         half_width: Half of the gain's 95 % interval; None for fewer than two cases.
         cases: Number of cases for which both have a figure.
+        who: Words for the student.
 
     Raises:
         InvalidInput: If a value is not finite.
@@ -59,6 +60,7 @@ class Worth:
     gain: float
     half_width: float | None
     cases: int
+    who: str = "student"
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.gain) or not (self.half_width is None or 0 <= self.half_width < math.inf):
@@ -84,7 +86,7 @@ class Worth:
             within = "no interval, which needs at least two cases"
         else:
             within = f"95 % interval {self.interval[0]:+.3f} to {self.interval[1]:+.3f}, paired over {self.cases} cases"
-        means = f"student {self.student:.3f}, {self.reference} {self.other:.3f}"
+        means = f"{self.who} {self.student:.3f}, {self.reference} {self.other:.3f}"
         return f"{self.gain:+.3f} Dice ({within}); {means}"
 
     @property

@@ -186,6 +186,26 @@ def patients_seen(books: Path, patients: Collection[str]) -> dict[str, list[str]
     return {slots.deal: sorted(map(slots.subject, patients)) for slots in deals(books).values()}
 
 
+def trained_on(books: Path, patients: Collection[str], *, seen: Mapping[str, Collection[str]]) -> frozenset[str]:
+    """Return the patients on whom an adapted network was trained.
+
+    Args:
+        books: The directory that keeps the ledger.
+        patients: Names of patients.
+        seen: Keyed hashes by deal, as :func:`patients_seen` returned them for the network. Empty if the network does
+            not state them; then every patient of the pool counts.
+
+    Returns:
+        Those of the patients that are among them.
+    """
+    known = deals(books).values()
+    if not seen:
+        return frozenset(name for name in patients if any(name in slots.order for slots in known))
+    return frozenset(
+        name for name in patients if any(slots.subject(name) in seen.get(slots.deal, ()) for slots in known)
+    )
+
+
 def withdrawals(books: Path, ledger: SiteLedger | None) -> frozenset[tuple[str | None, str]]:
     """Return every withdrawal of a patient from the pool, according to its files or its ledger.
 

@@ -76,15 +76,17 @@ class Gone:
         structure: Name of the structure.
         cases: Number of cases in which the structure is in the student's label map or in the hospital's.
         missed: Number of these in which the student has Dice 0.
+        who: Words for the student.
     """
 
     structure: str
     cases: int
     missed: int
+    who: str = "student"
 
     def sentence(self) -> str:
         """Return the finding as a sentence."""
-        return f"{self.structure}: GONE: the student finds nothing of it in {self.missed} of {self.cases} cases"
+        return f"{self.structure}: GONE: the {self.who} finds nothing of it in {self.missed} of {self.cases} cases"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class CaseComparison:
         half_width: Half width of its 95 % interval by Student's t; None for a single case.
         missed: Cases in which the student has Dice 0.
         reference_missed: Cases in which the reference has Dice 0.
+        who: Words for the student.
     """
 
     reference: str
@@ -114,11 +117,12 @@ class CaseComparison:
     half_width: float | None
     missed: int
     reference_missed: int
+    who: str = "student"
 
     @property
     def worth(self) -> Worth:
         """The comparison as a :class:`~common.worth.Worth`, which gives the verdict and the text of a report."""
-        return Worth(self.student, self.other, self.reference, self.difference, self.half_width, self.cases)
+        return Worth(self.student, self.other, self.reference, self.difference, self.half_width, self.cases, self.who)
 
     @property
     def word(self) -> GainWord:
@@ -263,12 +267,13 @@ def codec_of(bundle: Path) -> str | None:
     return name if isinstance(name, str) and len(name) == 64 and set(name) <= set("0123456789abcdef") else None
 
 
-def gone(structures: Sequence[str], student: Sequence[Dice]) -> list[Gone]:
+def gone(structures: Sequence[str], student: Sequence[Dice], *, who: str = "student") -> list[Gone]:
     """Find the structures that the student misses in most cases. No reference is needed.
 
     Args:
         structures: Names of the structures.
         student: The student's Dice of each case.
+        who: Words for the student.
 
     Returns:
         The missing structures.
@@ -278,12 +283,17 @@ def gone(structures: Sequence[str], student: Sequence[Dice]) -> list[Gone]:
         present = [dice for dice in column if not math.isnan(dice)]
         missed = sum(dice == 0 for dice in present)
         if 2 * missed > len(present):
-            found.append(Gone(structure, len(present), missed))
+            found.append(Gone(structure, len(present), missed, who))
     return found
 
 
 def compare(
-    reference: Reference, structures: Sequence[str], student: Sequence[Dice], other: Sequence[Dice]
+    reference: Reference,
+    structures: Sequence[str],
+    student: Sequence[Dice],
+    other: Sequence[Dice],
+    *,
+    who: str = "student",
 ) -> list[CaseComparison]:
     """Compare the student with a reference on the same cases, for all structures together and for each one.
 
@@ -295,6 +305,7 @@ def compare(
         structures: Names of the structures.
         student: The student's Dice of each case.
         other: The reference's Dice of the same cases.
+        who: Words for the student.
 
     Returns:
         One comparison for each structure with a case to compare.
@@ -322,6 +333,7 @@ def compare(
                 half_width=half_width,
                 missed=sum(ours == 0 for ours, _ in pairs),
                 reference_missed=sum(theirs == 0 for _, theirs in pairs),
+                who=who,
             )
         )
     return rows

@@ -4,7 +4,9 @@
 module opens no connection. Cases are read as for training and scored on the study's grid, or on each file's own voxels
 as ``consilium predict`` does. Reference models (:mod:`client.teachers.comparison`) are scored on the same cases: one
 dishonest site can damage a study, and only such a comparison shows it. A case that cannot be used is reported and
-counted. It refuses a model with another grid or other labels than the study's.
+counted. Cases of patients on whom an adapted network was trained are not scored with it. If the cases do not fit the
+site's own teachers either (:mod:`client.teachers.fit_of_cases`), there is no verdict. It refuses a model with another
+grid or other labels than the study's.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
+from client.adapting.folder import seen_by
 from client.data.layouts import open_for_training
-from client.policy import load_site
+from client.policy import SiteConfig, load_site
 from client.records.patient_deal import load_slots
 from client.site.books import read_books, slots_file
-from client.site.deals import as_on_record, read_withdrawn
+from client.site.deals import as_on_record, read_withdrawn, trained_on
 from client.teachers.comparison import (
     ALL,
     OWN_TEACHERS,
@@ -42,12 +45,13 @@ from client.teachers.comparison import (
     references,
 )
 from client.teachers.evaluation_pictures import case_picture, reliability_picture
+from client.teachers.fit_of_cases import CHECK, MOST_AT_HOME, Fit
 from client.teachers.pulled_student import STUDENT_DIR
 from client.training.site import scans_by_patient
 from client.training.task import held_out_count
 from common import site_verdict
 from common.calibration import NOTHING, Reliability, reliability
-from common.config import DataConfig, load_study
+from common.config import DataConfig, Study, load_study
 from common.data.msd import Case, Dataset, Problem
 from common.data.volume import load_example
 from common.errors import InvalidInput
@@ -56,7 +60,7 @@ from common.models.bundle import Bundle, open_bundle
 from common.models.fit import predict
 from common.models.native import load_native, on_native
 from common.objects import write_atomically
-from common.plain import joined
+from common.plain import RESEARCH_ONLY, joined
 from common.worth import GainWord
 
 EVALUATION_SCHEMA = 3
@@ -69,6 +73,9 @@ PARTS = ("trained on", "held out", "not used")
 
 STUDENT = "the student"
 
+MOST_NAMED = 10
+"""Largest number of cases that a list in the terminal names."""
+
 LESS_SURE = 0.02
 """Calibration errors that differ by less than this count as equal."""
 
@@ -78,7 +85,8 @@ REMEDY = (
 )
 
 OWN_BETTER = (
-    "For your own patients use your teachers, or a network from `consilium site adapt`. The verdict stays as it is: it "
+    "This is expected where a hospital has many cases, because the student learns from public volumes and noisy "
+    "labels only. For your own patients use a network from `consilium site adapt`. The verdict stays as it is: it "
     "compares with public data alone, because no other hospital has your teachers."
 )
 
@@ -97,6 +105,7 @@ class CaseScore:
         hd95_mm: HD95 in mm of each structure; nan if it is in neither map, inf if it is in one only.
         sure: Calibration: how often the model is right at each level of confidence.
         patient: The case's patient.
+        unlike: How the volume differs from all public volumes of the student; empty if it does not.
     """
 
     case: str
@@ -105,6 +114,7 @@ class CaseScore:
     hd95_mm: tuple[float, ...]
     sure: Reliability = NOTHING
     patient: str = ""
+    unlike: str = ""
 
     @property
     def mean_dice(self) -> float:
@@ -128,6 +138,9 @@ class Evaluation:
         missing: References that could not be compared.
         reliability: Calibration of the student and of each reference by name; a reference is counted on cases it was
             not trained on.
+        fit: Whether the cases fit this site's own teachers and the public models.
+        trained_on: Cases that are not scored, because the network was trained on their patients.
+        adapted: True if the model is a network that a hospital adapted, not the student.
     """
 
     weights: str
@@ -140,6 +153,19 @@ class Evaluation:
     comparisons: tuple[CaseComparison, ...] = ()
     missing: tuple[Missing, ...] = ()
     reliability: Mapping[str, Reliability] = field(default_factory=dict)
+    fit: Fit = field(default_factory=Fit)
+    trained_on: tuple[str, ...] = ()
+    adapted: bool = False
+
+    @property
+    def unlike(self) -> dict[str, str]:
+        """The cases that differ from every public volume of the student, with the difference."""
+        return {score.case: score.unlike for score in self.scores if score.unlike}
+
+    @property
+    def who(self) -> str:
+        """What the model is, in words."""
+        return "adapted network" if self.adapted else "student"
 
     @property
     def voxels(self) -> str:
@@ -157,8 +183,10 @@ class Evaluation:
         """The verdict, which compares the student with public models only (:mod:`common.site_verdict`).
 
         ``worse`` if there is an alarm, ``better`` if a gain over every public model is proven, else ``not-better``.
-        None if the student was compared with no public model.
+        None if the student was compared with no public model, or the cases do not fit (:attr:`fit`).
         """
+        if self.fit.refused:
+            return None
         compared = [one for one in self.comparisons if one.public and one.structure == ALL]
         if not compared:
             return None
@@ -174,7 +202,7 @@ class Evaluation:
         They say what to use at this site. They do not change the verdict, because no other hospital has these teachers.
         """
         own = [one for one in self.comparisons if not one.public and one.word is GainWord.WORSE]
-        sure, theirs = (self.reliability.get(name, NOTHING).error for name in (STUDENT, OWN_TEACHERS))
+        sure, theirs = (self.reliability.get(name, NOTHING).error for name in (f"the {self.who}", OWN_TEACHERS))
         less_sure = f"Less well calibrated than {OWN_TEACHERS}: calibration error {sure:.3f} against {theirs:.3f}."
         return (*(one.sentence() for one in own), *([less_sure] if sure > theirs + LESS_SURE else []))
 
@@ -182,6 +210,8 @@ class Evaluation:
     def headline(self) -> str:
         """The verdict with its meaning, and the public models that it compares with, in one line."""
         public = dict.fromkeys(one.reference for one in self.comparisons if one.public)
+        if self.fit.refused:
+            return f"No verdict: {self.fit.sentence}"
         if self.verdict is None:
             return "No verdict: there was no model from public data to compare the student with"
         return f"Verdict: {self.verdict} ({site_verdict.MEANINGS[self.verdict]}; compared with {', '.join(public)})"
@@ -227,6 +257,7 @@ class Evaluation:
                     "part": score.part,
                     "dice": [_number(value) for value in score.dice],
                     "hd95_mm": [_number(value) for value in score.hd95_mm],
+                    **({"unlike": score.unlike} if score.unlike else {}),
                 }
                 for score in self.scores
             ],
@@ -237,6 +268,11 @@ class Evaluation:
             },
             "not_compared": [{"with": missing.name, "reason": missing.reason} for missing in self.missing],
             "alarms": list(self.alarms),
+            "fit": self.fit.to_json(),
+            "unlike": self.unlike,
+            "trained_on": list(self.trained_on),
+            "adapted": self.adapted,
+            "statement": RESEARCH_ONLY,
             "verdict": self.verdict,
             "own_teachers_better": list(self.own_better),
             "headline": self.headline,
@@ -263,6 +299,7 @@ def evaluate(
     data: Path | None = None,
     model: Path | None = None,
     native: bool = False,
+    even_if_unfit: bool = False,
     on_case: OnCase = lambda done, total: None,
 ) -> tuple[Evaluation, Path]:
     """Score a student on labelled cases, and write results and pictures to a new folder below ``evaluation``.
@@ -273,13 +310,15 @@ def evaluate(
         data: Folder of the cases; by default the site's own dataset.
         model: Folder of the bundle; by default the pulled student.
         native: Score on each file's own voxels. Structures outside the study's grid count as missed.
+        even_if_unfit: Give a verdict even if the cases fit neither model of this site.
         on_case: Called after each case with the number of cases done and the total.
 
     Returns:
         The evaluation and the folder.
 
     Raises:
-        InvalidInput: If the model or the dataset does not fit the study, or no case is usable.
+        InvalidInput: If the model or the dataset does not fit the study, no case is usable, or the network was trained
+            on the patients of all cases.
     """
     config = load_site(site_dir)
     study = load_study(config.path(config.study))
@@ -288,7 +327,15 @@ def evaluate(
     dataset = open_for_training(data or config.path(config.data), study.data.student, config.dataset)
     parts = _parts(site_dir, dataset) if data is None else {}
     gone_patients, _ = read_withdrawn(config, {dataset.patient_of(case.id) for case in dataset.labelled})
-    cases = tuple(case for case in dataset.labelled if dataset.patient_of(case.id) not in gone_patients)
+    there = tuple(case for case in dataset.labelled if dataset.patient_of(case.id) not in gone_patients)
+    seen = _trained_on(config, bundle, folder_of_model, dataset)
+    cases = tuple(case for case in there if dataset.patient_of(case.id) not in seen)
+    if there and not cases:
+        raise InvalidInput(
+            "the network was trained on the patients of all these cases, so their scores would be too high",
+            value=f"{len(there)} cases",
+            remedy="give other cases with --data, or read the cross-validated Dice in the report of `site adapt`",
+        )
     found, missing = references(site_dir, study, codec=codec_of(folder_of_model))
     answers: dict[str, Answer] = {STUDENT: partial(predict, bundle.network, patch=bundle.patch)}
     answers |= {reference.name: reference.answer for reference in found}
@@ -301,7 +348,8 @@ def evaluate(
             for one in found:
                 if part == PARTS[0] and voter is not None and (answer := one.without(voter)) is not None:
                     asked[one.name], untrained[one.name] = answer, PARTS[1]
-            for name, score in _score(case, asked, study.data.student, part=part, native=native).items():
+            found_in = _score(case, asked, bundle, study.data.student, part=part, native=native)
+            for name, score in found_in.items():
                 whose = dataset.patient_of(case.id)
                 scores[name].append(replace(score, part=untrained.get(name, part), patient=whose))
         except InvalidInput as error:
@@ -315,21 +363,26 @@ def evaluate(
             remedy="run `consilium site doctor --data`, which lists the problems",
         )
     structures, public = study.data.structures, {STUDENT, *(one.name for one in found if one.public)}
-    comparisons, told_nothing = _compared(found, scores, structures)
+    comparisons, told_nothing = _compared(found, scores, structures, who=bundle.who)
     result = Evaluation(
         bundle.weights,
         structures,
         tuple(student),
         tuple(problems),
         native=native,
-        gone=tuple(gone(structures, [score.dice for score in student])),
+        gone=tuple(gone(structures, [score.dice for score in student], who=bundle.who)),
         comparisons=tuple(comparisons),
         missing=(*missing, *told_nothing),
-        withdrawn=len(dataset.labelled) - len(cases),
+        withdrawn=len(dataset.labelled) - len(there),
         reliability={
-            name: sum((one.sure for one in each if name in public or one.part != PARTS[0]), NOTHING)
+            f"the {bundle.who}" if name == STUDENT else name: sum(
+                (one.sure for one in each if name in public or one.part != PARTS[0]), NOTHING
+            )
             for name, each in scores.items()
         },
+        fit=_fit(site_dir, config, study, found, scores, elsewhere=data is not None, accepted=even_if_unfit),
+        trained_on=tuple(case.id for case in there if dataset.patient_of(case.id) in seen),
+        adapted=bundle.adapted,
     )
     folder = site_dir / "evaluation" / now.strftime("%Y%m%dT%H%M%S.%fZ")
     folder.mkdir(mode=0o700, parents=True)
@@ -337,8 +390,63 @@ def evaluate(
     return result, folder
 
 
+def _trained_on(config: SiteConfig, bundle: Bundle, folder: Path, dataset: Dataset) -> frozenset[str]:
+    """Return the dataset's patients on whom an adapted network was trained; none for a student."""
+    if not bundle.adapted:
+        return frozenset()
+    patients = {dataset.patient_of(case.id) for case in dataset.labelled}
+    return trained_on(config.books_dir, patients, seen=seen_by(folder))
+
+
+def _fit(
+    site_dir: Path,
+    config: SiteConfig,
+    study: Study,
+    found: Sequence[Reference],
+    scores: Mapping[str, Sequence[CaseScore]],
+    *,
+    elsewhere: bool,
+    accepted: bool,
+) -> Fit:
+    """Compare the scores with those of the site's own teachers on the site's own cases."""
+    own = next((one for one in found if one.name == OWN_TEACHERS), None)
+    home = _at_home(site_dir, config, study, own) if own is not None and elsewhere else ()
+    public = [STUDENT, *(one.name for one in found if one.public)]
+    return Fit(
+        here=tuple(score.mean_dice for score in scores.get(OWN_TEACHERS, ()) if score.part != PARTS[0]),
+        home=home,
+        public={name: mean_present(score.mean_dice for score in scores[name]) for name in public},
+        accepted=accepted,
+    )
+
+
+def _at_home(site_dir: Path, config: SiteConfig, study: Study, own: Reference) -> tuple[float, ...]:
+    """Return the own teachers' Dice on up to :data:`MOST_AT_HOME` of the site's own cases that did not train them."""
+    try:
+        dataset = open_for_training(config.path(config.data), study.data.student, config.dataset)
+        gone_patients, _ = read_withdrawn(config, {dataset.patient_of(case.id) for case in dataset.labelled})
+        parts = _parts(site_dir, dataset)
+    except InvalidInput:  # the own dataset is not needed for anything else
+        return ()
+    dice: list[float] = []
+    for case in dataset.labelled:
+        part, voter = parts.get(case.id, (PARTS[2], None))
+        answer = own.without(voter) if part == PARTS[0] and voter is not None else own.answer
+        if answer is None or dataset.patient_of(case.id) in gone_patients:
+            continue
+        try:
+            example = load_example(case, study.data.student)
+        except InvalidInput:
+            continue
+        drawn = answer(example.volume.image).argmax(axis=0).astype(np.uint8)
+        dice.append(mean_present(dice_per_class(drawn, example.label, study.data.student.members)))
+        if len(dice) == MOST_AT_HOME:
+            break
+    return tuple(dice)
+
+
 def _compared(
-    found: Sequence[Reference], scores: Mapping[str, Sequence[CaseScore]], structures: Sequence[str]
+    found: Sequence[Reference], scores: Mapping[str, Sequence[CaseScore]], structures: Sequence[str], *, who: str
 ) -> tuple[list[CaseComparison], list[Missing]]:
     """Compare the student with each reference on cases that the reference was not trained on.
 
@@ -352,7 +460,7 @@ def _compared(
             [score.dice for score, kept in zip(scores[name], unseen, strict=True) if kept]
             for name in (STUDENT, reference.name)
         )
-        comparisons += compare(reference, structures, ours, theirs)
+        comparisons += compare(reference, structures, ours, theirs, who=who)
         if not ours:
             missing.append(
                 Missing(reference.name, "its only voter was trained on all these cases; give other cases with --data")
@@ -370,7 +478,8 @@ def _write(folder: Path, result: Evaluation, *, cases: Mapping[str, Case], bundl
     ranked = sorted((s for s in result.scores if not math.isnan(s.mean_dice)), key=lambda score: score.mean_dice)
     pictures = dict(zip(("worst", "best"), ranked[:1] + ranked[-1:], strict=False))
     for name, score in pictures.items():
-        picture = case_picture(cases[score.case], bundle, title=f"{score.case}: Dice {score.mean_dice:.3f}")
+        title = f"{score.case}: Dice {score.mean_dice:.3f}"
+        picture = case_picture(cases[score.case], bundle, title=title, who=result.who)
         write_atomically(folder / f"{name}.png", picture, mode=0o600)
     write_atomically(folder / "reliability.png", reliability_picture(result.reliability), mode=0o600)
     write_atomically(folder / "evaluation.html", _page(facts, list(pictures)).encode(), mode=0o600)
@@ -426,30 +535,35 @@ def _parts(site_dir: Path, dataset: Dataset) -> dict[str, tuple[str, int]]:
 
 
 def _score(
-    case: Case, answers: Mapping[str, Answer], data: DataConfig, *, part: str, native: bool
+    case: Case, answers: Mapping[str, Answer], bundle: Bundle, data: DataConfig, *, part: str, native: bool
 ) -> dict[str, CaseScore]:
     """Read one case once, and score every model's prediction of it."""
     if native:
         volume, drawn = load_native(case, data)
+        unlike = "" if bundle.inputs is None else bundle.inputs.unlike(volume)
         done = {name: on_native(answer(volume.image), volume, drawn, data) for name, answer in answers.items()}
-        return {name: CaseScore(case.id, part, one.dice, one.hd95_mm, one.sure) for name, one in done.items()}
+        return {
+            name: CaseScore(case.id, part, one.dice, one.hd95_mm, one.sure, unlike=unlike) for name, one in done.items()
+        }
     example = load_example(case, data)
     truth, members = example.label, data.members
+    unlike = "" if bundle.inputs is None else bundle.inputs.unlike(example.volume)
     scores = {}
     for name, answer in answers.items():
         probabilities = answer(example.volume.image)
         found = probabilities.argmax(axis=0).astype(np.uint8)
         distances = hd95_mm(found, truth, members, spacing_mm=data.spacing_mm)
         dice, sure = dice_per_class(found, truth, members), reliability(probabilities, truth)
-        scores[name] = CaseScore(case.id, part, dice, distances, sure)
+        scores[name] = CaseScore(case.id, part, dice, distances, sure, unlike=unlike)
     return scores
 
 
 def _page(facts: dict[str, Any], pictures: list[str]) -> str:
     """Return the evaluation as an HTML page that shows the pictures beside it."""
     page = Environment(loader=PackageLoader("client"), autoescape=select_autoescape(), undefined=StrictUndefined)
+    who = "adapted network" if facts["adapted"] else "student"
     return page.get_template("evaluation.html").render(
-        evaluation=facts, pictures=pictures, remedy=REMEDY, own_better=OWN_BETTER
+        evaluation=facts, pictures=pictures, remedy=REMEDY, own_better=OWN_BETTER, check=CHECK, who=who
     )
 
 
@@ -470,13 +584,21 @@ def comparison_lines(result: Evaluation) -> list[str]:
     Returns:
         The lines.
     """
-    lines = [f"{result.headline}.", *(structure.sentence() for structure in result.gone)]
+    lines = [f"{result.headline}."]
+    if result.fit.sentence:
+        lines += [CHECK] if result.fit.refused else [f"warning: {result.fit.sentence}. {CHECK}"]
+    if result.unlike:
+        lines.append(f"{len(result.unlike)} of {len(result.scores)} cases differ from every public volume:")
+        lines += [f"  {case}: {how}" for case, how in list(result.unlike.items())[:MOST_NAMED]]
+        lines += ["  the others are in evaluation.json"] if len(result.unlike) > MOST_NAMED else []
+    lines += [structure.sentence() for structure in result.gone]
     lines += [comparison.sentence() for comparison in result.comparisons]
     if not any(comparison.public for comparison in result.comparisons):
-        lines.append("the student cannot be compared with what public data alone gives:")
+        lines.append(f"the {result.who} cannot be compared with what public data alone gives:")
     lines += [f"not compared with {missing.name}: {missing.reason}" for missing in result.missing]
     if result.alarms:
-        lines.append(f"{len(result.alarms)} finding(s) speak against using this student. {REMEDY}")
+        remedy = "" if result.fit.sentence else f" {REMEDY}"
+        lines.append(f"{len(result.alarms)} finding(s) speak against using this {result.who} on these cases.{remedy}")
     if result.own_better:
         lines += ["at this site:", *(f"  {finding}" for finding in result.own_better), f"  {OWN_BETTER}"]
     return lines
@@ -502,10 +624,9 @@ def table(result: Evaluation) -> str:
         lines.append(f"Dice, {part or 'all'}".ljust(22) + dice + str(mean["cases"]).rjust(width))
     far = result.mean()["hd95_mm"].values()
     lines.append("HD95 in mm, all".ljust(22) + "".join(("-" if d is None else f"{d:.2f}").rjust(width) for d in far))
-    if not math.isnan(result.reliability[STUDENT].error):
-        lines.append(
-            "expected calibration error, voxels of structures".ljust(54) + f"{result.reliability[STUDENT].error:.3f}"
-        )
+    sure = result.reliability[f"the {result.who}"].error
+    if not math.isnan(sure):
+        lines.append("expected calibration error, voxels of structures".ljust(54) + f"{sure:.3f}")
     lines.append(f"scored on {result.voxels}")
     missed = sum(math.isinf(distance) for score in result.scores for distance in score.hd95_mm)
     if missed:
@@ -517,4 +638,9 @@ def table(result: Evaluation) -> str:
     if result.problems:
         lines.append(f"{len(result.problems)} case(s) left out:")
         lines += [f"  {problem.case}: {problem.reason}" for problem in result.problems]
-    return joined([*lines, *comparison_lines(result)])
+    if result.trained_on:
+        lines.append(
+            f"not scored: {len(result.trained_on)} case(s) of patients on whom this network was trained; "
+            "evaluation.json names them"
+        )
+    return joined([*lines, *comparison_lines(result), RESEARCH_ONLY])

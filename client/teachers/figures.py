@@ -54,8 +54,10 @@ def give_figures(site_dir: Path, evaluation: Evaluation, *, out: Path, now: date
         The signed figures.
 
     Raises:
-        InvalidInput: If no student was pulled, ``out`` exists, or no structure has enough patients.
+        InvalidInput: If no student was pulled, ``out`` exists, no structure has enough patients, or the cases do not
+            fit this site's models.
     """
+    evaluation.fit.check("figures")
     dice = figures_of(evaluation)
     if not dice:
         raise InvalidInput(

@@ -34,8 +34,9 @@ def word_of(evaluation: Evaluation) -> str:
         :attr:`~client.teachers.evaluation.Evaluation.verdict`.
 
     Raises:
-        InvalidInput: If the student was compared with no public model.
+        InvalidInput: If the student was compared with no public model, or the cases do not fit this site's models.
     """
+    evaluation.fit.check("verdict")
     if evaluation.verdict is None:
         raise InvalidInput(
             "verdict on a student",

@@ -110,6 +110,10 @@ def evaluate(
         Path | None,
         typer.Option(help="Also write the signed mean Dice of each structure to this new file, for the consortium."),
     ] = None,
+    even_if_unfit: Annotated[
+        bool,
+        typer.Option("--even-if-unfit", help="Give a verdict even if the cases do not fit this site's own teachers."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Score the student on this site's own labelled cases. Scores and pictures stay here; nothing is sent.
@@ -121,7 +125,11 @@ def evaluate(
     what it reveals. --figures writes each structure's mean Dice in hundredths, over 5 patients or more; no ε bounds
     what these figures reveal.
 
-    Exit code 10: with --strict, if the student is worse than public data alone, or a structure is lost.
+    If the cases do not fit this site's own teachers either, check their labels, orientation and modality; no verdict is
+    given then. Cases of patients on whom an adapted network (--model) was trained are not scored.
+
+    Exit code 10: with --strict, if the student is worse than public data alone, a structure is lost, or cases do not
+    fit.
     Example: consilium site evaluate --site-dir /srv/consilium --data /data/unseen
     """
     from datetime import UTC, datetime
@@ -145,8 +153,17 @@ def evaluate(
     torch.set_num_threads(1)
     with counting("cases") as on_case:
         result, folder = evaluate_student(
-            site_dir, now=datetime.now(UTC), data=data, model=model, native=native, on_case=on_case
+            site_dir,
+            now=datetime.now(UTC),
+            data=data,
+            model=model,
+            native=native,
+            even_if_unfit=even_if_unfit,
+            on_case=on_case,
         )
+    if result.fit.refused and (verdict or figures):
+        _print(result, folder, as_json=as_json)
+        result.fit.check("verdict" if verdict else "figures")
     said = None if verdict is None else give_verdict(site_dir, result, out=verdict, now=datetime.now(UTC))
     measured = None if figures is None else give_figures(site_dir, result, out=figures, now=datetime.now(UTC))
     _print(result, folder, as_json=as_json)
@@ -155,7 +172,7 @@ def evaluate(
         say(f"{figures}: {told}, signed; send it to the consortium if you consent to these figures leaving")
     if said is not None and not as_json:
         say(f"{verdict}: {said.word}, signed; send it to the consortium if you consent to that word leaving")
-    if strict and result.alarms:
+    if strict and (result.alarms or result.fit.refused):
         raise typer.Exit(WORSE)
 
 

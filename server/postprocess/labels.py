@@ -6,6 +6,7 @@ uses its result. This module does not import torch.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +43,7 @@ class Released:
 
     def labels(self) -> StoredLabels:
         """Return the decoded labels by volume hash, in query order, without the rejected ones."""
-        paths = {volume: label_file(self.labels_dir, volume) for volume in self.public.volumes}
-        found = {volume: path for volume, path in paths.items() if path.exists()}
-        return StoredLabels({v: path for v, path in found.items() if (v, sha256_file(path)) not in self.rejected})
+        return labels_in(self.labels_dir, self.public.volumes, rejected=self.rejected)
 
 
 def read_released(workspace: Workspace, *, ledger_file: Path | None = None) -> Released:
@@ -60,9 +59,37 @@ def read_released(workspace: Workspace, *, ledger_file: Path | None = None) -> R
     public = workspace.public()
     with Ledger.open(ledger_file or workspace.ledger_file) as ledger:
         answers = tuple(ledger.answers(public.study.id))
-    rejected = rejected_labels(workspace.decisions_file, public.study.id)
+    rejected = rejected_in(workspace)
     folders = workspace.labels_dir, workspace.student_dir
     return Released(public, answers, rejected, *folders, workspace.validation())
+
+
+def rejected_in(workspace: Workspace) -> frozenset[tuple[str, str]]:
+    """Return a study's rejected labels: pairs (volume's hash, SHA-256 of the label's file).
+
+    Args:
+        workspace: The study.
+
+    Returns:
+        The pairs.
+    """
+    return rejected_labels(workspace.decisions_file, workspace.study().id)
+
+
+def labels_in(labels_dir: Path, volumes: Iterable[str], *, rejected: Collection[tuple[str, str]]) -> StoredLabels:
+    """Return the decoded labels of a folder, without the rejected ones.
+
+    Args:
+        labels_dir: The study's folder of labels.
+        volumes: Hashes of the public volumes.
+        rejected: Pairs (volume's hash, SHA-256 of the label's file).
+
+    Returns:
+        The labels by volume, in the order of ``volumes``.
+    """
+    paths = {volume: label_file(labels_dir, volume) for volume in volumes}
+    found = {volume: path for volume, path in paths.items() if path.exists()}
+    return StoredLabels({v: path for v, path in found.items() if (v, sha256_file(path)) not in rejected})
 
 
 def label_file(labels_dir: Path, volume: str) -> Path:

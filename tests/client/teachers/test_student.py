@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import shutil
 import socket
 import stat
 import threading
@@ -37,6 +38,7 @@ from common.events import EventLog
 from common.ledger.keys import public_hex
 from common.ledger.rows import NO_HASH, SignedHead, head_message, row_hash
 from common.metrics import dice_per_class, hd95_mm
+from common.models.bundle import SEEN_WEIGHTS
 from common.models.unet import build_unet, save_weights
 from common.node_auth import AdmittedNode, write_admitted
 from common.objects import ObjectStore
@@ -568,6 +570,101 @@ def test_a_case_that_trained_one_voter_is_compared_with_the_others_and_worse_tha
         assert "The verdict stays as it is: it compares with public data alone" in text
     assert "Worse than this site's own teachers" in evaluation.table(result)
     assert result.alarms == ()  # what a verdict for the consortium counts is public data alone
+
+
+@pytest.fixture
+def swapped(pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Cases whose labels lie elsewhere; own teachers, student and public start find the balls where they are."""
+    from client.teachers import comparison
+
+    class Fake:
+        models = (object(), object())
+
+        @staticmethod
+        def load(directory: Path, *, data: object) -> Fake:
+            return Fake()
+
+        def predict(self, image: np.ndarray) -> list[np.ndarray | None]:
+            return [maps_of(ball((4, 4, 3), 2.0))] * 2
+
+    monkeypatch.setattr(comparison, "Teachers", Fake)
+    answering(monkeypatch, student=np.zeros((8, 8, 8)), start=ball((4, 4, 4), 2.0))
+    save_weights(pulled / "start.pt", build_unet((4, 8), in_channels=1, out_channels=2, seed=9))
+    (pulled / "data").symlink_to(write_cases(tmp_path / "home"))
+    other = write_cases(tmp_path / "other")
+    for path in (other / "labelsTr").iterdir():
+        label = nib.load(path)
+        flat = np.zeros((8, 8, 8), dtype=np.uint8)
+        flat[0, :, 0] = 1
+        nib.save(nib.Nifti1Image(flat, label.affine), path)
+    yield other
+    (pulled / "data").unlink()
+    (pulled / "start.pt").unlink()
+
+
+def test_cases_with_wrong_labels_are_not_blamed_on_other_sites_and_get_no_verdict(
+    pulled: Path, swapped: Path, tmp_path: Path
+) -> None:
+    code, text = evaluated(pulled, swapped, "--strict")
+    assert code == 10
+    assert text.index("do not fit this site's own teachers") < text.index("GONE")
+    assert "Check labels, orientation and modality" in text
+    assert "dishonest" not in text
+    for option in ("--verdict", "--figures"):
+        words = ["evaluate", "--site-dir", str(pulled), "--data", str(swapped), option, str(tmp_path / "said.json")]
+        done = RUN.invoke(site_app, words)
+        assert isinstance(done.exception, InvalidInput)
+        assert "--even-if-unfit" in str(done.exception)
+        assert not (tmp_path / "said.json").exists()
+    code, text = evaluated(pulled, swapped, "--json", "--even-if-unfit")
+    facts = json.loads(text)
+    assert facts["verdict"] == "worse"
+    page = html.unescape((Path(facts["folder"]) / "evaluation.html").read_text())
+    assert "These cases do not fit this site's own teachers" in page
+    assert "dishonest" not in page
+
+
+def test_a_student_that_lost_a_structure_on_good_cases_is_blamed(pulled: Path, swapped: Path, tmp_path: Path) -> None:
+    text = evaluated(pulled, write_cases(tmp_path / "good"))[1]
+    assert "do not fit" not in text
+    assert "dishonest or faulty sites" in text
+
+
+def test_cases_unlike_the_public_volumes_are_named(pulled: Path, tmp_path: Path) -> None:
+    """The study's public volumes are noise, and these are balls."""
+    text = evaluated(pulled, write_cases(tmp_path))[1]
+    assert "3 of 3 cases differ from every public volume" in text
+    assert "  c1: " in text
+
+
+def test_a_bundle_records_the_mean_size_of_each_structure_in_its_labels(fed: Federation, pulled: Path) -> None:
+    stored = [np.load(path)["probabilities"] for path in (fed.root / "labels").glob("*.npz")]
+    by_hand = np.mean([(each[1] > each[0]).sum() for each in stored])  # voxels of 1 mm³
+    metadata = json.loads((pulled / "student" / "bundle" / "configs" / "metadata.json").read_text())
+    assert metadata["input_ranges"]["structures_mm3"] == [pytest.approx(by_hand, abs=0.1)]
+
+
+def test_an_adapted_network_is_not_scored_on_the_patients_it_was_trained_on(
+    pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from client.teachers import evaluation
+
+    data, adapted = write_cases(tmp_path), tmp_path / "adapted"
+    shutil.copytree(pulled / "student" / "bundle", adapted)
+    (adapted / "models" / "model.pt").rename(adapted / SEEN_WEIGHTS)
+    seen = {"c0", "c2"}
+    monkeypatch.setattr(evaluation, "trained_on", lambda books, patients, *, seen: frozenset(patients) & {"c0", "c2"})
+    code, text = evaluated(pulled, data, "--model", str(adapted))
+    assert code == 0
+    assert "not scored: 2 case(s) of patients on whom this network was trained" in text
+    facts = json.loads(evaluated(pulled, data, "--model", str(adapted), "--json")[1])
+    assert ([case["case"] for case in facts["cases"]], set(facts["trained_on"])) == (["c1"], seen)
+    assert "the student" not in facts["calibration"]
+    assert "The adapted network at this site" in (Path(facts["folder"]) / "evaluation.html").read_text()
+    assert [case["case"] for case in json.loads(evaluated(pulled, data, "--json")[1])["cases"]] == ["c0", "c1", "c2"]
+    monkeypatch.setattr(evaluation, "trained_on", lambda books, patients, *, seen: frozenset(patients))
+    with pytest.raises(InvalidInput, match="scores would be too high"):
+        evaluate(pulled, now=datetime(2026, 5, 1, tzinfo=UTC), data=data, model=adapted)
 
 
 def test_a_model_of_another_study_or_none_at_all_is_refused(fed: Federation, pulled: Path, tmp_path: Path) -> None:
