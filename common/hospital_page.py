@@ -82,6 +82,7 @@ class HospitalFacts:
         withdrawn: Number of labelled cases of withdrawn patients, which are not shown.
         left_out: Number of further cases that this site leaves out, which are not shown either.
         not_shown: Why no case can be shown; empty if nothing forbids it.
+        adapted_on: Number of the cases shown whose patients trained the adapted network; None if it is not shown.
     """
 
     site: SiteFacts
@@ -100,6 +101,7 @@ class HospitalFacts:
     withdrawn: int
     left_out: int
     not_shown: str
+    adapted_on: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -50,6 +50,7 @@ from common.models.student_bundle import (
     as_json,
     write_bundle,
 )
+from common.plain import RESEARCH_ONLY
 from common.student_statement import StudentStatement
 
 NAME = "may-leave"
@@ -227,7 +228,7 @@ def _write(target: Path, task: VoterTask, result: PrivatelyAdapted, study: Study
         PRIVACY: as_json(facts),
         WEIGHTS: (task.directory / "weights.pt").read_bytes(),
         README: f"# {site}: adapted privately from the student of {study.name}\n\n{statement}\n\n"
-        "Research only: not a medical device, not for diagnosis.\n".encode(),
+        f"{RESEARCH_ONLY}\n".encode(),
         LICENCE: f"{statement}\n\nNo licence of the weights is granted here. They come without warranty of any kind.\n"
         "".encode(),
     }

@@ -19,6 +19,7 @@ from client.adapting.ways import WORDS
 from client.teachers.evaluation_pictures import case_picture
 from common.models.bundle import Bundle
 from common.objects import write_atomically
+from common.plain import RESEARCH_ONLY
 
 Unseen = Callable[[int], Bundle]
 """Function from a patient's position to the network that predicts the patient's picture.
@@ -78,6 +79,7 @@ def _page(result: Adapted) -> str:
     ahead = {WORDS[way]: shown(one, sign=True) for way, one in result.ahead.items() if way is not result.way}
     return page.get_template("adapted.html").render(
         adapted=result.to_json(),
+        research_only=RESEARCH_ONLY,
         rows=rows,
         ahead=ahead,
         by_choice=None if result.by_choice is None else shown(result.by_choice),

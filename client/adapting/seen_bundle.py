@@ -24,6 +24,7 @@ from common.models.bundle_configs import inference, metadata_of
 from common.models.bundle_facts import Libraries
 from common.models.student_bundle import INFERENCE, LICENCE, METADATA, PRIVACY, README, WEIGHTS, as_json, write_bundle
 from common.models.unet import weights_to_bytes
+from common.plain import RESEARCH_ONLY
 
 _LICENCE = f"""\
 {SEEN}
@@ -148,5 +149,5 @@ Chosen: {WORDS[result.way]}; {result.why}.
 {measured}
 `consilium predict IMAGES --model THIS-FOLDER --out predictions` uses it; so does `python -m monai.bundle run
 --config_file configs/inference.json --meta_file configs/metadata.json --workflow_type inference` from this folder, with
-volumes in `images/`. Research only: not a medical device, not for diagnosis.
+volumes in `images/`. {RESEARCH_ONLY}
 """

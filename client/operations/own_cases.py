@@ -31,7 +31,7 @@ from client.policy import SiteConfig
 from client.records.declared import DECLARED
 from client.records.served import retired_voters
 from client.site.books import read_books
-from client.site.deals import all_still_in, read_withdrawn, silent_voters
+from client.site.deals import all_still_in, read_withdrawn, silent_voters, trained_on
 from client.teachers.pulled_student import STUDENT_DIR
 from common.config import Study
 from common.data.dataset import Case, Dataset
@@ -136,6 +136,19 @@ class OwnCases:
         if not self._adapted.is_dir() or all_still_in(seen_by(self._adapted), self._withdrawals):
             return None
         return self._adapted
+
+    def adapted_on(self) -> int:
+        """Return on how many of the cases that may be shown the adapted network was trained, by their patients.
+
+        If its bundle does not state its patients, every case of the pool's patients counts.
+        """
+        with self._lock:
+            dataset, listed = self._dataset, self._list
+        if dataset is None:
+            return 0
+        patients = [dataset.patient_of(listed.cases[number].id) for number in listed.numbers]
+        found = trained_on(self._config.books_dir, set(patients), seen=seen_by(self._adapted))
+        return sum(patient in found for patient in patients)
 
     @property
     def _adapted(self) -> Path:

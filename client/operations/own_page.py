@@ -99,6 +99,7 @@ class SitesOwnPage(OwnPage):
                 withdrawn=listed.withdrawn,
                 left_out=listed.left_out,
                 not_shown=listed.problem,
+                adapted_on=self._cases.adapted_on() if ADAPTED in networks else None,
             )
 
     def case(self, number: int) -> ShownCase:

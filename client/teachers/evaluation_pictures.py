@@ -27,7 +27,8 @@ def case_picture(case: Case, bundle: Bundle, *, title: str, who: str = "student"
         who: Name of the model in the legend.
 
     Returns:
-        PNG image. The outlines of the true label map are solid, those of the prediction dashed.
+        PNG image. The outlines of the true label map are solid, those of the prediction dashed. Letters mark the
+        patient's right, left, anterior, posterior, superior and inferior.
     """
     data = bundle.data
     example = load_example(case, data)
@@ -37,8 +38,8 @@ def case_picture(case: Case, bundle: Bundle, *, title: str, who: str = "student"
     centre = marked.mean(axis=0).round().astype(int) if len(marked) else np.array(truth.shape) // 2
     figure = Figure(figsize=(9, 3.4), facecolor="#0b0e11", layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    for name, plane in PLANES.items():
-        axes = figure.add_subplot(1, 3, plane.fixed + 1)
+    for place, (name, plane) in enumerate(PLANES.items(), start=1):
+        axes = figure.add_subplot(1, 3, place)
         shown, *maps = (plane.cut(array, centre[plane.fixed]) for array in (volume.image[0], truth, found))
         stretch = data.spacing_mm[plane.up] / data.spacing_mm[plane.across]
         axes.imshow(shown, cmap="gray", origin="lower", aspect=stretch)
@@ -47,6 +48,9 @@ def case_picture(case: Case, bundle: Bundle, *, title: str, who: str = "student"
                 axes.contour(label_map == value, levels=[0.5], colors=[colour], linestyles=[style], linewidths=1.4)
         axes.set_title(name, color="#e6e9ec", fontsize=9)
         axes.set_axis_off()
+        left, right, top, bottom = plane.letters
+        for x, y, letter in ((0.04, 0.5, left), (0.96, 0.5, right), (0.5, 0.96, top), (0.5, 0.04, bottom)):
+            axes.text(x, y, letter, transform=axes.transAxes, ha="center", va="center", color="#e6e9ec", fontsize=9)
     figure.suptitle(f"{title} (truth solid yellow, {who} dashed orange)", color="#e6e9ec", fontsize=10)
     stream = io.BytesIO()
     canvas.print_png(stream)

@@ -14,6 +14,7 @@ from common.data.input_ranges import InputRanges
 from common.models.bundle_facts import BundlePrivacy, Libraries
 from common.models.fit import WINDOW_OVERLAP, inferer_of
 from common.models.unet import definition
+from common.plain import RESEARCH_ONLY
 from common.study_mechanism import sealed_sentences
 
 METADATA_SCHEMA = (
@@ -335,5 +336,5 @@ Label maps appear in `predictions/`, on each file's own voxels. Volumes are resa
 
 ## How good it is
 {table}
-Research only: not a medical device, not for diagnosis.
+{RESEARCH_ONLY}
 """

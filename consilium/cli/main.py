@@ -77,14 +77,20 @@ _TAG = re.compile(r"\[(?=[a-zA-Z#/@])")
 """Matches an opening bracket that rich would read as markup and not print."""
 
 
-def _keep_brackets(command: click.Command) -> None:
-    """Escape brackets in the help of a command and of its subcommands, so that they are printed."""
+_CLICK_SUGGESTS = hasattr(click.exceptions, "NoSuchCommand")
+"""True if click itself suggests commands (from 8.4 on). Typer would then suggest the same ones again."""
+
+
+def _prepare(command: click.Command) -> None:
+    """Make the help of a command and its subcommands print brackets, and let a mistyped name be suggested once."""
+    if isinstance(command, TyperGroup):
+        command.suggest_commands = not _CLICK_SUGGESTS
     if getattr(command, "rich_markup_mode", None) is not None:
         for parameter in command.params:
             if words := getattr(parameter, "help", None):
                 parameter.help = _TAG.sub(r"\\[", words)
     for below in getattr(command, "commands", {}).values():
-        _keep_brackets(below)
+        _prepare(below)
 
 
 @cache
@@ -94,7 +100,7 @@ def _group(name: str) -> click.Command:
     app: typer.Typer = getattr(importlib.import_module(module), attribute)
     command = typer.main.get_command(app)
     command.name = name
-    _keep_brackets(command)
+    _prepare(command)
     return command
 
 

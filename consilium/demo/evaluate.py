@@ -19,14 +19,14 @@ from client.teachers.teacher import Teachers
 from common import __version__
 from common.calibration import NOTHING, reliability
 from common.canonical import sha256_file
-from common.config import Study
+from common.config import DataConfig, Study
 from common.data.dataset import Dataset
 from common.data.grid import Triple
 from common.data.msd import Case, case_id, nifti_files, read_dataset
 from common.data.split import read_left_out
 from common.data.volume import load_label, load_volume
 from common.events import read_events
-from common.metrics import Score, Structures, hd95_mm, mean_present, score
+from common.metrics import Score, Structures, dice_per_class, hd95_mm, mean_present, score
 from common.models.fit import one_hot, predict
 from common.privacy.accounting import Guarantee
 from common.privacy.calibration import noise_multiplier
@@ -124,7 +124,7 @@ def report_facts(
         run_seconds=_stage_seconds(workspace),
         pictures=(
             *_public_pictures(places, released, student, public),
-            *_test_pictures(images, truths, predictions[:PICTURES]),
+            *_test_pictures(images, truths, predictions[:PICTURES], study.data),
         ),
         ledger_head=head.hash,
         ledger_rows=rows,
@@ -302,8 +302,10 @@ def _votes(places: Places, image: np.ndarray) -> np.ndarray:
 
 
 def _test_pictures(
-    images: Sequence[np.ndarray], truths: Sequence[np.ndarray], predictions: Sequence[np.ndarray]
+    images: Sequence[np.ndarray], truths: Sequence[np.ndarray], predictions: Sequence[np.ndarray], data: DataConfig
 ) -> Iterator[Picture]:
     for index, prediction in enumerate(predictions):
         outlines = {"truth": truths[index], "student": prediction}
-        yield Picture(f"test case {index + 1}", "test", images[index][0], outlines)
+        dice = mean_present(dice_per_class(prediction, truths[index], data.members))
+        title = f"test case {index + 1}" + ("" if math.isnan(dice) else f": Dice {dice:.3f}")
+        yield Picture(title, "test", images[index][0], outlines)

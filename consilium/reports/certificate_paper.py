@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from common.plain import RESEARCH_ONLY
 from common.privacy.figures import delta_text, epsilon_text, noise_text
 from consilium.reports.papers import Paper, PaperSection
 
@@ -71,6 +72,7 @@ def _in_words(facts: dict[str, Any]) -> PaperSection:
             "For the files of the hospitals and their privacy officers: what the study released, and what its ledger "
             f"proves of it. Issued from ledger {facts['ledger']['id']} by the holder of its signing key, named below.",
             *facts["in_words"],
+            f"This page is about privacy. It says nothing on how well the student segments. {RESEARCH_ONLY}",
             f"What was spent, by every accountant: ε = {others}; at δ = {delta_text(study['delta'])}, unit "
             f"{study['unit']}, relation {study['relation']}. The exact figure is the smallest valid one; "
             f"the accountant that decided in this study was {study['accountant']}.",

@@ -6,6 +6,7 @@ Refuses scores with other classes than the study's, and other controls than :dat
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -269,6 +270,24 @@ class ReportFacts:
             return found.sentence
         share = min(1.0, found.gain / (most - found.other))
         return f"{found.sentence} That is {share:.0%} of the way to all teachers together without noise."
+
+    @property
+    def behind(self) -> str:
+        """A sentence that most single teachers are better than the student; empty if they are not."""
+        scored = [one.score.mean for one in self.teachers if math.isfinite(one.score.mean)]
+        better = sum(mean > self.student.mean for mean in scored)
+        if 2 * better <= len(scored):
+            return ""
+        return f"But {better} of the {len(scored)} single teachers have a higher Dice than the student."
+
+    @property
+    def spread(self) -> str:
+        """A sentence with the student's lowest and median Dice over test cases; empty without cases."""
+        cases = [case for case in self.student.cases if math.isfinite(case)]
+        if not cases:
+            return ""
+        worst, median = min(cases), statistics.median(cases)
+        return f"The student's Dice is {worst:.3f} on the worst of {len(cases)} test cases; the median is {median:.3f}."
 
     @property
     def certainty(self) -> str:

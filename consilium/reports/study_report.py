@@ -21,6 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from common.config import Study
 from common.intervals import mean_interval
 from common.objects import write_atomically
+from common.plain import RESEARCH_ONLY
 from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.protocol_terms import protocol_name, terms_of
 from common.study_mechanism import sealed_sentences
@@ -180,6 +181,7 @@ def render_html(facts: ReportFacts) -> str:
         attendance=_attendance(facts.releases),
         sealed=sealed_sentences(facts.study, sites=spending.largest_roster, spent=spending.mu_squared),
         in_words=spending.odds_sentence(colluders=terms.sealed_colluders),
+        research_only=RESEARCH_ONLY,
         so_far=spending.odds_spent_sentence(sealed=terms.sealed),
         passed=spending.warning,
         pictures=list(zip(facts.pictures, images, strict=True)),

@@ -19,6 +19,7 @@ from starlette.staticfiles import StaticFiles
 
 from common.errors import ConsiliumError, InvalidInput
 from common.hospital_page import OwnPage, ShownCase
+from common.plain import RESEARCH_ONLY
 from common.planes import PLANES, PlaneName
 from server.dashboard.pictures import PictureLayer, draw
 from server.dashboard.screens import HERE, environment
@@ -90,7 +91,9 @@ def create_hospital_app(page: OwnPage, *, key: str) -> FastAPI:
         given = _case_facts(page.case(case - 1), case) if case else None
         level, words = STATES[facts.state]
         text = templates.get_template("hospital.html")
-        return text.render(facts=facts, case=given, level=level, state=words, reasons=REASONS)
+        return text.render(
+            facts=facts, case=given, level=level, state=words, reasons=REASONS, research_only=RESEARCH_ONLY
+        )
 
     @app.get("/api/labels/{number}/voxels")
     def voxels(number: int) -> Response:

@@ -176,6 +176,16 @@ def test_an_adapted_network_that_saw_a_withdrawn_patient_is_no_longer_shown(site
     assert ADAPTED not in cases.shown(0).arrays
 
 
+def test_the_page_counts_the_cases_that_trained_the_adapted_network(site: Path) -> None:
+    """`site adapt --data` trains on other patients than those shown here."""
+    bundle, books = site / FOLDER / f"{NAME}-north", load_site(site).books_dir
+    cases, everybody = cases_of(site), ids(site)
+    cases.listed()
+    for seen, count in ((everybody, len(everybody)), (everybody[:1], 1), (["somebody-else"], 0)):
+        (bundle / SEEN_FILE).write_text(json.dumps(patients_seen(books, seen)))
+        assert cases.adapted_on() == count
+
+
 @pytest.mark.parametrize("forgets", ["slots", "ledger"])
 def test_one_of_slots_file_and_ledger_is_enough_to_know_who_was_withdrawn(site: Path, forgets: str) -> None:
     slots, config = site / "teachers" / "slots.json", load_site(site)

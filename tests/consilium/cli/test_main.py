@@ -71,6 +71,13 @@ def test_version_needs_no_torch():
     assert result.stdout.startswith("consilium ")
 
 
+def test_a_mistyped_command_is_suggested_once(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", ["consilium", "site", "evalute"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.count("evaluate") == 1
+
+
 def test_a_command_that_is_interrupted_says_so(tmp_path, monkeypatch):
     def interrupted(*given, **more):
         raise KeyboardInterrupt

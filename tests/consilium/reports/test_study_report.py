@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from common.errors import InvalidInput
+from common.plain import RESEARCH_ONLY
 from common.planes import PLANES
 from common.privacy.accounting import max_mu_squared
 from common.privacy.consent import guess_right_at_most
@@ -235,6 +236,20 @@ def test_the_student_stands_beside_the_mean_shape_without_a_second_verdict() -> 
     assert "taught it nothing" not in text
     unscored = replace(facts, controls=dict.fromkeys(facts.controls))
     assert "could not be measured: no control was scored" in Outline(render_html(unscored)).text
+
+
+def test_the_headline_says_when_most_single_teachers_are_better_and_how_bad_the_worst_case_is() -> None:
+    facts = replace(make_facts(pictures=0), student=DiceScore(0.05, (0.05, 0.05), cases=(0.01, 0.05, 0.09)))
+    text = Outline(render_html(facts)).text
+    count = len(facts.teachers)
+    assert f"But {count} of the {count} single teachers have a higher Dice than the student." in text
+    assert "The student's Dice is 0.010 on the worst of 3 test cases; the median is 0.050." in text
+    best = replace(facts, student=DiceScore(0.999, (0.999, 0.999)))
+    assert "single teachers have a higher Dice" not in Outline(render_html(best)).text
+
+
+def test_the_page_is_marked_as_research(page: str) -> None:
+    assert RESEARCH_ONLY in page
 
 
 def test_the_page_begins_with_what_was_gained_then_pictures_then_the_guarantee() -> None:

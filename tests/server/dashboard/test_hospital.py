@@ -257,7 +257,8 @@ def test_the_page_shows_no_case_of_a_withdrawn_patient_and_counts_it(tmp_path: P
     for path in ("/?case=2", "/api/labels/2/voxels", "/api/labels/2/slice.png?plane=axial&index=0"):
         assert client.get(path).status_code == 400, path
     assert client.get("/api/labels/1/voxels").headers["x-arrays"] == "image,label,student"
-    assert "may have been trained on a patient who was withdrawn since. Delete <code>" in text
+    assert "may have been trained on a patient who was withdrawn since. Make <code>" in text
+    assert "The adapted network was trained on" not in text  # it is not shown
     assert files(site) == before
 
 
