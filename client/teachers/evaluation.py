@@ -599,7 +599,7 @@ def comparison_lines(result: Evaluation) -> list[str]:
     if result.alarms:
         remedy = "" if result.fit.sentence else f" {REMEDY}"
         lines.append(f"{len(result.alarms)} finding(s) speak against using this {result.who} on these cases.{remedy}")
-    if result.own_better:
+    if result.own_better and not result.fit.sentence:
         lines += ["at this site:", *(f"  {finding}" for finding in result.own_better), f"  {OWN_BETTER}"]
     return lines
 

@@ -610,6 +610,7 @@ def test_cases_with_wrong_labels_are_not_blamed_on_other_sites_and_get_no_verdic
     assert text.index("do not fit this site's own teachers") < text.index("GONE")
     assert "Check labels, orientation and modality" in text
     assert "dishonest" not in text
+    assert "This is expected" not in text
     for option in ("--verdict", "--figures"):
         words = ["evaluate", "--site-dir", str(pulled), "--data", str(swapped), option, str(tmp_path / "said.json")]
         done = RUN.invoke(site_app, words)
