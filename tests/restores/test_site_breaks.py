@@ -93,7 +93,9 @@ def test_a_journal_older_than_what_was_drawn_draws_no_step_again(start: Start) -
     middle = copy(hospital, "teachers")
     hospital.train(die_after=2)  # further, and not to the end: no hash tells
     put_back(hospital, middle, "teachers")
-    assert "2 of its" in str(refused(hospital.train)) or "3 of its" in str(refused(hospital.train))
+    assert "2 of the training's" in str(refused(hospital.train)) or "3 of the training's" in str(
+        refused(hospital.train)
+    )
     hospital.train(again=True)
     hospital.serve()
     hospital.check()
