@@ -47,7 +47,9 @@ from common.privacy.mechanism import AccountantName
 from common.student_statement import StudentStatement
 from consilium.cli.site import site_app
 from server.operations.gateway import GatewayFiles, gateway_app
-from server.postprocess.bundle import export_student
+from server.postprocess.bundle import export_student, ranges_seen
+from server.postprocess.labels import label_file
+from server.protocols.stored_labels import store_label
 from server.study.workspace import Workspace
 from tests.exported import exported_study, statement_file
 from tests.federation import Federation, ball
@@ -638,11 +640,17 @@ def test_cases_unlike_the_public_volumes_are_named(pulled: Path, tmp_path: Path)
     assert "  c1: " in text
 
 
-def test_a_bundle_records_the_mean_size_of_each_structure_in_its_labels(fed: Federation, pulled: Path) -> None:
-    stored = [np.load(path)["probabilities"] for path in (fed.root / "labels").glob("*.npz")]
-    by_hand = np.mean([(each[1] > each[0]).sum() for each in stored])  # voxels of 1 mm³
-    metadata = json.loads((pulled / "student" / "bundle" / "configs" / "metadata.json").read_text())
-    assert metadata["input_ranges"]["structures_mm3"] == [pytest.approx(by_hand, abs=0.1)]
+def test_a_bundle_records_the_mean_size_of_each_structure_in_its_labels(fed: Federation) -> None:
+    workspace = Workspace(fed.root)
+    assert ranges_seen(workspace).structures_mm3 == ()  # no label is stored yet
+    for volume, side in zip(workspace.volumes()[:2], (2, 3), strict=True):
+        box = np.zeros(workspace.study().data.grid, dtype=np.float32)
+        box[:side, :side, :side] = 1.0
+        store_label(label_file(workspace.labels_dir, volume), np.stack([1 - box, box]))
+    try:
+        assert ranges_seen(workspace).structures_mm3 == (17.5,)  # 8 and 27 voxels of 1 mm³
+    finally:
+        shutil.rmtree(workspace.labels_dir)
 
 
 def test_an_adapted_network_is_not_scored_on_the_patients_it_was_trained_on(
