@@ -47,7 +47,7 @@ from client.policy import load_site
 from client.site.books import writing_teachers
 from client.site.deals import patients_seen
 from client.site.enrolment import study_start
-from client.teachers.evaluation import load_bundle
+from client.teachers.evaluation_input import load_bundle
 from client.teachers.pulled_student import STUDENT_DIR
 from client.training.voter import LabelledScan
 from common.config import Study, TrainingConfig, load_study

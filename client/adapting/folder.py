@@ -6,7 +6,6 @@ withdraws a patient uses it too.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -22,26 +21,6 @@ NAME = "has-seen-patients-must-not-leave"
 
 REPORT = "report"
 """Name of the report's folder, beside the bundle's folder."""
-
-SEEN_FILE = "configs/seen.json"
-"""File of an adapted bundle: the keyed hashes of the patients it was trained on, by deal."""
-
-
-def seen_by(bundle: Path) -> dict[str, frozenset[str]]:
-    """Read from a bundle on which patients its adapted network was trained.
-
-    Args:
-        bundle: The bundle's folder.
-
-    Returns:
-        Keyed hashes of the patients, by the deal (assignment of patients to voters) whose key made the hashes; empty if
-        the bundle does not contain them.
-    """
-    try:
-        found = json.loads((bundle / SEEN_FILE).read_text(encoding="utf-8"))
-        return {deal: frozenset(map(str, subjects)) for deal, subjects in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}
 
 
 def forget_adapted(site_dir: Path) -> tuple[Path, ...]:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from client.adapting.adapted import SEEN, Adapted, shown
-from client.adapting.folder import SEEN_FILE
 from client.adapting.ways import WORDS
+from client.records.seen_patients import SEEN_FILE
 from common.config import Study, TrainingConfig
 from common.errors import InvalidInput
 from common.models.averaged import Averaged

@@ -25,12 +25,10 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from client.adapting.folder import seen_by
 from client.data.layouts import open_for_training
 from client.policy import SiteConfig, load_site
-from client.records.patient_deal import load_slots
-from client.site.books import read_books, slots_file
-from client.site.deals import as_on_record, read_withdrawn, trained_on
+from client.records.seen_patients import seen_by
+from client.site.deals import read_withdrawn, trained_on
 from client.teachers.comparison import (
     ALL,
     OWN_TEACHERS,
@@ -44,11 +42,10 @@ from client.teachers.comparison import (
     gone,
     references,
 )
+from client.teachers.evaluation_input import PARTS, load_bundle, parts_of
 from client.teachers.evaluation_pictures import case_picture, reliability_picture
 from client.teachers.fit_of_cases import CHECK, MOST_AT_HOME, Fit
 from client.teachers.pulled_student import STUDENT_DIR
-from client.training.site import scans_by_patient
-from client.training.task import held_out_count
 from common import site_verdict
 from common.calibration import NOTHING, Reliability, reliability
 from common.config import DataConfig, Study, load_study
@@ -56,20 +53,17 @@ from common.data.msd import Case, Dataset, Problem
 from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, hd95_mm, mean_present
-from common.models.bundle import Bundle, open_bundle
+from common.models.bundle import Bundle
 from common.models.fit import predict
 from common.models.native import load_native, on_native
 from common.objects import write_atomically
-from common.plain import RESEARCH_ONLY, joined
+from common.plain import RESEARCH_ONLY
 from common.worth import GainWord
 
 EVALUATION_SCHEMA = 3
 
 WORSE = 10
 """Exit code of ``--strict`` if the student is worse than public models, or misses a structure in most cases."""
-
-PARTS = ("trained on", "held out", "not used")
-"""How this site's teachers used a case: for training, held out by its voter, or not at all."""
 
 STUDENT = "the student"
 
@@ -325,7 +319,7 @@ def evaluate(
     folder_of_model = model or site_dir / STUDENT_DIR / "bundle"
     bundle = load_bundle(folder_of_model, study.data.student)
     dataset = open_for_training(data or config.path(config.data), study.data.student, config.dataset)
-    parts = _parts(site_dir, dataset) if data is None else {}
+    parts = parts_of(site_dir, dataset) if data is None else {}
     gone_patients, _ = read_withdrawn(config, {dataset.patient_of(case.id) for case in dataset.labelled})
     there = tuple(case for case in dataset.labelled if dataset.patient_of(case.id) not in gone_patients)
     seen = _trained_on(config, bundle, folder_of_model, dataset)
@@ -425,7 +419,7 @@ def _at_home(site_dir: Path, config: SiteConfig, study: Study, own: Reference) -
     try:
         dataset = open_for_training(config.path(config.data), study.data.student, config.dataset)
         gone_patients, _ = read_withdrawn(config, {dataset.patient_of(case.id) for case in dataset.labelled})
-        parts = _parts(site_dir, dataset)
+        parts = parts_of(site_dir, dataset)
     except InvalidInput:  # the own dataset is not needed for anything else
         return ()
     dice: list[float] = []
@@ -485,55 +479,6 @@ def _write(folder: Path, result: Evaluation, *, cases: Mapping[str, Case], bundl
     write_atomically(folder / "evaluation.html", _page(facts, list(pictures)).encode(), mode=0o600)
 
 
-def load_bundle(bundle: Path, data: DataConfig) -> Bundle:
-    """Open a bundle that fits the study.
-
-    Args:
-        bundle: The bundle's folder.
-        data: The study's labels, channels and grid.
-
-    Returns:
-        The bundle.
-
-    Raises:
-        InvalidInput: If its grid, spacing, labels or number of channels differ.
-    """
-    opened = open_bundle(bundle)
-    found = opened.data
-    if (found.grid, found.spacing_mm, found.labels, len(found.channels)) != (
-        data.grid,
-        data.spacing_mm,
-        data.labels,
-        len(data.channels),
-    ):
-        raise InvalidInput(
-            "the bundle's grid, spacing or labels differ from the study's",
-            value=found.labels,
-            remedy="give a bundle of this study",
-        )
-    return opened
-
-
-def _parts(site_dir: Path, dataset: Dataset) -> dict[str, tuple[str, int]]:
-    """Return how each scan was used and by which voter; empty if patients were not assigned to voters yet."""
-    config = load_site(site_dir)
-    path = slots_file(config)
-    if not path.exists():
-        return {}
-    scans = scans_by_patient(dataset)
-    slots = load_slots(path)
-    if config.ledger_file.exists():
-        with read_books(config) as ledger:
-            slots = as_on_record(slots, ledger, names=scans)
-    parts: dict[str, tuple[str, int]] = {}
-    for voter in range(slots.voters):
-        patients = [name for name in slots.part(voter) if not slots.is_empty(name)]
-        first_held_out = len(patients) - held_out_count(len(patients))
-        for place, patient in enumerate(patients):
-            parts |= dict.fromkeys(scans.get(patient, ()), (PARTS[place >= first_held_out], voter))
-    return parts
-
-
 def _score(
     case: Case, answers: Mapping[str, Answer], bundle: Bundle, data: DataConfig, *, part: str, native: bool
 ) -> dict[str, CaseScore]:
@@ -573,74 +518,3 @@ def _number(value: float) -> float | None:
 
 def _cell(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.5g}"
-
-
-def comparison_lines(result: Evaluation) -> list[str]:
-    """Return the verdict and the comparisons as lines of text, with the reasons for missing ones.
-
-    Args:
-        result: The evaluation.
-
-    Returns:
-        The lines.
-    """
-    lines = [f"{result.headline}."]
-    if result.fit.sentence:
-        lines += [CHECK] if result.fit.refused else [f"warning: {result.fit.sentence}. {CHECK}"]
-    if result.unlike:
-        lines.append(f"{len(result.unlike)} of {len(result.scores)} cases differ from every public volume:")
-        lines += [f"  {case}: {how}" for case, how in list(result.unlike.items())[:MOST_NAMED]]
-        lines += ["  the others are in evaluation.json"] if len(result.unlike) > MOST_NAMED else []
-    lines += [structure.sentence() for structure in result.gone]
-    lines += [comparison.sentence() for comparison in result.comparisons]
-    if not any(comparison.public for comparison in result.comparisons):
-        lines.append(f"the {result.who} cannot be compared with what public data alone gives:")
-    lines += [f"not compared with {missing.name}: {missing.reason}" for missing in result.missing]
-    if result.alarms:
-        remedy = "" if result.fit.sentence else f" {REMEDY}"
-        lines.append(f"{len(result.alarms)} finding(s) speak against using this {result.who} on these cases.{remedy}")
-    if result.own_better and not result.fit.sentence:
-        lines += ["at this site:", *(f"  {finding}" for finding in result.own_better), f"  {OWN_BETTER}"]
-    return lines
-
-
-def table(result: Evaluation) -> str:
-    """Return the means as a table for a person: all cases first, then by use in training.
-
-    Args:
-        result: The evaluation.
-
-    Returns:
-        The text.
-    """
-    names: Sequence[str] = result.structures
-    width = max(12, *(len(name) + 2 for name in names))
-    lines = ["".ljust(22) + "".join(name.rjust(width) for name in [*names, "mean", "cases"])]
-    present = [part for part in PARTS if any(score.part == part for score in result.scores)]
-    for part in [None, *present] if len(present) > 1 else [None]:
-        mean = result.mean(part)
-        cells = [*mean["dice"].values(), mean["mean_dice"]]
-        dice = "".join(("-" if cell is None else f"{cell:.3f}").rjust(width) for cell in cells)
-        lines.append(f"Dice, {part or 'all'}".ljust(22) + dice + str(mean["cases"]).rjust(width))
-    far = result.mean()["hd95_mm"].values()
-    lines.append("HD95 in mm, all".ljust(22) + "".join(("-" if d is None else f"{d:.2f}").rjust(width) for d in far))
-    sure = result.reliability[f"the {result.who}"].error
-    if not math.isnan(sure):
-        lines.append("expected calibration error, voxels of structures".ljust(54) + f"{sure:.3f}")
-    lines.append(f"scored on {result.voxels}")
-    missed = sum(math.isinf(distance) for score in result.scores for distance in score.hd95_mm)
-    if missed:
-        lines.append(
-            f"{missed} structure(s) are in only one of label map and prediction: their Dice is 0, without an HD95"
-        )
-    if result.withdrawn:
-        lines.append(f"not scored: {result.withdrawn} case(s) of withdrawn patients")
-    if result.problems:
-        lines.append(f"{len(result.problems)} case(s) left out:")
-        lines += [f"  {problem.case}: {problem.reason}" for problem in result.problems]
-    if result.trained_on:
-        lines.append(
-            f"not scored: {len(result.trained_on)} case(s) of patients on whom this network was trained; "
-            "evaluation.json names them"
-        )
-    return joined([*lines, *comparison_lines(result), RESEARCH_ONLY])

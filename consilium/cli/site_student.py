@@ -177,7 +177,8 @@ def evaluate(
 
 
 def _print(result: Evaluation, folder: Path, *, as_json: bool) -> None:
-    from client.teachers.evaluation import PARTS, table
+    from client.teachers.evaluation_input import PARTS
+    from client.teachers.evaluation_text import table
 
     if as_json:
         say(json.dumps({**result.to_json(), "folder": str(folder)}, indent=1))

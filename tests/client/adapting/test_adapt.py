@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 from client.adapting import networks
 from client.adapting.adapt import AdaptOptions, adapt
 from client.adapting.adapted import Adapted
-from client.adapting.folder import seen_by
 from client.adapting.report import _shown_patients
 from client.adapting.ways import LEAST_PATIENTS, Way, by_choice, choose, filled, fold_of, usual
 from client.policy import load_site
 from client.records.lock import writing
 from client.records.patient_deal import load_or_deal
+from client.records.seen_patients import seen_by
 from client.site.books import open_books
 from common.config import TrainingConfig, load_study
 from common.data.volume import load_volume, to_native

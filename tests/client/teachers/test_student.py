@@ -27,6 +27,7 @@ from client.policy import load_site
 from client.site import fetch
 from client.site.fetch import PublicObjects
 from client.teachers.evaluation import evaluate
+from client.teachers.evaluation_text import table
 from client.teachers.pulled_student import check_statement, pull
 from common.bundle_archive import from_archive, to_archive
 from common.calibration import NOTHING, reliability
@@ -521,7 +522,7 @@ def test_teachers_are_compared_on_cases_that_none_of_them_was_trained_on(
             return [maps_of(ball((4, 4, 4), 2.0)), None]
 
     monkeypatch.setattr(comparison, "Teachers", Fake)
-    monkeypatch.setattr(evaluation, "_parts", lambda site, dataset: {"c0": ("trained on", 0), "c1": ("held out", 0)})
+    monkeypatch.setattr(evaluation, "parts_of", lambda site, dataset: {"c0": ("trained on", 0), "c1": ("held out", 0)})
     (pulled / "data").symlink_to(write_cases(tmp_path))
     try:
         facts = evaluate(pulled, now=datetime(2026, 3, 3, tzinfo=UTC))[0].to_json()
@@ -552,7 +553,7 @@ def test_a_case_that_trained_one_voter_is_compared_with_the_others_and_worse_tha
 
     monkeypatch.setattr(comparison, "Teachers", Fake)
     monkeypatch.setattr(
-        evaluation, "_parts", lambda site, dataset: dict.fromkeys(["c0", "c1", "c2"], ("trained on", 0))
+        evaluation, "parts_of", lambda site, dataset: dict.fromkeys(["c0", "c1", "c2"], ("trained on", 0))
     )
     monkeypatch.setattr(evaluation, "predict", lambda network, image, patch=(): maps_of(ball((6, 4, 3), 2.0)))
     (pulled / "data").symlink_to(write_cases(tmp_path))
@@ -567,10 +568,10 @@ def test_a_case_that_trained_one_voter_is_compared_with_the_others_and_worse_tha
     page = (folder / "evaluation.html").read_text()
     assert "Worse than this site&#39;s own teachers" in page.split("<h2>Comparisons")[0]
     assert 'class="ok"' not in page
-    for text in (html.unescape(page), evaluation.table(result)):
+    for text in (html.unescape(page), table(result)):
         assert "speak against using this student" not in text, "only public data decides the verdict"
         assert "The verdict stays as it is: it compares with public data alone" in text
-    assert "Worse than this site's own teachers" in evaluation.table(result)
+    assert "Worse than this site's own teachers" in table(result)
     assert result.alarms == ()  # what a verdict for the consortium counts is public data alone
 
 

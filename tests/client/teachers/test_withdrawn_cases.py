@@ -10,7 +10,8 @@ import pytest
 
 from client.policy import load_site
 from client.site.books import joined_study, slots_file
-from client.teachers.evaluation import evaluate, table
+from client.teachers.evaluation import evaluate
+from client.teachers.evaluation_text import table
 from common.data.msd import read_dataset
 from common.errors import InvalidInput
 from consilium.cli.site_consent import patients_of

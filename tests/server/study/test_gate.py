@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from client.teachers.comparison import ALL, OWN_TEACHERS, PUBLIC_START, CaseComparison, Gone, Missing
-from client.teachers.evaluation import Evaluation, comparison_lines
+from client.teachers.evaluation import Evaluation
+from client.teachers.evaluation_text import comparison_lines
 from client.teachers.pulled_student import check_gate
 from client.teachers.verdict import word_of
 from common.config import GateConfig, Study, parse_study, render_study
