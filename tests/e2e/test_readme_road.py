@@ -449,7 +449,6 @@ def test_the_student_comes_home_predicts_and_is_published(road: Road) -> None:
     image = nib.load(far)
     nib.save(nib.Nifti1Image(np.random.default_rng(0).normal(size=image.shape), image.affine), far)
     done = CliRunner().invoke(app, ["predict", "scans", "--model", "trial/bundle", "--out", "others"])
-    assert done.exit_code != 0
     assert "unlike every public volume" in done.output
     office.type("verify trial")
     office.type("student publish trial")
