@@ -39,6 +39,9 @@ def certificate(
         ),
     ] = None,
     public_key: PublicKey = None,
+    copy: Annotated[
+        bool, typer.Option(help="Keep a copy in the study's directory, where the dashboard shows it.")
+    ] = True,
 ) -> None:
     """Write a study's privacy certificate for filing. Exit code 5: no certificate, because the ledger does not verify.
 
@@ -51,9 +54,9 @@ def certificate(
 
     key = None if public_key is None else read_public_key(public_key)
     sources = Sources(audit=audit, sites=tuple(site or ()), reports=reports, public_key=key)
-    issued = issue_certificate(Workspace(directory), out, sources)
+    issued = issue_certificate(Workspace(directory), out, sources, copy=copy)
     say(f"{issued.pdf}, and the same facts for machines: {issued.json}")
-    if not issued.kept:
+    if copy and not issued.kept:
         say(f"the dashboard does not show this certificate, because {directory} cannot be written", err=True)
     say(f"guaranteed {issued.guaranteed}")
     say(f"spent of it {issued.spent}; {issued.answers} answers")

@@ -151,7 +151,7 @@ def certificate_command(study: Path, out: Path, reports: Path) -> Sequence[str]:
         The command's words.
     """
     program = "import os; os.nice(15); from consilium.cli.main import main; main()"
-    words = ["certificate", str(study), "--out", str(out), "--reports", str(reports)]
+    words = ["certificate", str(study), "--out", str(out), "--reports", str(reports), "--no-copy"]
     return [sys.executable, "-P", "-c", program, *words]
 
 

@@ -116,7 +116,8 @@ class Issued:
         guaranteed: The stated guarantee.
         spent: The part of the guarantee that is spent.
         answers: Number of released answers.
-        kept: True if the study's directory holds a copy, which the dashboard shows; False if it could not be written.
+        kept: True if the study's directory holds a copy, which the dashboard shows; False if none was asked for or it
+            could not be written.
         anchored: True if the ledger's signatures were checked with a public key that the caller gave.
     """
 
@@ -129,13 +130,14 @@ class Issued:
     anchored: bool
 
 
-def issue_certificate(workspace: Workspace, out: Path, sources: Sources) -> Issued:
+def issue_certificate(workspace: Workspace, out: Path, sources: Sources, *, copy: bool = True) -> Issued:
     """Write ``certificate.json`` and ``certificate.pdf``, and a copy of both in the study's directory.
 
     Args:
         workspace: The study's directory.
         out: Folder to write to.
         sources: Further reports.
+        copy: Keep a copy in the study's directory, where the dashboard shows it.
 
     Returns:
         The certificate.
@@ -149,10 +151,11 @@ def issue_certificate(workspace: Workspace, out: Path, sources: Sources) -> Issu
     document = text.encode()
     page = certificate_paper(facts, document_sha256=sha256_bytes(document)).pdf()
     _write(out, document, page)
-    kept = True
+    kept = copy
     try:
-        _write(workspace.certificate_dir, document, page)
-    except OSError:  # the study is mounted read-only, as for the dashboard
+        if copy:
+            _write(workspace.certificate_dir, document, page)
+    except OSError:  # the study is mounted read-only
         kept = False
     return Issued(
         pdf=out / "certificate.pdf",
