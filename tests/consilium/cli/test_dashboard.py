@@ -77,5 +77,5 @@ def test_a_metrics_token_is_long_enough_to_be_one(tmp_path):
 
 def test_the_certificates_command_is_the_one_the_command_line_has(tmp_path):
     study, out, reports = (tmp_path / name for name in ("study", "out", "reports"))
-    words = ["certificate", str(study), "--out", str(out), "--reports", str(reports)]
-    assert list(certificate_command(study, out, reports)[-6:]) == words
+    words = ["certificate", str(study), "--out", str(out), "--reports", str(reports), "--no-copy"]
+    assert list(certificate_command(study, out, reports)[-7:]) == words
