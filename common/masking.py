@@ -93,7 +93,9 @@ class MaskedRoster(Document):
                 "members of a roster", value=len(self.members), limit="each site once, sorted by site name"
             )
         if len({point_of(member.mask.key) for member in self.members}) != len(self.members):
-            raise InvalidInput("mask keys of a roster", limit="each key only once, whatever its encoding")
+            raise InvalidInput(
+                "mask keys of a roster", limit="each key only once; two encodings of one key are the same key"
+            )
 
     @property
     def draw_id(self) -> DrawId:

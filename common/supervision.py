@@ -82,8 +82,8 @@ class KeptRunning:
         explain: Takes the daemon's log since its last start; returns the part that the event about its end quotes.
         offline: Called while the daemon is ready; returns a sentence while it does not reach its server, else an empty
             text.
-        offline_s: Seconds of being offline after which the daemon is restarted. An answer that waits in its memory is
-            then lost, so this is longer than a study usually waits for answers.
+        offline_s: Seconds of being offline after which the daemon is restarted. The restart loses a reply that waits in
+            the daemon's memory. So the time is longer than a study usually waits for replies.
     """
 
     spec: Callable[[], DaemonSpec]

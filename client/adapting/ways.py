@@ -114,15 +114,16 @@ def fold_of(patients: Sequence[str], *, folds: int) -> tuple[int, ...]:
 def choose(figures: Mapping[Way, Dice], *, default: Way) -> Way:
     """Choose the way with the highest mean Dice if its lead over the default way is proven, else the default way.
 
-    A lead is proven if the 95 % interval of the paired differences over patients lies above 0. Without this rule the
-    choice among six ways on a dozen patients is mostly chance.
+    A lead is proven if the 95 % interval (Student's t) of the differences over patients with both scores lies above 0.
+    Without this rule the choice among six ways on a dozen patients is mostly chance.
 
     Args:
         figures: Each way's Dice, patient by patient in one order; nan for a patient without a score.
         default: The way to prefer; one of the ways in ``figures``.
 
     Returns:
-        The way. Of ways with the same mean it is the simplest one.
+        The way. If several ways have the highest mean, the one that :class:`Way` lists first is compared with the
+        default.
 
     Raises:
         InvalidInput: If no patient has a score.

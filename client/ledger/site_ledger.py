@@ -158,10 +158,10 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         return study.id
 
     def agreed(self, study_id: str) -> bool:
-        """Tell whether this hospital consented to a study: a person by name, or by answering it.
+        """Tell whether this hospital consented to a study, whatever was paused or withdrawn later.
 
-        A study on record is not yet a consent, because a recovery records studies too. Versions before 0.3 recorded no
-        name, so for a study that this site has answered its answers count.
+        A named person's note is the consent. The record of a study alone is none, because a recovery records studies
+        too. Release 0.2.0 wrote no such note. So a study of which this site has accepted a query counts, too.
 
         Args:
             study_id: The study's id.

@@ -372,6 +372,20 @@ def daemon_standings(site_dir: Path) -> tuple[DaemonStanding, ...]:
     return standings(_logs(site_dir))
 
 
+def trouble(one: DaemonStanding) -> tuple[str, str]:
+    """Describe a daemon's state and what to do about it.
+
+    Args:
+        one: The state.
+
+    Returns:
+        The state in words, and a remedy. The remedy is empty for a daemon that is starting or ready.
+    """
+    said = one.line.replace(f"; to fix: {DOCTOR}", "")
+    remedies = {"ended": f"see {one.log}", "offline": DOCTOR, "stopped": "`consilium site up`"}
+    return said, remedies.get(one.state, "")
+
+
 def no_daemons(site_dir: Path) -> str:
     """Say why :func:`daemon_standings` knows no daemon of a site.
 

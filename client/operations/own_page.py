@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from client.ledger.site_ledger import SiteLedger
-from client.operations.daemons import daemon_standings
+from client.operations.daemons import daemon_standings, trouble
 from client.operations.own_cases import ADAPTED, OWN, STUDENT, OwnCases
 from client.policy import load_site
 from client.site.books import joined_study, read_books
@@ -142,13 +142,8 @@ def _alarms(contradictions: Sequence[str], view: PeersView, *, stopped: bool) ->
 
 def _away(directory: Path) -> tuple[OwnAlarm, ...]:
     """Return an alarm for each daemon that is not ready, because without it this site answers nothing."""
-    found = []
-    for one in daemon_standings(directory):
-        if one.state not in ("ready", "starting"):
-            said, _, remedy = one.line.partition("; to fix: ")
-            remedy = remedy or ("`consilium site up`" if one.state == "stopped" else f"read {one.log}")
-            found.append(OwnAlarm(said, remedy, stops=True))
-    return tuple(found)
+    away = (one for one in daemon_standings(directory) if one.state not in ("ready", "starting"))
+    return tuple(OwnAlarm(*trouble(one), stops=True) for one in away)
 
 
 def _remedied(text: str, *, stopped: bool) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from client.data.cases import check_index
-from client.operations.daemons import DOCTOR, daemon_standings, no_daemons, was_let_in
+from client.operations.daemons import DOCTOR, daemon_standings, no_daemons, trouble, was_let_in
 from client.operations.findings import Checkup, State
 from client.operations.staff_decisions import has_consented
 from client.policy import SiteConfig, load_site
@@ -48,9 +48,10 @@ _NOT_NOW = (
     f"has to be renewed: {_RENEW}"
 )
 _RECOVER = (
-    "put the newest copy of the ledger in its place; if it is lost, `consilium site recover --own-ledger`, which "
-    "charges what the copy lacks"
+    "put the newest copy of the ledger back; if it is lost, run `consilium site recover --own-ledger`, which charges "
+    "the patients' budget for what this copy lacks"
 )
+_HERE = "the line `network` or `admission` of this report names the cause; the SuperNode tries on"
 _NO_OBJECT = "/public/" + "0" * 64
 
 
@@ -116,7 +117,7 @@ def check_newest(directory: Path) -> None:
 
 
 def _ledger(config: SiteConfig) -> list[Checkup]:
-    """Check that the ledger is the newest copy and undisputed, and report consent, pause and withdrawal."""
+    """Check that the ledger is the newest copy and no receipt contradicts it; report consent, pause or withdrawal."""
     try:
         study = joined_study(config)
         if not config.ledger_file.exists():
@@ -125,7 +126,8 @@ def _ledger(config: SiteConfig) -> list[Checkup]:
             doubt, older = ledger.doubt(), ledger.forgotten() is not None
             agreed, stopped = ledger.agreed(study.id), ledger.stopped(study.id)
     except (ConsiliumError, OSError) as error:
-        return [Checkup("ledger", State.FAIL, str(error), "put the ledger, its key and its standing back")]
+        remedy = "put study, ledger, the ledger's key and its standing file back"
+        return [Checkup("ledger", State.FAIL, str(error), remedy)]
     remedy = _RECOVER if older else "read docs/ledger.md; then `consilium site recover`"
     found = (
         [Checkup("ledger", State.FAIL, doubt, remedy)] if doubt else [Checkup("ledger", State.OK, "as last written")]
@@ -135,11 +137,9 @@ def _ledger(config: SiteConfig) -> list[Checkup]:
     if not agreed:
         return [*found, _unconsented(study)]
     if stopped == "pause":
+        paused = f"study {study.name} is paused: every request of the server is declined"
         resume = f"`consilium site resume {study.name}`, once a person here decides so"
-        return [
-            *found,
-            Checkup("consent", State.NOTE, f"study {study.name} is paused: every offer is declined", resume),
-        ]
+        return [*found, Checkup("consent", State.NOTE, paused, resume)]
     return [*found, Checkup("consent", State.OK, f"on record for study {study.name}")]
 
 
@@ -152,12 +152,8 @@ def _daemons(directory: Path) -> list[Checkup]:
     found = []
     for one in daemon_standings(directory):
         state = {"ready": State.OK, "ended": State.FAIL, "offline": State.FAIL}.get(one.state, State.NOTE)
-        remedy = {
-            "ended": f"see {one.log}",
-            "stopped": "`consilium site up`",
-            "offline": "the line `network` or `admission` of this report names the cause; the SuperNode tries on",
-        }.get(one.state, "")
-        found.append(Checkup("daemon", state, one.line.replace(f"; to fix: {DOCTOR}", ""), remedy))
+        said, remedy = trouble(one)
+        found.append(Checkup("daemon", state, said, _HERE if remedy == DOCTOR else remedy))
     return found or [Checkup("daemons", State.NOTE, no_daemons(directory), "`consilium site up`")]
 
 

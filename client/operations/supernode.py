@@ -1,13 +1,16 @@
-"""Runs Flower's SuperNode in a process that ends when it has lost the server for good.
+"""Runs Flower's SuperNode in a process that ends when the SuperNode stops talking to the server.
 
 ``client.operations.daemons`` starts this program, and its supervisor starts the program again after it ended. Flower's
-own command does not end in two cases: a call gave up and the main loop returned while the thread of its local API runs
-on, or the thread that sends heartbeats died. The node then stays offline. Here the process ends with status 1 and a
-line that says why.
+own command keeps running, offline, in two cases:
 
-A call that fails before the server has answered, such as a TLS handshake that timed out, is tried again. A certificate
-that is not accepted ends the process at once, as Flower intends. Each heartbeat that the server accepts sets the
-modification time of a file, by which the supervisor sees whether the node is online.
+* A call to the server failed and Flower did not repeat it. Its main loop ends, but the thread of the SuperNode's local
+  API does not.
+* The thread that sends heartbeats failed.
+
+In both cases this process ends with an exit status other than 0, after a line that says why. A call that fails before
+the server has answered, such as a TLS handshake that timed out, is repeated without a limit. A certificate that is not
+accepted ends the process at once, as Flower intends. Each heartbeat that the server accepts sets the modification time
+of a file, by which the supervisor sees whether the node is online.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ def main() -> None:
     contact = Path(sys.argv.pop(1))
     contact.unlink(missing_ok=True)
     FleetHttpClient.SendNodeHeartbeat = noting(FleetHttpClient.SendNodeHeartbeat, contact)
-    fleet_http_connection.make_simple_http_retry_invoker = patient(fleet_http_connection.make_simple_http_retry_invoker)
+    flower = fleet_http_connection
+    flower.make_simple_http_retry_invoker = repeating(flower.make_simple_http_retry_invoker)
     threading.excepthook = _end
     flower_supernode()
     _say("the connection to the server ended")
@@ -62,17 +66,18 @@ def noting(heartbeat: Callable[..., Any], contact: Path) -> Callable[..., Any]:
     return noted
 
 
-def patient(make_retries: Callable[[], Any]) -> Callable[[], Any]:
-    """Return Flower's rule for repeating calls, without giving up a call that the server has not answered.
+def repeating(make_retries: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a replacement of Flower's rule for repeating calls, under which unanswered calls are always repeated.
 
-    Flower gives up if an error's text contains ``ssl``, which a handshake that timed out does. A reply of this site
-    that waits in memory would then be lost.
+    Flower gives a call up if the error's text contains ``ssl``. A TLS handshake that timed out has such a text, and a
+    reply of this site that waits in memory would be lost. Errors about certificates, and errors in the server's answer,
+    are still decided by Flower's rule.
 
     Args:
-        make_retries: ``make_simple_http_retry_invoker``.
+        make_retries: Flower's function that makes its rule, ``make_simple_http_retry_invoker``.
 
     Returns:
-        A function that makes the changed rule.
+        A function to use in its place.
     """
 
     def make() -> Any:

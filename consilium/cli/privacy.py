@@ -17,7 +17,6 @@ import typer
 from common.config import JOINT_ROUNDS, OPEN, DataConfig, PrivacyConfig, load_study
 from common.errors import InvalidInput
 from common.privacy.mechanism import HONEST_SITES, AccountantName, Budget, Protection, Relation, Unit
-from common.protocol_terms import protocol_name, terms_of
 from common.reading import parse_json, parsing
 from consilium.cli.options import PLAIN, AsJson
 from consilium.cli.say import console, say
@@ -166,6 +165,7 @@ def plan_command(
         spare_draws=privacy.spare_draws,
     )
     result = planned(queries=privacy.planned_queries, voters_per_site=privacy.voters_per_site)
+    terms = None if study is None else load_study(study)
     if cases is not None and label_maps is None:
         raise InvalidInput("--cases", limit="only with --label-maps of other patients, from which the control is made")
     shapes = None
@@ -182,9 +182,9 @@ def plan_command(
         patients=patients,
         colluders=result.mechanism.colluders,
         shapes=shapes,
-        paired=(paired or 0) if study is None else load_study(study).codec.paired,
+        paired=(paired or 0) if terms is None else terms.codec.paired,
     )
-    described = study is not None or any(one is not None for one in (queries, dimension, spectrum, chart))
+    described = terms is not None or any(one is not None for one in (queries, dimension, spectrum, chart))
     if voters is not None and not described:
         noise = joint_noise(
             budget=result.budget,
@@ -197,13 +197,13 @@ def plan_command(
         advised = replace(advised, voters=voters, noise=noise)
     if cases is not None and label_maps is not None:
         advised = replace(advised, rehearsal=_rehearsal(advised, cases, label_maps, patients=patients, start=start))
-    begins = start is not None or (study is not None and bool(load_study(study).start.weights))
+    begins = start is not None or (terms is not None and bool(terms.start.weights))
     remark = "" if not begins else REHEARSED if start is not None and cases is not None else NOT_REHEARSED
     if not described:  # one study in all rows: the recommended one
         result = planned(queries=JOINT_ROUNDS, voters_per_site=advised.voters)
-    framed = not described or (study is not None and terms_of(protocol_name(load_study(study).codec)).framed)
+    framed = not described or (terms is not None and terms.codec.terms.framed)
     about = About.RECOMMENDED if not described else About.FRAMED if framed else About.SEPARATE
-    own = None if study is None else study_prospects(load_study(study), hospitals=result.hospitals)
+    own = None if terms is None else study_prospects(terms, hospitals=result.hospitals)
     _print(result, advised, own, patients=patients, remark=remark, about=about, as_json=as_json)
 
 

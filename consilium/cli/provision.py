@@ -167,7 +167,7 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
 
 
 def online_text(sites: Sequence[SiteStanding]) -> str:
-    """Return a line that says how many admitted sites are online, and names the others.
+    """Return a line that says how many admitted sites are online; names the others and says what to do.
 
     Args:
         sites: The admitted sites.
@@ -179,7 +179,7 @@ def online_text(sites: Sequence[SiteStanding]) -> str:
     line = f"sites: {len(sites) - len(away)} of {len(sites)} online"
     if not away:
         return line
-    remedy = "each of these hospitals runs `consilium site status`"
+    remedy = "ask each of these hospitals to run `consilium site status`"
     if len(away) == len(sites):
         remedy = (
             "look at gateway.log first, and restart `consilium server up` if the gateway does not answer; then "

@@ -27,10 +27,11 @@ def adapt(
     way: Annotated[
         str | None,
         typer.Option(
-            help="How the network is made: student (unchanged), own (without the student), trained-on (the student "
-            "trained further), near (kept near its weights), half-way (mean of the weights before and after) or "
-            "averaged (mean prediction of own and trained-on). The default is half-way with "
-            "fewer than 7 patients and averaged with more, unless cross-validation proves another way better."
+            help="How the network is made: student (unchanged), own (trained on this site's cases alone), trained-on "
+            "(the student, trained on them), near (the same, kept near the student's weights), half-way (mean of the "
+            "student's weights and those of trained-on) or averaged (mean prediction of own and trained-on). The "
+            "default is half-way with fewer than 7 patients and averaged with 7 or more, unless cross-validation "
+            "proves another way better."
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each training; the student's own by default.")] = None,

@@ -37,7 +37,9 @@ def delta_warning(plan: Plan, *, patients: int | None) -> str | None:
 
 
 class About(StrEnum):
-    """The study that a plan is about. All rows of its table are about this one study, except a row that says so.
+    """The study that a plan is about.
+
+    All rows of the plan's table are about this study. A row about another study says so.
 
     Attributes:
         RECOMMENDED: The study that is recommended for the budget.

@@ -540,7 +540,9 @@ class Workspace:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the study's lock inside the block; the kernel frees it when the process ends, for whatever reason.
+        """Hold the study's lock inside the block.
+
+        The kernel frees the lock when the process ends, even if the process is killed.
 
         Files that are created inside the block cannot be read by other users. Event log, labels, student, bundle,
         evidence and site reports that earlier versions left readable for other users are closed to them. If the study's

@@ -1,4 +1,4 @@
-"""A SuperNode that lost the server ends or tries again, whatever Flower's own loop does."""
+"""A SuperNode that has lost the server ends or tries again, although Flower's own command does neither."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 
 from client.operations import daemons
 from client.operations.daemons import explain_supernode, offline
-from client.operations.supernode import LOST, noting, patient
+from client.operations.supernode import LOST, noting, repeating
 
 HANDSHAKE = httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out")
 """What httpx raises when a gateway accepts a connection and does not go on."""
@@ -59,7 +59,7 @@ def test_a_supernode_that_lost_the_server_ends(way: str, said: str, tmp_path: Pa
 
 def test_a_handshake_that_timed_out_is_tried_again_and_a_wrong_certificate_is_not() -> None:
     assert make_simple_http_retry_invoker().should_giveup(HANDSHAKE)  # Flower's own rule takes it for a TLS error
-    gives_up = patient(make_simple_http_retry_invoker)().should_giveup
+    gives_up = repeating(make_simple_http_retry_invoker)().should_giveup
     assert not gives_up(HANDSHAKE)
     assert not gives_up(httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred"))
     assert gives_up(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"))
