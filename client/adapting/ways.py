@@ -53,7 +53,7 @@ LEAST_PATIENTS = 5
 """Least number of patients for a cross-validation."""
 
 MANY_PATIENTS = 7
-"""Least number of patients for which :data:`Way.AVERAGED` is the usual way; docs/utility.md, "Who gains", says why."""
+"""Least number of patients for which :data:`Way.AVERAGED` is the usual way (evidence: docs/lab/utility-measured.md)."""
 
 FOLDS = 5
 
