@@ -95,7 +95,8 @@ class AdaptOptions:
 Progress = Callable[[int], AbstractContextManager[Callable[[int, float], None]]]
 """Function that opens a progress display for a number of steps.
 
-The display is a context manager. It yields a function of the steps done since its last call, and the newest loss."""
+The display is a context manager that yields a function. This function is called with the number of steps since its last
+call, and with the newest loss."""
 
 
 @dataclass(slots=True)
@@ -127,8 +128,8 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
         The chosen way with the reason, its figures, and the folders of the bundle and the report.
 
     Raises:
-        InvalidInput: If the student does not fit, no case is usable, or the output folder holds something else, or an
-            adapted network that is not to be replaced.
+        InvalidInput: If the student does not fit, no case is usable, or the output folder holds something else. Also if
+            it holds a finished network and ``options.replace`` is False.
         Refused: If another training or a withdrawal is writing at this site.
     """
     config = load_site(options.site_dir)

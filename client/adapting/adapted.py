@@ -108,7 +108,7 @@ class Adapted:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Reasons not to use the network: it was not checked, or a student or a network without it scores better."""
+        """Reasons not to use the network: not checked, or worse than the student or the hospital's own network."""
         found = []
         if not self.folds:
             found.append(

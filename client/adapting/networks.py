@@ -39,8 +39,8 @@ class Terms:
         data: The student's labels, channels and grid.
         recipe: The student's recipe, the same for all trainings so that they can be compared.
         student: The student's network.
-        start: Public weights from which the hospital's own network begins, which does not use the student; None for
-            random weights.
+        start: Public weights from which the way ``own`` begins, because it does not use the student; None for random
+            weights.
         strength: Weight of the penalty on the distance to the student's weights, in the way ``near``.
     """
 

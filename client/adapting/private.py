@@ -115,7 +115,8 @@ def adapt_privately(
         The bundle and its guarantees.
 
     Raises:
-        InvalidInput: If the student, the patients, the strategy or the output folder is refused; before any charge.
+        InvalidInput: If the student, the patients, the strategy or the output folder is refused. This happens before
+            any charge.
         Refused: If another training or a withdrawal is in progress at this site.
     """
     config = load_site(site_dir)

@@ -1,7 +1,7 @@
 """Compares the student with the public models and teachers that a site has, on the site's own cases.
 
-``client.teachers.evaluation`` calls it. Only this comparison can show that a site has poisoned the aggregate: the
-server sees one noisy aggregate, and a site's Dice alone does not show what public data would have reached.
+``client.teachers.evaluation`` calls it. This comparison is the best test for poisoned answers: the server's own tests
+detect few of them, and a site's Dice alone does not show what a model from public data would have reached.
 
 * Public models are the public start (the weights from which a joint study's teachers begin) or the codec's mean shape
   (what the codec decodes from the zero code). They were trained on no case of this site, so every case is compared.
@@ -50,8 +50,8 @@ class Reference:
         name: Name in texts.
         answer: The model, as a function from a volume to probabilities.
         public: True if it was made without any site's data. A student that is worse is then of no use.
-        without: Function from a voter to the model without that voter, for a case on which the voter was trained; None
-            if no voter is left.
+        without: Function of a voter's number. It returns the model without this voter, with which cases are scored that
+            the voter was trained on; None if no other voter has a teacher.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Gone:
         structure: Name of the structure.
         cases: Number of cases in which the structure is in the student's label map or in the hospital's.
         missed: Number of these in which the student has Dice 0.
-        who: Words for the student.
+        who: Name of the scored model in sentences: student or adapted network.
     """
 
     structure: str
@@ -104,7 +104,7 @@ class CaseComparison:
         half_width: Half width of its 95 % interval by Student's t; None for a single case.
         missed: Cases in which the student has Dice 0.
         reference_missed: Cases in which the reference has Dice 0.
-        who: Words for the student.
+        who: Name of the scored model in sentences: student or adapted network.
     """
 
     reference: str
@@ -126,7 +126,7 @@ class CaseComparison:
 
     @property
     def word(self) -> GainWord:
-        """The verdict: proven better, proven worse, or not proven, also if there is no finite difference."""
+        """The verdict: proven better, proven worse, or not proven. A difference that is not finite is not proven."""
         return self.worth.word if math.isfinite(self.difference) else GainWord.NOT_PROVEN
 
     @property
@@ -170,7 +170,7 @@ OWN_TEACHERS = "this site's own teachers"
 def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list[Reference], list[Missing]]:
     """Collect the models with which this site can compare a student, from its own directory.
 
-    The mean shape is left out if there is a public start: the start was trained on it and is harder to beat.
+    The mean shape is left out if there is a public start, which knows more than the mean shape and is harder to beat.
 
     Args:
         site_dir: The site's directory.
@@ -187,7 +187,7 @@ def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list
         (MEAN_SHAPE, partial(_mean_shape, site_dir, study, codec), True),
         (OWN_TEACHERS, partial(_teachers, site_dir, study), False),
     ):
-        if name == MEAN_SHAPE and found:  # the start was trained on it and is harder to beat
+        if name == MEAN_SHAPE and found:  # the start knows more than the mean shape
             continue
         try:
             own = load()
@@ -273,10 +273,10 @@ def gone(structures: Sequence[str], student: Sequence[Dice], *, who: str = "stud
     Args:
         structures: Names of the structures.
         student: The student's Dice of each case.
-        who: Words for the student.
+        who: Name of the scored model in sentences.
 
     Returns:
-        The missing structures.
+        The structures with Dice 0 in more than half of the cases that contain them.
     """
     found = []
     for structure, column in zip(structures, zip(*student, strict=True), strict=True):
@@ -297,15 +297,16 @@ def compare(
 ) -> list[CaseComparison]:
     """Compare the student with a reference on the same cases, for all structures together and for each one.
 
-    If one model found a structure that the case does not contain, it has Dice 0 there; the other, which correctly found
-    none, then counts as Dice 1. Otherwise a student that finds a structure in every case would not be compared there.
+    If a case lacks a structure and one model found it there, that model has Dice 0. The other model, which correctly
+    found nothing, has no Dice and counts as 1. Without this rule a student that finds a structure in every case would
+    not be compared on the cases that lack it.
 
     Args:
         reference: The reference.
         structures: Names of the structures.
         student: The student's Dice of each case.
         other: The reference's Dice of the same cases.
-        who: Words for the student.
+        who: Name of the scored model in sentences.
 
     Returns:
         One comparison for each structure with a case to compare.

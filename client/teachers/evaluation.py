@@ -2,11 +2,11 @@
 
 `consilium site evaluate` calls it. Results are written below the site's directory, readable by their owner only; the
 module opens no connection. Cases are read as for training and scored on the study's grid, or on each file's own voxels
-as ``consilium predict`` does. Reference models (:mod:`client.teachers.comparison`) are scored on the same cases: one
-dishonest site can damage a study, and only such a comparison shows it. A case that cannot be used is reported and
-counted. Cases of patients on whom an adapted network was trained are not scored with it. If the cases do not fit the
-site's own teachers either (:mod:`client.teachers.fit_of_cases`), there is no verdict. It refuses a model with another
-grid or other labels than the study's.
+as ``consilium predict`` does. Reference models (:mod:`client.teachers.comparison`) are scored on the same cases,
+because a dishonest site can make the student worse than public data. A case that cannot be used is reported and
+counted. Cases of patients on whom an adapted network was trained are not scored with it. If the cases do not fit this
+site's models (:mod:`client.teachers.fit_of_cases`), there is no verdict. The module refuses a model with another grid
+or other labels than the study's.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def evaluate(
         data: Folder of the cases; by default the site's own dataset.
         model: Folder of the bundle; by default the pulled student.
         native: Score on each file's own voxels. Structures outside the study's grid count as missed.
-        even_if_unfit: Give a verdict even if the cases fit neither model of this site.
+        even_if_unfit: Give a verdict even if the cases do not fit this site's models.
         on_case: Called after each case with the number of cases done and the total.
 
     Returns:
@@ -420,7 +420,7 @@ def _at_home(site_dir: Path, config: SiteConfig, study: Study, own: Reference) -
         dataset = open_for_training(config.path(config.data), study.data.student, config.dataset)
         gone_patients, _ = read_withdrawn(config, {dataset.patient_of(case.id) for case in dataset.labelled})
         parts = parts_of(site_dir, dataset)
-    except InvalidInput:  # the own dataset is not needed for anything else
+    except InvalidInput:  # without the site's own dataset the level at home is unknown
         return ()
     dice: list[float] = []
     for case in dataset.labelled:

@@ -59,7 +59,7 @@ def parts_of(site_dir: Path, dataset: Dataset) -> dict[str, tuple[str, int]]:
         dataset: The dataset.
 
     Returns:
-        The use, of :data:`PARTS`, and the voter, by scan; empty if patients were not assigned to voters yet.
+        For each scan its use (one of :data:`PARTS`) and its voter; empty if patients were not assigned to voters yet.
     """
     config = load_site(site_dir)
     path = slots_file(config)

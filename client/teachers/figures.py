@@ -2,7 +2,8 @@
 
 `consilium site evaluate --figures` calls it. A figure is the pulled student's mean Dice of a structure over patients,
 in hundredths. Structures with fewer than :data:`~common.site_figures.LEAST_PATIENTS` patients are left out. It refuses
-another model, scores on other voxels than the study's grid, and a site without any structure that has enough patients.
+another model, and a site where no structure has enough patients. The command refuses scores on another grid than the
+study's.
 """
 
 from __future__ import annotations

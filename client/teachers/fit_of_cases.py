@@ -42,7 +42,7 @@ class Fit:
     Attributes:
         here: The own teachers' mean Dice of each case; empty if there are none.
         home: The same on the site's own cases, each without the voter that was trained on it; empty if unknown.
-        public: Mean Dice of the student and of every public model on the cases.
+        public: Mean Dice of the student and of every public model on the cases, by name.
         accepted: True if a person asked for a verdict although the cases do not fit.
     """
 
