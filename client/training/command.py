@@ -122,7 +122,8 @@ class PrivateOptions:
             raise InvalidInput(
                 "relation, sampling, rate or noise multiplier",
                 value=written,
-                limit=f"{' or '.join(Neighbours)}; {' or '.join(Sampling)}; two numbers ({error})",
+                limit=f"relation {' or '.join(Neighbours)}; sampling {' or '.join(Sampling)}; numbers for rate and "
+                f"noise multiplier ({error})",
             ) from error
         recipe = defaults(self.strategy, epsilon=self.epsilon or MAX_EPSILON, delta=self.delta, begun=begun)
         made = replace(recipe, neighbours=neighbours, sampling=sampling, **asked)
@@ -140,7 +141,8 @@ def _option(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """The options of `consilium site train`. If ``data``, ``study`` or ``layout`` is None, ``site.toml`` states it.
+    """The options of `consilium site train`. An option ``data``, ``study`` or ``layout`` that is None is read from
+    ``site.toml``.
 
     Attributes:
         site_dir: The site's directory.

@@ -102,7 +102,7 @@ class VoterReport:
         seconds: Duration.
         reused: True if the teacher of an earlier run was kept.
         problem: Why training is impossible; None otherwise.
-        guarantees: What a patient of this training risks, in words, for each relation; empty without differential
+        guarantees: The ε of one patient of this training, in words, for each relation; empty without differential
             privacy.
     """
 

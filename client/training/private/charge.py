@@ -4,7 +4,7 @@
 the assignment of patients to voters (the deal) that it used. Each teacher that answers queries can therefore be traced
 to one training or to none. It refuses a private training without a ledger, a second private training on the same
 patients unless ``again`` is given, and a training whose folder was restored from an older copy. The ledger records for
-how many steps batch and noise were drawn, and no step is drawn twice for one charge.
+how many steps the batch and the noise were drawn, so that no step is drawn twice for one charge.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def record_trainings(
     site_dir: Path, tasks: Sequence[VoterTask], *, again: bool, identity: PatientIdentity | None = None
 ) -> None:
-    """Record the trainings of all voters, and charge the private ones. A training on record already adds nothing.
+    """Record the trainings of all voters, and charge the private ones. A training already on record adds nothing.
 
     A directory without ``site.toml`` has no ledger, so its teachers have no training on record.
 
@@ -71,7 +71,7 @@ def charge_adapted(site_dir: Path, task: VoterTask, *, again: bool, identity: Pa
     """Charge the training of a network that may leave the hospital, before its first step.
 
     The training uses all patients of the pool, so its cost adds to the cost of every other training of these patients.
-    A training on record already adds nothing.
+    A training that is already on record adds nothing.
 
     Args:
         site_dir: The site's directory.
@@ -101,10 +101,10 @@ def record_adapted(site_dir: Path, task: VoterTask) -> None:
 
 
 def record_trained(site_dir: Path, tasks: Sequence[VoterTask], report: SiteReport) -> None:
-    """Record the teacher that each finished training made. A teacher on record already adds nothing.
+    """Record the teacher that each finished training made. A teacher that is already on record adds nothing.
 
-    If the process dies before this, the teacher has no training on record until the same command is run again. A
-    teacher whose training began without a record has none either.
+    If the process dies before this call, the teacher has no training on record until the same command is run again. A
+    teacher whose training began without a record has no training on record either.
 
     Args:
         site_dir: The site's directory.
@@ -146,7 +146,7 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
 
     charge, trainer = planned_charge(task), private_trainer(task)
     spent = trainer.open().spent
-    if spent and not ledger.has_training(charge.training_id):  # every step is charged before, so the row was lost
+    if spent and not ledger.has_training(charge.training_id):  # a step is charged before it is drawn: the row was lost
         _record(ledger, charge)
         ledger.record_drawn(charge.training_id, charge.event.steps, after=0)
     if ledger.has_training(charge.training_id):
@@ -170,8 +170,9 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
         total = Trainings((*earlier, new)).guarantee(delta=task.private.delta, neighbours=Neighbours.ADD_REMOVE)
         raise InvalidInput(
             f"the patients of {_whose(task)} were already charged for a private training",
-            value=f"with one more, in total {'no guarantee' if total is None else total}",
-            remedy="with --again they are trained on once more, and the cost is added to what they have spent",
+            value=f"{'no guarantee' if total is None else total} in total with this training",
+            remedy="keep the finished training; or give --again, which trains on these patients again and adds the "
+            "cost to what they have spent",
         )
     _record(ledger, charge)
 

@@ -10,9 +10,10 @@ where a block's parents are the coordinates it reads, skip connections included.
 1. **Z-step**, never released: descend E over Z at the current weights. The descent uses residual coordinates z_k =
    f_k(parents) + e_k, from e = 0. This is the same objective in other coordinates (the map is one to one), and the loss
    reaches every block at once: the first direction is −∂loss/∂(output of k), as in back-propagation.
-2. **W-step**: take the gradient of E at fixed Z with respect to each W_k. These are DP-MAC's first-order coefficients
-   Σ∂T centred at the current weights, with M = 1 for each block. A patient's coefficients are averaged over its images,
-   clipped by Θ for each block, and released together: one Gaussian mechanism of sensitivity √(M·K)·Θ.
+2. **W-step**: take the gradient of E at fixed Z with respect to each W_k. In DP-MAC's terms these gradients are the
+   first-order Taylor coefficients Σ∂T, centred at the current weights, with M = 1 for each block. A patient's
+   coefficients are averaged over its images, clipped to norm Θ for each block, and released together with noise: one
+   Gaussian mechanism of sensitivity √(M·K)·Θ.
 
 As μ grows, z approaches the forward pass and the W-step becomes back-propagation's times 1 − (1 − rate)^steps. The
 Z-step reads one patient's images and the (public) weights only, and nothing of it is kept between steps.

@@ -1,8 +1,8 @@
 """Chooses the patients of a training step: by random coins from the operating system, or by a fixed partition.
 
 ``client.training.private.engine`` calls it. Sampling reads no patient's data: patients are numbered slots 0 … n − 1,
-and an empty slot may be chosen and contributes zero. It refuses a partition with more batches than patients, or with a
-short key.
+and an empty slot may be chosen and contributes zero. The module refuses a partition with more batches than patients, or
+with a short key.
 """
 
 from __future__ import annotations

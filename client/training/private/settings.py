@@ -2,7 +2,7 @@
 
 Settings that change the guarantee are planned into an event before training begins. The others (learning rate, clip,
 chunk) are the strategy's recipe, chosen on public or synthetic data: tuning them on private data would spend privacy
-that nothing here accounts for. It refuses values out of range and unknown strategies.
+that nothing here accounts for. The module refuses values out of range and unknown strategies.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class PrivateSettings:
         mu_growth: Factor by which μ grows until the last step.
         z_steps: dp-mac's steps on the coordinates.
         z_rate: Size of these steps.
-        noise_multiplier: Noise in units of the clip; None for the least noise that keeps ``epsilon``. If given,
-            ``epsilon`` is the limit on its cost.
+        noise_multiplier: Noise in units of the norm bound of a patient's whole vector; None for the least noise that
+            keeps ``epsilon``. If it is given, a training that costs more than ``epsilon`` is refused.
 
     Raises:
         InvalidInput: If a value is out of range.

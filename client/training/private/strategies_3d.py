@@ -54,7 +54,7 @@ class Chunk:
     Attributes:
         images: Float tensor [b, k, c, x, y, z].
         targets: One-hot float tensor [b, k, l, x, y, z].
-        filled: Bool tensor [b]; False for a slot without a patient, whose zeros must not be counted.
+        filled: Bool tensor [b]; False for a slot without a usable scan, whose zeros must not be counted.
     """
 
     images: torch.Tensor

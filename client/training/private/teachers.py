@@ -83,7 +83,8 @@ def train_privately(
         seed: Seed of the first weights and, for dp-bbb, of the weight samples.
         start: File of public weights to begin from; None for random ones.
         checkpoint: File for resuming; None for none.
-        on_step: Called after each step with its number and nan: a loss on private patients was not charged.
+        on_step: Called after each step with its number and nan, because the charge does not cover showing a loss on
+            private patients.
 
     Returns:
         The network and what it spent.
