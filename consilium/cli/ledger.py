@@ -174,7 +174,10 @@ def compare_command(
     theirs: Annotated[Path, typer.Argument(help="Another site's receipts.")],
     server_key: Annotated[
         list[str],
-        typer.Option(help="The server's public key: 64 hex digits or a PEM file. Repeat it after a rotation."),
+        typer.Option(
+            help="The server's public key: 64 hex digits or a PEM file. Repeat the option for each key that the server "
+            "has had."
+        ),
     ],
 ) -> None:
     """Find out whether the server showed two sites different ledgers, and from which row on.

@@ -35,7 +35,7 @@ def predict(
         bool,
         typer.Option(
             "--even-if-unlike",
-            help="Write the result even if an image differs from all of the student's training data.",
+            help="Write the result, marked as unlike, even if an image differs from all public training volumes.",
         ),
     ] = False,
     labels: Annotated[
@@ -44,8 +44,8 @@ def predict(
     label_map: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with the tables labels, channels and bids; each line assigns a dataset's name to "
-            "the model's."
+            help="TOML file that assigns the dataset's names of labels and channels to the model's, and chooses among "
+            "several BIDS files: tables dataset, labels, channels and bids, as in site.toml."
         ),
     ] = None,
     uncertainty: Annotated[
@@ -60,9 +60,10 @@ def predict(
     ] = False,
     as_json: ResultAsJson = False,
 ) -> None:
-    """Segment volumes with a student. Results have each file's own voxels; they are scored if labels are given.
+    """Segment volumes with a student, or with a network that a hospital adapted from it.
 
-    Dice and HD95 (mm) are computed on the file's own voxels, so structures outside the study's grid count as missed.
+    Each result is on the voxel grid of its input file. If labels are given, Dice and HD95 (mm) are computed on that
+    grid, so structures outside the study's grid count as missed.
     Exit code 2: no file could be used, or the DICOM series was refused.
     Example: consilium predict scans --model bundle --out predictions --labels drawn
     Example: consilium predict --dicom study --series 4 --model bundle --out segmentations

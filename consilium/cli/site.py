@@ -166,9 +166,7 @@ def doctor(
     ] = None,
     label_map: Annotated[
         Path | None,
-        typer.Option(
-            help="TOML file with the tables labels, channels and bids, as in site.toml; by default those of site.toml."
-        ),
+        typer.Option(help="TOML file with tables labels, channels and bids that replace those of site.toml."),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Directory for doctor.html, doctor.json and pictures of suspicious cases.")

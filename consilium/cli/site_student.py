@@ -65,8 +65,8 @@ def pull(
         return
     say(f"{pulled.bundle}: student {statement.bundle[:16]}…, {pulled.guarantee}, {statement.queries} queries")
     say(
-        f"signed by the server at row {statement.head.seq} of its ledger; it continues the {pulled.receipts} receipts "
-        "this site holds of the study"
+        f"signed by the server at row {statement.head.seq} of its ledger, which agrees with the {pulled.receipts} "
+        "receipts that this site holds of the study"
         if pulled.receipts
         else "signed by the server; this site holds no receipt of the study to check it against"
     )
@@ -112,24 +112,26 @@ def evaluate(
     ] = None,
     even_if_unfit: Annotated[
         bool,
-        typer.Option("--even-if-unfit", help="Give a verdict even if the cases do not fit this site's own teachers."),
+        typer.Option(
+            "--even-if-unfit", help="Give verdict and figures even if the cases do not fit this site's models."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Score the student on this site's own labelled cases. Scores and pictures stay here; nothing is sent.
 
     The public start (or the codec's mean shape) and this site's teachers are scored on the same cases. A warning says
-    if the student is worse than public data, or has lost a structure.
+    if the student is worse than the model from public data, or misses a structure in most cases.
 
     --verdict writes one word (better, not-better, worse) that you may send. It depends on your cases, and no ε bounds
     what it reveals. --figures writes each structure's mean Dice in hundredths, over 5 patients or more; no ε bounds
     what these figures reveal.
 
-    If the cases do not fit this site's own teachers either, check their labels, orientation and modality; no verdict is
-    given then. Cases of patients on whom an adapted network (--model) was trained are not scored.
+    No verdict is given on cases that do not fit this site's models: its own teachers score far lower on them than on
+    the site's own cases, or no model finds a structure. Check labels, orientation and modality then. Cases of patients
+    on whom an adapted network (--model) was trained are not scored.
 
-    Exit code 10: with --strict, if the student is worse than public data alone, a structure is lost, or cases do not
-    fit.
+    Exit code 10: with --strict, after such a warning, or if the cases do not fit.
     Example: consilium site evaluate --site-dir /srv/consilium --data /data/unseen
     """
     from datetime import UTC, datetime
@@ -186,7 +188,7 @@ def _print(result: Evaluation, folder: Path, *, as_json: bool) -> None:
         say(table(result))
         if any(score.part == PARTS[0] for score in result.scores):
             say(
-                f"cases '{PARTS[0]}' trained this site's teachers. The student was trained on none of them, only "
-                "on noisy aggregates of all teachers; to score unused cases, give --data"
+                f"this site's teachers were trained on the cases '{PARTS[0]}', and the student on none of them; to "
+                "score cases that no teacher was trained on, give --data"
             )
         say(f"{folder}: evaluation.html, evaluation.json, cases.csv, best.png, worst.png; they stay at this site")

@@ -221,7 +221,7 @@ def say_left_out(what: str, dataset: Dataset, *, err: bool = False) -> None:
     """Print how many cases of a public dataset are used, and which are left out and why.
 
     Args:
-        what: Words for the dataset.
+        what: Name of the dataset in sentences.
         dataset: The dataset.
         err: Print to stderr.
     """
@@ -236,7 +236,7 @@ def say_files(what: str, folder: Path, *, err: bool = False) -> None:
     """Print how many public NIfTI files of a folder are used, and what else is in the folder and why it is left out.
 
     Args:
-        what: Words for the files.
+        what: Name of the files in sentences.
         folder: The folder.
         err: Print to stderr.
     """

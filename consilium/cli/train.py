@@ -33,8 +33,8 @@ LayoutName = Annotated[
 LabelMap = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file with the tables labels, channels and bids; each line assigns a name of the site's data to the "
-        "study's. By default the tables of site.toml."
+        help="TOML file with tables labels, channels and bids, which assign the names of the site's data to the "
+        "study's and choose among BIDS files. By default the tables of site.toml."
     ),
 ]
 Seed = Annotated[

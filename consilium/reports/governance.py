@@ -204,7 +204,7 @@ class _Papers:
         risks: list[Row] = [
             ("Risk", "How likely, by the ledger's figures", "Measures against it"),
             (
-                f"Somebody who sees all releases tells whether one {self.study['unit']} took part",
+                f"Somebody who sees all releases can tell whether one {self.study['unit']} took part",
                 self.facts["in_words"][1],
                 f"noise on every release, charged before it: {self.promised}",
             ),

@@ -112,7 +112,7 @@ class Paper:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document's facts, texts and blanks as plain values for JSON."""
+        """Return the document's facts, its texts and the fields to fill in, as plain values for JSON."""
         return {
             "schema": 1,
             "paper": self.name,

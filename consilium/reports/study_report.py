@@ -1,4 +1,4 @@
-"""Writes the demo's report: ``report.json`` for machines, ``report.html`` for a privacy officer and an ML lead.
+"""Writes the report of a demo or a simulation: ``report.json`` for programs, ``report.html`` for people.
 
 The page is one file: inline styles, pictures as data URIs, no script and no network request. Every ε has its
 accountant, δ, unit and relation, and none is rounded down. A figure that is not finite becomes null.
@@ -255,14 +255,14 @@ def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
 
 
 def _controls(study: Study) -> Mapping[str, tuple[str, str]]:
-    """Return title and description of each control that is a network of its own; one network is listed once."""
+    """Return title and description of each control; two controls that are the same network are listed once."""
     if study.codec.paired:
-        alone = "Paired public cases alone", f"the public start trained on from its {study.codec.paired}"
+        alone = "Public pairs alone", f"the public start, trained further on its {study.codec.paired} public pairs"
         return {**CONTROLS, "public_only": alone}
     if not terms_of(protocol_name(study.codec)).one_public:
         return CONTROLS
     both = f"{CONTROLS['zero_code'][0]}, {CONTROLS['public_only'][0].lower()}"
-    note = "one network is both in this study: its labels are those of a public network, as if no hospital had answered"
+    note = "one network is both controls in this study: trained on the labels that a public network predicts"
     return {
         name: (both, note) if name == "zero_code" else said for name, said in CONTROLS.items() if name != "public_only"
     }
@@ -270,9 +270,7 @@ def _controls(study: Study) -> Mapping[str, tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class GainBar:
-    """One bar of the report's first chart: a mean Dice, and half of its 95 % interval over the cases if they
-    are known.
-    """
+    """One bar of the report's first chart: a mean Dice, and half of its 95 % interval over cases if there are any."""
 
     name: str
     dice: float

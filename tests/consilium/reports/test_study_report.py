@@ -316,7 +316,7 @@ def test_one_network_that_is_two_controls_is_shown_once_and_said_to_be_both() ->
     both = replace(facts, study=joint, controls={**facts.controls, "public_only": one})
     page = Outline(render_html(both)).text
     assert page.count("Zero code, public only") == 2, "in the chart and in the table"
-    assert "one network is both in this study" in page
+    assert "one network is both controls in this study" in page
     assert "Public only" not in page
     apart = Outline(render_html(facts)).text
     assert "Zero code, public only" not in apart
