@@ -166,7 +166,7 @@ def _strings(table: object, name: str) -> dict[str, str]:
 
 
 def load_names(path: Path) -> DatasetSettings:
-    """Read the file of ``--label-map``: TOML with tables ``[labels]``, ``[channels]`` and ``[bids.…]``.
+    """Read the file of ``--label-map``: TOML with tables ``[dataset]``, ``[labels]``, ``[channels]`` and ``[bids.…]``.
 
     Args:
         path: The file.
@@ -182,7 +182,9 @@ def load_names(path: Path) -> DatasetSettings:
     document: dict[str, object] = parse_toml(text, what="label map", value=path.name, remedy=remedy)
     settings = read_settings(document, root=path.parent)
     if document:
-        raise InvalidInput("unknown key in the label map", value=sorted(document)[0], limit="labels, channels, bids")
+        raise InvalidInput(
+            "unknown key in the label map", value=sorted(document)[0], limit="dataset, labels, channels, bids"
+        )
     return settings
 
 

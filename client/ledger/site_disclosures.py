@@ -138,7 +138,7 @@ class KeepsDisclosures(SiteFile):
             yield row, MaskedRecord.from_json(parse_body(row.body))
 
     def _told(self, record: MaskedRecord) -> Fraction:
-        """Return μ² of one query if its code is protected by this site's own noise share only."""
+        """Return what one query costs (μ²) against a party that knows all noise but this site's own share."""
         mechanism = replace(
             self._books.reservations[record.query_id].mechanism, noise_std=record.share_std, colluders=None
         )

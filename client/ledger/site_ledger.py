@@ -200,7 +200,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         """Record that the server's new sealing key replaces an older one.
 
         Codes of queries accepted for the older key may be sealed to the new one from now on. The caller has checked the
-        server's signature. A key on record already adds no row.
+        server's signature. No row is added if the key is on record.
 
         Args:
             sealing_key: The new key, hex.

@@ -17,7 +17,7 @@ class KeepsPeers(SiteFile):
     def confirm_peer(self, study_id: str, peer: Peer) -> None:
         """Record that a person compared a peer's key with that hospital, for one study.
 
-        A new key replaces the site's earlier one. A key that is confirmed already adds no row.
+        A new key replaces the site's earlier one. No row is added if the key is already confirmed.
 
         Args:
             study_id: Id of the study.

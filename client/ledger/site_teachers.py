@@ -107,7 +107,7 @@ class KeepsTeachers(SiteFile):
             self._append(DrawnRecord(training_id, steps))
 
     def drawn(self, training_id: str) -> int:
-        """Return how many steps of a private training count as drawn, at least as many as really were.
+        """Return how many steps of a private training count as drawn; this is never fewer than were really drawn.
 
         Once the training is finished, all planned steps count. All planned steps count as well if this ledger was
         restored after the training began, because rows about the training may be lost.
@@ -231,7 +231,7 @@ class KeepsTeachers(SiteFile):
                 self._append(record)
 
     def record_foreign(self, voter: int, served: str, *, brought: str) -> None:
-        """Record that the hospital added this voter's teacher from elsewhere. A teacher on record already adds no row.
+        """Record that the hospital added this voter's teacher from elsewhere; no row is added if it is on record.
 
         If a patient was withdrawn before, the new record means that a person states this teacher does not contain the
         patient.

@@ -89,7 +89,7 @@ class Witness(Protocol):
 
     @property
     def drawn(self) -> int:
-        """The number of steps that count as drawn, at least as many as really were."""
+        """The number of steps that count as drawn; this is never fewer than were really drawn."""
         ...
 
     def claim(self, steps: int) -> None:

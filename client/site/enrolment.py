@@ -279,9 +279,9 @@ def _check_new(directory: Path) -> None:
 
 
 def _same_again(directory: Path, kit: SiteKit, *, pool: str, data: Path) -> JoinRequest:
-    """Return the request of the site in a directory, if it was set up from the same kit for the same pool and data.
+    """Return the request of the site in a directory, which must be set up from the same kit for the same pool and data.
 
-    Raises InvalidInput if the site in the directory is another one.
+    Raises InvalidInput otherwise.
     """
     config = load_site(directory)
     same = (
