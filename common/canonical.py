@@ -255,7 +255,7 @@ def check_name(text: object, *, what: str) -> str:
 
     Args:
         text: The name: 1 to 64 letters, digits, ``-``, ``_`` and ``.``, beginning with a letter or digit.
-        what: Words for the error that say what the name is for.
+        what: What the name is for, in the words of an error.
 
     Returns:
         The name.
@@ -279,7 +279,7 @@ def check_pool(text: object, *, what: str) -> str:
 
     Args:
         text: The name.
-        what: Words for the error that say what the name is for.
+        what: What the name is for, in the words of an error.
 
     Returns:
         The name.

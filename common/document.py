@@ -83,7 +83,7 @@ class Filed(Document):
     __slots__ = ()
 
     FILE: ClassVar[tuple[str, int] | None] = None
-    """Words for the file in errors, and its largest size in bytes; None if the caller limits the size."""
+    """Name of the file in errors, and its largest size in bytes; None if the caller limits the size."""
 
     def render(self) -> bytes:
         """Return the bytes of the document's file."""

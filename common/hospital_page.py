@@ -33,7 +33,7 @@ class OwnPeer:
     Attributes:
         name: Its name.
         fingerprint: Fingerprint of its public key.
-        standing: Words for the state of its key, such as confirmed or changed.
+        standing: State of its key in words, such as confirmed or changed.
         confirmed: True if a person at this site has confirmed the key that the hospital uses now.
     """
 

@@ -250,7 +250,7 @@ class CodesReply(Document):
     """In a sealed sum, the site's signatures over the masked codes (:mod:`common.evidence`), in order."""
 
     def check(self) -> None:
-        """Refuse two codes for one query, and signatures that are not as many as the codes."""
+        """Refuse two codes for one query, and another number of signatures than of codes."""
         _once("sealed codes of one query", [query for query, _ in self.codes])
         if self.signatures is not None and len(self.signatures) != len(self.codes):
             raise InvalidInput("signatures of a reply", value=len(self.signatures), limit="one for each code, or none")

@@ -16,7 +16,7 @@ def check_text(text: object, *, what: str) -> str:
 
     Args:
         text: 1 to 64 printable characters.
-        what: Words for the error that say what the name is for.
+        what: What the name is for, in the words of an error.
 
     Returns:
         The text.

@@ -116,7 +116,7 @@ class Peers(Document):
 
         Args:
             data: The bytes.
-            origin: Words for the error that say where the bytes come from.
+            origin: Where the bytes come from, in the words of an error.
 
         Returns:
             The list.

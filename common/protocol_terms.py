@@ -26,8 +26,8 @@ class Prospects:
     They were measured on the tasks in docs/utility.md.
 
     Attributes:
-        asked: Words for the protocol's query in the text of a plan.
-        told: Words for the teachers' contribution in the text of a plan.
+        asked: What a query asks, as a part of a plan's sentence.
+        told: What the teachers contribute, as a part of a plan's sentence.
         placed: True if the protocol suits tasks whose public shapes overlap; False if it suits the other tasks.
         fitted: True if the planner's formula for the gain was fitted to measurements with this protocol.
         rehearsal: ``module:function`` that makes the public start, and the student without any hospital's answers.

@@ -23,7 +23,7 @@ from common.privacy.patient_guarantee import EXCHANGED, UNPROTECTED, Trainings, 
 from common.privacy.training import Neighbours, TrainingGuarantee
 
 PRINTED = "what `consilium site status --json` prints"
-"""Words for a status report in error messages."""
+"""Name of a status report in error messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,20 +107,21 @@ def all_of_a_study(
     log_to: Sequence[str] = (),
     show_log: bool = True,
 ) -> DaemonSpec:
-    """Return the spec of one daemon that runs all daemons of a further study: a `consilium` command such as `server
-    up`.
+    """Return the spec of a daemon that runs a `consilium` command, such as `server up`, for a further study.
+
+    The command starts and supervises all daemons of that study.
 
     Args:
         command: The words after `consilium`, such as ``server up DIRECTORY``.
         folder: The study's directory.
         log: Name of the command's own log in the folder's ``logs``.
-        ready: Returns True when all of them are ready.
+        ready: Returns True when all daemons of the study are ready.
         ready_timeout_s: Seconds in which they must be ready.
-        log_to: Targets of its security events.
+        log_to: Targets of the study's security events.
         show_log: True if the log may be quoted in errors.
 
     Returns:
-        The daemon. Stopping it waits until the daemons that it keeps have stopped.
+        The daemon. Stopping it waits until all daemons of the study have stopped.
     """
     return DaemonSpec(
         role="study",

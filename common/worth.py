@@ -44,11 +44,11 @@ class Worth:
     Attributes:
         student: Mean Dice of the student.
         other: Mean Dice of the reference.
-        reference: Words for the reference.
+        reference: Name of the reference in sentences.
         gain: Mean difference over the cases for which both have a figure.
         half_width: Half of the gain's 95 % interval; None for fewer than two cases.
         cases: Number of cases for which both have a figure.
-        who: Words for the student.
+        who: Name of the scored model in sentences: student or adapted network.
 
     Raises:
         InvalidInput: If a value is not finite.
@@ -122,7 +122,7 @@ def worth(pairs: Sequence[tuple[float, float]], *, reference: str) -> Worth | No
     Args:
         pairs: (Dice of the student, Dice of the reference) of each case. Pairs with a figure that is not finite are
             left out.
-        reference: Words for the reference.
+        reference: Name of the reference in sentences.
 
     Returns:
         The comparison; None if no pair is left.
@@ -141,7 +141,7 @@ def of_means(student: float, other: float, *, reference: str) -> Worth:
     Args:
         student: Mean Dice of the student.
         other: Mean Dice of the reference.
-        reference: Words for the reference.
+        reference: Name of the reference in sentences.
 
     Returns:
         The comparison.

@@ -189,7 +189,8 @@ def utility(
         bool,
         typer.Option(
             "--bounds/--no-bounds",
-            help="Also train networks without privacy: teachers, one on all patients, a student without noise.",
+            help="Also train networks without privacy, as bounds: the teachers, a network on all patients, and a "
+            "student without noise.",
         ),
     ] = True,
     ablate: Annotated[

@@ -196,7 +196,7 @@ class Spending:
         return self.if_known(group_sentence(self.groups()))
 
     def if_known(self, sentence: str) -> str:
-        """Return a sentence about the guarantee, made conditional if more may have been spent.
+        """Return a sentence about the guarantee, with a condition before it if more may have been spent.
 
         Args:
             sentence: The sentence.

@@ -109,7 +109,7 @@ class ServerFile(OpenLedger[Books]):
     def _recover(self, receipt: Receipt, release: ReleaseRecord, shown: Mapping[str, Roster]) -> bool:
         """Enter a release as charged if a receipt proves it and the ledger lacks it; return whether it was entered.
 
-        The ledger does not lack the release if it contains its row or an earlier recovery entered it.
+        The ledger lacks the release unless it contains the release's row, or an earlier recovery entered the release.
         """
         release_hash, row = release_digest(release), self._books.releases.row_of(release.query_id, release.draw)
         if release_hash in self._books.recovered or (row is not None and self._is_here(row, release)):

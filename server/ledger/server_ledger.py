@@ -168,7 +168,7 @@ class Ledger(AnswersQueries):
     # --- declaring
 
     def register_study(self, study: Study) -> str:
-        """Record a study's terms, as sites consent to them; a study that is registered already adds no row.
+        """Record a study's terms, as sites consent to them; no row is added if the study is already registered.
 
         Args:
             study: The study.

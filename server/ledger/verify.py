@@ -173,8 +173,8 @@ def verify(
     Args:
         path: The ledger's SQLite file.
         public_key: A public key that the caller knows to be the ledger's: the current one or one that it replaced.
-        server_key: For a site's ledger, the server's public key, or several after a rotation; receipts are checked
-            against it.
+        server_key: For a site's ledger, the server's public key, or several keys if the server changed its key;
+            receipts are checked against them.
         witnesses: Signed heads of this ledger that somebody kept elsewhere; each must be found in it. The head in the
             standing beside the file, if there is one, must be found too.
 

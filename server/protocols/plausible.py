@@ -99,7 +99,7 @@ class Plausible:
         return min(1.0, 2 * min(low, float(gammaincc(shape, self.surprise / scale))))
 
     def _law(self, size: float) -> tuple[float, float]:
-        """Return shape and scale of the gamma distribution if codes have ``size`` times the expected variance."""
+        """Return shape and scale of the gamma distribution for codes with ``size`` times the expected variance."""
         heard = self.dimension - self.silence.shares  # Σ (1 − w), and below it Σ (w + size (1 − w))²
         squares = self.silence.squares
         mean = self.silence.shares + size * heard

@@ -74,8 +74,8 @@ class Agenda:
 
     Attributes:
         plan: The plan in words, for the consortium.
-        which: Words for the public volumes that a site's teachers segment, such as ``up to 80``.
-        each: Words for the volumes about which a site sends one sum, such as ``each volume,``.
+        which: Which public volumes a site's teachers segment, as a part of a sentence, such as ``up to 80``.
+        each: For what a site sends one sum, as a part of a sentence, such as ``each volume,``.
         asks: Number of queries if each is about one public volume, in the volumes' order; None if every query is about
             all volumes.
         an_answer: Number of volumes that get a label with each answer; None if every answer labels all volumes.
