@@ -36,7 +36,7 @@ OPEN, SEALED_SUM = "open", "sealed-sum"
 def usual_aggregation(quorum: int) -> str:
     """Return the aggregation of a new study that does not state one.
 
-    It is ``sealed-sum`` from a quorum of 3 on (one colluding and two honest sites), otherwise ``open``.
+    It is ``sealed-sum`` for a quorum of 3 or more (one colluding and two honest sites), otherwise ``open``.
 
     Args:
         quorum: Least number of sites of a release.
@@ -433,7 +433,7 @@ class Study:
             spacing_mm: Size of a voxel.
             channels: Names of an image's channels.
             relation: Neighbouring relation, ``"replace-one"`` or ``"zero-out"``.
-            aggregation: ``"open"`` or ``"sealed-sum"``; if None, ``"sealed-sum"`` from a quorum of 3 on.
+            aggregation: ``"open"`` or ``"sealed-sum"``; if None, ``"sealed-sum"`` for a quorum of 3 or more.
             codec: The codec and the query protocol; if None, a PCA codec and one query per volume.
             student: Recipe of the student and its controls.
 

@@ -169,8 +169,8 @@ class Combined:
 
 
 SMALLER, SUM, APART = "the smaller of training and releases", "training and releases composed", "releases alone"
-TRAINED = "all trainings composed, since a network of them may leave"
-WITH_ADAPTED = "releases and the network that may leave composed"
+TRAINED = "all trainings composed, because a network from one of them may leave the hospital"
+WITH_ADAPTED = "releases composed with the network that may leave the hospital"
 
 
 def of_each_patient(release: Guarantee) -> Guarantee:

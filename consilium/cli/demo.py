@@ -75,7 +75,7 @@ def demo(
     ] = 8.0,
     seed: Annotated[int, typer.Option(help="Seed of phantoms, split and training. Noise has no seed.")] = 0,
     absent: options.Absent = "",
-    dashboard: Annotated[bool, typer.Option(help="Serve the study's dashboard while the demo goes on.")] = True,
+    dashboard: Annotated[bool, typer.Option(help="Serve the study's dashboard while the demo runs.")] = True,
 ) -> None:
     """Run a whole study on this machine: hospitals' data, teachers, real daemons, a student, a report.
 

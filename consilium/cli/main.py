@@ -82,7 +82,7 @@ _CLICK_SUGGESTS = hasattr(click.exceptions, "NoSuchCommand")
 
 
 def _prepare(command: click.Command) -> None:
-    """Make the help of a command and its subcommands print brackets, and let a mistyped name be suggested once."""
+    """Escape brackets in the help of a command and its subcommands, and suggest names for a mistyped one only once."""
     if isinstance(command, TyperGroup):
         command.suggest_commands = not _CLICK_SUGGESTS
     if getattr(command, "rich_markup_mode", None) is not None:

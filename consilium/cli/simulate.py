@@ -46,13 +46,14 @@ def simulate(
         typer.Option(
             "--public-images",
             "--queries",
-            help="Number of volumes set aside as public, without labels, about which the teachers are asked [a fifth]. "
-            "A joint query asks about all of them in each of its rounds.",
+            help="Number of volumes set aside as public, without labels, about which the teachers are asked [a fifth "
+            "of the data]. A joint query asks about all of them in each of its rounds.",
             **options.PLAIN,
         ),
     ] = None,
     label_maps: Annotated[
-        int | None, typer.Option(help="Number of public label maps, of other patients [an eighth].", **options.PLAIN)
+        int | None,
+        typer.Option(help="Number of public label maps, of other patients [an eighth of the data].", **options.PLAIN),
     ] = None,
     aggregation: options.Aggregation = None,
     colluders: options.Colluders = 1,

@@ -81,14 +81,15 @@ def adapt(
 ) -> None:
     """Adapt the student to this hospital's own patients, at the hospital. No budget is spent and nothing is sent.
 
-    The network was trained on patients and has no guarantee: it must not leave, and its name says so. Stop the command
-    with Ctrl-C; run it again to resume. A finished network is replaced only with --replace. Exit code 6: a training or
-    a withdrawal is in progress here.
+    The network was trained on patients and has no guarantee: it must not leave the hospital, and its name says so. Stop
+    the command with Ctrl-C; run it again to resume. A finished network is replaced only with --replace. Exit code 6: a
+    training or a withdrawal is in progress here.
 
     With --strategy the network is trained with differential privacy and may leave the hospital, with the (ε, δ) of this
     training in addition to the student's. Patients are charged in the site's ledger before the first step, and no
-    setting is chosen by their data. Example: consilium site adapt --site-dir /srv/consilium Example: consilium site
-    adapt --site-dir /srv/consilium --strategy dp-sgd --epsilon 4
+    setting is chosen by their data.
+    Example: consilium site adapt --site-dir /srv/consilium
+    Example: consilium site adapt --site-dir /srv/consilium --strategy dp-sgd --epsilon 4
     """
     import torch
 

@@ -121,7 +121,7 @@ class ServerFile(OpenLedger[Books]):
         return True
 
     def _check_standing(self, standing: ServerStanding) -> None:
-        """Check a standing before the lost charges it counts are entered, and declare the pools that this copy lacks.
+        """Check a standing, and declare its pools that this copy lacks. Called before the lost charges are entered.
 
         Raises:
             InvalidInput: If the standing belongs to another ledger or counts a study that is not registered here.

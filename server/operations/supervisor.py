@@ -384,7 +384,7 @@ def request_stop(workspace: Workspace, *, now: bool = False) -> None:
 
 
 def _submitted(workspace: Workspace, run_id: int | None) -> bool:
-    """Return whether Flower has a run of the study that has not ended. Such a run may not hold the study's lock yet."""
+    """Return whether Flower has a run of the study that has not ended. It need not hold the study's lock yet."""
     try:
         return run_id is not None and not run_status(flower_server(workspace), run_id).finished
     except (DaemonFailed, InvalidInput):

@@ -87,7 +87,7 @@ class LabelsInMemory(Labels):
 
 
 class StoredLabels(Labels):
-    """Decoded labels by volume hash, read from their files one at a time, since all of them may not fit into memory."""
+    """Decoded labels by volume hash, read from their files one at a time: together they may exceed the memory."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._files = dict(files)
