@@ -174,6 +174,11 @@ INTERNALS = {
         "the place where a SuperNode takes its rule for repeating calls; ours is put there",
         ("make_simple_http_retry_invoker",),
     ),
+    "supernode_loop": Internal(
+        "flwr.supernode.start_client_internal",
+        "a SuperNode's main loop, whose waits between messages are shortened",
+        ("time", "_push_messages"),
+    ),
     "FleetHttpClient": Internal(
         "flwr.supernode.fleet_http_client:FleetHttpClient", "a SuperNode's calls of SuperLink", ("SendNodeHeartbeat",)
     ),

@@ -11,15 +11,20 @@ In both cases this process ends with an exit status other than 0, after a line t
 the server has answered, such as a TLS handshake that timed out, is repeated without a limit. A certificate that is not
 accepted ends the process at once, as Flower intends. Each heartbeat that the server accepts sets the modification time
 of a file, by which the supervisor sees whether the node is online.
+
+Flower asks the server for a message every three seconds. This process asks every second for a while after each
+message, because the steps of a query follow each other.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,21 +33,62 @@ import httpx
 
 LOST = 1
 """Exit status of a SuperNode that has lost the server."""
+BUSY_S = 60.0
+"""Seconds after a message in which the SuperNode asks for the next one every :data:`BUSY_WAIT_S`."""
+BUSY_WAIT_S = 1.0
+"""Longest wait in seconds between two questions for a message during :data:`BUSY_S`."""
 
 
 def main() -> None:
     """Run the SuperNode. The first argument is the file of the last heartbeat; the others are Flower's own."""
-    from common.engine import FleetHttpClient, fleet_http_connection, flower_supernode
+    from common.engine import FleetHttpClient, fleet_http_connection, flower_supernode, supernode_loop
 
     contact = Path(sys.argv.pop(1))
     contact.unlink(missing_ok=True)
     FleetHttpClient.SendNodeHeartbeat = noting(FleetHttpClient.SendNodeHeartbeat, contact)
     flower = fleet_http_connection
     flower.make_simple_http_retry_invoker = repeating(flower.make_simple_http_retry_invoker)
+    waits = Waits()
+    supernode_loop.time = waits
+    supernode_loop._push_messages = waits.busy_after(supernode_loop._push_messages)
     threading.excepthook = _end
     flower_supernode()
     _say("the connection to the server ended")
     os._exit(LOST)  # Flower's local API has a thread that would keep the process running
+
+
+class Waits:
+    """Stands for the module ``time`` in Flower's main loop, and shortens its waits after a message.
+
+    Args:
+        clock: Returns the time in seconds; it never goes back.
+        sleep: Waits for a number of seconds.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._busy_until = -math.inf
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for a number of seconds, or for :data:`BUSY_WAIT_S` at most if a message was answered lately."""
+        self._sleep(min(seconds, BUSY_WAIT_S) if self._clock() < self._busy_until else seconds)
+
+    def busy_after(self, push: Callable[..., Any]) -> Callable[..., Any]:
+        """Return Flower's function that sends a reply, after which the waits are short for :data:`BUSY_S`."""
+
+        @functools.wraps(push)
+        def pushed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return push(*args, **kwargs)
+            finally:
+                self._busy_until = self._clock() + BUSY_S
+
+        return pushed
 
 
 def noting(heartbeat: Callable[..., Any], contact: Path) -> Callable[..., Any]:

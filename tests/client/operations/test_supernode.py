@@ -15,7 +15,7 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 
 from client.operations import daemons
 from client.operations.daemons import explain_supernode, offline
-from client.operations.supernode import LOST, noting, repeating
+from client.operations.supernode import BUSY_S, BUSY_WAIT_S, LOST, Waits, noting, repeating
 
 HANDSHAKE = httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out")
 """What httpx raises when a gateway accepts a connection and does not go on."""
@@ -36,7 +36,7 @@ def loses_its_heartbeats():
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     time.sleep(600)
 
-engine.FleetHttpClient, engine.fleet_http_connection  # loaded, so that only the command is replaced
+engine.FleetHttpClient, engine.fleet_http_connection, engine.supernode_loop  # loaded: only the command is replaced
 engine.flower_supernode = globals()[sys.argv.pop(1)]
 supernode.main()
 """
@@ -79,3 +79,16 @@ def test_a_node_is_offline_when_no_heartbeat_was_accepted_for_a_while(tmp_path: 
     os.utime(contact, (long_ago, long_ago))
     heartbeat()  # the server does not accept this one
     assert "accepted no heartbeat since" in offline(node)
+
+
+def test_a_supernode_asks_more_often_for_a_while_after_it_answered() -> None:
+    now, waited = [0.0], []
+    waits = Waits(clock=lambda: now[0], sleep=waited.append)
+    waits.sleep(3)
+    assert waits.busy_after(lambda: "sent")() == "sent"
+    waits.sleep(3)
+    waits.sleep(0.5)
+    now[0] = BUSY_S
+    waits.sleep(3)
+    assert waited == [3, BUSY_WAIT_S, 0.5, 3]
+    assert waits.time is time.time
