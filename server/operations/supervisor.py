@@ -347,7 +347,8 @@ def start_run(workspace: Workspace) -> int:
     """Submit the ServerApp for this study, and record the run id.
 
     If SuperLink is down and a supervisor restarts it, this function waits up to :data:`SUPERLINK_BACK_S` seconds for
-    SuperLink.
+    SuperLink. It stops the study's previous run, which SuperLink takes for running until a minute after its ServerApp
+    was killed: for as long, a SuperNode waits for a message that this ServerApp announced and never sent.
 
     Returns:
         Flower's id of the run.
@@ -358,6 +359,10 @@ def start_run(workspace: Workspace) -> int:
     until, server = time.monotonic() + SUPERLINK_BACK_S, flower_server(workspace)
     while not accepts(HOST, server.port) and _kept(workspace, "superlink") and time.monotonic() < until:
         time.sleep(POLL_S)
+    previous = workspace.run_id()
+    if previous is not None:
+        with contextlib.suppress(DaemonFailed):  # SuperLink refuses to stop a run that has ended
+            stop_run(server, previous)
     with tempfile.TemporaryDirectory(prefix="consilium-app-") as scratch:
         app = app_dir(Path(scratch) / "app")
         run_id = submit(server, app, {})

@@ -285,6 +285,28 @@ def test_a_run_waits_for_a_superlink_that_is_started_again_and_for_none_that_nob
     assert workspace.run_id() == 7
 
 
+def test_the_previous_run_is_stopped_before_another_is_submitted(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SuperLink takes a killed run for running, and its half-sent messages hold the sites up."""
+    workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
+    calls: list[str] = []
+
+    def stop(_server: FlowerServer, run_id: int) -> None:
+        calls.append(f"stop {run_id}")
+        raise DaemonFailed("the run has ended")
+
+    def submit(_server: FlowerServer, _app: Path, _config: dict) -> int:
+        calls.append("submit")
+        return 6 + calls.count("submit")
+
+    monkeypatch.setattr(supervisor, "accepts", lambda *_: True)
+    monkeypatch.setattr(supervisor, "stop_run", stop)
+    monkeypatch.setattr(supervisor, "submit", submit)
+    assert [start_run(workspace), start_run(workspace)] == [7, 8]
+    assert calls == ["submit", "stop 7", "submit"]
+
+
 def test_a_run_that_cannot_begin_says_why_to_who_detached_it(workspace: Workspace) -> None:
     workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
     with pytest.raises(DaemonFailed, match=r"^endpoint\.json is missing.*to fix"):
