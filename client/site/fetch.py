@@ -14,6 +14,7 @@ import os
 import ssl
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -33,12 +34,20 @@ MAX_CACHE_BYTES = 32 << 30
 """Largest size of the cache, including the object being fetched; a thousand volumes of 32 MiB fit."""
 
 TIMEOUT_S = 30.0
+"""Seconds without any byte from the server after which a try has failed."""
+SLOWEST_BYTES = 64 << 10
+"""A try has failed too if fewer than these bytes arrive in twice :data:`TIMEOUT_S`."""
 TRIES = 5
 PAUSE_S = 1.0
 CHUNK_BYTES = 1 << 20
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes of an object fetched so far."""
+
+_WHAT = {"students": "the statement about the student", "peers": "the list of sites"}
+
+OnWait = Callable[[str], None]
+"""Called with a sentence on what is waited for, before the first try and after each one that failed."""
 
 
 class NotThere(InvalidInput):
@@ -50,9 +59,11 @@ class PublicObjects:
 
     Args:
         config: The site's policy.
+        on_wait: Told what is waited for.
     """
 
-    def __init__(self, config: SiteConfig) -> None:
+    def __init__(self, config: SiteConfig, *, on_wait: OnWait = lambda said: None) -> None:
+        self._on_wait = on_wait
         self._cache = config.root / "cache"
         self._store = ObjectStore(self._cache)
         self._url = config.server.objects_url.rstrip("/")
@@ -78,7 +89,7 @@ class PublicObjects:
             return self._store.get(name)
         partial = self._cache / f".part-{check_hash(name)}"
         self._make_room(keep=partial)
-        self._download(f"/public/{name}", partial, on_bytes, limit=MAX_OBJECT_BYTES)
+        self._download(f"/public/{name}", partial, on_bytes, limit=MAX_OBJECT_BYTES, what=f"object {name[:16]}…")
         data = partial.read_bytes()
         partial.unlink()
         if sha256_bytes(data) != name:
@@ -125,7 +136,7 @@ class PublicObjects:
     def _said(self, what: str, study_id: str, *, limit: int) -> bytes:
         partial = self._cache / f".{what}-{check_hash(study_id)}"
         partial.unlink(missing_ok=True)
-        self._download(f"/public/{what}/{study_id}", partial, lambda count: None, limit=limit)
+        self._download(f"/public/{what}/{study_id}", partial, lambda count: None, limit=limit, what=_WHAT[what])
         data = partial.read_bytes()
         partial.unlink()
         return data
@@ -145,7 +156,10 @@ class PublicObjects:
                 path.unlink(missing_ok=True)
                 size -= freed
 
-    def _download(self, path: str, partial: Path, on_bytes: OnBytes, *, limit: int) -> None:
+    def _download(self, path: str, partial: Path, on_bytes: OnBytes, *, limit: int, what: str) -> None:
+        began, host = time.monotonic(), urllib.parse.urlsplit(self._url).netloc
+        patience_s = TRIES * (TIMEOUT_S + PAUSE_S) - PAUSE_S
+        self._on_wait(f"waiting for {what} from {host}; gives up after {patience_s:.0f} s without an answer")
         for remaining in reversed(range(TRIES)):
             try:
                 self._continue(path, partial, on_bytes, limit=limit)
@@ -161,12 +175,18 @@ class PublicObjects:
                     raise NotThere(
                         "public object cannot be fetched", value=path, remedy="tell the server's operator"
                     ) from error
+                tried, waited_s = TRIES - remaining, time.monotonic() - began
                 if remaining == 0 or status == 401 or 300 <= status < 400:
                     raise InvalidInput(
-                        f"public object cannot be fetched ({_reason(error)})",
+                        f"public object cannot be fetched ({_reason(error)}) from {host} in {waited_s:.0f} s, "
+                        f"tries: {tried}",
                         value=path,
-                        remedy="run `consilium site doctor`",
+                        remedy="run `consilium site doctor`; the next fetch continues where this one stopped",
                     ) from error
+                self._on_wait(
+                    f"still waiting for {what} from {host} after {waited_s:.0f} s, {tried} of {TRIES} tries failed "
+                    f"({_reason(error)})"
+                )
                 time.sleep(PAUSE_S)
 
     def _continue(self, path: str, partial: Path, on_bytes: OnBytes, *, limit: int) -> None:
@@ -176,14 +196,21 @@ class PublicObjects:
             headers["Range"] = f"bytes={have}-"
         request = urllib.request.Request(self._url + path, headers=headers)
         with self._opener.open(request, timeout=TIMEOUT_S) as reply:
+            missing = reply.length  # None if the server does not announce it
             with partial.open("ab" if reply.status == 206 else "wb") as stream:
-                while chunk := reply.read(CHUNK_BYTES):
+                looked, seen = time.monotonic(), stream.tell()
+                while missing != 0 and (chunk := reply.read1(CHUNK_BYTES)):  # read() would wait for the whole chunk
                     if stream.tell() + len(chunk) > limit:
                         raise InvalidInput("size of a public object", value=path, limit=f"at most {limit} bytes")
                     stream.write(chunk)
+                    missing = None if missing is None else missing - len(chunk)
                     on_bytes(stream.tell())
-            if reply.length:  # some announced bytes were not received
-                raise http.client.IncompleteRead(b"", reply.length)
+                    if time.monotonic() - looked > 2 * TIMEOUT_S:
+                        if missing != 0 and stream.tell() - seen < SLOWEST_BYTES:
+                            raise TimeoutError(f"fewer than {SLOWEST_BYTES >> 10} KiB in {2 * TIMEOUT_S:.0f} s")
+                        looked, seen = time.monotonic(), stream.tell()
+            if missing:  # some announced bytes were not received
+                raise http.client.IncompleteRead(b"", missing)
 
 
 def _reason(error: Exception) -> str:

@@ -19,7 +19,7 @@ from typing import Annotated
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
 from client.site.books import consent_missing, joined_study, open_books, read_books
-from client.site.fetch import PublicObjects
+from client.site.fetch import OnWait, PublicObjects
 from common.config import load_study
 from common.document import Count, Document, Sha256
 from common.errors import InvalidInput
@@ -221,17 +221,18 @@ def take(directory: Path, listed: Peers) -> None:
     write_peers(directory / LISTED, _of_study(listed, _study(load_site(directory))))
 
 
-def fetch(directory: Path) -> None:
+def fetch(directory: Path, *, on_wait: OnWait = lambda said: None) -> None:
     """Fetch the list of peers from the server and store it.
 
     Args:
         directory: The site's directory.
+        on_wait: Told what is waited for.
 
     Raises:
         InvalidInput: If it cannot be fetched, or is of another study.
     """
     config = load_site(directory)
-    take(directory, PublicObjects(config).peers(_study(config)))
+    take(directory, PublicObjects(config, on_wait=on_wait).peers(_study(config)))
 
 
 def confirm(directory: Path, site: str, read_out: str) -> Peer:

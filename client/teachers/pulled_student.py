@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
 from client.site.books import read_books
-from client.site.fetch import OnBytes, PublicObjects
+from client.site.fetch import OnBytes, OnWait, PublicObjects
 from client.teachers.bundle_values import check_same, read_values, regenerate
 from common.bundle_archive import from_archive
 from common.config import Study, load_study
@@ -72,6 +72,7 @@ def pull(
     out: Path | None = None,
     to_evaluate: bool = False,
     on_bytes: OnBytes = lambda count: None,
+    on_wait: OnWait = lambda said: None,
 ) -> Pulled:
     """Fetch the statement and the bundle of the site's study, check both, and unpack the bundle.
 
@@ -82,6 +83,7 @@ def pull(
         out: Folder to write to; by default ``student`` in the site's directory.
         to_evaluate: Also pull a student that the verdicts have not released yet, in order to evaluate it.
         on_bytes: Called with the number of bytes fetched.
+        on_wait: Told what is waited for.
 
     Returns:
         The student.
@@ -99,7 +101,7 @@ def pull(
         raise InvalidInput(
             "the folder contains something other than a bundle", value=str(target), remedy="choose another"
         )
-    objects = PublicObjects(config)
+    objects = PublicObjects(config, on_wait=on_wait)
     statement = StudentStatement.parse(objects.statement(study.id))
     with read_books(_with_books(config)) as ledger:
         receipts = check_statement(statement, study=study, keys=config.server.signing_public_keys, ledger=ledger)

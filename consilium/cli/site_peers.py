@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,7 +56,7 @@ def peers(
     if take is not None:
         known.take(site_dir, read_peers(take))
     if fetch:
-        known.fetch(site_dir)
+        known.fetch(site_dir, on_wait=partial(say, err=True))
     if distrust is not None:
         known.distrust(site_dir, distrust)
     if confirm is not None:

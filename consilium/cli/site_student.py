@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +48,9 @@ def pull(
     from client.teachers.pulled_student import pull as pull_student
 
     with counting("student", of_bytes=True) as on_bytes:
-        pulled = pull_student(site_dir, out=out, to_evaluate=to_evaluate, on_bytes=on_bytes)
+        pulled = pull_student(
+            site_dir, out=out, to_evaluate=to_evaluate, on_bytes=on_bytes, on_wait=partial(say, err=True)
+        )
     statement = pulled.statement
     if as_json:
         facts = {

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import socket
+import threading
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -29,6 +32,7 @@ class Line:
     after: int = 30_000
     content: bytes = OBJECT
     status: int = 0
+    drips: bool = False
     asked: list[str] = field(default_factory=list)
 
 
@@ -50,6 +54,9 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Line
             if line.breaks:
                 line.breaks -= 1
                 rest = rest[: line.after]
+            for at in range(100 if line.drips else 0):
+                self.wfile.write(rest[at : at + 1])
+                threading.Event().wait(0.1)  # time.sleep is replaced
             self.wfile.write(rest)
             self.close_connection = True
 
@@ -149,3 +156,40 @@ def test_a_study_without_a_student_yet_is_told_apart_from_a_server_that_misses_s
     server.status = 404
     with pytest.raises(InvalidInput, match=r"no student yet; to fix: pull again when the consortium's run has ended"):
         objects.statement(NAME)
+
+
+def test_a_silent_server_is_named_while_one_waits_and_given_up_in_time(
+    line: tuple[Line, PublicObjects], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel of a stopped server's machine takes connections, and nothing answers on them."""
+    server, objects = line
+    server.breaks, server.after = fetch.TRIES, 1000
+    with pytest.raises(InvalidInput, match="cannot be fetched"):
+        objects.get(NAME)
+    part = tmp_path / "site" / "cache" / f".part-{NAME}"
+    kept = part.read_bytes()
+    monkeypatch.setattr(fetch, "TIMEOUT_S", 0.5)
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        config = load_site(tmp_path / "site")
+        where = f"localhost:{frozen.getsockname()[1]}"
+        there = replace(config, server=replace(config.server, objects_url=f"https://{where}"))
+        began = time.monotonic()
+        with pytest.raises(InvalidInput, match=rf"timed out.*{where} in \d+ s, tries: {fetch.TRIES}.*to fix: .*doctor"):
+            PublicObjects(there, on_wait=said.append).get(NAME)
+    assert time.monotonic() - began < 60
+    assert len(said) == fetch.TRIES
+    assert all(where in one for one in said)
+    assert part.read_bytes() == kept
+    assert objects.get(NAME) == OBJECT  # the server is back
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up_too(
+    line: tuple[Line, PublicObjects], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, objects = line
+    monkeypatch.setattr(fetch, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(fetch, "TRIES", 2)
+    server.drips = True
+    with pytest.raises(InvalidInput, match=r"fewer than 64 KiB"):
+        objects.get(NAME)
