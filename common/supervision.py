@@ -80,8 +80,8 @@ class KeptRunning:
         steady_s: Seconds of running after which waits start again at ``first_s``.
         obstacle: Called before each start; returns the reason why it cannot start, with a remedy, or an empty text.
         explain: Takes the daemon's log since its last start; returns the part that the event about its end quotes.
-        offline: Called while the daemon is ready; returns a sentence while it does not reach its server, else an empty
-            text.
+        offline: Called while the daemon is ready; returns a sentence with a remedy while it does not reach its server,
+            else an empty text.
         offline_s: Seconds of being offline after which the daemon is restarted. The restart loses a reply that waits in
             the daemon's memory. So the time is longer than a study usually waits for replies.
     """
@@ -292,8 +292,8 @@ def keep_running(logs: Path, kept: Sequence[KeptRunning], *, on_ready: Callable[
 
 @dataclass(frozen=True, slots=True)
 class DaemonStanding:
-    """The state of a daemon: ``starting``, ``ready``, ``offline`` (it runs and does not reach its server), ``ended``
-    (it will be restarted) or ``stopped``.
+    """The state of a daemon: ``starting``, ``ready``, ``offline`` (it runs, but does not reach its server or the target
+    of its log), ``ended`` (it will be restarted) or ``stopped``.
 
     ``since`` is when the state began; for a stopped daemon it is the last time it is known to have run. ``why`` is why
     the daemon ended last, ``said`` the quoted part of its log, and ``log`` the path of the log.

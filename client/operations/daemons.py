@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from common.objects import shared
 from common.pki import NodeKeys
 from common.process import DaemonSpec, ProcessGroup, base_env, plain_text, proxy_env
 from common.reading import parse_json, parsing
-from common.security_log.program import log_daemon
+from common.security_log.program import kept_log, with_backlog
 from common.sockets import free_port
 from common.supervision import (
     FACTS,
@@ -314,9 +314,7 @@ def site_up(
             write_link(site_dir)
             kept.append(KeptRunning(spec=lambda: worker(site_dir, socket=socket)))
             if log_to:
-                log = partial(log_daemon, site_dir, module=LOG_MODULE, name=site_dir.absolute().name, targets=log_to)
-                log()  # refuses an unknown target at once
-                kept.append(KeptRunning(spec=log))
+                kept.append(kept_log(site_dir, module=LOG_MODULE, name=site_dir.absolute().name, targets=log_to))
         if "node" in parts:
             node = site_node(folder, socket=socket)
             kept.append(
@@ -347,7 +345,7 @@ def study_daemons(site_dir: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
 
     def ready() -> bool:
         found = daemon_standings(folder)
-        return bool(found) and all(one.state == "ready" for one in found)
+        return bool(found) and all(one.state in ("ready", "offline") for one in found)  # offline ones were ready
 
     return all_of_a_study(
         ("site", "up", "--site-dir", str(folder)),
@@ -369,7 +367,7 @@ def daemon_standings(site_dir: Path) -> tuple[DaemonStanding, ...]:
     Returns:
         The states.
     """
-    return standings(_logs(site_dir))
+    return with_backlog(standings(_logs(site_dir)), site_dir)
 
 
 def trouble(one: DaemonStanding) -> tuple[str, str]:
@@ -381,9 +379,10 @@ def trouble(one: DaemonStanding) -> tuple[str, str]:
     Returns:
         The state in words, and a remedy. The remedy is empty for a daemon that is starting or ready.
     """
-    said = one.line.replace(f"; to fix: {DOCTOR}", "")
-    remedies = {"ended": f"see {one.log}", "offline": DOCTOR, "stopped": "`consilium site up`"}
-    return said, remedies.get(one.state, "")
+    if one.state == "offline":
+        why, _, remedy = one.why.partition("; to fix: ")
+        return replace(one, why=why).line, remedy or DOCTOR
+    return one.line, {"ended": f"see {one.log}", "stopped": "`consilium site up`"}.get(one.state, "")
 
 
 def no_daemons(site_dir: Path) -> str:

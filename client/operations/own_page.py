@@ -30,6 +30,7 @@ from common.hospital_page import (
 )
 from common.ledger.records import RefusalRecord, ReservationRecord, parse_record
 from common.peers import fingerprint
+from common.security_log.program import ROLE
 from common.site_facts import SiteStudy
 from common.witness.memory import FOLDER as WITNESSES
 from common.witness.memory import HeadMemory
@@ -80,7 +81,7 @@ class SitesOwnPage(OwnPage):
                 site=site,
                 here=here,
                 study=study.name,
-                state=_state(here, stopped=stopped, away=bool(away)),
+                state=_state(here, stopped=stopped, away=any(one.stops for one in away)),
                 sheet=self._sheet(study, listed.patients),
                 answers=_answers(ledger),
                 sealed=view.sealed,
@@ -141,9 +142,9 @@ def _alarms(contradictions: Sequence[str], view: PeersView, *, stopped: bool) ->
 
 
 def _away(directory: Path) -> tuple[OwnAlarm, ...]:
-    """Return an alarm for each daemon that is not ready, because without it this site answers nothing."""
+    """Return an alarm for each daemon that is not ready. Without any of them but the log, this site answers nothing."""
     away = (one for one in daemon_standings(directory) if one.state not in ("ready", "starting"))
-    return tuple(OwnAlarm(*trouble(one), stops=True) for one in away)
+    return tuple(OwnAlarm(*trouble(one), stops=one.daemon.partition(" ")[0] != ROLE) for one in away)
 
 
 def _remedied(text: str, *, stopped: bool) -> tuple[str, str]:

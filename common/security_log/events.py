@@ -256,7 +256,10 @@ KINDS: dict[str, SecurityKind] = {
     "daemon-started": SecurityKind("info", _BOTH, "A daemon was started.", {"daemon": "word", "pid": "count"}),
     "daemon-ready": SecurityKind("info", _BOTH, "A daemon is ready.", {"daemon": "word", "pid": "count"}),
     "daemon-offline": SecurityKind(
-        "warning", _BOTH, "A daemon runs, but does not reach its server.", {"daemon": "word", "pid": "count"}
+        "warning",
+        _BOTH,
+        "A daemon runs, but does not reach its server or the target of its log.",
+        {"daemon": "word", "pid": "count"},
     ),
     "daemon-ended": SecurityKind("warning", _BOTH, "A daemon ended and is started again.", {"daemon": "word"}),
     # people at the dashboard

@@ -14,6 +14,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -172,6 +173,44 @@ class LinesSource:
                 yield offset, found, [inode, offset]
 
 
+@dataclass(frozen=True, slots=True)
+class FailingTarget:
+    """A target that does not accept lines: since when, why, and how many lines wait for it."""
+
+    target: str
+    since: str
+    cause: str
+    waiting: int
+
+    @property
+    def sentence(self) -> str:
+        """What fails, since when, and that nothing is lost."""
+        lines = "line waits" if self.waiting == 1 else "lines wait"
+        return (
+            f"target {self.target} accepts no line since {self.since[:19].replace('T', ' ')} UTC ({self.cause}); "
+            f"{self.waiting} {lines} here and will be sent"
+        )
+
+
+def failing_targets(state: Path) -> tuple[FailingTarget, ...]:
+    """Return the targets that did not accept their last line.
+
+    Args:
+        state: The follower's file of places.
+
+    Returns:
+        The targets; none if nothing is recorded or readable.
+    """
+    with contextlib.suppress(OSError, InvalidInput, TypeError):
+        data = _failing_file(state).read_bytes()[:MAX_STATE_BYTES]
+        return tuple(FailingTarget(**one) for one in parse_json(data, what="failing targets of the security log"))
+    return ()
+
+
+def _failing_file(state: Path) -> Path:
+    return state.with_suffix(".failing")
+
+
 class LogFollower:
     """Sends the events of sources to targets, and stores the place of the last event sent to each target.
 
@@ -180,7 +219,8 @@ class LogFollower:
         sinks: The targets, by their text on the command line (:data:`~common.security_log.sinks.TARGETS`).
         party: ``site``, ``server`` or ``dashboard``.
         name: Name of the site or the study, in every line.
-        state: File that stores the places; None to start at the beginning every time.
+        state: File that stores the places; None to start at the beginning every time. The file beside it, with the
+            ending ``failing``, lists the targets that do not accept lines (:func:`failing_targets`).
     """
 
     def __init__(
@@ -190,6 +230,8 @@ class LogFollower:
         self._state = state
         self._places = _load(state)
         self._due: dict[str, tuple[float, float]] = {}
+        kept = () if state is None else failing_targets(state)
+        self._failing = {one.target: one for one in kept if one.target in self._sinks}
 
     def step(self) -> int:
         """Send the new events to each target.
@@ -215,30 +257,53 @@ class LogFollower:
     @property
     def failing(self) -> tuple[str, ...]:
         """Targets that did not accept their last line."""
-        return tuple(self._due)
+        return tuple(self._failing)
 
     def _send_to(self, target: str, sink: Sink) -> int:
         wait_s, due = self._due.get(target, (0.0, 0.0))
         if time.monotonic() < due:
             return 0
-        places, sent, moved = self._places.setdefault(target, {}), 0, False
+        places, sent, waiting, moved = self._places.setdefault(target, {}), 0, 0, False
+        failed: OSError | None = None
         try:
             for source in self._sources:
                 for position, found, place in source.after(places.get(source.name, [])):
-                    if found is not None:
-                        sink.send(self._record(found, source.name, position))
-                        sent += 1
+                    if found is not None and failed is None:
+                        try:
+                            sink.send(self._record(found, source.name, position))
+                            sent += 1
+                        except OSError as error:
+                            failed = error
+                    if failed is not None:  # the lines after the one that failed are only counted
+                        waiting += found is not None
+                        continue
                     moved |= places.get(source.name) != place
                     places[source.name] = place
+        except OSError as error:
+            failed = failed or error
+        if failed is None:
             if self._due.pop(target, None):
                 log.info("event=log-target-back target=%s", target)
-        except OSError as error:
+        else:
             wait_s = min(max(2 * wait_s, FIRST_WAIT_S), LONGEST_WAIT_S)
             self._due[target] = (wait_s, time.monotonic() + wait_s)
-            log.warning("event=log-target-failed target=%s cause=%s", target, type(error).__name__)
+            log.warning("event=log-target-failed target=%s cause=%s", target, type(failed).__name__)
+        self._note(target, failed, waiting)
         if moved:
             self._save()
         return sent
+
+    def _note(self, target: str, failed: OSError | None, waiting: int) -> None:
+        """Store whether a target accepts lines, if that changed."""
+        before = self._failing.pop(target, None)
+        if failed is not None:
+            since = format_time(utc_now()) if before is None else before.since
+            cause = failed.strerror or type(failed).__name__
+            self._failing[target] = FailingTarget(target, since, cause, waiting)
+        if before != self._failing.get(target) and self._state is not None:
+            text = json.dumps([asdict(one) for one in self._failing.values()])
+            with contextlib.suppress(OSError):
+                write_atomically(_failing_file(self._state), text.encode(), mode=0o640)
 
     def _record(self, found: Found, source: str, position: int) -> dict[str, Any]:
         of = {"party": self._party, "name": self._name, "source": source, "position": position}

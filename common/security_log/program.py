@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from common.errors import ConsiliumError
 from common.plain import log_to_stderr
 from common.process import DaemonSpec, base_env
-from common.security_log.follow import LogFollower, Source
-from common.security_log.sinks import open_sink
+from common.security_log.follow import LogFollower, Source, failing_targets
+from common.security_log.sinks import open_sink, remedy_of
+from common.supervision import DaemonStanding, KeptRunning
 
+ROLE = "log"
 STATE = "security-log.state"
 """File in the folder ``logs`` that stores the place of the last event sent to each target."""
 
@@ -68,6 +73,57 @@ def follow_program(party: str, open_sources: OpenSources) -> None:
     found.run(stop=stop.wait)
 
 
+def not_accepted(directory: Path) -> str:
+    """Describe the targets of a party that accept no lines.
+
+    Args:
+        directory: The party's directory.
+
+    Returns:
+        A sentence for each target, then the remedies; empty if all accept.
+    """
+    found = failing_targets(directory / "logs" / STATE)
+    remedies = "; ".join(remedy_of(one.target) for one in found)
+    return f"{'; '.join(one.sentence for one in found)}; to fix: {remedies}" if found else ""
+
+
+def kept_log(directory: Path, *, module: str, name: str, targets: Sequence[str]) -> KeptRunning:
+    """Return a party's log process as a daemon that is kept running, and is offline while a target accepts no lines.
+
+    Args:
+        directory: The party's directory.
+        module: Name of the module that runs the log program.
+        name: Name of the daemon.
+        targets: The targets as given with ``--to``.
+
+    Returns:
+        The daemon.
+
+    Raises:
+        InvalidInput: If a target is invalid.
+    """
+    spec = partial(log_daemon, directory, module=module, name=name, targets=targets)
+    spec()
+    return KeptRunning(spec=spec, offline=partial(not_accepted, directory), offline_s=math.inf)
+
+
+def with_backlog(found: Iterable[DaemonStanding], directory: Path) -> tuple[DaemonStanding, ...]:
+    """Return a party's daemons, where a log process that is offline says what is the case now.
+
+    Args:
+        found: The daemons' recorded states, from the time at which the first target failed.
+        directory: The party's directory.
+
+    Returns:
+        The states.
+    """
+    now = not_accepted(directory)
+    return tuple(
+        replace(one, why=now) if now and one.state == "offline" and one.daemon.partition(" ")[0] == ROLE else one
+        for one in found
+    )
+
+
 def log_daemon(directory: Path, *, module: str, name: str, targets: Sequence[str]) -> DaemonSpec:
     """Return the definition of a party's log process as a daemon.
 
@@ -87,7 +143,7 @@ def log_daemon(directory: Path, *, module: str, name: str, targets: Sequence[str
     for target in targets:
         open_sink(target)
     return DaemonSpec(
-        role="log",
+        role=ROLE,
         name=name,
         argv=(sys.executable, "-P", "-m", module, str(folder), *(word for one in targets for word in ("--to", one))),
         env=base_env(),

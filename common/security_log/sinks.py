@@ -72,6 +72,27 @@ def open_sink(target: str) -> Sink:
     raise InvalidInput("target of the security log", value=target, limit=TARGETS)
 
 
+def remedy_of(target: str) -> str:
+    """Return what to do about a target that accepts no line.
+
+    Args:
+        target: The target, in one of the forms of :data:`TARGETS`.
+
+    Returns:
+        The remedy.
+    """
+    scheme, _, rest = target.partition(":")
+    match scheme:
+        case "syslog":
+            return f"start the syslog daemon of this machine, which listens at {DEV_LOG}, or give another --log-to"
+        case "journald":
+            return "check that systemd-journald runs on this machine, or give another --log-to"
+        case "file":
+            return f"let user {os.getuid()} write {rest} on a disk with room, or give another --log-to"
+        case _:
+            return f"check that {rest.removeprefix('//')} accepts {scheme} connections from here, or correct --log-to"
+
+
 def _netloc(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 

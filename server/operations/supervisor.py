@@ -28,7 +28,7 @@ from common.events import EventTail, read_events
 from common.objects import write_atomically
 from common.pki import ServerIdentity
 from common.process import DaemonSpec, base_env, plain_text
-from common.security_log.program import log_daemon
+from common.security_log.program import kept_log, with_backlog
 from common.sockets import accepts, answers_http, reachable
 from common.supervision import (
     DaemonStanding,
@@ -290,9 +290,7 @@ def serve(
         prepare_network(workspace)
         kept.append(KeptRunning(spec=lambda: core_daemon(workspace), explain=last_words))
         if log_to:
-            log = partial(log_daemon, workspace.root, module=LOG_MODULE, name="log", targets=log_to)
-            log()  # raises now if a target has an unknown form
-            kept.append(KeptRunning(spec=log))
+            kept.append(kept_log(workspace.root, module=LOG_MODULE, name="log", targets=log_to))
     server, endpoint = flower_server(workspace), workspace.endpoint()
     if "network" in parts:
         inner = lambda: port_taken(HOST, endpoint.internal_port, option="--internal-port")  # noqa: E731
@@ -320,6 +318,7 @@ def daemon_standings(workspace: Workspace) -> tuple[DaemonStanding, ...]:
         The states, from those logs that this user can read.
     """
     own, keeper = standings((workspace.root / "logs", workspace.flower_dir / "logs")), workspace.port_keeper()
+    own = with_backlog(own, workspace.root)
     if keeper is workspace:
         return own
     theirs = standings((keeper.root / "logs", keeper.flower_dir / "logs"))

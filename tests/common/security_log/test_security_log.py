@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.operations import security_events as of_site
+from client.operations.daemons import trouble
 from common.canonical import canonical_text
 from common.clock import utc_now
 from common.errors import InvalidInput
@@ -29,9 +30,19 @@ from common.ledger.records import KINDS as ROW_KINDS
 from common.ledger.records import parse_record
 from common.security_log import sinks
 from common.security_log.events import KINDS, Found, json_schema, log_record
-from common.security_log.follow import LedgerSource, LinesSource, LogFollower, daemon_fact, logged_event, once
+from common.security_log.follow import (
+    LedgerSource,
+    LinesSource,
+    LogFollower,
+    daemon_fact,
+    failing_targets,
+    logged_event,
+    once,
+)
+from common.security_log.program import STATE, kept_log, with_backlog
 from common.security_log.rows import shared_row
 from common.security_log.sinks import RotatedFile, open_sink
+from common.supervision import DaemonStanding
 from server.operations import security_events as of_server
 from tests.common.ledger.golden_world import SINCE, live
 from tests.conftest import ROOT
@@ -138,11 +149,53 @@ def test_a_target_that_was_away_gets_what_it_missed_and_a_restart_sends_nothing_
     first.step()
     assert first.failing == ("a",)
     assert away.records == [] != there.records
+    (failing,) = failing_targets(tmp_path / "state")
+    assert (failing.target, failing.waiting) == ("a", len(there.records))
     away.away = False
     second, before = make(), len(there.records)
     second.step()
     assert away.records == there.records
     assert len(there.records) == before
+    assert failing_targets(tmp_path / "state") == ()
+
+
+def test_a_target_that_refuses_is_shown_with_its_cause_since_when_and_how_many_lines_wait(tmp_path: Path) -> None:
+    source, logs = ledgers(tmp_path)["site"], tmp_path / "logs"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        target = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    kept = kept_log(tmp_path, module="none", name="north", targets=[target])
+    assert kept.offline() == ""
+    one = DaemonStanding("log north", "offline", utc_now().isoformat(), "as it was when it began")
+    make = lambda: LogFollower([source], {target: open_sink(target)}, party="site", name="n", state=logs / STATE)  # noqa: E731
+    make().step()
+    (failing,) = failing_targets(logs / STATE)
+    waiting = once([source], party="site", name="n", sink=Kept())
+    make().step()  # after a restart
+    assert failing_targets(logs / STATE) == (failing,)
+    assert failing.waiting == waiting > 1
+    for word in (target, failing.since[:10], "refused", f"{waiting} lines", "to fix: "):
+        assert word in kept.offline()
+    (shown,) = with_backlog([one], tmp_path)
+    assert kept.offline() in shown.line
+    said, remedy = trouble(shown)
+    assert failing.sentence in said
+    assert "to fix" not in said
+    assert kept.offline().endswith(f"to fix: {remedy}")
+    LogFollower([source], {target: Kept()}, party="site", name="n", state=logs / STATE).step()
+    assert kept.offline() == ""
+
+
+@pytest.mark.parametrize("target", ["syslog", "journald", "file:/proc/none/log"])
+def test_a_target_on_this_machine_that_is_missing_names_what_to_do(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "DEV_LOG", str(tmp_path / "none"))
+    monkeypatch.setattr(sinks, "JOURNAL", str(tmp_path / "none"))
+    source = ledgers(tmp_path)["server"]
+    LogFollower([source], {target: open_sink(target)}, party="server", name="n", state=tmp_path / "logs" / STATE).step()
+    (failing,) = failing_targets(tmp_path / "logs" / STATE)
+    assert failing.cause == "No such file or directory"
+    assert "--log-to" in sinks.remedy_of(target)
 
 
 def test_a_ledger_put_back_from_a_copy_or_damaged_is_an_alert(tmp_path: Path) -> None:
