@@ -140,7 +140,13 @@ def _check_start(path: Path, study: Study) -> None:
 
 
 def create_site(
-    directory: Path, *, pool: str, data: Path, kit: SiteKit, registry: Registry | None = None
+    directory: Path,
+    *,
+    pool: str,
+    data: Path,
+    kit: SiteKit,
+    registry: Registry | None = None,
+    forget: Path | None = None,
 ) -> JoinRequest:
     """Set up a site's directory with its pool's ledger, and write its request to the consortium.
 
@@ -152,6 +158,7 @@ def create_site(
         data: Folder of the dataset.
         kit: The startup kit.
         registry: Pools with a ledger on this machine; by default the user's.
+        forget: Directory of a lost ledger of these patients, whose charges a person decided to forget.
 
     Returns:
         The request.
@@ -161,7 +168,7 @@ def create_site(
     """
     registry = registry or Registry.of_user()
     check_data_folder(data)
-    registry.check(pool=pool, data=data, directory=directory)
+    registry.check(pool=pool, data=data, directory=directory, forget=forget)
     if (directory / "site.toml").exists():
         request = _same_again(directory, kit, pool=pool, data=data)
     else:
@@ -169,7 +176,7 @@ def create_site(
         caps = replace(study.privacy, epsilon=study.pool_budget.epsilon)
         text = _site_toml(kit, pool=pool, data=os.path.abspath(data), caps=caps)
         request = _lay_out(directory, kit, text)
-    registry.remember(KeptPool(pool=pool, data=str(data.resolve()), directory=str(directory.resolve())))
+    registry.remember(KeptPool(pool=pool, data=str(data.resolve()), directory=str(directory.resolve())), forget=forget)
     return request
 
 

@@ -11,14 +11,21 @@ import fcntl
 import json
 import logging
 import os
+import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+from client.ledger.site_ledger import SiteLedger
+from client.policy import LEDGER_FILE
 from common.document import Document
-from common.errors import InvalidInput
+from common.errors import ConsiliumError, InvalidInput
+from common.ledger.rollback_guard import standing_path
 from common.objects import write_atomically
 
 log = logging.getLogger(__name__)
+
+FORGET = "--forget-charges-of"
+"""Option of `consilium site init` by which a person confirms that a lost ledger no longer counts."""
 
 STATE_DIR = "CONSILIUM_STATE_DIR"
 """Environment variable that names the file's folder; by default ``consilium`` in the user's XDG state directory."""
@@ -59,7 +66,7 @@ class Registry:
             return cls(None)
         return cls(folder / "pools.json")
 
-    def check(self, *, pool: str, data: Path, directory: Path) -> None:
+    def check(self, *, pool: str, data: Path, directory: Path, forget: Path | None = None) -> None:
         """Refuse a second ledger for the same pool, or for another pool whose data folder overlaps with this one.
 
         Two folders overlap if they are equal or one contains the other.
@@ -68,31 +75,50 @@ class Registry:
             pool: Name of the pool.
             data: Folder of the dataset.
             directory: Directory that would keep the ledger.
+            forget: Directory of a lost ledger that does not count, because a person confirmed it.
 
         Raises:
-            InvalidInput: If another directory already has such a ledger.
+            InvalidInput: If another directory already has such a ledger, or if ``forget`` still has one or is not
+                listed.
         """
         here, place = str(directory.resolve()), data.resolve()
+        lost = None if forget is None else str(forget.resolve())
+        if lost is not None and lost not in {kept.directory for kept in self._read()}:
+            raise InvalidInput(FORGET, value=lost, limit="the directory that the refusal of `site init` names")
         for kept in self._read():
             if kept.directory == here:
                 continue
             known = Path(kept.data)
             same_data = place == known or place.is_relative_to(known) or known.is_relative_to(place)
-            if kept.pool == pool or same_data:
+            gone = _gone(Path(kept.directory))
+            if (kept.pool == pool or same_data) and not (gone and kept.directory == lost):
                 raise InvalidInput(
                     "these patients already have a ledger on this machine",
                     value=pool if kept.pool == pool else str(place),
-                    limit=f"one ledger for each pool: pool {kept.pool!r} with the data {kept.data} has its ledger in "
-                    f"{kept.directory}",
-                    remedy=f"run `consilium site join --from {kept.directory}`; if these are other patients, or that "
-                    f"ledger is deleted and never charged anything, remove its entry from {self.file}",
+                    limit=f"one ledger for each pool: pool {kept.pool!r} with the data {kept.data} "
+                    f"{'had' if gone else 'has'} its ledger in {kept.directory}",
+                    remedy=self._remedy(kept, gone=gone),
                 )
 
-    def remember(self, kept: KeptPool) -> None:
+    def _remedy(self, kept: KeptPool, *, gone: bool) -> str:
+        join = f"run `consilium site join --from {kept.directory}`"
+        again = f"run this command again with {FORGET} {kept.directory}"
+        others = f"if these are other patients, remove its entry from {self.file}"
+        if gone:
+            return (
+                f"put that directory back and {join}; if it was deleted on purpose, {again}: whatever it charged to "
+                f"these patients is then counted no more; {others}"
+            )
+        if _unspent(Path(kept.directory)):
+            return f"{join}; if it is in the wrong place: it has charged nothing, so delete it and {again}; {others}"
+        return f"{join}; {others}"
+
+    def remember(self, kept: KeptPool, *, forget: Path | None = None) -> None:
         """Add a pool to the list, in place of the entry for the same directory.
 
         Args:
             kept: The pool.
+            forget: Directory of a lost ledger, whose entry is removed.
         """
         if self.file is None:
             log.warning("event=registry-absent pool=%s", kept.pool)
@@ -101,7 +127,8 @@ class Registry:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with (self.file.parent / "pools.lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                others = [one for one in self._entries() if one.directory != kept.directory]
+                replaced = {kept.directory, *([] if forget is None else [str(forget.resolve())])}
+                others = [one for one in self._entries() if one.directory not in replaced]
                 text = json.dumps([one.to_json() for one in (*others, kept)], indent=1)
                 write_atomically(self.file, (text + "\n").encode(), mode=0o600)
         except (OSError, ValueError, InvalidInput):
@@ -121,3 +148,22 @@ class Registry:
         if not isinstance(document, list):
             raise InvalidInput("registry of pools", limit="a JSON list")
         return list(map(KeptPool.from_json, document))
+
+
+_BEGUN = frozenset({"genesis", "study", "pool", "peer"})
+"""The only kinds of rows in a ledger that has charged and recorded nothing about patients."""
+
+
+def _gone(directory: Path) -> bool:
+    """Return whether a directory has neither a ledger nor the standing of one."""
+    ledger = directory / LEDGER_FILE
+    return not os.path.lexists(ledger) and not os.path.lexists(standing_path(ledger))
+
+
+def _unspent(directory: Path) -> bool:
+    """Return whether a directory's ledger can be read, is the newest copy, and has charged nothing."""
+    try:
+        with SiteLedger.read(directory / LEDGER_FILE) as ledger:
+            return ledger.doubt() is None and all(row.kind in _BEGUN for row in ledger.rows())
+    except (ConsiliumError, OSError, sqlite3.Error):
+        return False

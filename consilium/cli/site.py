@@ -47,6 +47,13 @@ def init(
     pool: Annotated[
         str | None, typer.Option(help="Stable name of the patient pool; the site's name by default.")
     ] = None,
+    forget_charges_of: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of an earlier ledger of these patients that was deleted. Whatever it charged is counted no "
+            "more, so the patients may be charged a whole budget again."
+        ),
+    ] = None,
 ) -> None:
     """Create a site's directory: its node key, its policy (site.toml), its copy of the study and its join request.
 
@@ -57,7 +64,7 @@ def init(
     from client.site.enrolment import SiteKit, create_site
 
     opened = SiteKit.load(kit)
-    request = create_site(site_dir, pool=pool or opened.facts.site, data=data, kit=opened)
+    request = create_site(site_dir, pool=pool or opened.facts.site, data=data, kit=opened, forget=forget_charges_of)
     say(f"{site_dir}: created for {opened.facts.site}")
     _ask_to_be_admitted(site_dir, request, opened)
 

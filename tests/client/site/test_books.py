@@ -305,6 +305,37 @@ def test_no_second_books_for_a_pool_or_over_its_data(north: Path, second: Worksp
         assert not (tmp_path / "twice").exists()
 
 
+def begin_again(north: Path, kit: Path, place: Path, *options: object) -> str:
+    """Set the site up at another place; what was refused, or empty."""
+    words = ("init", "--kit", kit, "--data", north.parent / "data", "--pool", "north/adults", "--site-dir", place)
+    result = site(*words, *options)
+    assert result.exception is None or isinstance(result.exception, InvalidInput)
+    return "" if result.exception is None else str(result.exception)
+
+
+def test_a_site_set_up_in_the_wrong_place_and_deleted_is_forgotten_only_by_a_word_on_its_charges(
+    north: Path, first: Workspace, second: Workspace, tmp_path: Path
+) -> None:
+    kit, place, option = kit_of(second), tmp_path / "right", ("--forget-charges-of", north)
+    refused = begin_again(north, kit, place)
+    assert "has charged nothing, so delete it" in refused
+    assert begin_again(north, kit, place, *option) == refused  # its ledger is there
+    accept(north, first.study(), 1)
+    charged = begin_again(north, kit, place, *option)
+    assert "--forget-charges-of" not in charged.partition("to fix: ")[2]
+    (north / "site-ledger.sqlite").unlink()
+    assert "site join" in begin_again(north, kit, place, *option)  # its standing shows what it charged
+    shutil.rmtree(north)
+    offered = begin_again(north, kit, place)
+    assert f"--forget-charges-of {north}: whatever it charged" in offered
+    assert "another" in begin_again(north, kit, place, "--forget-charges-of", tmp_path / "another")
+    assert not place.exists()
+    assert begin_again(north, kit, place, *option) == ""
+    assert (place / "site-ledger.sqlite").exists()
+    (tmp_path / "third").mkdir()
+    assert f"ledger in {place};" in begin_again(north, kit, tmp_path / "third")  # the new one counts from now on
+
+
 def test_other_patients_get_books_of_their_own(north: Path, second: Workspace, tmp_path: Path) -> None:
     (tmp_path / "children").mkdir()
     create_site(tmp_path / "b", pool="north/children", data=tmp_path / "children", kit=SiteKit.load(kit_of(second)))
