@@ -182,16 +182,25 @@ class TrainResult:
     structures: tuple[str, ...]
 
     def check_finished(self) -> None:
-        """Refuse a result in which a voter's training did not finish.
+        """Refuse a result in which a voter's training did not finish, or no voter has a teacher.
 
         Raises:
             DaemonFailed: If a voter crashed; the same command continues it.
+            InvalidInput: If no voter has a usable case. The report was written as for any other result.
         """
         if self.report.crashes:
             voters = len(self.report.voters) + len(self.report.crashes)
             raise DaemonFailed(
                 f"{len(self.report.crashes)} of {voters} teachers did not finish training; "
                 "to fix: run the same command again"
+            )
+        if not any(voter.weights for voter in self.report.voters):
+            raise InvalidInput(
+                "no teacher has a usable case, so this site would contribute only zero codes",
+                value=f"{self.cases.left_out} of {self.cases.listed} cases left out",
+                limit="at least one usable case",
+                remedy="mend the cases that are listed above with their reasons (again: `consilium site cases`), then "
+                "run the same command again",
             )
 
     def to_json(self) -> dict[str, object]:
@@ -257,8 +266,6 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
         cases = record_cases(options.site_dir / "teachers", dataset, report.problems)
     for pair in cases.doubled:
         on_warning(f"warning: {pair.sentence}")
-    if not report.crashes and not any(voter.weights for voter in report.voters):
-        on_warning("warning: no teacher has a usable case: this site will contribute zero codes")
     return TrainResult(report, cases, study.data.structures)
 
 

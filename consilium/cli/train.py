@@ -130,8 +130,8 @@ def train(
     that was interrupted counts as taken and is not repeated. If the teachers' directory was restored from a backup that
     lacks the last steps of a private training, that training continues only with --again, which charges the patients
     again. The options of a private training have defaults for each strategy; choose other values on public data, not on
-    patients. Exit code 6: another training or a withdrawal is in progress here. 7: a voter's process died; the other
-    voters are done.
+    patients. Exit code 2: no teacher has a usable case. 6: another training or a withdrawal is in progress here. 7: a
+    voter's process died; the other voters are done.
     Example: consilium site train --site-dir /srv/consilium --jobs 4
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --epsilon 8 --delta 1e-5
     Example: consilium site train --site-dir /srv/consilium --strategy dp-sgd --noise-multiplier 2.449

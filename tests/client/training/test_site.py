@@ -291,15 +291,25 @@ def test_a_site_without_one_usable_case_ends_like_any_other(dataset: Dataset, tm
 
 
 @pytest.mark.slow
-def test_the_command_ends_well_at_a_site_without_one_usable_case_and_says_so(dataset: Dataset, tmp_path: Path) -> None:
-    for case in dataset.cases:
+@pytest.mark.parametrize("usable", [0, 1])
+def test_the_command_fails_at_a_site_without_one_usable_case_and_names_the_cases(
+    dataset: Dataset, tmp_path: Path, usable: int
+) -> None:
+    for case in dataset.cases[usable:]:
         case.image.write_bytes(b"")
     (tmp_path / "study.toml").write_text(STUDY)
     arguments = ["--data", str(tmp_path / "set"), "--study", str(tmp_path / "study.toml"), "--jobs", "1"]
-    result = CliRunner().invoke(app, [*arguments, "--site-dir", str(tmp_path / "site")], catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "no teacher has a usable case" in result.stderr
-    assert len(load_cases(tmp_path / "site").problems) == 6
+    result = CliRunner().invoke(app, [*arguments, "--site-dir", str(tmp_path / "site")])
+    problems = load_cases(tmp_path / "site").problems  # recorded as ever
+    assert len(problems) == 6 - usable
+    assert all(f"{problem.case}: {problem.reason}" in result.stdout for problem in problems)
+    if usable:
+        assert result.exit_code == 0
+    else:
+        assert isinstance(result.exception, InvalidInput)
+        assert result.exception.exit_code == 2
+        assert "6 of 6 cases left out" in str(result.exception)
+        assert result.exception.remedy
 
 
 def test_a_patient_who_is_no_longer_listed_leaves_the_other_voters_as_they_are(
