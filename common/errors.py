@@ -12,7 +12,8 @@ An error states what was wrong, the value, the limit and the remedy. It never co
     └── StorageFailed (9)       a disk is full or failing
 
 Commands use further exit codes: 0 done, 1 unexpected failure, 8 `site doctor` found something to repair, 10 `site
-evaluate --strict` found a student that should not be used, 11 a `dispute` found evidence against a hospital.
+evaluate --strict` found a student that should not be used, 11 a `dispute` found evidence against a hospital, 12
+`predict` left out some files.
 """
 
 from __future__ import annotations

@@ -76,11 +76,13 @@ class Predictions:
         text: The results as text.
         facts: The results as plain values for JSON.
         used: Number of files that could be used.
+        left_out: Number of files that were left out, with their reasons in ``text`` and ``facts``.
     """
 
     text: str
     facts: dict[str, object]
     used: int
+    left_out: int
 
 
 def predict_images(
@@ -125,7 +127,8 @@ def predict_images(
     results = [*problems, *done]
     facts = to_json(results, bundle)
     (out / "scores.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return Predictions(to_text(results, bundle), facts, sum(bool(result.file) for result in results))
+    used = sum(bool(result.file) for result in results)
+    return Predictions(to_text(results, bundle), facts, used, len(results) - used)
 
 
 def load_model(directory: Path) -> Bundle:

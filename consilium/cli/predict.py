@@ -12,6 +12,9 @@ from common.errors import InvalidInput
 from consilium.cli.options import ResultAsJson, counting
 from consilium.cli.say import say
 
+SOME_LEFT_OUT = 12
+"""Exit code if some files were left out and the label maps of all others were written."""
+
 app = typer.Typer(add_completion=False)
 
 
@@ -64,7 +67,8 @@ def predict(
 
     Each result is on the voxel grid of its input file. If labels are given, Dice and HD95 (mm) are computed on that
     grid, so structures outside the study's grid count as missed.
-    Exit code 2: no file could be used, or the DICOM series was refused.
+    Exit code 2: no file could be used, or the DICOM series was refused. 12: some files were left out, with a reason
+    each; the results of all others were written.
     Example: consilium predict scans --model bundle --out predictions --labels drawn
     Example: consilium predict --dicom study --series 4 --model bundle --out segmentations
     """
@@ -100,6 +104,10 @@ def predict(
     say(json.dumps(done.facts, allow_nan=False) if as_json else done.text)
     if not done.used:
         raise InvalidInput("no file could be used", remedy="see the reasons above")
+    if done.left_out:
+        files = f"{done.left_out} of {done.left_out + done.used} files were left out, the results of the others written"
+        say(f"error: {files}; to fix: see the reasons above, or in {out / 'scores.json'}", err=True)
+        raise typer.Exit(SOME_LEFT_OUT)
 
 
 def _predict_dicom(

@@ -450,6 +450,7 @@ def test_the_student_comes_home_predicts_and_is_published(road: Road) -> None:
     nib.save(nib.Nifti1Image(np.random.default_rng(0).normal(size=image.shape), image.affine), far)
     done = CliRunner().invoke(app, ["predict", "scans", "--model", "trial/bundle", "--out", "others"])
     assert "unlike every public volume" in done.output
+    assert done.exit_code == 12
     office.type("verify trial")
     office.type("student publish trial")
     office.type("study archive trial")

@@ -24,7 +24,7 @@ from common.models.student_bundle import export_bundle
 from common.models.unet import build_unet
 from common.plain import RESEARCH_ONLY
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
-from consilium.cli.predict import app
+from consilium.cli.predict import SOME_LEFT_OUT, app
 from consilium.predict import load_model
 from tests.worlds import make_study
 
@@ -89,7 +89,10 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*arguments: object) -> str:
     done = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert done.exit_code == 0
+    out = Path(str(arguments[arguments.index("--out") + 1]))
+    left_out = json.loads((out / "scores.json").read_text())["left_out"]
+    assert done.exit_code == (SOME_LEFT_OUT if left_out else 0)
+    assert (f"{left_out} of " in done.stderr) == (left_out > 0)
     return done.stdout
 
 
