@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from common.errors import DaemonFailed
@@ -30,6 +30,10 @@ from common.process import READY_TIMEOUT_S, Daemon, DaemonSpec, ProcessGroup, ba
 
 LOG_MAX_BYTES = 16 << 20
 POLL_S = 0.5
+ASK_S = 10.0
+"""Seconds between two questions to a ready daemon whether it answers."""
+SILENT_S = 60.0
+"""Seconds without an answer after which a ready daemon counts as offline."""
 BEAT_S = 5.0
 """Seconds between two heartbeats of a supervising process: the time of change of its lock file."""
 FACTS = "daemons.jsonl"
@@ -80,8 +84,8 @@ class KeptRunning:
         steady_s: Seconds of running after which waits start again at ``first_s``.
         obstacle: Called before each start; returns the reason why it cannot start, with a remedy, or an empty text.
         explain: Takes the daemon's log since its last start; returns the part that the event about its end quotes.
-        offline: Called while the daemon is ready; returns a sentence with a remedy while it does not reach its server,
-            else an empty text.
+        offline: Called while the daemon is ready; returns a sentence with a remedy while it does not answer or does not
+            reach its server, else an empty text.
         offline_s: Seconds of being offline after which the daemon is restarted. The restart loses a reply that waits in
             the daemon's memory. So the time is longer than a study usually waits for replies.
     """
@@ -95,6 +99,48 @@ class KeptRunning:
     explain: Callable[[str], str] = deliberate
     offline: Callable[[], str] = lambda: ""
     offline_s: float = 1800.0
+
+
+class AnswerWatch:
+    """Says since when a ready daemon has not answered.
+
+    :meth:`ask` is the daemon's test of readiness, and the object itself is :attr:`KeptRunning.offline`.
+
+    Args:
+        what: The daemon, such as ``the gateway``.
+        answers: Asks the daemon; returns True if it answers. It may take a few seconds.
+        remedy: What to do.
+        clock: Monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        answers: Callable[[], bool],
+        *,
+        remedy: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what, self._answers, self._remedy, self._clock = what, answers, remedy, clock
+        self._asked = self._heard = clock()
+
+    def ask(self) -> bool:
+        """Ask the daemon now, and return whether it answered."""
+        self._asked = self._clock()
+        if found := self._answers():
+            self._heard = self._clock()
+        return found
+
+    def __call__(self) -> str:
+        """Return a sentence while the daemon has not answered for :data:`SILENT_S`; it is asked every
+        :data:`ASK_S` seconds."""
+        if self._clock() - self._asked >= ASK_S:
+            self.ask()
+        silent_s = self._clock() - self._heard
+        if silent_s < SILENT_S:
+            return ""
+        since = datetime.now(UTC) - timedelta(seconds=silent_s)
+        return f"{self._what} has not answered since {since:%Y-%m-%d %H:%M:%S} UTC; to fix: {self._remedy}"
 
 
 def all_of_a_study(
@@ -292,8 +338,8 @@ def keep_running(logs: Path, kept: Sequence[KeptRunning], *, on_ready: Callable[
 
 @dataclass(frozen=True, slots=True)
 class DaemonStanding:
-    """The state of a daemon: ``starting``, ``ready``, ``offline`` (it runs, but does not reach its server or the target
-    of its log), ``ended`` (it will be restarted) or ``stopped``.
+    """The state of a daemon: ``starting``, ``ready``, ``offline`` (it runs, but does not answer, or does not reach its
+    server or the target of its log), ``ended`` (it will be restarted) or ``stopped``.
 
     ``since`` is when the state began; for a stopped daemon it is the last time it is known to have run. ``why`` is why
     the daemon ended last, ``said`` the quoted part of its log, and ``log`` the path of the log.

@@ -132,7 +132,7 @@ def test_the_runbook_has_every_alarm_every_word_of_refusal_and_every_exit_code_a
     assert tables[1] - {"word"} == set(DECLINED)
     assert all(f"`{word}`" in text for word in MISSED)
     codes = {str(kind.exit_code) for kind in vars(errors).values() if hasattr(kind, "exit_code")}
-    assert tables[2] - {"code"} == codes | {"0", "8", "10", "11", "130"}
+    assert tables[2] - {"code"} == codes | {"0", "8", "10", "11", "12", "130"}
 
 
 def test_the_configuration_reference_names_every_key_as_it_is_now():

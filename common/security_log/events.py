@@ -258,7 +258,7 @@ KINDS: dict[str, SecurityKind] = {
     "daemon-offline": SecurityKind(
         "warning",
         _BOTH,
-        "A daemon runs, but does not reach its server or the target of its log.",
+        "A daemon runs, but does not answer, or does not reach its server or the target of its log.",
         {"daemon": "word", "pid": "count"},
     ),
     "daemon-ended": SecurityKind("warning", _BOTH, "A daemon ended and is started again.", {"daemon": "word"}),

@@ -19,6 +19,7 @@ from fastapi import Depends, Request
 from common.errors import InvalidInput
 from common.ledger.spending import Spending
 from common.pki import expires
+from common.supervision import standings
 from server.dashboard.jobs import Job, work
 from server.dashboard.label_files import LabelFiles
 from server.dashboard.notify import FAILED, Telling, Webhook
@@ -179,10 +180,11 @@ class DashboardService:
             return None
 
     def _own_alarms(self) -> list[Alarm]:
-        """Return the alarms about the webhook, the verification job, the TLS certificate and the decisions file."""
+        """Return the alarms about the webhook, the verification job, the gateway, the TLS certificate and decisions."""
         found = [FAILED] if self.webhook is not None and self.webhook.failing else []
         if self.verify.state.state == "failed" or (self.verify.state.state == "done" and not self.verified["ok"]):
             found.append(NOT_VERIFIED)
+        found += self._gateway_alarms()
         ends = self.certificate_ends()
         left = None if ends is None else ends - self.now()
         if ends is not None and left is not None and left < ENDS_SOON:
@@ -199,6 +201,17 @@ class DashboardService:
         except (InvalidInput, OSError) as error:
             found.append(Alarm("decisions-broken", "critical", f"Decisions about labels cannot be read: {error}", MEND))
         return found
+
+    def _gateway_alarms(self) -> list[Alarm]:
+        """Return an alarm if the gateway runs, but does not answer."""
+        keeper = self.follower.workspace.port_keeper()
+        found = standings((keeper.root / "logs", keeper.flower_dir / "logs"))
+        return [
+            Alarm("gateway-silent", "critical", f"The server does not answer the sites: {said}", f"Next: {remedy}.")
+            for one in found
+            if one.daemon == "gateway" and one.state == "offline"
+            for said, _, remedy in [one.why.partition("; to fix: ")]
+        ]
 
     def certificate_ends(self) -> datetime | None:
         """Return when the server's TLS certificate expires; None if there is none or it cannot be read here."""

@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from common.process import DaemonSpec, base_env, plain_text
 from common.security_log.program import kept_log, with_backlog
 from common.sockets import accepts, answers_http, reachable
 from common.supervision import (
+    AnswerWatch,
     DaemonStanding,
     KeptRunning,
     all_of_a_study,
@@ -301,7 +303,16 @@ def serve(
         ]
     if "network" in parts and gateway and not endpoint.behind:
         outer = lambda: port_taken(bind, endpoint.port)  # noqa: E731
-        kept.append(KeptRunning(spec=lambda: gateway_daemon(workspace, bind=bind), obstacle=outer, explain=last_words))
+        answers = lambda: gateway_answers(bind, endpoint.port, workspace.gateway_dir / "ca.crt")  # noqa: E731
+        watch = AnswerWatch("the gateway", answers, remedy="see gateway.log, then restart `consilium server up`")
+        kept.append(
+            KeptRunning(
+                spec=lambda: replace(gateway_daemon(workspace, bind=bind), ready=watch.ask),
+                obstacle=outer,
+                explain=last_words,
+                offline=watch,
+            )
+        )
     if set(PARTS) <= set(parts):
         for other in read_behind(workspace.gateway_dir / BEHIND):
             kept.append(KeptRunning(spec=partial(study_daemons, Path(other.directory), log_to), explain=last_words))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -16,9 +19,12 @@ import pytest
 
 from common.errors import DaemonFailed
 from common.process import DaemonSpec, ProcessGroup, base_env
+from common.sockets import free_port
 from common.supervision import (
+    ASK_S,
     FACTS,
     LOG_MAX_BYTES,
+    AnswerWatch,
     KeptRunning,
     Supervisor,
     deliberate,
@@ -184,6 +190,47 @@ def test_a_daemon_that_stays_offline_is_restarted(world: World) -> None:
     supervisor.step()
     assert [facts["why"] for facts in world.of("daemon-ended")] == ["offline for 1800 s"]
     assert not Path(f"/proc/{pid}").exists()
+
+
+ANSWERS = """
+import socket
+with socket.create_server(("127.0.0.1", {port})) as door:
+    while True:
+        there, _ = door.accept()
+        there.sendall(b"x")
+        there.close()
+"""
+
+
+def test_a_frozen_daemon_is_offline_after_a_minute_without_an_answer_and_back_when_it_answers(world: World) -> None:
+    port = free_port()
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5) as there:
+            return there.recv(1) == b"x"
+        return False
+
+    watch = AnswerWatch("the gateway", answers, remedy="restart it", clock=lambda: world.now)
+    spec = lambda: replace(world.spec(ANSWERS.format(port=port), ready=watch.ask), ready_timeout_s=1e9)  # noqa: E731
+    supervisor = world.supervisor(KeptRunning(spec=spec, offline=watch))
+    world.until(supervisor, lambda: supervisor.ready)
+
+    def later(seconds: float) -> list[dict]:
+        world.now += seconds
+        supervisor.step()
+        return world.of("daemon-offline")
+
+    for count, end in enumerate((signal.SIGCONT, signal.SIGKILL)):
+        pid, ready = world.group.daemons[0].pid, len(world.of("daemon-ready"))
+        assert watch.ask()
+        os.kill(pid, signal.SIGSTOP)
+        assert [len(later(ASK_S)) for _ in range(5)] == [count] * 5
+        assert [len(later(ASK_S)) for _ in range(2)] == [count + 1] * 2
+        assert "the gateway has not answered since" in world.of("daemon-offline")[-1]["why"]
+        assert world.of("daemon-offline")[-1]["why"].endswith("; to fix: restart it")
+        os.kill(pid, end)
+        world.until(supervisor, lambda ready=ready: len(later(1.0)) > 0 and len(world.of("daemon-ready")) > ready)
+        assert len(later(1.0)) == count + 1
 
 
 def test_one_older_log_is_kept(world: World) -> None:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.errors import InvalidInput
 from common.ledger.keys import public_hex
 from common.site_account import check_account, signed_account
+from common.supervision import FACTS, json_report, keeping
 from server.dashboard.app import Options, create_app
 from server.dashboard.reports import read_reports, take_report
 from server.study.workspace import Workspace
@@ -127,6 +128,23 @@ def test_a_report_is_handed_in_on_the_sites_page(desk, state):
     assert "&lt;b&gt;bold" in text
     assert "site-reports-alarm" in {one["name"] for one in client.get("/api/overview").json()["alarms"]}
     assert (state / "site-reports" / "north.json").exists()
+
+
+@pytest.mark.parametrize("standing", ["ready", "offline", "stopped"])
+def test_a_gateway_that_does_not_answer_is_an_alarm(desk, standing):
+    client, workspace = desk
+    logs = workspace.flower_dir / "logs"
+    with keeping(logs):
+        report = json_report(logs / FACTS)
+        report("daemon-ready", daemon="gateway", pid=1)
+        if standing != "ready":
+            report("daemon-offline", daemon="gateway", pid=1, why="the gateway has not answered since X; to fix: now")
+        if standing != "stopped":
+            alarms = {one["name"]: one for one in client.get("/api/overview").json()["alarms"]}
+    if standing == "stopped":
+        alarms = {one["name"]: one for one in client.get("/api/overview").json()["alarms"]}
+    assert ("gateway-silent" in alarms) == (standing == "offline")
+    assert standing != "offline" or "has not answered since X" in json.dumps(alarms["gateway-silent"])
 
 
 @pytest.mark.parametrize(("left", "level"), [(31, None), (29, "warning"), (-1, "critical")])
