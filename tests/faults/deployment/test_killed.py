@@ -120,6 +120,8 @@ def test_sites_say_that_they_are_offline_while_the_gateway_is_frozen_and_come_ba
             assert "no heartbeat since" in said.stdout
         listed = parties.command("server", "status", str(parties.workspace.root))
         assert f"sites: 0 of {len(SITES)} online" in listed.stdout, listed.stdout + listed.stderr
+        assert "gateway: offline since" in listed.stdout
+        assert listed.returncode == 7
     finally:
         os.kill(gateway, signal.SIGCONT)
     for site in SITES:

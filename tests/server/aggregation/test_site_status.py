@@ -8,11 +8,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from client.policy import Sharing
 from client.worker import shared_status
+from common.config import render_study
 from common.errors import InvalidInput
 from common.messages import MAX_STATUS, NO_HEAD, ReceiptsReply, decode, encode
+from common.supervision import FACTS, json_report, keeping
+from consilium.cli.site import site_app
 from server.aggregation.pipeline import keep_status
 from server.dashboard.reports import read_reports
 from tests.federation import Federation, part
@@ -102,3 +106,25 @@ def test_a_status_report_says_the_same_whether_a_patient_was_withdrawn(fed, tmp_
     assert before["codes_stored"] > 0
     ledger.withdraw_patient(slot=0, voter=0, subject="a" * 64, weights=None)
     assert ledger.facts("site-0", present=()).to_json() == before
+
+
+def test_a_printed_status_names_a_daemon_by_one_word_and_says_the_same_whoever_was_withdrawn(fed):
+    fed.core().run(fed.transport)
+    site, ledger = fed.root / "site-0", fed.site_ledgers["site-0"]
+    (site / "site.toml").write_text(fed.site_toml("site-0", "pool-0"))
+    (site / "study.toml").write_text(render_study(fed.study))
+
+    def printed() -> dict:
+        done = CliRunner().invoke(site_app, ["status", "--json", "--site-dir", str(site)], catch_exceptions=False)
+        assert "doe-017" not in done.stdout
+        return {name: value for name, value in json.loads(done.stdout).items() if name not in ("time", "signature")}
+
+    with keeping(site / "logs"):
+        report = json_report(site / "logs" / FACTS)
+        report("daemon-offline", daemon="supernode site-0", pid=1, why="no heartbeat since doe-017")
+        report("daemon-ended", daemon="worker site-0", why="status 5", said="error: doe-017", log="/x", again_in_s=1.0)
+        before = printed()
+        ledger.withdraw_patient(slot=0, voter=0, subject="a" * 64, weights=None)
+        assert printed() == before
+    assert before["daemons"] == {"supernode site-0": "offline", "worker site-0": "ended"}
+    assert set(before) - set(ledger.facts("site-0", present=()).to_json()) == {"daemons", "shared"}
