@@ -21,6 +21,7 @@ from common.ledger.charges import Spend
 from common.ledger.spending import Spending
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.site_facts import SiteFacts, SiteStudy
+from common.supervision import FACTS, json_report, keeping
 from common.witness.memory import FOLDER as WITNESSES
 from common.witness.memory import HeadMemory
 from common.witness.notes import CheckpointNote, origin_of
@@ -311,3 +312,24 @@ def test_a_contradiction_in_a_peers_ledger_stops_nothing_and_one_in_the_servers_
     assert f'<span class="level">{level}</span>' in text
     assert f'<span class="tag {STATES[state][0]}">{STATES[state][1]}</span>' in text
     assert "lower bound" not in text
+
+
+@pytest.mark.parametrize(
+    ("daemon", "state", "level"), [("log site", "answering", "Warning"), ("supernode north", "away", "Critical")]
+)
+def test_a_log_that_does_not_reach_its_target_is_told_and_stops_nothing(
+    tmp_path: Path, daemon: str, state: str, level: str
+) -> None:
+    site = make_own_site(tmp_path, "answering")
+    with keeping(site / "logs"):
+        report = json_report(site / "logs" / FACTS)
+        report("daemon-ready", daemon=daemon, pid=1)
+        assert page_of(site).facts().state == "answering"
+        report("daemon-offline", daemon=daemon, pid=1, why="no answer; to fix: `start it`")
+        page = page_of(site)
+        found, text = page.facts(), client_of(page).get("/").text
+    assert found.state == state
+    (alarm,) = found.alarms
+    assert "no answer" in alarm.text
+    assert alarm.remedy == "`start it`"
+    assert f'<span class="level">{level}</span>' in text
