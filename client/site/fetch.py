@@ -28,6 +28,7 @@ from common.node_auth import signed_headers
 from common.objects import MAX_OBJECT_BYTES, ObjectStore
 from common.peers import MAX_PEERS_BYTES, Peers
 from common.pki import load_node_key
+from common.plain import plain
 from common.student_statement import MAX_STATEMENT_BYTES
 
 MAX_CACHE_BYTES = 32 << 30
@@ -183,10 +184,8 @@ class PublicObjects:
                         value=path,
                         remedy="run `consilium site doctor`; the next fetch continues where this one stopped",
                     ) from error
-                self._on_wait(
-                    f"still waiting for {what} from {host} after {waited_s:.0f} s, {tried} of {TRIES} tries failed "
-                    f"({_reason(error)})"
-                )
+                said = f"still waiting for {what} from {host} after {waited_s:.0f} s, {tried} of {TRIES} tries failed"
+                self._on_wait(f"{said} ({plain(_reason(error))})")  # the reason may be the server's own text
                 time.sleep(PAUSE_S)
 
     def _continue(self, path: str, partial: Path, on_bytes: OnBytes, *, limit: int) -> None:

@@ -314,9 +314,11 @@ def test_a_reason_phrase_stays_one_quoted_line(
     monkeypatch.setattr(sys, "argv", ["consilium", "site", "peers", "--site-dir", str(world.site), "--fetch"])
     with pytest.raises(SystemExit):
         main()
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "\\u001b[2J\\u001b]52;c;aGk=\\u0007" in said
+    waiting, *still, error = capsys.readouterr().err.splitlines()
+    assert waiting.startswith("waiting for ")
+    assert all(line.startswith("still waiting for ") for line in still)
+    assert error.startswith("error: ")
+    assert all("\\u001b[2J\\u001b]52;c;aGk=\\u0007" in line for line in (*still, error))
 
 
 @pytest.mark.parametrize(
