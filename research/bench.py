@@ -35,7 +35,6 @@ from research.setting import PER_VOLUME, RECIPE, Setting, study_of
 from server.protocols.appearance.labels import LABELS, placed
 from server.protocols.appearance.look import first_frame
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
-from server.protocols.paired import Paired
 from server.protocols.public_start import (
     SPREAD,
     STUDENT_PASSES,
@@ -51,6 +50,7 @@ from server.protocols.public_start import (
 from server.protocols.rounds import FRAMES, keep_frame
 from server.public.kept import KeptInFolder
 from server.public.material import START_FILE, CodecRecord, Public
+from server.public.paired import Paired
 
 
 class Bench:
@@ -202,7 +202,8 @@ class Bench:
         codec = CodecRecord(objects.put(self.codec.to_bytes()), self.codec.dimension)
         looked_at = self.setting.recipe == "appearance"
         images = {array_hash(image): image for image in self.images}
-        public = Public(self.study, codec, tuple(images), objects, KeptInFolder(folder), images=images)
+        kept, paired = KeptInFolder(folder), self.paired or ()
+        public = Public(self.study, codec, tuple(images), objects, kept, paired, images=images)
         if looked_at and start is not None:
             save_weights(folder / START_FILE, start.model)
         if looked_at and not (folder / FRAMES).exists():

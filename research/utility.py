@@ -34,11 +34,10 @@ from research.kept import Cell, array_hash, weights_hash
 from research.roles import Cases
 from research.scores import at_site, scored
 from research.setting import CENTRAL, CENTRAL_PAPER, SHARED
-from server.postprocess.labels import label_file
 from server.postprocess.networks import fit_once
 from server.protocols.public_start import Start
 from server.protocols.query_protocol import FitFiles, Lesson, protocol_of
-from server.protocols.stored_labels import StoredLabels, as_stored, store_label
+from server.protocols.stored_labels import StoredLabels, as_stored
 from server.protocols.student_fit import train_student
 from server.public.material import Public
 
@@ -112,14 +111,8 @@ class Asked:
         self.protocol = protocol_of(bench.study)
         self._rows = {volume: row for row, volume in enumerate(self.public.volumes)}
         self.answers: tuple[Drawn, ...] = ask(self.public, self._vote, voters=bench.voters, draw=self._draw)
-        self._lesson = Lesson(
-            self.public,
-            self.answers,
-            self._labels(self.folder, self.public, self.answers),
-            self._image,
-            seed=bench.seed,
-            paired=bench.paired,
-        )
+        labels = self._labels(self.folder, self.public, self.answers)
+        self._lesson = Lesson(self.public, self.answers, labels, seed=bench.seed)
 
     def arm(self, name: str) -> dict[str, float]:
         """Return an arm's metrics on the held-out cases; for the student also those of the labels on the public
@@ -134,7 +127,8 @@ class Asked:
 
     def trained(self, name: str) -> torch.nn.Module:
         """Return the network of an arm, trained once and stored."""
-        training = self.protocol.finish(replace(self._lesson, trained=self.trained), name)
+        lesson = replace(self._lesson, trained=self.trained)
+        training = self.protocol.finish(lesson) if name == "student" else self.protocol.control(lesson, name)
         assert training is not None  # a benchmark asks about at least two volumes
         files = FitFiles.at(self.folder / "networks", name)
         fit_once(training, files=files, on_step=lambda _step, _loss: None)
@@ -157,11 +151,9 @@ class Asked:
         public = self._bench.public(folder, start=self._start, frame=None)
         drawn = ask(public, self._vote, voters=self._bench.voters, draw=lambda _query, votes: np.sum(votes, axis=0))
         labels = self._labels(folder, public, drawn)
-        lesson = Lesson(public, drawn, labels, self._image, seed=self._bench.seed)
+        lesson = Lesson(public, drawn, labels, seed=self._bench.seed)
         files = FitFiles.at(folder, "student")
-        training = self.protocol.finish(lesson, "student")
-        assert training is not None
-        return training.train(files, lambda _step, _loss: None)
+        return self.protocol.finish(lesson).train(files, lambda _step, _loss: None)
 
     def _vote(self, encoder: Encoder, query: QuerySpec, voter: int) -> Float[np.ndarray, "d"]:
         if voter >= len(self._codes):  # a voter without patients
@@ -173,14 +165,10 @@ class Asked:
         return self._bench.kept.array("release", parts, lambda: noised(votes, query.mechanism))
 
     def _labels(self, folder: Path, public: Public, answers: Sequence[Drawn]) -> StoredLabels:
-        files = {volume: label_file(folder / "labels", volume) for volume in public.volumes}
+        labels = StoredLabels(folder / "labels", public.volumes)
         for label in self.protocol.aggregate(public, answers).labels():
-            store_label(files[label.volume], label.probabilities)
-        return StoredLabels(files)
-
-    def _image(self, volume: str) -> Float[np.ndarray, "c x y z"]:
-        image: np.ndarray = self._bench.images[self._rows[volume]]
-        return image
+            labels.store(label.volume, label.probabilities)
+        return labels
 
 
 def bounds(bench: Bench, teachers: list[torch.nn.Module], start: Start | None, cell: Cell, report: Report) -> None:

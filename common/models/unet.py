@@ -208,8 +208,9 @@ def save_weights(path: Path, model: torch.nn.Module, *, mode: int = 0o644) -> st
         SHA-256 of the file.
     """
     content = weights_to_bytes(model)
+    name = sha256_bytes(content)
     write_atomically(path, content, mode=mode)
-    return sha256_bytes(content)
+    return name
 
 
 def load_weights(path: Path, model: torch.nn.Module, *, expected_hash: str | None = None) -> str:

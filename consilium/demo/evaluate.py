@@ -95,7 +95,7 @@ def report_facts(
     sure = (reliability(one, truth) for one, truth in zip(maps, truths, strict=True))
     released = read_released(workspace)
     public = _public_truths(places, study, dataset_of(source, options))
-    labels = released.labels()
+    labels = released.labels
     told = [volume for volume in labels if volume in public]
     decoded = _score([_hard(labels[v]) for v in told], [public[v] for v in told], members) if told else None
     used, left_out = read_left_out(places.split / "split.json")
@@ -276,7 +276,7 @@ def _public_pictures(
     """
     from common.data.volume import volume_from_bytes
 
-    study, labels = released.public.study, released.labels()
+    study, labels = released.public.study, released.labels
     said = protocol_of(study).aggregate(released.public, released.answers)
     asked = {one.volume: one.centre for one in said.doubts(draws=1)}
     for volume in [each for each in labels if each in asked][:PICTURES]:

@@ -34,7 +34,7 @@ from common.protocols.site_protocol import Encoder, site_protocol
 from common.protocols.vote import vote_of
 from consilium.memory.given import Teacher, images_given, probabilities_given, sites_given
 from consilium.memory.networks import Controls, Network
-from server.protocols.controls import CONTROLS, STUDENT
+from server.protocols.controls import CONTROLS
 from server.protocols.query_protocol import STUDENT_SEED, Lesson, check_study, protocol_of
 from server.protocols.stored_labels import LabelsInMemory
 from server.public.kept import KeptInMemory
@@ -133,8 +133,7 @@ class Asked:
         Returns:
             The trained network.
         """
-        training = protocol_of(self.study).finish(self._lesson(seed), STUDENT)
-        assert training is not None  # every protocol has a student
+        training = protocol_of(self.study).finish(self._lesson(seed))
         return self._network(training.train(None, _quietly), seed)
 
     def controls(self, *, seed: int = STUDENT_SEED) -> Controls:
@@ -149,7 +148,7 @@ class Asked:
         protocol, networks = protocol_of(self.study), dict[str, Network]()
         lesson = replace(self._lesson(seed), trained=lambda name: networks[name].model)
         for name in CONTROLS:  # in this order, because the last control may be trained on the first one's predictions
-            training = protocol.finish(lesson, name)
+            training = protocol.control(lesson, name)
             if training is not None:
                 networks[name] = self._network(training.train(None, _quietly), seed)
         return Controls(self.study, networks)
@@ -160,7 +159,7 @@ class Asked:
         return LabelsInMemory({label.volume: label.probabilities for label in found})
 
     def _lesson(self, seed: int) -> Lesson:
-        return Lesson(self.public, self.answers, self._labels, self.public.image, seed=seed)
+        return Lesson(self.public, self.answers, self._labels, seed=seed)
 
     def _network(self, model: object, seed: int) -> Network:
         fresh = self.public.kept.read(START_FILE) is None

@@ -37,11 +37,10 @@ from research.table import ablation_summary, render, render_ablation, summary
 from research.tests.patients import DATA, balls, deal
 from research.utility import OFFSETS, Asked, run, run_part
 from server.planning.recommend import OCTAVES, PAIRS, Recommendation, predicted_gain, recommend, recovered_share
-from server.postprocess.labels import label_file
 from server.protocols import public_start as joint
 from server.protocols.controls import CONTROLS
 from server.protocols.decode import decode_answer
-from server.protocols.stored_labels import as_stored, read_label
+from server.protocols.stored_labels import StoredLabels, as_stored
 from server.protocols.student_fit import train_student
 
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
@@ -117,9 +116,8 @@ def test_what_is_measured_is_what_a_study_makes_of_the_same_answers(bench: Bench
         assert answer.query.volumes == (asked.public.volumes[number],)
         decoded = decode_answer(other.codec, answer.noisy_sum, voters=2, mechanism=answer.query.mechanism)
         labels.append(as_stored(decoded))
-        np.testing.assert_array_equal(
-            read_label(label_file(asked.folder / "labels", answer.query.volumes[0])), labels[-1]
-        )
+        found = StoredLabels(asked.folder / "labels", answer.query.volumes)
+        np.testing.assert_array_equal(found[answer.query.volumes[0]], labels[-1])
     model, _ = train_student(other.images, np.stack(labels), SMALL, seed=other.seed)
     assert other.dice(model, other.roles.held_out) == dice
 

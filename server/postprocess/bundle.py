@@ -29,7 +29,7 @@ from common.student_statement import StudentStatement
 from common.study_facts import StudyFacts
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
-from server.postprocess.labels import labels_in, rejected_in
+from server.postprocess.labels import labels_in
 from server.postprocess.networks import load_student
 from server.postprocess.scores import figures, score_networks
 from server.protocols.stored_labels import StoredLabels
@@ -111,8 +111,7 @@ def ranges_seen(workspace: Workspace) -> InputRanges:
     volumes = (*workspace.volumes(), *(files.image for files in workspace.paired()))
     data = workspace.study().data
     found = input_ranges(volume_from_bytes(workspace.objects.get(volume), data) for volume in volumes)
-    labels = labels_in(workspace.labels_dir, workspace.volumes(), rejected=rejected_in(workspace))
-    return replace(found, structures_mm3=_sizes(labels, data))
+    return replace(found, structures_mm3=_sizes(labels_in(workspace), data))
 
 
 def _sizes(labels: StoredLabels, data: DataConfig) -> tuple[float, ...]:

@@ -6,17 +6,15 @@ uses its result. This module does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.canonical import sha256_file
 from common.events import EventLog
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
 from server.postprocess.decisions import rejected_labels
 from server.protocols.query_protocol import protocol_of
-from server.protocols.stored_labels import StoredLabels, store_label
+from server.protocols.stored_labels import StoredLabels
 from server.public.material import PairedFiles, Public
 from server.study.workspace import Workspace
 
@@ -28,22 +26,16 @@ class Released:
     Attributes:
         public: The study's public material: terms, codec and public volumes.
         answers: The stored answers that the study may use.
-        rejected: Pairs (volume's hash, SHA-256 of the label's file), one for each rejected label.
-        labels_dir: Folder that labels are written to.
+        labels: The decoded labels by volume hash, in query order, without the rejected ones.
         student_dir: Folder that networks are written to.
         validation: Labelled public cases on which the student is scored.
     """
 
     public: Public
     answers: tuple[StoredAnswer, ...]
-    rejected: frozenset[tuple[str, str]]
-    labels_dir: Path
+    labels: StoredLabels
     student_dir: Path
     validation: tuple[PairedFiles, ...] = ()
-
-    def labels(self) -> StoredLabels:
-        """Return the decoded labels by volume hash, in query order, without the rejected ones."""
-        return labels_in(self.labels_dir, self.public.volumes, rejected=self.rejected)
 
 
 def read_released(workspace: Workspace, *, ledger_file: Path | None = None) -> Released:
@@ -54,55 +46,25 @@ def read_released(workspace: Workspace, *, ledger_file: Path | None = None) -> R
         ledger_file: A copy of the ledger to read in place of the study's own.
 
     Returns:
-        The study's public material, stored answers and rejected labels.
+        The study's public material, stored answers and labels.
     """
     public = workspace.public()
     with Ledger.open(ledger_file or workspace.ledger_file) as ledger:
         answers = tuple(ledger.answers(public.study.id))
-    rejected = rejected_in(workspace)
-    folders = workspace.labels_dir, workspace.student_dir
-    return Released(public, answers, rejected, *folders, workspace.validation())
+    return Released(public, answers, labels_in(workspace), workspace.student_dir, workspace.validation())
 
 
-def rejected_in(workspace: Workspace) -> frozenset[tuple[str, str]]:
-    """Return a study's rejected labels: pairs (volume's hash, SHA-256 of the label's file).
+def labels_in(workspace: Workspace) -> StoredLabels:
+    """Return a study's decoded labels, without the rejected ones.
 
     Args:
         workspace: The study.
 
     Returns:
-        The pairs.
+        The labels by volume, in the order of the study's volumes.
     """
-    return rejected_labels(workspace.decisions_file, workspace.study().id)
-
-
-def labels_in(labels_dir: Path, volumes: Iterable[str], *, rejected: Collection[tuple[str, str]]) -> StoredLabels:
-    """Return the decoded labels of a folder, without the rejected ones.
-
-    Args:
-        labels_dir: The study's folder of labels.
-        volumes: Hashes of the public volumes.
-        rejected: Pairs (volume's hash, SHA-256 of the label's file).
-
-    Returns:
-        The labels by volume, in the order of ``volumes``.
-    """
-    paths = {volume: label_file(labels_dir, volume) for volume in volumes}
-    found = {volume: path for volume, path in paths.items() if path.exists()}
-    return StoredLabels({v: path for v, path in found.items() if (v, sha256_file(path)) not in rejected})
-
-
-def label_file(labels_dir: Path, volume: str) -> Path:
-    """Return the path of a volume's label file.
-
-    Args:
-        labels_dir: The study's folder of labels.
-        volume: The volume's hash.
-
-    Returns:
-        The path; the file may not exist.
-    """
-    return labels_dir / f"{volume}.npz"
+    rejected = rejected_labels(workspace.decisions_file, workspace.study().id)
+    return StoredLabels(workspace.labels_dir, workspace.volumes(), rejected=rejected)
 
 
 def write_labels(released: Released, *, events: EventLog) -> None:
@@ -117,7 +79,7 @@ def write_labels(released: Released, *, events: EventLog) -> None:
     """
     said = protocol_of(released.public.study).aggregate(released.public, released.answers)
     for label in said.labels():
-        store_label(label_file(released.labels_dir, label.volume), label.probabilities)
+        released.labels.store(label.volume, label.probabilities)
         events.emit("label-decoded", volume=label.volume, query=label.query)
     if (plausible := said.weighed()) is not None:
         events.emit("answers-weighed", **plausible.event())

@@ -9,27 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from jaxtyping import Float
 
 from common.config import Study
-from common.data.volume import onto_grid, volume_from_bytes
 from common.errors import InvalidInput
 from common.events import EventLog
 from common.models.fit import OnStep
 from common.models.unet import load_weights, network_for, save_weights
 from common.objects import write_atomically
 from server.postprocess.labels import Released
-from server.postprocess.validation import ValidationCurve
-from server.protocols.controls import CONTROLS, STUDENT, control_training, controls_of
-from server.protocols.paired import read_paired
+from server.postprocess.student_curves import PROGRESS_STEPS, StudentCurves
+from server.protocols.controls import CONTROLS, control_training, controls_of
 from server.protocols.query_protocol import FitFiles, Lesson, NetworkTraining, protocol_of
-
-PROGRESS_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +48,10 @@ def fit_student(released: Released, *, events: EventLog) -> None:
     Raises:
         InvalidInput: If there is no label.
     """
-    files, protocol = FitFiles.at(released.student_dir), protocol_of(released.public.study)
-    training = protocol.finish(lesson_of(released), STUDENT)
-    assert training is not None  # every protocol has a student
-    curve = ValidationCurve(released, files, steps=training.steps, events=events)
-
-    def on_step(step: int, loss: float) -> None:
-        if step % PROGRESS_STEPS == 0 or step == training.steps:
-            events.emit("student-step", step=step, total=training.steps, loss=round(loss, 5))
-        if step in training.passes:
-            events.emit("student-pass", number=training.passes.index(step) + 1, step=step)
-        curve.after(step)
-
-    fitted = fit_once(training, files=files, on_step=on_step)
+    lesson, files = lesson_of(released), FitFiles.at(released.student_dir)
+    training = protocol_of(released.public.study).finish(lesson)
+    curves = StudentCurves(released, training, files=files, events=events)
+    fitted = fit_once(training, files=files, on_step=curves.after)
     if fitted is not None:
         events.emit("student-trained", weights=fitted.weights, seconds=fitted.seconds)
 
@@ -102,24 +86,14 @@ def lesson_of(released: Released) -> Lesson:
         released: Result of :func:`~server.postprocess.labels.read_released`.
 
     Returns:
-        The public volumes, the answers, the labels that were not rejected, and the public pairs.
+        The public data, the answers, and the labels that were not rejected.
 
     Raises:
         InvalidInput: If there is no label.
     """
-    public, labels, data = released.public, released.labels(), released.public.study.data
-    if not labels:
+    if not released.labels:
         raise InvalidInput("pseudo-labels", value=0, limit="at least one", remedy="run the study first")
-
-    def onto(volume: str, label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k u v w"]:
-        if data.finer == 1:
-            return label
-        content = public.objects.get(volume)
-        return onto_grid(label, volume_from_bytes(content, data), volume_from_bytes(content, data.student))
-
-    return Lesson(
-        public, released.answers, labels, partial(public.image, finer=True), paired=read_paired(public), onto=onto
-    )
+    return Lesson(released.public, released.answers, released.labels)
 
 
 def fit_once(training: NetworkTraining, *, files: FitFiles, on_step: OnStep) -> Fitted | None:

@@ -84,7 +84,7 @@ def control_training(lesson: Lesson, name: str) -> NetworkTraining | None:
     """
     study = lesson.public.study
     if name != PUBLIC_NETWORK:
-        return protocol_of(study).finish(lesson, name)
+        return protocol_of(study).control(lesson, name)
 
     def as_given(_files: object, _on_step: object) -> torch.nn.Module:
         from server.protocols.student_fit import given_model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from common.config import Study
 from common.errors import InvalidInput
 from common.objects import Objects
 from common.privacy.mechanism import GRID_BITS, Mechanism, QuerySpec
-from server.protocols.controls import CONTROLS, STUDENT, dealt, predicted
+from server.protocols.controls import CONTROLS, dealt, predicted
 from server.protocols.decode import decode_answer
 from server.protocols.plausible import Plausible, Silence, shares
 from server.protocols.posterior import DRAW_SEED, Doubt, doubt_of
@@ -26,7 +26,6 @@ from server.protocols.query_protocol import (
     Agenda,
     Answer,
     AnswerOf,
-    FitFiles,
     Label,
     Lesson,
     NetworkTraining,
@@ -36,11 +35,6 @@ from server.protocols.query_protocol import (
 )
 from server.protocols.stored_labels import as_stored
 from server.public.material import CodecRecord, OnStage, Public
-
-if TYPE_CHECKING:
-    import torch
-
-    from common.models.fit import OnStep
 
 Labels = Mapping[str, Float[np.ndarray, "c x y z"]]
 
@@ -91,15 +85,22 @@ class PerVolume(QueryProtocol):
     def aggregate(self, public: Public, answers: Sequence[Answer]) -> SaidOfEach:
         return SaidOfEach(public, answers)
 
-    def finish(self, lesson: Lesson, network: str) -> NetworkTraining | None:
+    def finish(self, lesson: Lesson) -> NetworkTraining:
+        from server.protocols.student_fit import learn  # imports torch
+
         study = lesson.public.study
-        if network == STUDENT:
-            inputs = digest("student-inputs", [study.id, repr(study.student), lesson.labels.hashes()])
-            return _training(lesson, lesson.labels, inputs)
-        if not (labels := control_labels(lesson, network)):
+        inputs = digest("student-inputs", [study.id, repr(study.student), lesson.labels.hashes()])
+        return NetworkTraining(inputs, partial(learn, lesson, lesson.labels), study.student.steps)
+
+    def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
+        from server.protocols.student_fit import learn  # imports torch
+
+        if not (labels := control_labels(lesson, name)):
             return None
+        study = lesson.public.study
         hashes = [[volume, sha256_bytes(label.tobytes())] for volume, label in labels.items()]
-        return _training(lesson, labels, digest("control-inputs", [network, study.id, repr(study.student), hashes]))
+        inputs = digest("control-inputs", [name, study.id, repr(study.student), hashes])
+        return NetworkTraining(inputs, partial(learn, lesson, labels), study.student.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,14 +269,3 @@ def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
             silent[key] = as_stored(decoded(answer, codecs.of(answer), np.zeros_like(answer.noisy_sum)))
         labels |= dict.fromkeys(answer.query.volumes, silent[key])
     return {volume: labels[volume] for volume in lesson.labels}
-
-
-def _training(lesson: Lesson, labels: Labels, inputs: str) -> NetworkTraining:
-    """Return the training of a network on these labels by the study's student recipe."""
-
-    def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
-        from server.protocols.student_fit import learn
-
-        return learn(lesson, labels, files=files, on_step=on_step)
-
-    return NetworkTraining(inputs, train, lesson.public.study.student.steps)

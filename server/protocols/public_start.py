@@ -29,10 +29,10 @@ from common.models.fit import OnStep, fit, near, predict
 from common.models.unet import build_unet, weights_to_bytes
 from common.protocols.frame import Frame, plan_frame, sharpen
 from server.protocols.decode import labels_of
-from server.protocols.paired import Paired, read_paired
 from server.protocols.query_protocol import STUDENT_SEED
 from server.protocols.student_fit import given_model
 from server.public.material import START_FILE, OnStage, Public
+from server.public.paired import Paired
 
 Onto = Callable[[Float[np.ndarray, "k x y z"]], Float[np.ndarray, "k u v w"]]
 
@@ -176,7 +176,7 @@ def keep_start(
         if study.data.finer == 1
         else replace(study.student, patch=()),  # train on whole volumes of the coarse grid
         seed=STUDENT_SEED,
-        paired=read_paired(public),
+        paired=public.pairs(),
         given=given_model(public),
         on_step=lambda step, _loss: tell("public start", step, study.student.steps),
     )

@@ -4,7 +4,7 @@
 2. ``prepare`` makes what the first query needs besides the codec.
 3. ``configure`` gives the queries of a round, from the answers to the rounds before.
 4. ``aggregate`` computes each volume's label from the stored answers.
-5. ``finish`` defines how the student and its controls are trained on the labels.
+5. ``finish`` defines how the student is trained on the labels, and ``control`` how its controls are.
 
 Steps 2 to 4 correspond to a Flower strategy's ``initialize_parameters``, ``configure_train`` and ``aggregate_train``.
 The site's half is :mod:`common.protocols.site_protocol`; protocols are registered in :mod:`common.protocol_terms`.
@@ -32,7 +32,6 @@ from common.messages import MAX_VOLUMES
 from common.privacy.mechanism import QuerySpec
 from common.registry import registered
 from common.study_mechanism import study_mechanism
-from server.protocols.paired import Paired
 from server.protocols.plausible import Plausible
 from server.protocols.posterior import Doubt
 from server.protocols.stored_labels import Labels
@@ -197,21 +196,23 @@ class Lesson:
         public: The study's public material (terms, codec, volumes).
         answers: Its stored answers.
         labels: Labels in query order, without the rejected ones.
-        image: Returns a public volume's image on the student's grid.
         seed: Seed of the training.
-        paired: The study's public pairs (images with label maps); None if it has none.
-        onto: Resamples a volume's label to the student's grid.
         trained: Returns, by its name, a network that was trained before this one.
     """
 
     public: Public
     answers: Sequence[Answer]
     labels: Labels
-    image: Callable[[str], Float[np.ndarray, "c x y z"]]
     seed: int = STUDENT_SEED
-    paired: Paired | None = None
-    onto: Callable[[str, Float[np.ndarray, "k x y z"]], Float[np.ndarray, "k u v w"]] = lambda _volume, label: label
     trained: Callable[[str], torch.nn.Module] = _untrained
+
+    def image(self, volume: str) -> Float[np.ndarray, "c x y z"]:
+        """Return a public volume's image on the student's grid.
+
+        Args:
+            volume: The volume's hash.
+        """
+        return self.public.image(volume, finer=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,12 +316,26 @@ class QueryProtocol(Protocol):
         """
         ...
 
-    def finish(self, lesson: Lesson, network: str) -> NetworkTraining | None:
-        """Return how a network is trained (step 5).
+    def finish(self, lesson: Lesson) -> NetworkTraining:
+        """Return how the student is trained (step 5).
 
         Args:
             lesson: Public data and released labels to learn from.
-            network: :data:`~server.protocols.controls.STUDENT` or the name of a control.
+
+        Returns:
+            The training.
+
+        Raises:
+            InvalidInput: If there is no answer or no label to train on.
+        """
+        ...
+
+    def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
+        """Return how a control is trained (step 5).
+
+        Args:
+            lesson: Public data and released labels to learn from.
+            name: One of :data:`~server.protocols.controls.CONTROLS`.
 
         Returns:
             The training; None if the protocol has no such control for this lesson.

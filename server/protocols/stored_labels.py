@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +15,6 @@ from jaxtyping import Float
 
 from common.canonical import sha256_bytes, sha256_file
 from common.objects import write_atomically
-
-
-def store_label(path: Path, probabilities: Float[np.ndarray, "c x y z"]) -> None:
-    """Write a volume's label.
-
-    Args:
-        path: The file (.npz).
-        probabilities: Float array [c, x, y, z]; stored as float16.
-    """
-    stream = io.BytesIO()
-    np.savez_compressed(stream, probabilities=probabilities.astype(np.float16))
-    write_atomically(path, stream.getvalue())
 
 
 def read_label(path: Path) -> Float[np.ndarray, "c x y z"]:
@@ -87,20 +75,49 @@ class LabelsInMemory(Labels):
 
 
 class StoredLabels(Labels):
-    """Decoded labels by volume hash, read from their files one at a time: together they may exceed the memory."""
+    """Decoded labels in the files of a folder, read one at a time: together they may exceed the memory.
 
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        self._files = dict(files)
+    Args:
+        folder: The folder; ``store`` creates it.
+        volumes: Hashes of the volumes, in the order of the labels.
+        rejected: Pairs (volume's hash, SHA-256 of the label's file): these labels are left out.
+    """
+
+    def __init__(
+        self, folder: Path, volumes: Sequence[str], *, rejected: Collection[tuple[str, str]] = frozenset()
+    ) -> None:
+        self._files = {volume: folder / f"{volume}.npz" for volume in volumes}
+        self._rejected = frozenset(rejected)
+        self._judged = {volume for volume, _ in rejected}
+
+    def store(self, volume: str, probabilities: Float[np.ndarray, "c x y z"]) -> None:
+        """Write a volume's label.
+
+        Args:
+            volume: The volume's hash.
+            probabilities: Float array [c, x, y, z]; stored as float16.
+        """
+        stream = io.BytesIO()
+        np.savez_compressed(stream, probabilities=probabilities.astype(np.float16))
+        write_atomically(self._files[volume], stream.getvalue())
 
     def __getitem__(self, volume: str) -> Float[np.ndarray, "c x y z"]:
+        if volume not in self:
+            raise KeyError(volume)
         return read_label(self._files[volume])
 
+    def __contains__(self, volume: object) -> bool:
+        path = self._files.get(str(volume))
+        if path is None or not path.exists():
+            return False
+        return volume not in self._judged or (str(volume), sha256_file(path)) not in self._rejected
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
+        return (volume for volume in self._files if volume in self)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return sum(1 for _ in self)
 
     def hashes(self) -> list[str]:
         """Return the SHA-256 of each file, in order."""
-        return [sha256_file(path) for path in self._files.values()]
+        return [sha256_file(self._files[volume]) for volume in self]

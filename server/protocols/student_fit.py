@@ -27,7 +27,7 @@ CACHE_BYTES = 1 << 29
 
 
 def learn(
-    lesson: Lesson, labels: Mapping[str, Float[np.ndarray, "k x y z"]], *, files: FitFiles | None, on_step: OnStep
+    lesson: Lesson, labels: Mapping[str, Float[np.ndarray, "k x y z"]], files: FitFiles | None, on_step: OnStep
 ) -> torch.nn.Module:
     """Train a network on a lesson's volumes with these labels, by the study's student recipe.
 

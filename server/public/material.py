@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # commands' help must not wait for NumPy
     import numpy as np
     from jaxtyping import Float
 
+    from server.public.paired import Paired
+
 START_FILE = "start.pt"
 """Weights of the public start, the network trained on public data alone."""
 
@@ -64,7 +66,8 @@ class Public:
         volumes: Content hashes of the volumes about which hospitals are asked, in query order.
         objects: Store of the public files.
         kept: Store of the files that the protocol has computed from public data.
-        paired: Public pairs (volumes with label maps); no hospital is asked about them.
+        paired: Public pairs (volumes with label maps), as files in ``objects`` or as arrays; no hospital is asked about
+            them.
         images: The volumes as float arrays [c, x, y, z] by hash; None if they are files in ``objects``.
     """
 
@@ -73,7 +76,7 @@ class Public:
     volumes: tuple[str, ...]
     objects: Objects
     kept: Kept
-    paired: tuple[PairedFiles, ...] = ()
+    paired: tuple[PairedFiles, ...] | Paired = ()
     images: Mapping[str, Float[np.ndarray, "c x y z"]] | None = None
 
     def given_start(self) -> bytes | None:
@@ -96,3 +99,19 @@ class Public:
         from common.data.volume import volume_from_bytes  # imports torch
 
         return volume_from_bytes(self.objects.get(volume), data).image
+
+    def pairs(self) -> Paired | None:
+        """Return the public pairs, resampled to the study's grid; None if the study has none."""
+        if not isinstance(self.paired, tuple):
+            return self.paired
+        if not self.paired:
+            return None
+        import numpy as np
+
+        from common.data.volume import example_from_bytes  # imports torch, which training needs anyway
+        from server.public.paired import Paired
+
+        data, read = self.study.data, self.objects.get
+        cases = [example_from_bytes(read(files.image), read(files.label), data) for files in self.paired]
+        images, labels = (np.stack(all_of) for all_of in zip(*((c.volume.image, c.label) for c in cases), strict=True))
+        return Paired(images, labels, len(data.labels))

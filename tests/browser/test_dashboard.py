@@ -342,7 +342,7 @@ def test_a_rejected_label_is_dropped_from_training_and_the_answer_stays(dashboar
     target = recorded.workspace.decisions_file
     target.write_bytes((dashboard.state / "decisions.jsonl").read_bytes())
     try:
-        assert set(recorded.workspace.volumes()) - set(read_released(recorded.workspace).labels()) == {volume}
+        assert set(recorded.workspace.volumes()) - set(read_released(recorded.workspace).labels) == {volume}
     finally:
         target.unlink()
     page.goto(path)

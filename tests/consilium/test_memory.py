@@ -24,10 +24,9 @@ from common.privacy.gaussian import rounded_gaussian
 from consilium.memory.asked import ask
 from server.aggregation.aggregator import Aggregator
 from server.ledger.server_ledger import Ledger
-from server.postprocess.labels import label_file
+from server.postprocess.labels import labels_in
 from server.postprocess.networks import load_control
 from server.protocols.controls import CONTROLS
-from server.protocols.stored_labels import read_label
 from tests.dashboard_study import NoisyTruth, make_study_directory
 from tests.federation import GRID, Federation, StubVoters, ball, make_codec, make_study
 from tests.sensitivity.worlds import make_scan, write
@@ -110,7 +109,7 @@ def test_a_whole_study_in_memory_equals_the_pipeline_to_the_last_weight(tmp_path
         stored = ledger.answers(public.study.id)
     assert [one.noisy_sum.tolist() for one in asked.answers] == [one.noisy_sum.tolist() for one in stored]
     for label, volume in zip(asked.labels(), public.volumes, strict=True):
-        assert np.array_equal(label, read_label(label_file(workspace.labels_dir, volume)))
+        assert np.array_equal(label, labels_in(workspace)[volume])
     assert weights_to_bytes(asked.student().model) == (workspace.student_dir / "weights.pt").read_bytes()
     controls = asked.controls()
     assert list(controls) == list(CONTROLS)

@@ -23,7 +23,7 @@ from common.protocols.site_protocol import site_protocol
 from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import Released, read_released
 from server.postprocess.networks import lesson_of
-from server.protocols.controls import CONTROLS, STUDENT
+from server.protocols.controls import CONTROLS
 from server.protocols.query_protocol import Answer, protocol_of
 from server.study import consent_text
 from tests.dashboard_study import QUERIES, Recorded, make_study_directory
@@ -130,13 +130,11 @@ class ProtocolContract:
 
     def test_student_and_controls_are_made_of_different_things_and_named_by_them(self, released: Released) -> None:
         protocol, lesson = protocol_of(released.public.study), lesson_of(released)
-        before = (STUDENT, *CONTROLS[:2])  # the last control may need one that was trained
-        trainings = [protocol.finish(lesson, name) for name in before]
-        inputs = [training.inputs for training in trainings if training is not None]
+        student = protocol.finish(lesson).inputs
+        controls = [protocol.control(lesson, name) for name in CONTROLS[:2]]  # the last may need one that was trained
+        inputs = [student, *(training.inputs for training in controls if training is not None)]
         assert len(set(inputs)) == len(inputs) == 3
-        again = protocol.finish(lesson, STUDENT)
-        assert again is not None
-        assert again.inputs == inputs[0]
+        assert protocol.finish(lesson).inputs == student
 
     def test_a_run_trains_student_and_controls_and_a_second_run_nothing(self, recorded: Recorded) -> None:
         def trained() -> list[str]:

@@ -29,6 +29,7 @@ from server.protocols.decode import labels_of
 from server.protocols.joint import protocol as joint
 from server.protocols.joint.belief import believed
 from server.protocols.rounds import answered_rounds
+from server.protocols.stored_labels import StoredLabels
 from tests.dashboard_study import Recorded, make_study_directory
 
 pytestmark = pytest.mark.slow
@@ -68,7 +69,7 @@ def test_a_study_stopped_after_a_round_ends_with_all_of_them_and_a_student(recor
     assert [answer.query.round for answer in answers] == [1, 2, 3]
     assert spent == pytest.approx(workspace.study().privacy.epsilon, abs=0.01)
 
-    labels = read_released(workspace).labels()
+    labels = read_released(workspace).labels
     assert tuple(labels) == workspace.volumes()
     assert sorted(path.stem for path in (workspace.student_dir / "controls").glob("*.pt")) == sorted(CONTROLS)
     study, folder = workspace.study(), workspace.student_dir
@@ -99,7 +100,7 @@ def test_labels_after_all_rounds_are_nearer_to_the_teachers_than_the_public_star
     with Ledger.open(workspace.ledger_file) as ledger:
         public = workspace.public()
         start, after = believed(public, answered_rounds(public, ledger.answer))
-    assert dice(read_released(workspace).labels().values()) > dice(labels_of(codec, start)) + 0.02
+    assert dice(read_released(workspace).labels.values()) > dice(labels_of(codec, start)) + 0.02
     assert not np.allclose(start, after)
 
 
@@ -112,7 +113,7 @@ def test_the_operator_sees_how_the_answers_weigh_and_what_speaks_against_them(re
     with Ledger.open(workspace.ledger_file) as ledger:
         answers = answered_rounds(workspace.public(), ledger.answer)
     codec = load_codec(workspace.objects.get(workspace.codec().sha256))
-    ours = np.stack([label.argmax(axis=0) for label in read_released(workspace).labels().values()])
+    ours = np.stack([label.argmax(axis=0) for label in read_released(workspace).labels.values()])
     mean = labels_of(codec, np.zeros((1, codec.dimension)))[0]
     for value, (text, name) in enumerate(zip(weighed["volumes"], workspace.study().data.labels[1:], strict=True), 1):
         assert text.rsplit(" ", 1)[0] == name
@@ -183,8 +184,7 @@ def test_a_rejected_label_leaves_its_volume_out_of_the_student_and_of_every_cont
 def test_with_every_label_rejected_there_is_nothing_to_train_on(recorded: Recorded) -> None:
     workspace = recorded.workspace
     released = read_released(workspace)
-    everything = frozenset(
-        (volume, sha256_file(workspace.labels_dir / f"{volume}.npz")) for volume in released.labels()
-    )
+    everything = frozenset(zip(released.labels, released.labels.hashes(), strict=True))
+    none = StoredLabels(workspace.labels_dir, workspace.volumes(), rejected=everything)
     with pytest.raises(InvalidInput, match="pseudo-labels"):
-        fit_student(replace(released, rejected=everything), events=EventLog(workspace.events_file, study="s"))
+        fit_student(replace(released, labels=none), events=EventLog(workspace.events_file, study="s"))

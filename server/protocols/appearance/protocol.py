@@ -23,7 +23,7 @@ from common.errors import InvalidInput
 from common.study_mechanism import mean_noise_std
 from server.protocols.appearance.labels import LABELS, labelled, placed
 from server.protocols.appearance.look import Look, first_frame, looks
-from server.protocols.controls import CONTROLS, STUDENT, dealt, predicted
+from server.protocols.controls import CONTROLS, dealt, predicted
 from server.protocols.plausible import Plausible
 from server.protocols.posterior import DRAW_SEED, Doubt, doubt_of
 from server.protocols.query_protocol import Answer, FitFiles, Label, Lesson, NetworkTraining, Said
@@ -67,11 +67,22 @@ class Appearance(InRounds):
     def aggregate(self, public: Public, answers: Sequence[Answer]) -> SaidOfLooks:
         return SaidOfLooks(public, rounds_of(public, answers))
 
-    def finish(self, lesson: Lesson, network: str) -> NetworkTraining | None:
-        """Return the training of the student or a control.
+    def finish(self, lesson: Lesson) -> NetworkTraining:
+        """Return the training of the student: the public start, or a fresh network if there is none.
 
-        The student is the public start, or a fresh network if there is none, trained on the labels that are not
-        rejected. The controls are:
+        Args:
+            lesson: Public data and released labels to learn from.
+
+        Returns:
+            The training on the labels that are not rejected.
+
+        Raises:
+            InvalidInput: If there is no answer or no label.
+        """
+        return _training(lesson, "student", _look(lesson, after=True), lambda: dict(lesson.labels))
+
+    def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
+        """Return the training of a control.
 
         * ``zero_code``: trained on labels computed from the appearance assumed before any answer;
         * ``public_only``: with a public start, the start trained on its own codes; without one, a network trained on
@@ -80,7 +91,7 @@ class Appearance(InRounds):
 
         Args:
             lesson: Public data and released labels to learn from.
-            network: :data:`~server.protocols.controls.STUDENT` or the name of a control.
+            name: One of :data:`~server.protocols.controls.CONTROLS`.
 
         Returns:
             The training; None for ``shuffled_codes`` if there is only one label.
@@ -95,24 +106,20 @@ class Appearance(InRounds):
             found = _Volumes.seen(lesson.public, [lesson.image(each) for each in volumes]).labels(before)
             return {volume: as_stored(label) for volume, label in zip(volumes, found, strict=True)}
 
-        match network:
-            case _ if network == STUDENT:
-                return _training(lesson, network, after, lambda: dict(lesson.labels))
+        match name:
             case "zero_code":
-                return _training(lesson, network, before, silent)
+                return _training(lesson, name, before, silent)
             case "shuffled_codes":
-                return (
-                    _training(lesson, network, after, lambda: dealt(lesson.labels)) if len(lesson.labels) > 1 else None
-                )
+                return _training(lesson, name, after, lambda: dealt(lesson.labels)) if len(lesson.labels) > 1 else None
             case "public_only":
-                training = _training(lesson, network, before, lambda: predicted(lesson))
+                training = _training(lesson, name, before, lambda: predicted(lesson))
                 return (
                     training
                     if _start(lesson.public) is None
                     else replace(training, train=partial(_self_taught, lesson))
                 )
             case _:
-                raise InvalidInput("control", value=network, limit=", ".join(CONTROLS))
+                raise InvalidInput("control", value=name, limit=", ".join(CONTROLS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Float
 
 from common.canonical import digest, sha256_bytes
+from common.config import Study
 from common.errors import InvalidInput
-from server.protocols.controls import STUDENT
 from server.protocols.decode import labels_of
 from server.protocols.joint.belief import believed, drawn_codes, weighed
 from server.protocols.joint.belief import control as control_of
@@ -25,6 +26,7 @@ from server.protocols.posterior import Doubt, doubt_of
 from server.protocols.query_protocol import Answer, FitFiles, Label, Lesson, NetworkTraining, Said
 from server.protocols.rounds import InRounds, codec_of, rounds_of
 from server.public.material import PAIRS_FILE, START_FILE, OnStage, Public
+from server.public.paired import Paired
 
 if TYPE_CHECKING:
     import torch
@@ -44,16 +46,14 @@ class Joint(InRounds):
     def aggregate(self, public: Public, answers: Sequence[Answer]) -> SaidTogether:
         return SaidTogether(public, rounds_of(public, answers))
 
-    def finish(self, lesson: Lesson, network: str) -> NetworkTraining | None:
-        """Return the training of the student or a control.
+    def finish(self, lesson: Lesson) -> NetworkTraining:
+        """Return the training of the student.
 
         The student is the public start, trained further on the codes estimated after all rounds. Volumes whose labels
-        were rejected are left out. A control is trained on the codes that
-        :func:`~server.protocols.joint.belief.control` returns.
+        were rejected are left out.
 
         Args:
             lesson: Public data and released labels to learn from.
-            network: :data:`~server.protocols.controls.STUDENT` or the name of a control.
 
         Returns:
             The training.
@@ -61,10 +61,23 @@ class Joint(InRounds):
         Raises:
             InvalidInput: If there is no answer, no label or no public start.
         """
-        if network == STUDENT:
-            return _training(lesson, None)
-        training = _training(lesson, network)
-        if network == "public_only" and lesson.paired is None:  # ProtocolTerms.one_public
+        return _training(lesson, None)
+
+    def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
+        """Return the training of a control on the codes that :func:`~server.protocols.joint.belief.control` returns.
+
+        Args:
+            lesson: Public data and released labels to learn from.
+            name: Name of the control.
+
+        Returns:
+            The training.
+
+        Raises:
+            InvalidInput: If there is no answer, no label or no public start.
+        """
+        training = _training(lesson, name)
+        if name == "public_only" and not lesson.public.paired:  # ProtocolTerms.one_public
             return replace(training, train=lambda _files, _on_step: lesson.trained("zero_code"))
         return training
 
@@ -101,7 +114,7 @@ class SaidTogether(Said):
 
 
 def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
-    public, study = lesson.public, lesson.public.study
+    public, study, paired = lesson.public, lesson.public.study, lesson.public.pairs()
     rounds = rounds_of(public, lesson.answers)
     if not rounds:
         raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
@@ -120,13 +133,13 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
             "the public start is missing from the study",
             remedy="restore start.pt from a backup, or run `consilium codec fit` again",
         )
-    trainings = 2 if control is None and lesson.paired is not None else 1  # with the network of the public pairs
+    trainings = 2 if control is None and paired is not None else 1  # with the network of the public pairs
 
     def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
         from server.protocols.public_start import counted_on, refine, refine_finer
         from server.protocols.student_fit import read_start
 
-        beside = _beside(lesson, start, on_step if control in (None, "public_only") else None)
+        beside = _beside(lesson, paired, start, on_step if control in (None, "public_only") else None)
         if control == "public_only" and beside is not None:
             return beside.alone
         begun, found = (of_all[kept] for of_all in believed(public, rounds))
@@ -138,7 +151,7 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
                 )
             return refine_finer(
                 read_start(start, study),
-                ((lesson.image(volumes[row]), partial(lesson.onto, volumes[row])) for row in kept),
+                ((lesson.image(volumes[row]), partial(on_students_grid, public, volumes[row])) for row in kept),
                 codec_of(public),
                 codes,
                 study.student,
@@ -158,29 +171,53 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
             on_step=on_step if trainings == 1 else counted_on(on_step, study.student.steps),
         )
 
-    inputs = _inputs(lesson, control, rounds, kept, start)
-    return NetworkTraining(inputs, train, steps=trainings * study.student.steps, passes=_passes(lesson, trainings))
+    inputs = _inputs(study, paired, control, rounds, kept, start)
+    passes = _passes(study, paired, trainings)
+    return NetworkTraining(inputs, train, steps=trainings * study.student.steps, passes=passes)
 
 
-def _passes(lesson: Lesson, trainings: int) -> tuple[int, ...]:
+def on_students_grid(public: Public, volume: str, label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k u v w"]:
+    """Resample a volume's label from the study's grid to the student's.
+
+    Args:
+        public: The study's public material, whose volumes are files.
+        volume: The volume's hash.
+        label: Float array [k, x, y, z].
+
+    Returns:
+        Float array [k, u, v, w] on the student's grid.
+    """
+    from common.data.volume import onto_grid, volume_from_bytes  # imports torch
+
+    content, data = public.objects.get(volume), public.study.data
+    return onto_grid(label, volume_from_bytes(content, data), volume_from_bytes(content, data.student))
+
+
+def _passes(study: Study, paired: Paired | None, trainings: int) -> tuple[int, ...]:
     """Return the last step of each pass of a training; empty if it has one pass.
 
     If a network is first trained on the public pairs alone, each of the two trainings counts as a pass.
     """
     from server.protocols.public_start import pass_ends
 
-    study = lesson.public.study
     if trainings > 1:
         return tuple(number * study.student.steps for number in range(1, trainings + 1))
-    return pass_ends(study.student) if lesson.paired is None and study.data.finer == 1 else ()
+    return pass_ends(study.student) if paired is None and study.data.finer == 1 else ()
 
 
-def _inputs(lesson: Lesson, control: str | None, rounds: Sequence[Answer], kept: Sequence[int], start: bytes) -> str:
+def _inputs(
+    study: Study,
+    paired: Paired | None,
+    control: str | None,
+    rounds: Sequence[Answer],
+    kept: Sequence[int],
+    start: bytes,
+) -> str:
     """Return the digest of everything that determines a network, including the constants of its recipe."""
     from common.models.fit import NEAR
     from server.protocols.public_start import STUDENT_PASSES
 
-    study, volumes, paired = lesson.public.study, rounds[-1].query.volumes, lesson.paired
+    volumes = rounds[-1].query.volumes
     return digest(
         "joint-student-inputs",
         [
@@ -197,7 +234,7 @@ def _inputs(lesson: Lesson, control: str | None, rounds: Sequence[Answer], kept:
     )
 
 
-def _beside(lesson: Lesson, start: bytes, on_step: OnStep | None) -> Beside | None:
+def _beside(lesson: Lesson, paired: Paired | None, start: bytes, on_step: OnStep | None) -> Beside | None:
     """Return the study's public pairs and a network trained on these pairs alone; None if the study has no pairs.
 
     The network is trained once, for the student and all controls.
@@ -205,15 +242,15 @@ def _beside(lesson: Lesson, start: bytes, on_step: OnStep | None) -> Beside | No
     from server.protocols.public_start import Beside, refine_paired
     from server.protocols.student_fit import read_start
 
-    if lesson.paired is None:
+    if paired is None:
         return None
     public, study = lesson.public, lesson.public.study
     alone = refine_paired(
         read_start(start, study),
-        lesson.paired,
+        paired,
         study.student,
         seed=lesson.seed,
         checkpoint=public.kept.checkpoint(PAIRS_FILE),
         on_step=on_step,
     )
-    return Beside(lesson.paired, alone)
+    return Beside(paired, alone)

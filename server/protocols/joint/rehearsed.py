@@ -10,10 +10,10 @@ import torch
 
 from common.codecs.codec import LinearCodec
 from common.config import TrainingConfig
-from server.protocols.paired import Paired
 from server.protocols.public_start import public_start, refine
 from server.protocols.query_protocol import STUDENT_SEED
 from server.protocols.rehearsal import PublicCases
+from server.public.paired import Paired
 
 
 def begin(

@@ -49,8 +49,7 @@ from common.student_statement import StudentStatement
 from consilium.cli.site import site_app
 from server.operations.gateway import GatewayFiles, gateway_app
 from server.postprocess.bundle import export_student, ranges_seen
-from server.postprocess.labels import label_file
-from server.protocols.stored_labels import store_label
+from server.protocols.stored_labels import StoredLabels
 from server.study.workspace import Workspace
 from tests.exported import exported_study, statement_file
 from tests.federation import Federation, ball
@@ -647,7 +646,7 @@ def test_a_bundle_records_the_mean_size_of_each_structure_in_its_labels(fed: Fed
     for volume, side in zip(workspace.volumes()[:2], (2, 3), strict=True):
         box = np.zeros(workspace.study().data.grid, dtype=np.float32)
         box[:side, :side, :side] = 1.0
-        store_label(label_file(workspace.labels_dir, volume), np.stack([1 - box, box]))
+        StoredLabels(workspace.labels_dir, [volume]).store(volume, np.stack([1 - box, box]))
     try:
         assert ranges_seen(workspace).structures_mm3 == (17.5,)  # 8 and 27 voxels of 1 mm³
     finally:

@@ -52,7 +52,7 @@ def run_federation(root, *, queries=6):
 
 
 def load_labels(workspace):
-    return read_released(workspace).labels()
+    return read_released(workspace).labels
 
 
 def control_labels(workspace, name):

@@ -14,7 +14,6 @@ from server.postprocess.networks import lesson_of
 from server.protocols.appearance import protocol as appearance
 from server.protocols.appearance.labels import placed
 from server.protocols.appearance.protocol import Appearance
-from server.protocols.controls import STUDENT
 from server.protocols.query_protocol import FitFiles
 from server.protocols.student_fit import read_start
 from tests.dashboard_study import Recorded, make_study_directory
@@ -45,24 +44,24 @@ def test_the_student_begins_from_the_start_and_is_named_by_it(recorded: Recorded
     lesson = lesson_of(read_released(recorded.workspace))
     terms = replace(lesson.public.study.student, steps=1, learning_rate=1e-9)
     lesson = replace(lesson, public=replace(lesson.public, study=replace(lesson.public.study, student=terms)))
-    begun = Appearance().finish(lesson, STUDENT)
+    begun = Appearance().finish(lesson)
     student = begun.train(FitFiles.at(tmp_path), lambda _step, _loss: None).state_dict()
     start = read_start(recorded.workspace.start_file.read_bytes(), lesson.public.study).state_dict()
     assert all(torch.allclose(student[name], start[name], atol=1e-6) for name in start if "running" not in name)
     aside = recorded.workspace.start_file.rename(tmp_path / "aside")
     try:
-        assert Appearance().finish(lesson, STUDENT).inputs != begun.inputs
+        assert Appearance().finish(lesson).inputs != begun.inputs
     finally:
         aside.rename(recorded.workspace.start_file)
 
 
 def test_public_only_is_what_the_start_teaches_itself_and_hears_no_answer(recorded: Recorded, tmp_path) -> None:
     lesson = lesson_of(read_released(recorded.workspace))
-    found = Appearance().finish(replace(lesson, trained=unasked), "public_only")
+    found = Appearance().control(replace(lesson, trained=unasked), "public_only")
     assert found is not None
     weights = found.train(FitFiles.at(tmp_path), lambda _step, _loss: None).state_dict()
     silent = replace(lesson, answers=[replace_sum(answer) for answer in lesson.answers])
-    other = Appearance().finish(replace(silent, trained=unasked), "public_only")
+    other = Appearance().control(replace(silent, trained=unasked), "public_only")
     assert other is not None
     again = other.train(FitFiles.at(tmp_path / "again"), lambda _step, _loss: None).state_dict()
     assert all(torch.equal(weights[name], again[name]) for name in weights)

@@ -226,9 +226,7 @@ class TestARun:
         weights_from_bytes((first / WEIGHTS).read_bytes(), model)
         wanted = model.eval().state_dict()
         for name in (STUDENT, *controls_of(public.study)):
-            training = (
-                protocol_of(public.study).finish(lesson, name) if name == STUDENT else control_training(lesson, name)
-            )
+            training = protocol_of(public.study).finish(lesson) if name == STUDENT else control_training(lesson, name)
             assert training is not None
             found = training.train(None, lambda _step, _loss: None).state_dict()
             assert all(torch.allclose(found[key], wanted[key], atol=1e-5) for key in wanted), name

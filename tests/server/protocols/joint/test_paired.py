@@ -25,13 +25,13 @@ from common.objects import ObjectStore
 from common.protocols.frame import plan_frame
 from consilium.cli.study import study_app
 from server.protocols import public_start as joint
-from server.protocols.controls import CONTROLS, STUDENT
+from server.protocols.controls import CONTROLS
 from server.protocols.joint import belief, prepare, protocol
-from server.protocols.paired import Paired, read_paired
 from server.protocols.public_start import TEMPERATURE, Beside, Start, moved, public_start, refine, refine_paired
 from server.protocols.query_protocol import FitFiles, Lesson
 from server.public.kept import KeptInFolder
 from server.public.material import PAIRS_FILE, START_FILE, CodecRecord, Public
+from server.public.paired import Paired
 from server.study import consent_text
 from server.study import create_study as setup
 from server.study.workspace import Workspace
@@ -129,14 +129,22 @@ def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs
 
     def lesson_in(folder: Path) -> Lesson:
         folder.mkdir()
-        public = Public(study, CodecRecord("a" * 64, 4), ("0", "1", "2"), ObjectStore(folder), KeptInFolder(folder))
+        public = Public(
+            study,
+            CodecRecord("a" * 64, 4),
+            ("0", "1", "2"),
+            ObjectStore(folder),
+            KeptInFolder(folder),
+            paired,
+            {str(row): image for row, image in enumerate(images)},
+        )
         save_weights(folder / START_FILE, build_unet(RECIPE.channels, in_channels=1, out_channels=3))
         labels = dict.fromkeys(public.volumes, np.zeros(0))
-        return Lesson(public, (), labels, lambda volume: images[int(volume)], paired=paired)  # type: ignore[arg-type]
+        return Lesson(public, (), labels)  # type: ignore[arg-type]
 
     whole, lesson = lesson_in(tmp_path / "whole"), lesson_in(tmp_path / "killed")
     told: list[int] = []
-    training = protocol.Joint().finish(whole, STUDENT)
+    training = protocol.Joint().finish(whole)
     expected = training.train(FitFiles.at(tmp_path / "whole"), lambda step, _loss: told.append(step))
     assert told == list(range(1, training.steps + 1))
     assert training.steps == 2 * RECIPE.steps
@@ -146,7 +154,7 @@ def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs
             raise Killed
 
     told.clear()
-    training = protocol.Joint().finish(lesson, STUDENT)
+    training = protocol.Joint().finish(lesson)
     with pytest.raises(Killed):
         training.train(FitFiles.at(tmp_path / "killed"), kill)
     found = training.train(FitFiles.at(tmp_path / "killed"), lambda step, _loss: told.append(step))
@@ -158,7 +166,7 @@ def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs
         assert torch.equal(one, other)
     for name in CONTROLS:
         told.clear()
-        control = protocol.Joint().finish(replace(lesson, trained=lambda _: expected), name)
+        control = protocol.Joint().control(replace(lesson, trained=lambda _: expected), name)
         assert control is not None
         control.train(FitFiles.at(tmp_path / "killed", name), lambda step, _loss: told.append(step))
         assert told == ([] if name == "public_only" else list(range(1, RECIPE.steps + 1)))
@@ -216,7 +224,7 @@ def test_pairs_are_published_as_promised_and_read_back(tmp_path: Path) -> None:
     assert "public pairs (volumes with their label maps): got 0; allowed: exactly 2" in str(refused.exception)
     done = CliRunner().invoke(study_app, [*arguments, "--paired", str(dataset)], catch_exceptions=False)
     assert "published 3 volumes, and 2 with their label maps" in done.stdout
-    paired = read_paired(public_of(workspace))
+    paired = public_of(workspace).pairs()
     assert paired is not None
     assert (paired.images.shape[0], paired.labels.max(), paired.targets.sum(axis=1).max()) == (2, 1, 1)
     (images / files[0].name).write_bytes(files[0].read_bytes())
@@ -242,7 +250,9 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
 ) -> None:
     """The protocol hands them on: who is trained is what was trained, and other pairs are other inputs."""
     study = study_with(2)
-    public = Public(study, CodecRecord("a" * 64, 4), ("v1", "v2"), ObjectStore(tmp_path), KeptInFolder(tmp_path))
+    images = dict.fromkeys(("v1", "v2"), np.zeros((1, 8, 8, 8)))
+    stores = ObjectStore(tmp_path), KeptInFolder(tmp_path)
+    public = Public(study, CodecRecord("a" * 64, 4), tuple(images), *stores, paired, images)
     save_weights(tmp_path / START_FILE, build_unet(study.student.channels, in_channels=1, out_channels=2))
     round_ = SimpleNamespace(query=SimpleNamespace(id="q", volumes=("v1", "v2")), noisy_sum=np.zeros(4, dtype=np.int64))
     monkeypatch.setattr(protocol, "rounds_of", lambda *_: (round_,))
@@ -252,15 +262,16 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
     monkeypatch.setattr(joint, "refine", lambda *_, beside, **__: trained.append(("all", beside.paired)))
     monkeypatch.setattr(joint, "refine_paired", lambda _start, paired, *_, **__: trained.append(("alone", paired)))
     labels = dict.fromkeys(("v1", "v2"), np.zeros((2, 8, 8, 8)))
-    lesson = Lesson(public, (), labels, lambda _volume: np.zeros((1, 8, 8, 8)), paired=paired)  # type: ignore[arg-type]
+    lesson = Lesson(public, (), labels)  # type: ignore[arg-type]
     asked = protocol.Joint()
-    trainings = [asked.finish(replace(lesson, trained=lambda _: None), name) for name in (STUDENT, *CONTROLS)]  # type: ignore[arg-type, return-value]
+    ready = replace(lesson, trained=lambda _: None)  # type: ignore[arg-type, return-value]
+    trainings = [asked.finish(ready), *(asked.control(ready, name) for name in CONTROLS)]
     for training in trainings:
         assert training is not None
         training.train(FitFiles.at(tmp_path), lambda _step, _loss: None)
     assert trained == [("alone", paired), ("all", paired)] * 3 + [("alone", paired)]
     assert trainings[0] is not None
-    assert asked.finish(replace(lesson, paired=None), STUDENT).inputs != trainings[0].inputs
+    assert asked.finish(replace(lesson, public=replace(public, paired=()))).inputs != trainings[0].inputs
 
     told: list[object] = []
 
@@ -269,7 +280,6 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
         raise InterruptedError
 
     monkeypatch.setattr(joint, "public_start", stop)
-    monkeypatch.setattr(joint, "read_paired", lambda _public: paired)
     monkeypatch.setattr(prepare, "images_of", lambda _public: np.stack([paired.images[0]] * 2))
     volume = public.objects.put(b"volume")
     with pytest.raises(InterruptedError):

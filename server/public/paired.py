@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from common.canonical import digest, sha256_bytes
-from server.public.material import Public
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,25 +40,3 @@ class Paired:
     def hash(self) -> str:
         """Digest of all voxels of images and label maps."""
         return digest("paired", [sha256_bytes(array.tobytes()) for array in (self.images, self.labels)])
-
-
-def read_paired(public: Public) -> Paired | None:
-    """Read a study's public pairs, resampled to its grid.
-
-    Args:
-        public: The study's public material (terms, codec, volumes).
-
-    Returns:
-        The pairs; None if the study has none.
-    """
-    if not public.paired:
-        return None
-    from common.data.volume import example_from_bytes  # imports torch, which training needs anyway
-
-    data = public.study.data
-    cases = [
-        example_from_bytes(public.objects.get(files.image), public.objects.get(files.label), data)
-        for files in public.paired
-    ]
-    images = np.stack([case.volume.image for case in cases])
-    return Paired(images, np.stack([case.label for case in cases]), len(data.labels))

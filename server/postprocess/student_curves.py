@@ -1,8 +1,8 @@
-"""Scores the student on published validation cases while it is trained, so that its Dice can be drawn as a curve.
+"""Logs the student's training, so that its loss, its passes and its Dice on validation cases can be drawn as curves.
 
-The checkpoints that the training writes are scored, each in a separate network. The training itself is not affected:
-with and without validation cases the same seed gives the same student. At most :data:`POINTS` checkpoints of a
-training are scored, each on at most :data:`MOST_CASES` cases. Nothing is selected by these scores.
+The Dice is that of checkpoints that the training writes, each loaded into a separate network. The training itself is
+not affected: with and without validation cases the same seed gives the same student. At most :data:`POINTS` checkpoints
+of a training are scored, each on at most :data:`MOST_CASES` cases. Nothing is selected by these scores.
 `server.postprocess.networks` calls this module after every step.
 """
 
@@ -21,34 +21,48 @@ from common.models.checkpoint import load_checkpoint
 from common.models.fit import predict
 from common.models.unet import network_for
 from server.postprocess.labels import Released
-from server.protocols.query_protocol import FitFiles
+from server.protocols.query_protocol import FitFiles, NetworkTraining
+
+PROGRESS_STEPS = 20
+"""Number of steps between two values of the loss."""
 
 POINTS = 8
 MOST_CASES = 16
 
 
-class ValidationCurve:
-    """The student's mean Dice on the validation cases at a few steps of one training.
+class StudentCurves:
+    """The loss of one training of the student, the ends of its passes, and its mean Dice on the validation cases.
 
     Args:
         released: The study's public data, with the validation cases.
+        training: The training.
         files: Files of the training, with its checkpoints.
-        steps: Number of the training's steps.
-        events: The event log, to which the scores are written.
+        events: The event log, to which the values are written.
     """
 
-    def __init__(self, released: Released, files: FitFiles, *, steps: int, events: EventLog) -> None:
-        self._released, self._files, self._steps, self._events = released, files, steps, events
-        self._cases = released.validation[:MOST_CASES]
+    def __init__(self, released: Released, training: NetworkTraining, *, files: FitFiles, events: EventLog) -> None:
+        self._public, self._cases = released.public, released.validation[:MOST_CASES]
+        self._steps, self._passes = training.steps, training.passes
+        self._files, self._events = files, events
         self._seen, self._due = self._newest(), 0.0
 
-    def after(self, step: int) -> None:
-        """Score the newest checkpoint if this step wrote it and the next point of the curve is due.
-
-        The last step is left out, because the finished student is scored on all cases.
+    def after(self, step: int, loss: float) -> None:
+        """Log a step.
 
         Args:
             step: Number of the step, counted over the whole training.
+            loss: Its loss.
+        """
+        if step % PROGRESS_STEPS == 0 or step == self._steps:
+            self._events.emit("student-step", step=step, total=self._steps, loss=round(loss, 5))
+        if step in self._passes:
+            self._events.emit("student-pass", number=self._passes.index(step) + 1, step=step)
+        self._validate(step)
+
+    def _validate(self, step: int) -> None:
+        """Score the newest checkpoint if this step wrote it and the next point of the curve is due.
+
+        The last step is left out, because the finished student is scored on all cases.
         """
         if not self._cases or step >= self._steps or step + 1 < self._due:  # the step before tells what is fresh
             return
@@ -73,11 +87,11 @@ class ValidationCurve:
         return None if newest is None else (newest[0], newest[1].st_mtime_ns, newest[1].st_ino)
 
     def _score(self, checkpoint: Path) -> float | None:
-        study = self._released.public.study
+        study = self._public.study
         saved = load_checkpoint(checkpoint, run={})
         if saved is None:
             return None
-        data, objects = study.data.student, self._released.public.objects
+        data, objects = study.data.student, self._public.objects
         with torch.random.fork_rng():
             network = network_for(study.student, study.data)
             network.load_state_dict(saved["model"])

@@ -21,7 +21,7 @@ from common.events import EventLog, read_events
 from common.models.fit import OnStep, one_hot
 from common.models.unet import network_for
 from common.objects import ObjectStore
-from server.postprocess import networks, validation
+from server.postprocess import networks, student_curves
 from server.protocols.query_protocol import FitFiles, NetworkTraining
 from server.protocols.student_fit import train_student
 from server.public.material import PairedFiles
@@ -87,9 +87,7 @@ class World:
     def fit(self, monkeypatch: pytest.MonkeyPatch, name: str, files: Sequence[PairedFiles]) -> tuple[str, list[Any]]:
         """The student's hash, and what its log says of the validation cases."""
         training = NetworkTraining(name, self.train, steps=STEPS, passes=(STEPS // 2, STEPS))
-        monkeypatch.setattr(
-            networks, "protocol_of", lambda study: SimpleNamespace(finish=lambda lesson, name: training)
-        )
+        monkeypatch.setattr(networks, "protocol_of", lambda study: SimpleNamespace(finish=lambda lesson: training))
         monkeypatch.setattr(networks, "lesson_of", lambda released: None)
         public = SimpleNamespace(study=self.study, objects=self.store)
         released = SimpleNamespace(public=public, student_dir=self.root / name, validation=tuple(files))
@@ -121,19 +119,20 @@ def test_the_same_seed_gives_the_same_student_with_and_without_validation_cases_
 
 
 def test_a_long_training_is_scored_a_few_times_on_a_few_cases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation.ValidationCurve, "_score", lambda self, checkpoint: 0.5)
+    monkeypatch.setattr(student_curves.StudentCurves, "_score", lambda self, checkpoint: 0.5)
     files = FitFiles.at(world.root / "long")
     files.checkpoint.parent.mkdir()
     public = SimpleNamespace(study=world.study, objects=world.store)
     released: Any = SimpleNamespace(public=public, validation=world.files * 20)
     events = EventLog(world.root / "long.jsonl", study=world.study.id)
-    curve = validation.ValidationCurve(released, files, steps=4000, events=events)
+    training = NetworkTraining("long", world.train, steps=4000)
+    curves = student_curves.StudentCurves(released, training, files=files, events=events)
     for step in range(1, 4001):
         if step % 50 == 0:
             files.checkpoint.unlink(missing_ok=True)
             files.checkpoint.write_text(str(step))
-        curve.after(step)
+        curves.after(step, 0.5)
     told = [one for one in read_events(world.root / "long.jsonl") if one["event"] == "student-validated"]
-    assert 6 <= len(told) <= validation.POINTS
-    assert {one["cases"] for one in told} == {validation.MOST_CASES}
+    assert 6 <= len(told) <= student_curves.POINTS
+    assert {one["cases"] for one in told} == {student_curves.MOST_CASES}
     assert all(one["step"] % 50 == 0 for one in told)
