@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,19 +25,6 @@ from server.protocols.controls import CONTROLS, control_training, controls_of
 from server.protocols.query_protocol import FitFiles, Lesson, NetworkTraining, protocol_of
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """The result of a finished training.
-
-    Attributes:
-        weights: SHA-256 of the weights.
-        seconds: Duration of the training.
-    """
-
-    weights: str
-    seconds: float
-
-
 def fit_student(released: Released, *, events: EventLog) -> None:
     """Train the student on the released answers, and store its weights in ``student/weights.pt``.
 
@@ -51,9 +38,9 @@ def fit_student(released: Released, *, events: EventLog) -> None:
     lesson, files = lesson_of(released), FitFiles.at(released.student_dir)
     training = protocol_of(released.public.study).finish(lesson)
     curves = StudentCurves(released, training, files=files, events=events)
-    fitted = fit_once(training, files=files, on_step=curves.after)
-    if fitted is not None:
-        events.emit("student-trained", weights=fitted.weights, seconds=fitted.seconds)
+    if (fitted := fit_once(training, files=files, on_step=curves.after)) is not None:
+        weights, seconds = fitted
+        events.emit("student-trained", weights=weights, seconds=seconds)
 
 
 def fit_controls(released: Released, *, events: EventLog) -> None:
@@ -69,14 +56,14 @@ def fit_controls(released: Released, *, events: EventLog) -> None:
     study = released.public.study
     lesson = replace(lesson_of(released), trained=lambda name: load_control(study, released.student_dir, name))
     for index, name in enumerate(controls_of(study)):  # zero_code comes before public_only, which needs its predictions
-        training = control_training(lesson, name)
+        training, files = control_training(lesson, name), _control_files(released.student_dir, name)
         if training is None:
-            control_files(released.student_dir, name).discard()  # delete the weights of an earlier student's control
+            files.discard()  # delete the weights of an earlier student's control
             continue
         on_step = _told(events, before=index * study.student.steps, steps=study.student.steps)
-        fitted = fit_once(training, files=control_files(released.student_dir, name), on_step=on_step)
-        if fitted is not None:
-            events.emit("control-trained", name=name, weights=fitted.weights, seconds=fitted.seconds)
+        if (fitted := fit_once(training, files=files, on_step=on_step)) is not None:
+            weights, seconds = fitted
+            events.emit("control-trained", name=name, weights=weights, seconds=seconds)
 
 
 def lesson_of(released: Released) -> Lesson:
@@ -96,7 +83,7 @@ def lesson_of(released: Released) -> Lesson:
     return Lesson(released.public, released.answers, released.labels)
 
 
-def fit_once(training: NetworkTraining, *, files: FitFiles, on_step: OnStep) -> Fitted | None:
+def fit_once(training: NetworkTraining, *, files: FitFiles, on_step: OnStep) -> tuple[str, float] | None:
     """Train a network and store its weights, unless weights for the same inputs are stored already.
 
     Args:
@@ -105,7 +92,7 @@ def fit_once(training: NetworkTraining, *, files: FitFiles, on_step: OnStep) -> 
         on_step: Called after each training step with the step's number and loss.
 
     Returns:
-        The finished training; None if nothing had to be done.
+        SHA-256 of the weights and the seconds that the training took; None if nothing had to be done.
     """
     if files.weights.exists() and files.inputs.exists() and files.inputs.read_text(encoding="utf-8") == training.inputs:
         return None
@@ -113,7 +100,7 @@ def fit_once(training: NetworkTraining, *, files: FitFiles, on_step: OnStep) -> 
     started = time.monotonic()
     name = save_weights(files.weights, training.train(files, on_step))
     write_atomically(files.inputs, training.inputs.encode())
-    return Fitted(weights=name, seconds=round(time.monotonic() - started, 3))
+    return name, round(time.monotonic() - started, 3)
 
 
 def load_student(study: Study, student_dir: Path) -> torch.nn.Module:
@@ -151,7 +138,7 @@ def load_control(study: Study, student_dir: Path, name: str) -> torch.nn.Module:
     """
     if not control_trained(student_dir, name):
         raise InvalidInput("this control is not trained yet", value=name, remedy="run `consilium study resume`")
-    return _network(study, control_files(student_dir, name).weights)
+    return _network(study, _control_files(student_dir, name).weights)
 
 
 def control_trained(student_dir: Path, name: str) -> bool:
@@ -164,19 +151,11 @@ def control_trained(student_dir: Path, name: str) -> bool:
     Returns:
         True if they are.
     """
-    return control_files(student_dir, name).weights.exists()
+    return _control_files(student_dir, name).weights.exists()
 
 
-def control_files(student_dir: Path, name: str) -> FitFiles:
-    """Return the files of a control's training.
-
-    Args:
-        student_dir: The study's folder of networks.
-        name: Name of the control.
-
-    Returns:
-        Paths of the control's weights, of the digest of its training's inputs, and of its checkpoint.
-    """
+def _control_files(student_dir: Path, name: str) -> FitFiles:
+    """Return the files of a control's training."""
     return FitFiles.at(student_dir / "controls", name)
 
 

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from jaxtyping import Float
@@ -35,8 +35,6 @@ from server.protocols.query_protocol import (
 )
 from server.protocols.stored_labels import as_stored
 from server.public.material import CodecRecord, OnStage, Public
-
-Labels = Mapping[str, Float[np.ndarray, "c x y z"]]
 
 
 def plan_queries(study: Study, *, codec: CodecRecord, volumes: Sequence[str]) -> tuple[QuerySpec, ...]:
@@ -164,8 +162,8 @@ class SaidOfEach(Said):
             yield Doubt(volume, centre, doubt_of(label, _draws(answer, codec, count=draws, rng=rng)))
 
     def _decoders(self) -> Iterator[tuple[Answer, Codec]]:
-        codecs = Codecs(self.public.objects)
-        return ((answer, codecs.of(answer)) for answer in self.answers)
+        codec_of = codecs_in(self.public.objects)
+        return ((answer, codec_of(answer)) for answer in self.answers)
 
 
 def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "c x y z"]]:
@@ -192,33 +190,17 @@ def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "c 
             raise InvalidInput("control", value=name, limit=", ".join(CONTROLS))
 
 
-class Codecs:
-    """Loads the codecs of answers, each only once.
+def codecs_in(objects: Objects) -> Callable[[Answer], Codec]:
+    """Return a function that loads the codec of an answer, each codec only once.
 
     Args:
-        objects: Store of the public files.
+        objects: Store of the public files. It refuses a file that is missing or has another hash.
+
+    Returns:
+        The function.
     """
-
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
-        self._known: dict[str, Codec] = {}
-
-    def of(self, answer: Answer) -> Codec:
-        """Return the codec of an answer.
-
-        Args:
-            answer: The answer.
-
-        Returns:
-            The codec, verified by its hash.
-
-        Raises:
-            InvalidInput: If the codec's file is missing or has another hash.
-        """
-        name = answer.query.codec
-        if name not in self._known:
-            self._known[name] = load_codec(self._objects.get(name), expected_hash=name)
-        return self._known[name]
+    load = cache(lambda name: load_codec(objects.get(name), expected_hash=name))
+    return lambda answer: load(answer.query.codec)
 
 
 def decoded(answer: Answer, codec: Codec, noisy_sum: np.ndarray) -> Float[np.ndarray, "c x y z"]:
@@ -260,12 +242,12 @@ def _draws(
 
 def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
     """Decode the zero code in place of each volume's answer, with that answer's voters and noise."""
-    codecs = Codecs(lesson.public.objects)
+    codec_of = codecs_in(lesson.public.objects)
     silent: dict[tuple[str, int, Mechanism], np.ndarray] = {}
     labels: dict[str, np.ndarray] = {}
     for answer in lesson.answers:
         key = (answer.query.codec, answer.voters, answer.query.mechanism)
         if key not in silent:
-            silent[key] = as_stored(decoded(answer, codecs.of(answer), np.zeros_like(answer.noisy_sum)))
+            silent[key] = as_stored(decoded(answer, codec_of(answer), np.zeros_like(answer.noisy_sum)))
         labels |= dict.fromkeys(answer.query.volumes, silent[key])
     return {volume: labels[volume] for volume in lesson.labels}

@@ -37,7 +37,9 @@ class InRounds(QueryProtocol):
         return Agenda(plan, which="the", each=f"all of them together{times},")
 
     def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
-        """Yield the query of each round in turn; see :func:`ask_rounds`.
+        """Yield the query of each round in turn, until all rounds are answered or a query gets no answer.
+
+        If all rounds are answered already, the last query is yielded again, because sites may lack its receipts.
 
         Args:
             public: The study's public material (terms, codec, volumes).
@@ -46,32 +48,17 @@ class InRounds(QueryProtocol):
         Yields:
             One query at a time.
         """
-        return ask_rounds(public, answer_of)
-
-
-def ask_rounds(public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
-    """Yield the query of each round in turn, until all rounds are answered or a query gets no answer.
-
-    If all rounds are answered already, the last query is yielded again, because sites may lack its receipts.
-
-    Args:
-        public: The study's public material (terms, codec, volumes).
-        answer_of: Returns the stored answer to a query id, or None.
-
-    Yields:
-        One query at a time.
-    """
-    planned = public.study.privacy.planned_queries
-    answers = answered_rounds(public, answer_of)
-    if len(answers) == planned:
-        yield (answers[-1].query,)
-    while len(answers) < planned:
-        query = query_after(public, answers)
-        yield (query,)
-        answer = answer_of(query.id)
-        if answer is None:
-            return
-        answers = (*answers, answer)
+        planned = public.study.privacy.planned_queries
+        answers = answered_rounds(public, answer_of)
+        if len(answers) == planned:
+            yield (answers[-1].query,)
+        while len(answers) < planned:
+            query = query_after(public, answers)
+            yield (query,)
+            answer = answer_of(query.id)
+            if answer is None:
+                return
+            answers = (*answers, answer)
 
 
 def answered_rounds(public: Public, answer_of: AnswerOf) -> tuple[Answer, ...]:

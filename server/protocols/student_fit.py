@@ -27,11 +27,14 @@ CACHE_BYTES = 1 << 29
 
 
 def learn(
-    lesson: Lesson, labels: Mapping[str, Float[np.ndarray, "k x y z"]], files: FitFiles | None, on_step: OnStep
+    lesson: Lesson,
+    labels: Mapping[str, Float[np.ndarray, "k x y z"]],
+    files: FitFiles | None,
+    on_step: OnStep,
+    *,
+    start: torch.nn.Module | None = None,
 ) -> torch.nn.Module:
     """Train a network on a lesson's volumes with these labels, by the study's student recipe.
-
-    The network begins from the study's given network if there is one, otherwise from random weights.
 
     Args:
         lesson: Public data and released labels.
@@ -39,11 +42,13 @@ def learn(
         files: Files of the training, for its checkpoint and for volumes that do not fit into memory; None keeps all
             volumes in memory.
         on_step: Called with step and loss.
+        start: A network of the same recipe, from which the training begins; by default the study's given network, or
+            random weights if there is none.
 
     Returns:
         The trained network.
     """
-    start = given_model(lesson.public)
+    start = given_model(lesson.public) if start is None else start
     with ExitStack() as stack:
         keep: Callable[[np.ndarray], np.ndarray | Path] = np.asarray
         if files is not None:

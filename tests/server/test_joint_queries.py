@@ -20,7 +20,7 @@ from common.protocol_terms import MAX_JOINT_ROUNDS
 from common.protocols.frame import Frame
 from server.protocols.joint.belief import believed
 from server.protocols.query_protocol import Answer
-from server.protocols.rounds import answered_rounds, ask_rounds, frames, keep_frame, query_after, round_query
+from server.protocols.rounds import InRounds, answered_rounds, frames, keep_frame, query_after, round_query
 from server.public.material import CodecRecord
 from server.study.workspace import Workspace
 from tests.federation import Federation, StubVoters, make_study
@@ -150,7 +150,7 @@ class Study:
 
     def run(self, *, stop_after: int = 99) -> tuple[Answer, ...]:
         """A new run, which asks at most ``stop_after`` rounds."""
-        rounds = ask_rounds(self.workspace.public(), self.fed.ledger.answer)
+        rounds = InRounds().configure(self.workspace.public(), self.fed.ledger.answer)
         for queries in itertools.islice(rounds, stop_after):
             self.asked += queries
             self.fed.core(queries=queries, before=queries[0].round - 1).run(self.fed.transport)

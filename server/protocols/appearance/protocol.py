@@ -9,7 +9,7 @@ trained by the student's recipe. A training without an answer or a label is refu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -68,18 +68,8 @@ class Appearance(InRounds):
         return SaidOfLooks(public, rounds_of(public, answers))
 
     def finish(self, lesson: Lesson) -> NetworkTraining:
-        """Return the training of the student: the public start, or a fresh network if there is none.
-
-        Args:
-            lesson: Public data and released labels to learn from.
-
-        Returns:
-            The training on the labels that are not rejected.
-
-        Raises:
-            InvalidInput: If there is no answer or no label.
-        """
-        return _training(lesson, "student", _look(lesson, after=True), lambda: dict(lesson.labels))
+        """Train the public start, or a fresh network if there is none, on the labels that are not rejected."""
+        return _training(lesson, "student", _looks(lesson)[1], lambda: lesson.labels)
 
     def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
         """Return the training of a control.
@@ -99,7 +89,7 @@ class Appearance(InRounds):
         Raises:
             InvalidInput: If there is no answer or no label, or no control of this name.
         """
-        before, after = _look(lesson, after=False), _look(lesson, after=True)
+        before, after = _looks(lesson)
 
         def silent() -> dict[str, Map]:
             volumes = list(lesson.labels)
@@ -195,7 +185,8 @@ def _start_model(public: Public) -> torch.nn.Module | None:
     return None if weights is None else read_start(weights, public.study)
 
 
-def _look(lesson: Lesson, *, after: bool) -> Look:
+def _looks(lesson: Lesson) -> tuple[Look, Look]:
+    """Return how structures look: as assumed before any answer, and after all answers."""
     rounds = rounds_of(lesson.public, lesson.answers)
     if not rounds:
         raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
@@ -206,10 +197,10 @@ def _look(lesson: Lesson, *, after: bool) -> Look:
             limit="at least one",
             remedy="accept a label again on the dashboard's page Labels",
         )
-    return looks(lesson.public, rounds)[after]
+    return looks(lesson.public, rounds)
 
 
-def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], dict[str, Map]]) -> NetworkTraining:
+def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], Mapping[str, Map]]) -> NetworkTraining:
     from server.protocols.public_start import STUDENT_PASSES
 
     study, start = lesson.public.study, _start(lesson.public)
@@ -228,21 +219,9 @@ def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], dict[s
     )
 
     def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
-        from server.protocols.student_fit import train_student
+        from server.protocols.student_fit import learn
 
-        taught = labels()
-        images = np.stack([lesson.image(volume) for volume in taught])
-        targets = np.stack(list(taught.values()))
-        model, _ = train_student(
-            images,
-            targets,
-            study.student,
-            seed=lesson.seed,
-            start=_start_model(lesson.public),
-            checkpoint=None if files is None else files.checkpoint,
-            on_step=on_step,
-        )
-        return model
+        return learn(lesson, labels(), files, on_step, start=_start_model(lesson.public))
 
     return NetworkTraining(inputs, train, study.student.steps)
 

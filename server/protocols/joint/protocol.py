@@ -47,35 +47,11 @@ class Joint(InRounds):
         return SaidTogether(public, rounds_of(public, answers))
 
     def finish(self, lesson: Lesson) -> NetworkTraining:
-        """Return the training of the student.
-
-        The student is the public start, trained further on the codes estimated after all rounds. Volumes whose labels
-        were rejected are left out.
-
-        Args:
-            lesson: Public data and released labels to learn from.
-
-        Returns:
-            The training.
-
-        Raises:
-            InvalidInput: If there is no answer, no label or no public start.
-        """
+        """Train the public start further on the codes estimated after all rounds. Rejected labels are left out."""
         return _training(lesson, None)
 
     def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
-        """Return the training of a control on the codes that :func:`~server.protocols.joint.belief.control` returns.
-
-        Args:
-            lesson: Public data and released labels to learn from.
-            name: Name of the control.
-
-        Returns:
-            The training.
-
-        Raises:
-            InvalidInput: If there is no answer, no label or no public start.
-        """
+        """Train the public start further on the codes that :func:`~server.protocols.joint.belief.control` returns."""
         training = _training(lesson, name)
         if name == "public_only" and not lesson.public.paired:  # ProtocolTerms.one_public
             return replace(training, train=lambda _files, _on_step: lesson.trained("zero_code"))
