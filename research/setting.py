@@ -12,7 +12,7 @@ from common.codecs.paper import codec_terms
 from common.config import JOINT_ROUNDS, OPEN, SEALED_SUM, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.protocols.frame import FRAME, MAX_COORDINATES
-from server.planning.recommend import joint_noise
+from server.planning.recommend import recommend
 from server.protocols.controls import CONTROLS
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS
 from server.protocols.public_start import RESIDUAL, TEMPERATURE
@@ -106,14 +106,14 @@ def study_of(setting: Setting, data: DataConfig) -> Study:
 
 def mean_noise(setting: Setting) -> float:
     """Return the noise on each coordinate of the mean code if one release spent the budget, in clipping norms."""
-    return joint_noise(
+    return recommend(
         budget=Budget(setting.epsilon, setting.delta),
         accountant=AccountantName.EXACT,
         protection=Protection(setting.unit, Relation.REPLACE_ONE),
         hospitals=setting.hospitals,
         voters=setting.voters,
         colluders=setting.colluders,
-    )
+    ).noise
 
 
 def settings_json(setting: Setting) -> dict[str, object]:

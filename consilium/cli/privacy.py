@@ -144,7 +144,7 @@ def plan_command(
     from consilium.reports.plan_report import About, check_chart, write_chart
     from server.planning.planner import plan
     from server.planning.public_shapes import read_shapes
-    from server.planning.recommend import NOT_REHEARSED, REHEARSED, joint_noise, recommend, study_prospects
+    from server.planning.recommend import NOT_REHEARSED, REHEARSED, recommend, study_prospects
 
     sealed = aggregation, colluders, spare_draws
     given = Flags(epsilon, delta, queries, voters, radius, unit, relation, accountant, *sealed)
@@ -174,27 +174,18 @@ def plan_command(
         say_files("public label maps", label_maps, err=True)
     if chart is not None:
         write_chart(result, chart)
+    described = terms is not None or any(one is not None for one in (queries, dimension, spectrum, chart))
     advised = recommend(
         budget=result.budget,
         accountant=result.accountant,
         protection=result.protection,
         hospitals=result.hospitals,
+        voters=None if described else voters,
         patients=patients,
         colluders=result.mechanism.colluders,
         shapes=shapes,
         paired=(paired or 0) if terms is None else terms.codec.paired,
     )
-    described = terms is not None or any(one is not None for one in (queries, dimension, spectrum, chart))
-    if voters is not None and not described:
-        noise = joint_noise(
-            budget=result.budget,
-            accountant=result.accountant,
-            protection=result.protection,
-            hospitals=result.hospitals,
-            voters=voters,
-            colluders=result.mechanism.colluders,
-        )
-        advised = replace(advised, voters=voters, noise=noise)
     if cases is not None and label_maps is not None:
         advised = replace(advised, rehearsal=_rehearsal(advised, cases, label_maps, patients=patients, start=start))
     begins = start is not None or (terms is not None and bool(terms.start.weights))

@@ -335,6 +335,7 @@ def recommend(
     accountant: AccountantName,
     protection: Protection,
     hospitals: int,
+    voters: int | None = None,
     patients: int | None = None,
     colluders: int | None = None,
     shapes: PublicShapes | None = None,
@@ -352,6 +353,7 @@ def recommend(
         accountant: The accountant that decides.
         protection: Unit and relation.
         hospitals: Number of hospitals that answer.
+        voters: Number of voters of each hospital, if it is not to be recommended.
         patients: Number of patients of each hospital; None if the number of voters is not limited by patients.
         colluders: Sites that may collude with the server in a sealed sum; None in an open study.
         shapes: What the task's public label maps show; None if no label maps were given.
@@ -372,26 +374,29 @@ def recommend(
     check_integer("patients a site", 1 if patients is None else patients, least=1)
     check_integer("public pairs", paired, least=0)
 
+    bound = radius_int(1.0)
+
     def at(voters: int) -> Recommendation:
-        noise = joint_noise(
+        noise_std = calibrate(  # one release spends the whole budget
             budget=budget,
             accountant=accountant,
+            queries=1,
+            radius_int=bound,
+            voters_per_site=voters,
             protection=protection,
-            hospitals=hospitals,
-            voters=voters,
-            colluders=colluders,
         )
-        return Recommendation(voters, noise, shapes, paired)
+        mechanism = Mechanism(1, bound, voters, noise_std, colluders=colluders)
+        return Recommendation(voters, mechanism.noise_in_sum(hospitals) / bound / (hospitals * voters), shapes, paired)
 
-    if protection.unit is Unit.HOSPITAL:
-        return at(1)
+    if voters is not None or protection.unit is Unit.HOSPITAL:
+        return at(1 if voters is None else voters)
     most = MOST_VOTERS if patients is None else min(MOST_VOTERS, patients)
     usual = max(1, most if patients is None else patients // PATIENTS_A_TEACHER)
     found = at(1)
-    for voters in range(1, most + 1):
-        found = at(voters)
+    for number in range(1, most + 1):
+        found = at(number)
         share = recovered_share(found.noise)  # that of a joint query, also for other protocols, as in the measurements
-        if share >= ENOUGH or (voters >= usual and share >= SCARCE):
+        if share >= ENOUGH or (number >= usual and share >= SCARCE):
             break
     return found
 
@@ -424,42 +429,6 @@ def study_prospects(study: Study, *, hospitals: int) -> Recommendation | None:
         rounds=privacy.planned_queries,
         hospitals=sites,
     )
-
-
-def joint_noise(
-    *,
-    budget: Budget,
-    accountant: AccountantName,
-    protection: Protection,
-    hospitals: int,
-    voters: int,
-    colluders: int | None = None,
-) -> float:
-    """Return the noise on every coordinate of the mean code if one release spends the whole budget.
-
-    Args:
-        budget: ε and δ.
-        accountant: The accountant that decides.
-        protection: Unit and relation.
-        hospitals: Number of hospitals that answer.
-        voters: Voters of each hospital.
-        colluders: Sites that may collude with the server in a sealed sum; None in an open study.
-
-    Returns:
-        The standard deviation in units of the clipping norm.
-    """
-    check_integer("hospitals", hospitals, least=1)
-    bound = radius_int(1.0)
-    noise_std = calibrate(
-        budget=budget,
-        accountant=accountant,
-        queries=1,
-        radius_int=bound,
-        voters_per_site=voters,
-        protection=protection,
-    )
-    mechanism = Mechanism(1, bound, voters, noise_std, colluders=colluders)
-    return mechanism.noise_in_sum(hospitals) / bound / (hospitals * voters)
 
 
 def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS, spectrum: Sequence[float] = ()) -> float:

@@ -87,11 +87,6 @@ def recommend(**changes: Any) -> advice.Recommendation:
     return advice.recommend(**{**fields, **changes})
 
 
-def joint_noise(**changes: Any) -> float:
-    fields = {"budget": BUDGET, "accountant": EXACT, "protection": HOSPITAL, "hospitals": 2, "voters": 1}
-    return advice.joint_noise(**{**fields, **changes})
-
-
 def study(**changes: Any) -> auditing.StudyUnderAudit:
     fields = {"budget": BUDGET, "accountant": EXACT, "protection": HOSPITAL, "queries": 2}
     return auditing.StudyUnderAudit(**{**fields, **changes})
@@ -238,12 +233,12 @@ CHECKED: dict[str, list[Call]] = {
     ],
     "recommend.recommend": [
         lambda x: recommend(hospitals=x),
+        lambda x: recommend(voters=x),
         lambda x: recommend(patients=x),
         lambda x: recommend(paired=x or -1),
     ],
     "public_shapes.PublicShapes": [lambda x: PublicShapes(x or -1, 0.5), lambda x: PublicShapes(0.5, x or -1)],
     "recommend.Rehearsal": [lambda x: advice.Rehearsal(x, (0.5,) * 4, (0.5,) * 4)],
-    "recommend.joint_noise": [lambda x: joint_noise(hospitals=x), lambda x: joint_noise(voters=x)],
     "recommend.study_prospects": [lambda x: advice.study_prospects(STUDY, hospitals=x or -1)],
     "recommend.recovered_share": [advice.recovered_share],
     "recommend.predicted_gain": [advice.predicted_gain],

@@ -14,7 +14,7 @@ from common.config import SEALED_SUM, Study, render_study
 from consilium.cli.main import app
 from consilium.cli.study_words import say_outlook
 from server.dashboard.views.verdict import verdict
-from server.planning.recommend import joint_noise, study_prospects
+from server.planning.recommend import recommend, study_prospects
 from tests.federation import make_study
 
 HOSPITALS = 5
@@ -57,13 +57,13 @@ def test_every_place_predicts_the_same_gain_for_a_study(
 def test_the_prediction_is_of_the_studys_own_terms_and_not_of_the_recommended_ones() -> None:
     study = STUDIES["open"]
     privacy = study.privacy
-    whole = joint_noise(
+    whole = recommend(
         budget=privacy.budget,
         accountant=privacy.accountant,
         protection=privacy.protection,
         hospitals=HOSPITALS,
         voters=privacy.voters_per_site,
-    )
+    ).noise
     found = study_prospects(study, hospitals=HOSPITALS)
     assert found is not None
     assert found.noise == pytest.approx(whole, rel=1e-3), "one release, or four rounds that share its budget"
