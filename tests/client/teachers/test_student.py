@@ -505,22 +505,29 @@ def test_without_a_public_start_the_codecs_mean_shape_is_what_the_student_must_b
     assert code == 10
 
 
-def test_teachers_are_compared_on_cases_that_none_of_them_was_trained_on(
-    pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from client.teachers import comparison, evaluation
+def own_teachers(monkeypatch: pytest.MonkeyPatch, *maps: np.ndarray | None) -> None:
+    """This site's own teachers find these maps in every image; None stands for a voter without a teacher."""
+    from client.teachers import comparison
 
     class Fake:
-        models = (object(), None)
+        models = tuple(None if one is None else object() for one in maps)
 
         @staticmethod
         def load(directory: Path, *, data: object) -> Fake:
             return Fake()
 
         def predict(self, image: np.ndarray) -> list[np.ndarray | None]:
-            return [maps_of(ball((4, 4, 4), 2.0)), None]
+            return list(maps)
 
     monkeypatch.setattr(comparison, "Teachers", Fake)
+
+
+def test_teachers_are_compared_on_cases_that_none_of_them_was_trained_on(
+    pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from client.teachers import evaluation
+
+    own_teachers(monkeypatch, maps_of(ball((4, 4, 4), 2.0)), None)
     monkeypatch.setattr(evaluation, "parts_of", lambda site, dataset: {"c0": ("trained on", 0), "c1": ("held out", 0)})
     (pulled / "data").symlink_to(write_cases(tmp_path))
     try:
@@ -534,23 +541,11 @@ def test_teachers_are_compared_on_cases_that_none_of_them_was_trained_on(
 def test_a_case_that_trained_one_voter_is_compared_with_the_others_and_worse_than_them_is_not_green(
     pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from client.teachers import comparison, evaluation
+    from client.teachers import evaluation
 
     truths = [ball((4, 4, 3 + i % 2), 2.0) for i in range(3)]
-
-    class Fake:
-        """Voter 0 knows by heart what it was trained on, voter 1 is good on its own merit."""
-
-        models = (object(), object())
-
-        @staticmethod
-        def load(directory: Path, *, data: object) -> Fake:
-            return Fake()
-
-        def predict(self, image: np.ndarray) -> list[np.ndarray | None]:
-            return [3 * maps_of(ball((1, 1, 1), 1.0)), maps_of(truths[0])]
-
-    monkeypatch.setattr(comparison, "Teachers", Fake)
+    by_heart, by_merit = 3 * maps_of(ball((1, 1, 1), 1.0)), maps_of(truths[0])
+    own_teachers(monkeypatch, by_heart, by_merit)
     monkeypatch.setattr(
         evaluation, "parts_of", lambda site, dataset: dict.fromkeys(["c0", "c1", "c2"], ("trained on", 0))
     )
@@ -577,19 +572,7 @@ def test_a_case_that_trained_one_voter_is_compared_with_the_others_and_worse_tha
 @pytest.fixture
 def swapped(pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Cases whose labels lie elsewhere; own teachers, student and public start find the balls where they are."""
-    from client.teachers import comparison
-
-    class Fake:
-        models = (object(), object())
-
-        @staticmethod
-        def load(directory: Path, *, data: object) -> Fake:
-            return Fake()
-
-        def predict(self, image: np.ndarray) -> list[np.ndarray | None]:
-            return [maps_of(ball((4, 4, 3), 2.0))] * 2
-
-    monkeypatch.setattr(comparison, "Teachers", Fake)
+    own_teachers(monkeypatch, *[maps_of(ball((4, 4, 3), 2.0))] * 2)
     answering(monkeypatch, student=np.zeros((8, 8, 8)), start=ball((4, 4, 4), 2.0))
     save_weights(pulled / "start.pt", build_unet((4, 8), in_channels=1, out_channels=2, seed=9))
     (pulled / "data").symlink_to(write_cases(tmp_path / "home"))
