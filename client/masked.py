@@ -2,7 +2,8 @@
 
 A *sealed sum* is a secure aggregation: each hospital adds a share of the noise, and masks that cancel in the sum. The
 *roster* lists the hospitals that take part. The worker calls this module. The site sends code + round(N(0, s²)) +
-masks, modulo 2⁶⁴ (:mod:`common.masking`, :mod:`common.privacy.shares`). It refuses a roster without this site, a roster
+masks, modulo 2⁶⁴ (:mod:`common.masking`), where s is the standard deviation of its noise share
+(:mod:`common.privacy.shares`). The module refuses a roster without this site, a roster
 with fewer members than the study's quorum, and a roster with a member whose key nobody at this site has confirmed: if
 the server had invented the other members, the sum would reveal this site's code.
 """
@@ -73,7 +74,7 @@ def with_share(code: NDArray[np.int64], share: Fraction, *, sampler: Sampler) ->
 
     Args:
         code: int64 array [l]. # sensitive
-        share: Standard deviation of the share, in grid steps.
+        share: Standard deviation of the share, in grid steps of 2⁻¹⁶.
         sampler: The noise sampler.
 
     Returns:
@@ -105,9 +106,10 @@ def masked_code(
     To anybody who does not know all of the masks, the result is uniformly random and reveals nothing about the code.
 
     Args:
-        code: int64 array [l] of norm at most m·R. # sensitive
+        code: The sum of the codes of the site's m voters, int64 array [l] of norm at most m·R, where R is the clipping
+            norm C in grid steps of 2⁻¹⁶. # sensitive
         query: The query.
-        share: Standard deviation of the noise share, in grid steps.
+        share: Standard deviation of the noise share, in grid steps of 2⁻¹⁶.
         roster: The roster of the draw.
         me: This site's name.
         private: This site's mask key of the draw.

@@ -354,8 +354,8 @@ class Consent:
 
     Attributes:
         study: The study.
-        noise_std: Standard deviation of the noise in grid steps.
-        radius_int: Clipping norm C in grid steps.
+        noise_std: Standard deviation of the noise, in grid steps of 2⁻¹⁶ (codes are integers in these steps).
+        radius_int: Clipping norm C, in the same steps.
         protocol: The site's half of the query protocol.
         colluders: Number of hospitals assumed to collude with the server, in a study with sealed sums; otherwise None.
     """

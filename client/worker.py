@@ -130,7 +130,8 @@ class Worker:
         teachers: Digest of the loaded teachers, from the ledger.
         loaded_at: The ledger's row count before the teachers were loaded. A voter that lost a patient since then is
             asked like the others, and its answer is discarded.
-        tick_s: Length of a tick in seconds; 0 sends replies at once.
+        tick_s: A reply to a codes request is sent a multiple of this period, in seconds, after the request; 0 sends
+            it at once.
         sampler: Draws the site's noise share in a sealed sum.
         note_peers: Called with the peers (other hospitals) that an offer names.
         declined: File of the newest declined offer.
@@ -165,7 +166,9 @@ class Worker:
     ) -> None:
         if not 0 <= tick_s <= MAX_DEADLINE_S:
             raise InvalidInput(
-                "length of the ticks at which a worker replies", value=tick_s, limit=f"0 to {MAX_DEADLINE_S} seconds"
+                "tick_s",
+                value=tick_s,
+                limit=f"0 to {MAX_DEADLINE_S} seconds; a reply is sent a multiple of this period after the request",
             )
         self._config, self._consent, self._ledger = config, consent, ledger
         self._voters, self._fetch, self._teachers = voters, fetch, teachers

@@ -28,7 +28,8 @@ class Prospects:
     Attributes:
         asked: What a query asks, as a part of a plan's sentence.
         told: What the teachers contribute, as a part of a plan's sentence.
-        placed: True if the protocol suits tasks whose public shapes overlap; False if it suits the other tasks.
+        placed: True if the protocol suits tasks whose structures overlap in the public label maps; False if it suits
+            the other tasks.
         fitted: True if the planner's formula for the gain was fitted to measurements with this protocol.
         rehearsal: ``module:function`` that makes the public start, and the student without any hospital's answers.
         spectrum: Share of each direction in the variance of the teachers' answers; empty to take the spectrum of a
@@ -237,7 +238,8 @@ def suited(*, placed: bool) -> str:
     """Return the name of the protocol that suits a task, among the protocols whose queries cover all public volumes.
 
     Args:
-        placed: True if the task's public shapes overlap.
+        placed: True if the task's structures overlap in the public label maps: the maps' mean Dice with their average
+            is at least .4 (docs/utility.md).
 
     Returns:
         Key of :data:`PROTOCOLS`.

@@ -12,7 +12,7 @@ from common.privacy.mechanism import AccountantName, Budget, Protection, Relatio
 
 
 class StatedBudget:
-    """Base of every table with a budget: ε, δ, accountant, unit and relation."""
+    """Base of the sections that state a budget: ``[privacy]`` of a study and ``[caps]`` of a site."""
 
     __slots__ = ()
 

@@ -4,7 +4,8 @@ The *core* is the daemon that alone holds the study's keys and ledger. Flower's 
 run and names the folder of the core's socket in an environment variable. The ServerApp holds no key, opens no ledger
 and ignores the run's configuration. It ends when the core ends, and when the ServerApp ends the core's run ends too.
 Each site's reply is read separately (:mod:`server.aggregation.inbox`), so a reply that is unreadable or incomplete
-delays no other site. A frame of an unknown kind from the core is refused.
+delays no other site. Everything that the core asks of the ServerApp has a kind
+(:class:`~server.aggregation.relay.Kind`); an unknown kind is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from flwr.serverapp import Grid, ServerApp
 from common.errors import InvalidInput
 from common.wire import MESSAGE_TYPE, to_record
 from server.aggregation.inbox import Inbox, Post, post_of
-from server.aggregation.relay import FOLDER, Kind, RelayFrame, connect, lifeline, pack_nodes, receive, send
+from server.aggregation.relay import (
+    FOLDER,
+    SAME_VERSION,
+    Kind,
+    RelayFrame,
+    connect,
+    lifeline,
+    pack_nodes,
+    receive,
+    send,
+)
 
 CORE_PATIENCE_S = 60.0
 """Seconds to wait for the core's socket, because the core is possibly restarting."""
@@ -65,7 +76,7 @@ def relay(core: socket.socket, grid: Grid, post: Post) -> int:
         The run's exit status as the core reports it; 0 is success.
 
     Raises:
-        InvalidInput: If the core sends a frame of an unknown kind.
+        InvalidInput: If the core asks for something of an unknown kind.
     """
     bodies: dict[int, bytes] = {}
     inbox = Inbox(post, {})
@@ -90,10 +101,10 @@ def relay(core: socket.socket, grid: Grid, post: Post) -> int:
                 return asked.number
             case _:
                 raise InvalidInput(
-                    "frame from the core",
+                    "kind of what the core asks of the ServerApp",
                     value=asked.kind,
                     limit="a kind that this ServerApp knows",
-                    remedy="install the same version of Consilium for the core and the ServerApp",
+                    remedy=SAME_VERSION,
                 )
 
 

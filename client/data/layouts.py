@@ -178,12 +178,14 @@ def load_names(path: Path) -> DatasetSettings:
         InvalidInput: If the file cannot be read or has another key.
     """
     remedy = "give TOML with tables [labels] and [channels]"
-    text = read_text(path, what="label map", most_bytes=MAX_TOML_BYTES, remedy=remedy)
-    document: dict[str, object] = parse_toml(text, what="label map", value=path.name, remedy=remedy)
+    text = read_text(path, what="file of --label-map", most_bytes=MAX_TOML_BYTES, remedy=remedy)
+    document: dict[str, object] = parse_toml(text, what="file of --label-map", value=path.name, remedy=remedy)
     settings = read_settings(document, root=path.parent)
     if document:
         raise InvalidInput(
-            "unknown key in the label map", value=sorted(document)[0], limit="dataset, labels, channels, bids"
+            "unknown key in the file of --label-map",
+            value=sorted(document)[0],
+            limit="dataset, labels, channels, bids",
         )
     return settings
 
@@ -414,7 +416,7 @@ def _given_labels(data: DataConfig, mapping: Mapping[str, str]) -> dict[str, int
     for target in mapping.values():
         if comparable(target) not in study:
             raise InvalidInput(
-                "the label map ([labels] or --label-map) names a label that the study lacks",
+                "the label table ([labels] or --label-map) names a label that the study lacks",
                 value=target,
                 limit=", ".join(data.labels),
             )
@@ -436,7 +438,9 @@ def _label_pairs(
     unknown = [name for name in mapping if comparable(name) not in known]
     if unknown and not any(map(_is_dicom, dataset.cases)):  # an RT Structure Set may have further names
         raise InvalidInput(
-            "label map names a label that the dataset lacks", value=unknown[0], limit=", ".join(sorted(known))
+            "the label table ([labels] or --label-map) names a label that the dataset lacks",
+            value=unknown[0],
+            limit=", ".join(sorted(known)),
         )
     pairs = _mapped(table, data, given)
     lost = [name for value, name in enumerate(data.labels) if value not in {target for _, target in pairs}]

@@ -51,13 +51,13 @@ class Usage:
         )
 
     def over(self, limit: Usage) -> str:
-        """Describe the first value that exceeds its limit.
+        """Describe the first resource (processes, memory, bytes of files, number of files) used beyond its limit.
 
         Args:
-            limit: The limits.
+            limit: The limit of each resource.
 
         Returns:
-            The value and the limit in words; empty if none is exceeded.
+            The use and its limit in words; empty if no limit is exceeded.
         """
         for what, used, most in (
             ("processes", self.processes, limit.processes),

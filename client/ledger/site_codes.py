@@ -182,7 +182,8 @@ class KeepsCodes(SiteFile):
         Args:
             queries: The queries of the draw.
             roster: The hospitals of the draw.
-            make: Computes the words (uint64 [l]) from a code, its query and the standard deviation of the noise share.
+            make: Computes the masked code (uint64 [l]) from a code, its query and the standard deviation of the noise
+                share.
 
         Returns:
             The words by query id.

@@ -130,9 +130,10 @@ class OwnCases:
         return there if {STUDENT, ADAPTED} & there.keys() else {}
 
     def outdated(self) -> Path | None:
-        """Return the adapted network's folder if it may have been trained on a patient who was withdrawn since.
+        """Return the adapted network's folder if one of the patients it was trained on may have been withdrawn since.
 
-        Returns None if it is certain that it was not, or if there is no adapted network.
+        The adapted network is the student, trained further on this site's patients. Returns None if certainly none of
+        its patients was withdrawn, or if the site has no adapted network.
         """
         if not self._adapted.is_dir() or all_still_in(seen_by(self._adapted), self._withdrawals):
             return None

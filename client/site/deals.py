@@ -171,7 +171,7 @@ def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -
 
 
 def patients_seen(books: Path, patients: Collection[str]) -> dict[str, list[str]]:
-    """Return the keyed hashes of patients under the key of each of the pool's slots files.
+    """Return, for each slots file of the pool, the hashes of patients' names under that file's key.
 
     The hashes are stored with a network that was trained on these patients. :func:`all_still_in` later tells from them
     whether one of these patients was withdrawn.
@@ -181,7 +181,7 @@ def patients_seen(books: Path, patients: Collection[str]) -> dict[str, list[str]
         patients: Names of the patients.
 
     Returns:
-        Sorted keyed hashes, by the ledger's name of the deal (the assignment in one slots file).
+        Sorted hashes, by the id that the ledger gives to the file's deal (its assignment of patients to voters).
     """
     return {slots.deal: sorted(map(slots.subject, patients)) for slots in deals(books).values()}
 

@@ -158,7 +158,7 @@ class Evaluation:
 
     @property
     def who(self) -> str:
-        """What the model is, in words."""
+        """Name of the evaluated model in a sentence: ``student`` or ``adapted network``."""
         return "adapted network" if self.adapted else "student"
 
     @property

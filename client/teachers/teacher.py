@@ -248,10 +248,13 @@ class Posterior:
     seed: int
 
     def around(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """Draw :data:`SAMPLES` networks w = μ + s·ε, one after the other.
+        """Yield :data:`SAMPLES` copies of a network with other weights, one after the other.
+
+        The weights of a copy are drawn from normal distributions around the network's own weights, with
+        ``deviations`` as their standard deviations. The draws are the same at every call.
 
         Args:
-            model: The network with weights μ.
+            model: The network whose weights are the means.
 
         Yields:
             The networks.

@@ -215,7 +215,11 @@ def _header(source: _Source) -> tuple[nib.Nifti1Header, int]:
 def _shape(
     header: nib.Nifti1Header, channels: int | None, room: VoxelRoom
 ) -> tuple[tuple[int, int, int, int], tuple[str, ...]]:
-    """Return [i, j, k, c], without the axes of length 1 behind the third."""
+    """Return the shape [i, j, k, c], and an empty tuple of notes.
+
+    i, j and k are the sizes of the three spatial axes. The number c of channels is the size of the one later axis that
+    is longer than 1, or 1 if there is none.
+    """
     dim = [int(n) for n in header["dim"]]
     sizes = dim[1 : dim[0] + 1] if 1 <= dim[0] <= 7 else []
     if not sizes or min(sizes) < 1:

@@ -192,8 +192,10 @@ def plan_split(
 
 
 def _named_hospitals(cases: Sequence[Case], *, asked: int | None) -> list[str]:
-    """Return the hospitals that the cases name; empty unless every case names one. Refuse a number other than
-    ``asked``.
+    """Return the names of the hospitals in the cases; empty unless every case names one.
+
+    Refuse if the number of named hospitals is not ``asked`` (None: any number), or if ``asked`` is None and not every
+    case names a hospital.
     """
     named = sorted({case.hospital for case in cases if case.hospital is not None})
     if not all(case.hospital is not None for case in cases) or not named:
@@ -399,7 +401,7 @@ def without_channel(directory: Path, channel: str) -> Dataset:
         raise InvalidInput(
             "channel to leave out",
             value=channel,
-            limit=f"one of {', '.join(dataset.channels)}, if there are two or more",
+            limit=f"one of {', '.join(dataset.channels)}; the dataset must have at least two channels",
         )
     kept = [place for place, name in enumerate(dataset.channels) if name != channel]
     for case in dataset.cases:

@@ -193,16 +193,12 @@ class Receipt(Signed):
 
     @property
     def named(self) -> frozenset[str]:
-        """Hashes of the rosters whose rows are among the rows that this receipt covers (after ``previous``, up to the
-        head).
-        """
+        """Hashes of the roster rows that this receipt covers: those after row ``previous``, up to the head."""
         return frozenset(link.body_sha256 for link in self.links if link.kind == "roster")
 
     @property
     def shown(self) -> dict[str, Roster]:
-        """Rosters in the receipt whose rows are among the rows that it covers (after ``previous``, up to the head), by
-        their hashes.
-        """
+        """The receipt's rosters that have a row after row ``previous`` and up to the head, by the hash of that row."""
         named = self.named
         return {record.id: record.roster for record in self.rosters or () if record.id in named}
 

@@ -376,7 +376,10 @@ class SiteBooks(RowState):
         """
         study = self.studies.get(receipt.study_id)
         if study is None:
-            raise LedgerCorrupt("the receipt is for a study this site never consented to")
+            raise LedgerCorrupt(
+                f"the receipt is for study {receipt.study_id[:12]}, to which this site never consented; ask the "
+                "server's operator who registered that study"
+            )
         if receipt.declaration.pool != self.declared.declaration.pool:
             raise LedgerCorrupt(f"the receipt charges pool {receipt.declaration.pool!r}, which is not this site's")
         if receipt.declaration.protection != self.declared.declaration.protection:
@@ -384,7 +387,10 @@ class SiteBooks(RowState):
                 "the receipt states another unit or relation for this site's pool than this site's ledger does"
             )
         if self.lines.get(receipt.study_id, receipt.ledger_id) != receipt.ledger_id:
-            raise LedgerCorrupt("the study's receipts came from another ledger before")
+            raise LedgerCorrupt(
+                f"the receipt is from the server's ledger {receipt.ledger_id}, but earlier receipts of this study are "
+                "from another ledger"
+            )
         lost = self.lost.get(study.id, NOTHING).mu_squared
         known = self.known.get(receipt.ledger_id, Known())
         try:

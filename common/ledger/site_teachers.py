@@ -260,8 +260,8 @@ class TeacherBooks:
         Args:
             voter: Number of the voter.
             served: Hash of the teacher.
-            deal: Deal assumed for a teacher without a recorded training; empty for any deal. A withdrawal recorded by
-                an earlier version names no deal and counts for every deal.
+            deal: Deal whose withdrawals count for a teacher without a recorded training; empty if the withdrawals of
+                every deal count. A withdrawal recorded by an earlier version names no deal and always counts.
 
         Returns:
             True if it may vote.

@@ -1,16 +1,15 @@
 """Judges whether each site sent an honest code in one draw of a sealed sum, from signed masked codes and mask keys.
 
-`consilium dispute judge` calls it. A draw is one attempt at a sealed sum; a *word* is a masked code that a site sent in
-it. The rules are applied in this order:
+`consilium dispute judge` calls it. A draw is one attempt at a sealed sum. The rules are applied in this order:
 
 1. The roster must be real: every member's mask key is signed for this draw by the identity key that the auditor has
    compared by fingerprint with that hospital. Otherwise nothing is judged.
-2. A word counts only with its site's signature for this roster and query. A site therefore cannot deny a word, and
-   neither the server nor another site can invent a word for it.
+2. A masked code counts only with its site's signature for this roster and query. A site therefore cannot deny what it
+   sent, and neither the server nor another site can invent a masked code for it.
 3. A disclosed private key counts only if the site signed the disclosure for this draw and auditor. If the roster has
    another public key for the site, the disclosure is false, and its signature proves that the site made it.
-4. A site's part is its code plus its noise share: its word minus its masks. Each mask follows from the key of either of
-   the two sites, so a site that disclosed nothing can still be judged if all others disclosed.
+4. A site's part is its code plus its noise share: its masked code minus its masks. Each mask follows from the key of
+   either of the two sites, so a site that disclosed nothing can still be judged if all others disclosed.
 5. A part is outside if its norm is above the bound for honest codes with noise, in one query or in all together. For an
    honest site this happens with probability at most :data:`~common.privacy.shares.FALSE_ALARM`. A part within the bound
    is not proven honest, because noise hides a change of its own size.
@@ -204,7 +203,8 @@ def _words(evidence: DrawEvidence, identities: Mapping[str, str]) -> dict[str, d
     """Apply rule 2 of the module: return each site's masked codes by query, after checking their signatures.
 
     Raises:
-        InvalidInput: For a word that its site did not sign, or a word for another query.
+        InvalidInput: If a masked code is not signed by its site, is for no query of this draw or has another length
+            than the query's codes, or if a site's masked codes are not exactly one for each query.
     """
     queries = {query.id: query for query in evidence.queries}
     found: dict[str, dict[str, NDArray[np.uint64]]] = {}

@@ -1,7 +1,7 @@
 """Checks a sealed study from the view of its server together with t colluding sites.
 
 The server then knows the noise shares and masks of the t sites. The module measures the noise that remains without
-these shares. It also checks that a site's words (masked codes) look uniform without the masks that it shares with the
+these shares. It also checks that a site's masked codes look uniform without the masks that it shares with the
 colluders. It reads the ledger files with every site's key, which only an audit has.
 """
 

@@ -329,7 +329,7 @@ class Service:
         return made
 
     def config(self, index: int) -> SiteConfig:
-        """Return a site's policy, whose caps are the site's limit in this run.
+        """Return a site's policy. Its caps are the budget limit that this audit run gives the site (``site_limits``).
 
         Args:
             index: Number of the site.

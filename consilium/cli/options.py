@@ -26,8 +26,8 @@ Metrics = Annotated[
     typer.Option(
         "--metrics",
         metavar="FORM:FOLDER",
-        help="Also write the training's curves into FOLDER. FORM is tensorboard or mlflow; either package must be "
-        "installed in addition. Nothing is sent anywhere.",
+        help="Also write the training's curves into FOLDER. FORM is tensorboard or mlflow; the package of that name "
+        "must be installed. Nothing is sent anywhere.",
     ),
 ]
 ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -125,8 +125,9 @@ def plan_command(
 ) -> None:
     """Show what a privacy budget buys, before any of it is spent. Charges nothing.
 
-    The plan is of the recommended study, unless a study is described by --study, or by --queries, --dimension,
-    --spectrum or --chart (which plan separate queries about N volumes; N is then 80 by default).
+    The plan is of the recommended study. With --study it is of the study in that file. With --queries, --dimension,
+    --spectrum or --chart, and without --study, it is of a study that asks one query about each public volume; --queries
+    gives their number (80 if it is left out).
 
     Example: consilium plan --epsilon 8 --delta 1e-3 --queries 80 --hospitals 8 --chart plan.png
 
@@ -134,10 +135,10 @@ def plan_command(
 
     Example: consilium plan --hospitals 8 --aggregation sealed-sum --colluders 2 --spare-draws 4
 
-    Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --queries 1 --hospitals 8 --patients 15
+    Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --hospitals 8 --patients 15
         --label-maps split/public/label-maps
 
-    Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --queries 1 --hospitals 8 --patients 15
+    Example: consilium plan --unit patient --epsilon 8 --delta 1e-5 --hospitals 8 --patients 15
         --label-maps split/public/label-maps --cases split/validation
     """
     from consilium.cli.study_words import say_files

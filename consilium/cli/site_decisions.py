@@ -114,8 +114,9 @@ def recover(
         ),
     ] = False,
 ) -> None:
-    """End an alarm after a person examined it, because the server's ledger or this site's own was restored.
+    """End the alarm that follows when the server's ledger or this site's own was restored from a backup.
 
+    Run it after a person has examined the cause.
     If the server's ledger was restored, run this after the server has entered this site's receipts again. If this
     site's own ledger was restored (--own-ledger), the charges that the older copy lacks are made again, and every study
     is paused until `consilium site resume`; the server then sends the lost receipts again.

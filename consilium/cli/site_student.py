@@ -116,7 +116,10 @@ def evaluate(
     even_if_unfit: Annotated[
         bool,
         typer.Option(
-            "--even-if-unfit", help="Give verdict and figures even if the cases do not fit this site's models."
+            "--even-if-unfit",
+            help="Give verdict and figures even if this site's own teachers score far below their level on these "
+            "cases, or no network finds anything. The usual causes are exchanged labels, a wrong orientation or "
+            "another modality.",
         ),
     ] = False,
     as_json: AsJson = False,

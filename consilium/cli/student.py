@@ -95,8 +95,8 @@ def student_publish(
     """Collect student, model card and privacy certificate in one folder, signed with the consortium's key.
 
     Exit code 6: the study's gate has not released the student; `student verdict` reads the hospitals' verdicts.
-    Recipients check the folder with openssl and sha256sum, as docs/deployment.md says, against the key in any site's
-    kit.
+    Recipients check the folder with openssl and sha256sum, as docs/deployment.md says, against the consortium's public
+    key (consortium.pem in any site's startup kit).
     Example: consilium student publish trial --out trial-student
     """
     from consilium.reports.publication import publish_student

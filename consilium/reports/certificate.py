@@ -186,7 +186,8 @@ def certificate_facts(
 
     Args:
         workspace: The study's directory.
-        sources: Further reports.
+        sources: Reports and a key that are not taken from the study's directory: of an audit, of hospitals, and the
+            server's public key. By default what the directory contains.
         clock: Source of the time of issue.
 
     Returns:

@@ -31,7 +31,7 @@ from common.plain import log_to_stderr
 from common.sockets import listen
 from server.aggregation.exchange import Reply
 from server.aggregation.pipeline import run_study
-from server.aggregation.relay import Kind, RelayFrame, lifeline, receive, send, unpack_nodes
+from server.aggregation.relay import SAME_VERSION, Kind, RelayFrame, lifeline, receive, send, unpack_nodes
 from server.study.workspace import Workspace
 
 POLL_S = 0.3
@@ -67,7 +67,7 @@ class RelayTransport:
             answer = self._receive()
             if answer.kind is not Kind.NODES:
                 raise InvalidInput(
-                    "answer of the ServerApp to ONLINE", value=answer.kind, limit="a frame of kind NODES"
+                    "kind of the ServerApp's answer to ONLINE", value=answer.kind, limit="NODES", remedy=SAME_VERSION
                 )
             return unpack_nodes(answer.body)
 
@@ -90,7 +90,9 @@ class RelayTransport:
                 send(self._connection, RelayFrame(Kind.BODY, node_id, body))
             send(self._connection, RelayFrame(Kind.PUSH, round((timeout_s + TTL_MARGIN_S) * 1000)))
             if (answer := self._receive()).kind is not Kind.DONE:
-                raise InvalidInput("answer of the ServerApp to PUSH", value=answer.kind, limit="a frame of kind DONE")
+                raise InvalidInput(
+                    "kind of the ServerApp's answer to PUSH", value=answer.kind, limit="DONE", remedy=SAME_VERSION
+                )
         waiting = set(bodies)
         while waiting and time.monotonic() < until:
             with contextlib.closing(self._replies(frozenset(waiting))) as replies:
@@ -126,9 +128,10 @@ class RelayTransport:
             while (frame := self._receive()).kind is not Kind.DONE:
                 if frame.kind not in (Kind.REPLY, Kind.PROBLEM) or frame.number not in left:
                     raise InvalidInput(
-                        "answer of the ServerApp to PULL",
+                        "kind of the ServerApp's answer to PULL",
                         value=frame.kind,
-                        limit="at most one frame of kind REPLY or PROBLEM for each node, then one of kind DONE",
+                        limit="REPLY or PROBLEM, at most once for each node, then DONE",
+                        remedy=SAME_VERSION,
                     )
                 left.discard(frame.number)
                 try:
@@ -175,7 +178,9 @@ def run(study: Path, connection: socket.socket) -> int:
             with _relay_needed():
                 hello = receive(connection)
                 if hello.kind is not Kind.RUN:
-                    raise InvalidInput("first frame of the ServerApp", value=hello.kind, limit="a frame of kind RUN")
+                    raise InvalidInput(
+                        "kind of what the ServerApp sends first", value=hello.kind, limit="RUN", remedy=SAME_VERSION
+                    )
             try:
                 run_study(Workspace(study), RelayTransport(connection), run=str(hello.number))
             except ConsiliumError as error:

@@ -26,6 +26,9 @@ SOCKET = "core.sock"
 FOLDER = "CONSILIUM_RELAY"
 """Environment variable that tells the ServerApp the folder of the core's socket."""
 
+SAME_VERSION = "install the same version of Consilium for the core and the ServerApp"
+"""What to do if one of the two sends something that the other does not expect."""
+
 MAX_BODY = 64 << 20
 _HEAD = struct.Struct(">BQI")
 _NODE = struct.Struct(">Q")

@@ -121,7 +121,10 @@ class ServerFile(OpenLedger[Books]):
         return True
 
     def _check_standing(self, standing: ServerStanding) -> None:
-        """Check a standing, and declare its pools that this copy lacks. Called before the lost charges are entered.
+        """Check the standing file of a lost ledger, and enter what this older copy lacks of its pools.
+
+        These are declarations of pools and the ids of their site ledgers. A tighter declaration in the copy is kept. It
+        is called before the lost charges are entered.
 
         Raises:
             InvalidInput: If the standing belongs to another ledger or counts a study that is not registered here.

@@ -136,7 +136,7 @@ MOST_VOTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """Result of a rehearsal: Dice of stand-in teachers and of the control on public cases.
+    """Result of a rehearsal, a trial of the protocol on public cases: Dice of stand-in teachers and of the control.
 
     The stand-in teachers are trained on other public cases in place of the hospitals' patients.
 
@@ -161,7 +161,7 @@ class Rehearsal:
         check_integer("patients of a stand-in teacher", self.patients, least=1)
         if len(self.teachers) != len(self.control) or len(self.control) < LEAST_CASES:
             raise InvalidInput(
-                "public cases of a rehearsal",
+                "public cases of a rehearsal, a trial of the protocol with stand-in teachers",
                 value=len(self.control),
                 limit=f"at least {LEAST_CASES}, each with one Dice of the teachers and one of the control",
             )

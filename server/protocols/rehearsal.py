@@ -115,7 +115,9 @@ def rehearse(
     rows = np.flatnonzero(cases.labels.any(axis=(1, 2, 3)))  # leave out cases without any structure
     if len(rows) < (2 * LEAST_CASES if paired else LEAST_CASES):
         limit = f"at least {LEAST_CASES} that contain a structure; {2 * LEAST_CASES} if the study also learns from them"
-        raise InvalidInput("public cases of a rehearsal", value=len(rows), limit=limit)
+        raise InvalidInput(
+            "public cases of a rehearsal, a trial of the protocol with stand-in teachers", value=len(rows), limit=limit
+        )
     check_integer("public label maps", len(label_maps), least=LEAST_MAPS, limit=f"at least {LEAST_MAPS}")
     codec, begin = codec_of(label_maps, labels=len(cases.data.labels)), _begin(protocol)
     scored, used = np.empty((2, len(cases.images))), 0

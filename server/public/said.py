@@ -1,7 +1,7 @@
 """Names the files of two signed statements that newer ones may replace: on a study's student and on its sites' keys.
 
-``postprocess.bundle`` and `consilium provision` write these files, and ``objects_app`` serves them. An id that is no
-hash is refused.
+``postprocess.bundle`` and `consilium provision` write these files, and ``objects_app`` serves them. A study id that is
+not 64 hexadecimal digits is refused.
 """
 
 from __future__ import annotations

@@ -347,7 +347,7 @@ class Workspace:
 
     @property
     def revoked_file(self) -> Path:
-        """Names of the revoked sites. The dashboard reads it, and earlier versions ignore it."""
+        """File with the names of the revoked sites. The dashboard reads it; earlier versions ignore it."""
         return self.root / REVOKED
 
     def revoked_names(self) -> frozenset[str]:

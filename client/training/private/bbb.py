@@ -1,8 +1,10 @@
 """Implements DP-BBB: a Gaussian posterior of the weights, and its step from a private likelihood gradient.
 
-Weights are w = μ + s·ε with s = softplus(ρ) and one ε for the whole batch. Let G be the private mean of the clipped
-−∇_w log p, n the number of patients, and λ the temperature of the KL divergence to N(m, s0²), where m is 0 or the
-public weights from which training began. Then
+The posterior of a weight has mean μ and standard deviation s = softplus(ρ); training changes the parameters μ and ρ.
+The weights of a step are w = μ + s·ε, with standard normal values ε that are the same for the whole batch. Let G be the
+private mean of the patients' clipped gradients −∇_w log p (−log p is a patient's loss), n the number of patients, and
+λ the temperature of the KL divergence to the prior N(m, s0²), where m is 0 or the public weights from which training
+began. The gradients for μ and ρ are then
 
     Δμ = G + (λ/n)·(μ − m)/s0²
     Δρ = [G ⊙ ε + (λ/n)·(s/s0² − 1/s)] ⊙ sigmoid(ρ)
@@ -35,8 +37,8 @@ class WeightPosterior:
     """Independent normal distributions of all weights.
 
     Attributes:
-        mean: μ by parameter name, float64.
-        rho: ρ by parameter name, float64; the standard deviation is softplus(ρ).
+        mean: Means μ of the weights by parameter name, float64.
+        rho: ρ by parameter name, float64; a weight's standard deviation is softplus(ρ).
     """
 
     mean: Named
@@ -65,7 +67,7 @@ class WeightPosterior:
         )
 
     def draw(self, generator: torch.Generator) -> Named:
-        """Draw ε ~ N(0, I) for every weight.
+        """Draw an independent standard normal value ε for every weight.
 
         Args:
             generator: Source of randomness.
@@ -76,13 +78,13 @@ class WeightPosterior:
         return {name: torch.randn(w.shape, generator=generator, dtype=torch.float64) for name, w in self.mean.items()}
 
     def at(self, draw: Mapping[str, torch.Tensor]) -> Named:
-        """Return the weights w = μ + softplus(ρ)·ε, detached.
+        """Return the weights w = μ + softplus(ρ)·ε, detached: the mean plus standard deviation times draw.
 
         Args:
-            draw: ε by parameter name.
+            draw: Standard normal values ε by parameter name, from :meth:`draw`.
 
         Returns:
-            w by parameter name.
+            The weights w by parameter name.
         """
         return {name: (w + deviation(self.rho[name]) * draw[name]).detach() for name, w in self.mean.items()}
 
@@ -101,26 +103,26 @@ class WeightPosterior:
 
 
 def deviation(rho: torch.Tensor) -> torch.Tensor:
-    """Return the standard deviation s = softplus(ρ).
+    """Return the standard deviations softplus(ρ) of weights.
 
     Args:
-        rho: ρ.
+        rho: The posterior's parameters ρ.
 
     Returns:
-        s, of the same shape.
+        The standard deviations, of the same shape.
     """
     return torch.nn.functional.softplus(rho, threshold=40)
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """The prior N(m, ``std``²) of every weight and the weight λ/n of its KL divergence.
+    """The prior of every weight, a normal distribution, and the factor λ/n of the KL divergence to it.
 
     Attributes:
-        temperature: λ.
-        std: Standard deviation s0.
-        patients: n.
-        centre: m by parameter name; None for 0.
+        temperature: Temperature λ of the KL divergence.
+        std: Standard deviation s0 of the prior.
+        patients: Number n of patients.
+        centre: Means m of the prior by parameter name; None for 0.
     """
 
     temperature: float
@@ -132,12 +134,12 @@ class Prior:
 def posterior_gradients(
     posterior: WeightPosterior, likelihood: Mapping[str, Float[torch.Tensor, "..."]], draw: Named, prior: Prior
 ) -> WeightPosterior:
-    """Compute (Δμ, Δρ) by the equations in the module's docstring.
+    """Compute the gradients Δμ and Δρ by which a step changes a posterior, by the equations in the module's docstring.
 
     Args:
         posterior: The current posterior.
-        likelihood: G by parameter name; already private.
-        draw: ε at which G was computed.
+        likelihood: Private mean G of the clipped likelihood gradients, by parameter name.
+        draw: Standard normal values ε with which the weights of this step were drawn.
         prior: The prior.
 
     Returns:
@@ -155,7 +157,7 @@ def posterior_gradients(
 
 
 class PosteriorDescent:
-    """Updates a posterior: samples the weights, then takes an Adam step from G at that sample.
+    """Updates a posterior: samples the weights, then takes an Adam step from the private likelihood gradient there.
 
     Args:
         posterior: The posterior; it is changed in place.
@@ -171,10 +173,10 @@ class PosteriorDescent:
         self._optimizer = torch.optim.Adam(self._leaves)
 
     def sample(self) -> Named:
-        """Draw this step's weights w = μ + s·ε.
+        """Draw the weights of this step from the posterior.
 
         Returns:
-            w by parameter name.
+            The weights by parameter name.
         """
         self._draw = self.posterior.draw(self.generator)
         return self.posterior.at(self._draw)
@@ -183,7 +185,7 @@ class PosteriorDescent:
         """Take one Adam step of the posterior.
 
         Args:
-            likelihood: G at the weights last sampled; already private.
+            likelihood: Private mean of the clipped likelihood gradients at the weights last sampled.
             rate: Learning rate.
         """
         moves = posterior_gradients(self.posterior, likelihood, self._draw, self.prior)

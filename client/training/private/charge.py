@@ -127,7 +127,8 @@ def record_trained(site_dir: Path, tasks: Sequence[VoterTask], report: SiteRepor
 def _training_id(task: VoterTask) -> str:
     """Return the training's id in the ledger.
 
-    All trainings of one voter without a guarantee share an id, because they need not be told apart.
+    Trainings without differential privacy have the same id if deal, strategy and voter are the same, because they need
+    not be told apart.
     """
     from client.training.private.trainer import planned_charge
 

@@ -1,8 +1,9 @@
 """Sums clipped patient vectors as exact integers and adds noise; this is what every private trainer releases.
 
 1. A patient's contribution is a vector in K parts (all parameters, or one part for each layer or block). Part k is
-   clipped to Θ_k and divided by Θ_k·r_k with Σ1/r_k² ≤ 1, so the whole vector has norm at most 1 and one Gaussian
-   mechanism covers all parts (DP-MAC, Appendix I, has r_k = √(MK)).
+   clipped to norm Θ_k and divided by Θ_k·r_k. The numbers r_k, the *shares*, satisfy Σ1/r_k² ≤ 1, so the whole vector
+   has norm at most 1 and one Gaussian mechanism covers all parts. (DP-MAC, Appendix I, has r_k = √(MK), for M vectors
+   in each of K layers.)
 2. The vector is truncated toward zero onto the integer grid 2⁻²⁴, its norm is tested in exact integers, and the vectors
    are summed in int64.
 3. The noise is the same rounded Gaussian as for releases (:mod:`common.privacy.gaussian`). Rounding commutes with
@@ -42,8 +43,9 @@ class Parts:
 
     Attributes:
         names: Entry names of each part.
-        clips: Norm bound Θ_k of each part.
-        shares: r_k of each part, by default √K. Σ1/r_k² must not exceed 1, which bounds the whole vector's norm by 1.
+        clips: Norm bound Θ_k of each part k.
+        shares: The factor r_k of each part k; by default √K, for K parts. Σ1/r_k² must not exceed 1, which bounds the
+            whole vector's norm by 1.
 
     Raises:
         InvalidInput: If there is no part, a part lacks a clip or share, a clip is not finite and positive, or the
@@ -69,9 +71,10 @@ class Parts:
             )
 
     def scale(self, part: int) -> float:
-        """Return Θ_k·r_k, by which part k is divided before the sum and multiplied after it.
+        """Return Θ_k·r_k, a part's norm bound times its share: the part is divided by it before the sum and multiplied
+        by it afterwards.
 
-        Between the two, a whole contribution has norm at most 1, which is R grid steps.
+        Between the two, a whole contribution has norm at most 1, which is :data:`RADIUS_INT` grid steps.
 
         Args:
             part: Number k of the part.
@@ -92,7 +95,7 @@ def one_part(names: tuple[str, ...], clip: float) -> Parts:
 
     Args:
         names: Names of the entries.
-        clip: Norm bound Θ.
+        clip: Norm bound Θ of the whole contribution.
 
     Returns:
         The parts.
@@ -114,7 +117,7 @@ def integer_sum(
         counted: Which patients count, of shape [b]; None for all.
 
     Returns:
-        int64 sums by entry name, in grid steps; zeros for no patient. # sensitive until noised
+        int64 sums by entry name, in grid steps of 2⁻²⁴; zeros for no patient. # sensitive until noised
     """
     norms = {name: torch.linalg.vector_norm(vectors[name].flatten(1), dim=1).double() for name in parts.order}
     used = torch.isfinite(torch.stack(list(norms.values()))).all(dim=0)
@@ -158,15 +161,17 @@ def noised(
     expected: float,
     noise: NoiseSampler = rounded_gaussian,
 ) -> dict[str, Float[torch.Tensor, "..."]]:
-    """Add noise to a sum and scale it to the private mean: (sum + N(0, z²R²))·Θ_k·r_k / (R·qn).
+    """Add rounded Gaussian noise to a sum of contributions, and scale it to their private mean.
 
-    One fresh draw covers the concatenation of all parts.
+    The mean of part k is (sum + noise)·Θ_k·r_k / (R·q·n). The noise has standard deviation z·R on every coordinate and
+    is drawn anew, once for all parts together. Θ_k is the part's norm bound, r_k its share (:class:`Parts`), and R =
+    :data:`RADIUS_INT` the number of grid steps in norm 1.
 
     Args:
         total: int64 sums by entry name. # sensitive until noised
         parts: How a contribution is divided.
-        noise_multiplier: z.
-        expected: Expected number of patients of a step, the constant q·n.
+        noise_multiplier: The noise multiplier z.
+        expected: Expected number q·n of patients of a step: the sampling rate q times the number n of slots.
         noise: The noise sampler; tests inject another one.
 
     Returns:

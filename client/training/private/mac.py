@@ -1,19 +1,21 @@
 """Trains a 3D network by DP-MAC: coordinates at every hidden block, then a step on each block's weights.
 
 MAC (Carreira-Perpiñán & Wang 2014) gives every hidden block k an output of its own, the coordinate z_k, and penalises
-its distance from what the block computes. For one image of N voxels, with Z all its coordinates,
+its distance from what the block computes. Block k computes the function f_k with the weights W_k; the last block K has
+no coordinate. For one image of N voxels with labels y, with Z all its coordinates and W all weights,
 
     E(W, Z) = loss(f_K(parents of K; W_K), y) + μ/(2N) · Σ_k ‖z_k − f_k(parents of k; W_k)‖²
 
-where a block's parents are the coordinates it reads, skip connections included. One private step is
+where a block's parents are the coordinates it reads, skip connections included. Here μ is the weight of the penalty,
+not the μ of Gaussian differential privacy. One private step is
 
 1. **Z-step**, never released: descend E over Z at the current weights. The descent uses residual coordinates z_k =
    f_k(parents) + e_k, from e = 0. This is the same objective in other coordinates (the map is one to one), and the loss
    reaches every block at once: the first direction is −∂loss/∂(output of k), as in back-propagation.
 2. **W-step**: take the gradient of E at fixed Z with respect to each W_k. In DP-MAC's terms these gradients are the
-   first-order Taylor coefficients Σ∂T, centred at the current weights, with M = 1 for each block. A patient's
+   first-order Taylor coefficients Σ∂T of the terms T of E, centred at the current weights. A patient's
    coefficients are averaged over its images, clipped to norm Θ for each block, and released together with noise: one
-   Gaussian mechanism of sensitivity √(M·K)·Θ.
+   Gaussian mechanism of sensitivity √K·Θ. (DP-MAC's √(M·K)·Θ, with M = 1 vector of coefficients for each block.)
 
 As μ grows, z approaches the forward pass and the W-step becomes back-propagation's times 1 − (1 − rate)^steps. The
 Z-step reads one patient's images and the (public) weights only, and nothing of it is kept between steps.

@@ -313,7 +313,9 @@ class VolumeBbb:
         return {name: deviation(rho).detach().float() for name, rho in self.posterior.rho.items()}
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        """Draw a weight sample; return the clipped integer sum of these patients' gradients. # sensitive until noised
+        """Draw the weights of this step from the posterior, and return the clipped integer sum of the gradients there.
+
+        The sum is over the patients in the given slots. # sensitive until noised
 
         Args:
             batch: Slots of the step, int64 [b].

@@ -37,8 +37,9 @@ class Look:
     """The look of J structures in C channels: means and spreads of their values, with their uncertainty.
 
     Attributes:
-        values: Means and logarithms of spreads, float [J, 2C].
-        variances: Their posterior variances, float [J, 2C].
+        values: For each structure its mean value in every channel, then the logarithm of the spread of its values in
+            every channel; float [J, 2C].
+        variances: Posterior variances of ``values``, float [J, 2C].
     """
 
     values: Float[np.ndarray, "j 2c"]
@@ -51,18 +52,18 @@ class Look:
 
     @property
     def means(self) -> Float[np.ndarray, "j c"]:
-        """Mean values, float [J, C]."""
+        """Mean value of each of J structures in each of C channels, float [J, C]."""
         return self.values[:, : self.channels]
 
     @property
     def stds(self) -> Float[np.ndarray, "j c"]:
-        """Spreads, float [J, C]."""
+        """Spread of the values of each of J structures in each of C channels, float [J, C]."""
         result: np.ndarray = np.exp(self.values[:, self.channels :])
         return result
 
     @property
     def mean_variances(self) -> Float[np.ndarray, "j c"]:
-        """Posterior variances of the means, float [J, C]."""
+        """Posterior variances of the structures' mean values, float [J, C], for J structures in C channels."""
         return self.variances[:, : self.channels]
 
 

@@ -221,7 +221,7 @@ def test_other_label_numbers_are_mapped_and_unknown_names_refused(bundle: Path, 
     facts = json.loads(run(*arguments, "--label-map", names, "--json"))
     assert min(facts["cases"][0]["dice"]) > 0.8
     names.write_text('[labels]\n17 = "liver"\n')
-    with pytest.raises(InvalidInput, match="label map"):
+    with pytest.raises(InvalidInput, match="label-map"):
         run(*arguments, "--label-map", names)
 
 
