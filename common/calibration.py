@@ -85,8 +85,9 @@ def reliability(probabilities: Float[np.ndarray, "k x y z"], truth: UInt8[np.nda
 
 
 def entropy(probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "x y z"]:
-    """Return the entropy of each voxel's probabilities in nats. Divided by log k it is 0 (certain) to 1 (nothing
-    known).
+    """Return the entropy of each voxel's probabilities in nats.
+
+    Divided by the logarithm of the number of classes it is 0 (certain) to 1 (nothing known).
 
     Args:
         probabilities: Class probabilities, [k, x, y, z].

@@ -14,6 +14,8 @@ CONFIDENCE = 0.95
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Return a mean and the half-width of its 95 % interval, t·s/√n.
 
+    Here n is the number of values, s their standard deviation, and t the 97.5 % quantile of Student's t distribution.
+
     Args:
         values: At least one value.
 
@@ -32,6 +34,8 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 def next_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return a mean and the half-width of the 95 % interval for one further value, t·s·√(1 + 1/n).
+
+    Here n is the number of values, s their standard deviation, and t the 97.5 % quantile of Student's t distribution.
 
     Args:
         values: At least one value.

@@ -1,10 +1,10 @@
 """Computes the masks of a sealed sum, which cancel only in the sum over all sites of its roster.
 
 Sites mask their codes with this module; auditors recompute the masks. Every site of a draw (an attempt at a sum) has an
-X25519 key made for this draw alone, signed with its ledger's key. Two sites k < j (by name) share s =
-HKDF-SHA256(X25519(k, j)), bound to the query and to exactly this roster. ChaCha20 under s gives pseudorandom words that
-k adds to its code and j subtracts, modulo 2⁶⁴. If a member is missing, two sites see different rosters, or a key was
-replaced, the masks do not cancel and the sum stays uniformly distributed.
+X25519 key made for this draw alone, signed with its ledger's key. Two sites k < j (by name) share the secret s =
+HKDF-SHA256(X25519(k, j)), bound to the query and to exactly this roster. ChaCha20 under s gives pseudorandom numbers
+that k adds to its code and j subtracts, modulo 2⁶⁴. If a member is missing, two sites see different rosters, or a key
+was replaced, the masks do not cancel and the sum stays uniformly distributed.
 
 Source: Bonawitz et al. 2017, without the secret shares. Refuses a roster that is not sorted or names a site or a key
 twice; :func:`unconfirmed` finds keys that their site did not sign.
@@ -196,6 +196,9 @@ def masks(
     roster: MaskedRoster, *, me: str, private: X25519PrivateKey, query: str, dimension: int
 ) -> NDArray[np.uint64]:
     """Return the mask of a site: Σ_{j > me} stream(s_j) − Σ_{j < me} stream(s_j) modulo 2⁶⁴. # sensitive
+
+    Here j runs over the other sites by name, and stream(s_j) are the pseudorandom numbers of the secret s_j that this
+    site shares with site j.
 
     Args:
         roster: The roster.

@@ -169,7 +169,7 @@ class OfferReply(Document):
 
     Attributes:
         batch: Id of the batch.
-        reason: A word of :data:`REASONS`.
+        reason: ``accepted``, or why the offer is declined: one of :data:`REASONS`.
         ledger_row: Number of that row; 0 if the site has no receipt.
         ledger_head: Hash of that row; :data:`NO_HEAD` if the site has no receipt.
         mask: In a sealed sum, the site's mask key for the draw if it accepts.

@@ -47,7 +47,7 @@ class Score:
 def dice_per_class(
     prediction: UInt8[np.ndarray, "x y z"], truth: UInt8[np.ndarray, "x y z"], structures: Structures
 ) -> tuple[float, ...]:
-    """Return the Dice of every structure, 2 |P∩T| / (|P| + |T|).
+    """Return the Dice of every structure: 2 |P∩T| / (|P| + |T|), for its voxels P in the prediction and T in the truth.
 
     Args:
         prediction: Label map, [x, y, z].

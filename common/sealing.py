@@ -98,7 +98,7 @@ def open_bytes(sealed: bytes, *, private_key: X25519PrivateKey, info: bytes) -> 
 
 
 def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dimension: int) -> NDArray[np.int64]:
-    """Decrypt a sealed code with the first key that fits.
+    """Decrypt a sealed code with the first of several keys that opens it.
 
     Args:
         sealed: The ciphertext.

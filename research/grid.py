@@ -19,9 +19,10 @@ MAX_SUMMED_COORDINATES = 1 << 21
 def grid_sum(total: Float[np.ndarray, "d"], *, coordinates: int) -> Int64[np.ndarray, "d"]:
     """Round a float64 sum of vectors, each of norm at most :data:`SUMMED_NORM`, to the grid 2⁻²⁴.
 
-    Rounding two neighbouring sums increases their distance by at most 1 per coordinate, so the sensitivity stays below
-    the radius R if √d + R·SUMMED_NORM ≤ R. This holds for all d up to 2²². Up to 2²¹ coordinates there is room for a
-    float64 error of 600 grid steps, and the float64 error of a sum of n < 2¹⁸ vectors is at most n²·2⁻⁵³·R = 128.
+    Rounding two neighbouring sums of d coordinates increases their distance by at most one step per coordinate, so the
+    sensitivity stays below R, the number of steps in norm 1, if √d + R·SUMMED_NORM ≤ R. This holds for all d up to 2²².
+    Up to 2²¹ coordinates there is room for a float64 error of 600 grid steps, and the float64 error of a sum of n < 2¹⁸
+    vectors is at most n²·2⁻⁵³·R = 128.
 
     Args:
         total: The sum, float64 [d].

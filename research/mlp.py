@@ -1,10 +1,12 @@
 """The papers' fully connected networks: forward pass, back-propagation and DP-MAC's layer objectives as rank-one
 factors.
 
-``mlp_strategies`` uses it. Layer k maps its input i = [z_{k−1}, 1] through u = W_kᵀ i to f(u); the last layer is
-linear, and its loss is taken on u. For every objective here, the gradient of example n by W_k is the outer product i_n
-⊗ v_n. Its Frobenius norm is therefore ‖i_n‖·‖v_n‖, and a clipped sum over a batch is one matrix product; no per-example
-matrix is formed. It refuses unknown activations, losses and initialisations.
+``mlp_strategies`` uses it. Layer k, with weights W_k and the activation f, maps its input i = [z_{k−1}, 1] (the output
+of the layer before, or its coordinate in DP-MAC, and a bias entry) through the *pre-activation* u = W_kᵀ i to f(u). The
+last layer is linear, and its loss is taken on u. For every objective here, the gradient of example n by W_k is the
+outer product of two vectors, i_n ⊗ v_n; the *factor* v_n is the gradient by u. Its Frobenius norm is therefore
+‖i_n‖·‖v_n‖, and a clipped sum over a batch is one matrix product; no per-example matrix is formed. It refuses unknown
+activations, losses and initialisations.
 """
 
 from __future__ import annotations
@@ -100,21 +102,21 @@ def with_bias(z: Float[torch.Tensor, "n d"]) -> Float[torch.Tensor, "n d1"]:
 
 
 def act(u: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return the activation f(u)."""
+    """Return the activation f(u) of pre-activations u."""
     if activation == "relu":
         return torch.relu(u)
     return torch.nn.functional.softplus(u, threshold=40) if activation == "softplus" else u
 
 
 def slope(u: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return the derivative f′(u); it is 0 at ReLU's kink."""
+    """Return the activation's derivative f′(u) at pre-activations u; it is 0 at ReLU's kink."""
     if activation == "relu":
         return (u > 0).to(u.dtype)
     return torch.sigmoid(u) if activation == "softplus" else torch.ones_like(u)
 
 
 def bend(u: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return the second derivative f″(u)."""
+    """Return the activation's second derivative f″(u) at pre-activations u."""
     if activation != "softplus":
         return torch.zeros_like(u)
     s = torch.sigmoid(u)
@@ -122,7 +124,7 @@ def bend(u: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def forward(weights: Sequence[torch.Tensor], x: torch.Tensor, activation: str) -> tuple[Layers, Layers]:
-    """Return (i_k, u_k) of every layer: its input with the bias entry, and its pre-activation.
+    """Return two arrays of every layer: its input with the bias entry, and its pre-activation.
 
     Args:
         weights: Weight matrices.
@@ -141,7 +143,7 @@ def output_loss(u: torch.Tensor, y: torch.Tensor, output: str) -> Float[torch.Te
     """Return the loss of each example: squared error, Σ softplus(u) − yu, or cross-entropy.
 
     Args:
-        u: Last pre-activation [n, k].
+        u: Pre-activation of the last layer [n, k].
         y: Targets [n, k].
         output: ``mse``, ``bce`` or ``softmax``.
     """
@@ -153,14 +155,17 @@ def output_loss(u: torch.Tensor, y: torch.Tensor, output: str) -> Float[torch.Te
 
 
 def output_factor(u: torch.Tensor, y: torch.Tensor, output: str) -> torch.Tensor:
-    """Return ∂ loss / ∂u: 2(u − y), sigmoid(u) − y, or softmax(u) − y."""
+    """Return the loss's gradient by the last pre-activation u, for targets y.
+
+    By kind of output it is 2(u − y), sigmoid(u) − y, or softmax(u) − y.
+    """
     if output == "mse":
         return 2 * (u - y)
     return (torch.sigmoid(u) if output == "bce" else torch.softmax(u, dim=1)) - y
 
 
 def output_bend(u: torch.Tensor, output: str) -> torch.Tensor:
-    """Return ∂²loss / ∂u_h² for each unit: 2, or s(1 − s).
+    """Return the loss's second derivative by each unit's last pre-activation u: 2, or s(1 − s) with s = sigmoid(u).
 
     Raises:
         InvalidInput: For softmax, whose units are coupled.
@@ -171,7 +176,7 @@ def output_bend(u: torch.Tensor, output: str) -> torch.Tensor:
 
 
 def backprop(weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor, shape: Shape) -> tuple[Layers, Layers]:
-    """Return (i_k, v_k) of every layer with ∂loss_n/∂W_k = i_kn ⊗ v_kn.
+    """Return input i and factor v of every layer: i ⊗ v is the gradient of an example's loss by the layer's weights.
 
     Args:
         weights: Weight matrices.
@@ -187,7 +192,7 @@ def backprop(weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor, 
 
 
 def rank_one_norms(inputs: torch.Tensor, factors: torch.Tensor) -> Float[torch.Tensor, "n"]:
-    """Return ‖i_n ⊗ v_n‖_F = ‖i_n‖·‖v_n‖ of each example, in float64."""
+    """Return the Frobenius norm ‖i‖·‖v‖ of the outer product i ⊗ v of each example, in float64."""
     return inputs.double().norm(dim=1) * factors.double().norm(dim=1)
 
 
@@ -205,8 +210,8 @@ def clipped_layer_sum(
     :func:`~research.grid.grid_sum`. An example with a non-finite norm contributes zero.
 
     Args:
-        inputs: i_k of every layer.
-        factors: v_k of every layer.
+        inputs: Input i of every layer.
+        factors: Factor v of every layer.
         parts: Clipping norms and the layers that each covers.
         names: Names of the layers.
         beside: Number of coordinates that are released together with these.
@@ -232,11 +237,17 @@ def clipped_layer_sum(
 
 
 def residual_factor(z_out: torch.Tensor, u: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return v of DP-MAC's hidden objective T = (z − f(u))²: 2(f − z)f′, so that ∂T = i ⊗ v."""
+    """Return the factor v = 2(f − z)f′ of DP-MAC's hidden objective T = (z − f(u))², so that ∂T = i ⊗ v.
+
+    Here z is the layer's coordinate and f its activation at the pre-activation u.
+    """
     return 2 * (act(u, activation) - z_out) * slope(u, activation)
 
 
 def residual_bend(z_out: torch.Tensor, u: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return ∂²T/∂u² = 2[(f − z)f″ + f′²], which times iiᵀ is ∂²T; for ReLU it is 2·1[u > 0]."""
+    """Return the second derivative of that objective by u: 2[(f − z)f″ + f′²]; for ReLU it is 2·1[u > 0].
+
+    Times iiᵀ, for the layer's input i, it is the second derivative by the weights.
+    """
     f, first = act(u, activation), slope(u, activation)
     return 2 * ((f - z_out) * bend(u, activation) + first.square())

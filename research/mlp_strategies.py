@@ -108,12 +108,12 @@ class MlpSgd(_Descending):
 
 @dataclass(frozen=True, slots=True)
 class LayerTerms:
-    """Taylor terms of each example's layer objective T.
+    """Taylor terms of each example's layer objective T around the current weights ŵ of the layer.
 
     Attributes:
-        inputs: i, where ∂T = i ⊗ v.
-        factors: v.
-        bends: s_h, where ∂²T_h = s_h·iiᵀ; empty at order 1.
+        inputs: Inputs i of the layer; the first derivative is ∂T = i ⊗ v.
+        factors: The factors v in it.
+        bends: Numbers s_h, by which the second derivative for unit h is s_h·iiᵀ; empty at order 1.
         constants: T − ŵ·∂T + ½ŵᵀ∂²Tŵ; empty at order 1.
     """
 
@@ -128,14 +128,15 @@ class MacTerms:
     """What DP-MAC releases of a layer, and how coordinates and weights are optimised.
 
     Attributes:
-        clip: Θ, clipping norm of g = Σ∂T.
+        clip: Clipping norm Θ of one example's ∂T, the first derivative of the layer objective T.
         z_rate: Learning rate of the coordinates.
         z_steps: Steps of the coordinates.
         w_steps: Steps of the weights on the noisy quadratic (order 2).
-        curvature_clip: Bound of ½∂²T; adds the release C = ½Σ∂²T (order 2).
-        value_bound: Θ_a; adds the third release a (M = 3), which no optimiser needs.
-        t: Projects every z and layer input to norm T, so that the corrected analytic sensitivities hold too; the
-            smaller of the two bounds is used.
+        curvature_clip: Bound of one example's ½∂²T; with it the sum ½Σ∂²T is released as well (order 2).
+        value_bound: Bound of one example's constant; with it the constants' sum is released as a third coefficient,
+            which no optimiser needs.
+        t: Norm bound T. Projects every z and layer input to norm T, so that the corrected analytic sensitivities hold
+            too; the smaller of the two bounds is used.
 
     Raises:
         InvalidInput: For ``value_bound`` without ``curvature_clip``.
@@ -181,13 +182,14 @@ class MlpMac(_Descending):
 
     @property
     def partitions(self) -> int:
-        """M: number of coefficients released for each layer."""
+        """Number M of coefficients released for each layer."""
         return 1 + (self.terms.curvature_clip is not None) + (self.terms.value_bound is not None)
 
     @property
     def parts(self) -> Parts:
-        """One part for each layer and coefficient, all with r = √(MK); analytic bounds follow the current, public
-        weights.
+        """One part for each layer and coefficient, all with the share √(MK), for M coefficients of each of K layers.
+
+        Analytic bounds follow the current, public weights.
         """
         names: list[tuple[str, ...]] = []
         clips: list[float] = []
@@ -215,10 +217,11 @@ class MlpMac(_Descending):
         return output.g, output.c, output.a
 
     def coordinates(self, x: torch.Tensor, y: torch.Tensor) -> Layers:
-        """Return z_1 … z_K of these examples after the Z-step; they are never released.
+        """Return the coordinates z_1 … z_K of these examples after the Z-step; they are never released.
 
-        The Z-step is ``z_steps`` steps of Adam on Σ_k‖z_k − f_k(z_{k−1})‖² + output loss, starting from the forward
-        pass. The objective is a sum over examples and Adam works entry by entry, so no example influences another.
+        The Z-step is ``z_steps`` steps of Adam on Σ_k‖z_k − f_k(z_{k−1})‖² + output loss, where f_k is what layer k
+        computes. It starts from the forward pass. The objective is a sum over examples and Adam works entry by entry,
+        so no example influences another.
 
         Args:
             x: Inputs [n, d].
@@ -312,7 +315,7 @@ class MlpMac(_Descending):
             descend(self.weights, gradients, self.optimizer, rate)
 
     def gradient_ratios(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, ...]:
-        """Return ‖Σ∂T_k‖_F of each layer divided by the last layer's, which shows vanishing layer gradients.
+        """Return the norm of each layer's summed gradient divided by the last layer's: it shows vanishing gradients.
 
         The sums have no noise: use public data only.
         """
@@ -371,11 +374,13 @@ class MlpBbb:
 def coordinate_gradients(
     weights: Sequence[torch.Tensor], first: torch.Tensor, y: torch.Tensor, z: Layers, shape: Shape
 ) -> Layers:
-    """Return ∂/∂z_k of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss: 2(z_k − f_k), plus the gradient through layer k + 1.
+    """Return the gradient of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss by every coordinate z_k.
+
+    It is 2(z_k − f_k), plus the gradient through layer k + 1; f_k is what layer k computes.
 
     Args:
         weights: Weight matrices.
-        first: f_1 of the examples.
+        first: What the first layer computes from the examples.
         y: Targets.
         z: Coordinates.
         shape: The network.
@@ -398,7 +403,10 @@ def onto_ball(rows: torch.Tensor, radius: float) -> torch.Tensor:
 
 
 def _curvature_sum(i: torch.Tensor, s: torch.Tensor, clip: float, share: float, *, coordinates: int) -> torch.Tensor:
-    """Return Σ_n c_n·½ s_nh·iiᵀ as integers [h, D, D], with ‖½∂²T_n‖_F = ½‖i‖²‖s‖ clipped to Θ by the factor c_n."""
+    """Return the clipped sum of the second derivatives ½∂²T over examples n, as integers [h, D, D] for units h.
+
+    It is Σ_n c_n·½ s_nh·iiᵀ with the layer's input i and the bends s_nh. The factor c_n clips the norm ½‖i‖²‖s‖.
+    """
     i, s = i.double(), s.double()
     norm = i.square().sum(dim=1) * s.norm(dim=1) / 2
     factor = torch.clamp(clip / norm, max=1.0) * (SUMMED_NORM / (clip * share))

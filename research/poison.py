@@ -60,7 +60,7 @@ Vote = Callable[[Frame, int], Float[np.ndarray, "d"]]
 def attack_by(
     attack: str, *, codes: Float[np.ndarray, "k n l"], erased: Float[np.ndarray, "p n l"], radius: float
 ) -> Vote:
-    """Return how all voters vote if the first p of them attack.
+    """Return how all voters vote if the first of them, p in number, attack.
 
     ``erase``: an attacker answers with predictions that lack a structure. Relative to the frame's centre these are far
     away, so clipping turns them into a push of full norm in every round. ``oppose``: an attacker sends the opposite of

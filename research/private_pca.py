@@ -40,7 +40,7 @@ class Projection:
 
 
 def unit_rows(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-    """Return x/‖x‖ for each row in float64; zero and non-finite rows become zero."""
+    """Return each row divided by its norm, in float64; zero and non-finite rows become zero."""
     safe = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0).astype(np.float64)
     norms = np.linalg.norm(safe, axis=1, keepdims=True)
     result: np.ndarray = np.divide(safe, norms, out=np.zeros_like(safe), where=norms > 0)
@@ -50,13 +50,15 @@ def unit_rows(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
 def noisy_second_moment(
     rows: Float[np.ndarray, "n d"], *, noise_multiplier: Fraction, noise: NoiseSampler = rounded_gaussian
 ) -> Float[np.ndarray, "d d"]:
-    """Return XᵀX + E, with E symmetric and N(0, z²) on and above the diagonal: one Gaussian release of multiplier z.
+    """Return XᵀX + E for the matrix X of rows, with a symmetric noise matrix E: one Gaussian release.
+
+    The entries of E on and above the diagonal are normal, with the noise multiplier z as their standard deviation.
 
     Guarantee: ℓ2 sensitivity 1 under add-remove of one row.
 
     Args:
         rows: Float array [n, d]; scaled to unit norm first.
-        noise_multiplier: z.
+        noise_multiplier: Noise multiplier z.
         noise: Draws integer noise.
     """
     units = unit_rows(rows)
@@ -86,7 +88,7 @@ def private_pca(
     Args:
         rows: Float array [n, d].
         components: Number of components k.
-        noise_multiplier: z.
+        noise_multiplier: Noise multiplier z.
         whiten: Scale coordinates to unit variance.
         noise: Draws integer noise.
 

@@ -49,10 +49,11 @@ class Recipe:
         optimizer: ``adam`` or ``sgd``.
         activation: Hidden activation.
         per_layer: DP-SGD: clip every layer to ``clip``.
-        order: DP-MAC: 1 to release Σ∂T alone, 2 to release ½Σ∂²T too.
+        order: DP-MAC: 1 to release the sum of the first derivatives ∂T of the layer objectives T alone, 2 to release
+            that of ½∂²T too.
         curvature_clip: DP-MAC: bound of one example's ½∂²T.
-        value_bound: DP-MAC: also release the constants a (M = 3), with this bound.
-        norm_bound: DP-MAC: T, to which coordinates and inputs are projected so that the analytic sensitivities hold.
+        value_bound: DP-MAC: also release the sum of the Taylor constants, with this bound of one example's constant.
+        norm_bound: DP-MAC: norm to which coordinates and inputs are projected so that the analytic sensitivities hold.
         w_steps: DP-MAC: steps of the weights on the noisy quadratic.
         hidden: Width of the MNIST classifier.
 

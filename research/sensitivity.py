@@ -1,9 +1,11 @@
 """Computes corrected analytic sensitivities of DP-MAC's softplus layers. The ones that the paper prints are too small.
 
-``mlp_strategies`` uses it. Under add-remove, one example moves a coefficient by at most these bounds, for any z_k with
-‖z_k‖ ≤ T and layer input i with ‖i‖ ≤ T (bias entry included); under replace-one, by twice as much. ŵ_h is column h of
-the weights, m_h = ‖ŵ_h‖·T bounds |u_h|, α = f(m), β = f′(m); maxima are over |u| ≤ m_h. The layer's coefficients are a
-= Σ[T − ŵ·∂T + ½ŵᵀ∂²Tŵ], b = Σ[∂T − ∂²Tŵ], C = ½Σ∂²T, and the centred g = Σ∂T, which is what training releases.
+``mlp_strategies`` uses it. Under add-remove, one example moves a coefficient by at most these bounds, for any
+coordinate z of the layer with ‖z‖ ≤ T and layer input i with ‖i‖ ≤ T (bias entry included); under replace-one, by twice
+as much. In the sums below, T is the layer's objective ‖z − f(u)‖², with the activation f and the pre-activation u;
+elsewhere T is the norm bound. ŵ_h is column h of the weights, m_h = ‖ŵ_h‖·T bounds |u_h|, α = f(m), β = f′(m); maxima
+are over |u| ≤ m_h. The layer's coefficients are a = Σ[T − ŵ·∂T + ½ŵᵀ∂²Tŵ], b = Σ[∂T − ∂²Tŵ], C = ½Σ∂²T, and the centred
+g = Σ∂T, which is what training releases.
 
 Derivations (f softplus: increasing, convex, 0 < f′ < 1, 0 < f″ ≤ 1/4):
 
@@ -37,12 +39,12 @@ class LayerBounds:
     """Sensitivities of one hidden layer's coefficients under add-remove.
 
     Attributes:
-        a1: Sensitivity of ‖z − f‖².
-        a: Sensitivity of the constant a.
-        b1: Sensitivity of ∂T.
-        b2: Sensitivity of ∂²Tŵ.
-        b: Sensitivity of b.
-        c: Sensitivity of C.
+        a1: Sensitivity of the layer's objective T itself.
+        a: Sensitivity of the constant of its Taylor expansion at the weights ŵ.
+        b1: Sensitivity of the first derivative ∂T.
+        b2: Sensitivity of the second derivative times the weights, ∂²Tŵ.
+        b: Sensitivity of the linear coefficient ∂T − ∂²Tŵ.
+        c: Sensitivity of the quadratic coefficient ½∂²T.
     """
 
     a1: float
@@ -54,7 +56,7 @@ class LayerBounds:
 
     @property
     def g(self) -> float:
-        """Sensitivity of g, which training releases; equal to ``b1``."""
+        """Sensitivity of the centred linear coefficient, which training releases; equal to ``b1``."""
         return self.b1
 
 
@@ -72,8 +74,8 @@ def hidden_bounds(weights: Float[np.ndarray, "d h"], *, t: float) -> LayerBounds
     """Return the corrected bounds of a hidden softplus layer.
 
     Args:
-        weights: ŵ, float [d, h], bias row included.
-        t: Norm bound T > 0.
+        weights: Weights ŵ of the layer, float [d, h], bias row included.
+        t: Norm bound T of coordinates and inputs, above 0.
 
     Raises:
         InvalidInput: If an argument is not finite or T is not positive.
@@ -103,8 +105,8 @@ def output_bounds(weights: Float[np.ndarray, "d h"], *, t: float) -> OutputBound
     """Return the bounds of a binary cross-entropy output layer, with targets in [0, 1].
 
     Args:
-        weights: ŵ, float [d, h], bias row included.
-        t: Norm bound T > 0.
+        weights: Weights ŵ of the layer, float [d, h], bias row included.
+        t: Norm bound T of coordinates and inputs, above 0.
 
     Raises:
         InvalidInput: If an argument is not finite or T is not positive.

@@ -128,8 +128,8 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
         The chosen way with the reason, its figures, and the folders of the bundle and the report.
 
     Raises:
-        InvalidInput: If the student does not fit, no case is usable, or the output folder holds something else. Also if
-            it holds a finished network and ``options.replace`` is False.
+        InvalidInput: If the student does not fit the study, no case is usable, or the output folder holds something
+            else. Also if it holds a finished network and ``options.replace`` is False.
         Refused: If another training or a withdrawal is writing at this site.
     """
     config = load_site(options.site_dir)

@@ -310,7 +310,7 @@ def on_grid(found: Scan, volume: Volume, labels: Mapping[int, int], *, classes: 
         classes: Number of the study's labels.
 
     Returns:
-        Float32 [k, x, y, z] that sums to 1 over k. # sensitive
+        Float32 [k, x, y, z] that sums to 1 in every voxel. # sensitive
 
     Raises:
         InvalidInput: For undeclared label numbers, another number of channels, values that are no probabilities, or an

@@ -1,9 +1,9 @@
-"""Stores a site's codes, and the masked words of a sealed sum, before any of them leaves the site.
+"""Stores a site's codes, and its masked codes of a sealed sum, before any of them leaves the site.
 
 It is part of :class:`client.ledger.site_ledger.SiteLedger`; the worker calls it between computing and sending. Each
-query has one stored code. Each *draw*, one attempt at a sealed sum, has one masked message; its *words* are the masked
-code, integers modulo 2⁶⁴. A retry sends the stored bytes. It refuses a second code for a query, a code beyond the
-clipping norm, and a second message under the same masks.
+query has one stored code, and in each *draw* (one attempt at a sealed sum) one masked code: integers modulo 2⁶⁴. A
+retry sends the stored bytes. It refuses a second code for a query, a code beyond the clipping norm, and a second masked
+code under the same masks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class KeepsCodes(SiteFile):
 
         Args:
             query_id: Id of an accepted query.
-            code: int64 array of shape [l] in grid steps, of ℓ2 norm at most m·R for m voters of clipping norm R.
+            code: int64 array of shape [l] in grid steps of 2⁻¹⁶, of ℓ2 norm at most m·R for m voters of clipping norm
+                R.
             outcome: How the code was obtained, in one word, such as ``zero-code``. It never leaves the site.
             teachers: Digest from :meth:`state_teachers` of the teachers that computed the code; empty if they are
                 unknown.
@@ -174,10 +175,10 @@ class KeepsCodes(SiteFile):
         *,
         make: Callable[[NDArray[np.int64], QuerySpec, Fraction], NDArray[np.uint64]],
     ) -> dict[str, NDArray[np.uint64]]:
-        """Return the masked codes (words) that this site sends in one draw, which is one attempt at a sealed sum.
+        """Return the masked codes that this site sends in one draw, which is one attempt at a sealed sum.
 
-        The first call computes and stores them; later calls for the same roster return the same words. For each query
-        the words are the stored code plus this site's share of the noise plus the draw's masks.
+        The first call computes and stores them; later calls for the same roster return the same. A masked code is the
+        stored code of a query plus this site's share of the noise plus the draw's masks.
 
         Args:
             queries: The queries of the draw.
@@ -186,13 +187,13 @@ class KeepsCodes(SiteFile):
                 share.
 
         Returns:
-            The words by query id.
+            The masked codes by query id.
 
         Raises:
             Refused: ``roster`` if the query was masked for another roster; ``no-code`` if it has no code; ``withdrawn``
-                if a patient was withdrawn after the words were made; ``old-draw`` if the mask key was disclosed. The
-                site never sends two different messages under the same masks, because they would reveal the difference
-                of the two noisy codes.
+                if a patient was withdrawn after the masked codes were made; ``old-draw`` if the mask key was disclosed.
+                The site never sends two different messages under the same masks, because they would reveal the
+                difference of the two noisy codes.
         """
         with self._writing():
             for query in queries:

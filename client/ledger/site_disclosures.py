@@ -59,9 +59,10 @@ class KeepsDisclosures(SiteFile):
     def look_at_draw(self, named: str) -> DisclosedDraw:
         """Compute what the disclosure of a draw would reveal; record nothing.
 
-        With the key, the auditor can compute each query's code q plus this site's own noise share: N(q, s²·I). This
-        costs μ² = (Δ/s)² in addition to the charge of the sum, where Δ is how far one unit of privacy can move the
-        code. Every query that was masked with the draw's key counts, whichever roster it was masked for.
+        With the key, the auditor can compute each query's code plus this site's own noise share. This costs μ² = (Δ/s)²
+        in addition to the charge of the sum, where s is the share's standard deviation and Δ is how far one unit of
+        privacy can move the code. Every query that was masked with the draw's key counts, whichever roster it was
+        masked for.
 
         Args:
             named: Id of the draw's roster (its list of hospitals), or at least its first twelve digits.

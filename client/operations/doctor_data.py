@@ -138,7 +138,7 @@ def _names(value: object) -> list[str]:
 
 
 def _readable(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None] | None:
-    """Return a case's image, and its label map if it fits; None if the image cannot be read."""
+    """Return a case's image, and its label map if it can be used; None if the image cannot be read."""
     try:
         volume = load_case(case, data)
     except InvalidInput:
@@ -168,7 +168,7 @@ def draw(
     Args:
         path: PNG to write, readable by its owner only.
         volume: The volume.
-        label: The label map; None if none fits.
+        label: The label map; None if there is none that can be used.
         labels: Names of the labels.
         title: Title of the picture.
     """

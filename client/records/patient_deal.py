@@ -5,7 +5,7 @@ site's teachers use the stored slots. Rules:
 
 1. The deal is made from names only, before any scan is opened. Whether a patient's scan is usable therefore changes
    nothing for other patients: an unusable case leaves its slot empty.
-2. Slot i belongs to voter i mod m.
+2. With m voters, slot i belongs to voter i mod m.
 3. A patient whose files are replaced keeps the slot. So does a patient who is no longer listed; the slot is used again
    if the patient is listed again.
 4. A withdrawn patient's name is deleted and never dealt again. A hash under a key that only this file contains remains,
@@ -20,12 +20,13 @@ key.
 
 **Why one patient moves one voter.** Names are sorted and then shuffled uniformly (:func:`by_os`). Let patient x be
 replaced by y. Sorting gives y another rank than x, so the sorted lists of the two worlds differ by a permutation σ of
-ranks. If π is uniform then π·σ is uniform, so the deal with y has the same distribution as the deal with x in which y
-takes x's slot and nobody else moves. Under this coupling the two worlds differ in one voter only. The argument needs a
-shuffle that is random: with a fixed seed, π·σ is another deal than π, and among 23 patients in four voters one exchange
-moves up to 16 other patients to another voter. A seed is therefore for synthetic data only (:func:`by_seed`).
-The number of slots is public; a missing patient is an empty slot. A patient who is renamed between two deals counts as
-one who leaves and one who joins, in two slots; if the old name is withdrawn first, the new name takes the emptied slot.
+ranks. Let π be the permutation by which the list is shuffled. If π is uniform then π·σ is uniform, so the deal with y
+has the same distribution as the deal with x in which y takes x's slot and nobody else moves. Under this coupling the
+two worlds differ in one voter only. The argument needs a shuffle that is random: with a fixed seed, π·σ is another deal
+than π, and among 23 patients in four voters one exchange moves up to 16 other patients to another voter. A seed is
+therefore for synthetic data only (:func:`by_seed`). The number of slots is public; a missing patient is an empty slot.
+A patient who is renamed between two deals counts as one who leaves and one who joins, in two slots; if the old name is
+withdrawn first, the new name takes the emptied slot.
 
 The stored ``seed`` is that of the voters' trainings (initial weights, order, augmentation). It is drawn independently
 of names and scans. It need not be secret, because the bound on a patient's influence holds for each of its values.

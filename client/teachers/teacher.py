@@ -272,8 +272,8 @@ def averaged(samples: Iterable[Float[np.ndarray, "k x y z"]]) -> Float[np.ndarra
     """Average sampled predictions, and pull voxels on which they disagree toward the volume's mean prediction.
 
     For each voxel the result is (1 − u)·p + u·p̄. Here p is the mean prediction, p̄ its mean over all voxels, and u in
-    [0, 1] the mutual information between label and weights divided by log k. The result is still a distribution over
-    labels. The more uncertain the posterior is, the smaller is the norm of the resulting code.
+    [0, 1] the mutual information between label and weights divided by log k, for k labels. The result is still a
+    distribution over labels. The more uncertain the posterior is, the smaller is the norm of the resulting code.
 
     Args:
         samples: Class probabilities [k, x, y, z]; at least one.

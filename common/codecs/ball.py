@@ -36,7 +36,7 @@ _DTYPES = (np.float16, np.float32, np.float64)
 
 
 def ball_activation(inputs: Float[np.ndarray, "*batch inputs"]) -> Float[np.ndarray, "*batch l"]:
-    """Apply φ to every row of an array.
+    """Apply the activation φ, which maps into the unit ball, to every row of an array.
 
     Guarantees: every row has ‖φ(o)‖₂ ≤ 1 as a real number, and also as computed in float64 by any order of summation. A
     row's value does not depend on the others. The results are computed in float64 and rounded towards zero. Each number
@@ -77,13 +77,15 @@ def ball_activation(inputs: Float[np.ndarray, "*batch inputs"]) -> Float[np.ndar
 
 
 def ball_radius(first: Float[np.ndarray, "*shape"], *, length: int) -> Float[np.ndarray, "*shape"]:
-    """Return ‖φ(o)‖₂ = (1 + e^(−o₀·√(8/π)))^(−1/l), which depends on o₀ and l only.
+    """Return the norm of the activation, ‖φ(o)‖₂ = (1 + e^(−o₀·√(8/π)))^(−1/l).
+
+    It depends only on the first input o₀ and the length l of a code.
 
     Guarantees: the result is from 0 to 1 and never decreases in o₀. Its l-th power is the logistic function that
     approximates the normal distribution function (Figure 1 of the paper).
 
     Args:
-        first: Float array of any shape: o₀. Any finite value is computed without overflow.
+        first: First inputs o₀, a float array of any shape. Any finite value is computed without overflow.
         length: Length l of a code, from 1 to 2²⁰.
 
     Returns:

@@ -72,8 +72,8 @@ class BallAutoencoder:
     Attributes:
         centre: Log-ratios of the public mean shape, float64 [k, u, v, w], as in the linear codec.
         metric: Weight of each coarse voxel, float64 [u, v, w], above 0, as in the linear codec.
-        powers: Variances p_i of the code's coordinates at the linear start, in units of C². Decoding shrinks by
-            p_i / (p_i + σ²).
+        powers: Variances p_i of the code's coordinates at the linear start, in units of C². Decoding shrinks
+            coordinate i by p_i / (p_i + σ²), where σ² is the variance of the noise on it.
         weights: The network's weights by name, float32, of the shapes of :func:`weight_shapes`.
         radius: Clipping norm C.
         grid: Shape of a volume in voxels.
@@ -154,7 +154,10 @@ class BallAutoencoder:
         return code
 
     def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
-        """Decode a mean code (:meth:`Codec.decode`): softmax of m + Δ(z) − Δ(0), with z shrunk for the noise.
+        """Decode a mean code (:meth:`Codec.decode`).
+
+        The log-ratios are those of the public mean shape, plus the decoder's change for this code (shrunk for the
+        noise), minus its change for the code 0.
 
         Args:
             mean_code: Float array [l].
@@ -270,7 +273,7 @@ class BallAutoencoder:
 
 
 def activation(inputs: Float[torch.Tensor, "*batch inputs"]) -> Float[torch.Tensor, "*batch l"]:
-    """Apply φ to a tensor with gradients, by the same two stable formulas as
+    """Apply the activation φ to a tensor with gradients, by the same two stable formulas as
     :func:`common.codecs.ball.ball_activation`.
 
     The results agree to the dtype's rounding. Codes that leave a site are computed by the numpy function, whose norm is
@@ -293,7 +296,7 @@ def activation(inputs: Float[torch.Tensor, "*batch inputs"]) -> Float[torch.Tens
 def before_activation(
     weights: Mapping[str, torch.Tensor], offsets: Float[torch.Tensor, "n k u v w"]
 ) -> Float[torch.Tensor, "n inputs"]:
-    """Compute the encoder up to φ.
+    """Compute the encoder up to the activation φ.
 
     Args:
         weights: The weights by name.

@@ -206,10 +206,10 @@ class Codec(Protocol):
 
 
 class LinearCodec(Codec, Protocol):
-    """A codec whose code is w_i · z_i, for the coordinates z of a shape's log-ratios in a basis. Each coordinate is
-    decoded independently of the others.
+    """A codec whose code is linear in a shape's log-ratios. Each coordinate is decoded independently of the others.
 
-    ``centre`` + Σ z_i · ``basis``_i / ``metric`` are the log-ratios of a shape on a coarser grid than the codec's.
+    The log-ratios of a shape, on a coarser grid than the codec's, are ``centre`` + Σ z_i · ``basis``_i / ``metric``,
+    with the shape's coordinates z_i. The code consists of the products w_i · z_i with fixed weights w_i.
 
     Attributes:
         basis: Orthonormal directions, [l, k, u, v, w].

@@ -1,7 +1,8 @@
 """The codec ``paper-pca``: Algorithm 1 of Fay et al. 2021 with raw probabilities, principal components, plain decoding.
 
-A study that uses this codec with the accountant ``paper`` has the noise of the paper's eq (15) at sensitivity √d/K. The
-codec has neither water-filling nor Wiener weights; l counts the variances above the planned noise (the paper's eq (7)).
+A study that uses this codec with the accountant ``paper`` has the noise of the paper's eq (15) at sensitivity √d/K,
+where d = classes · voxels and K is the number of teachers. The codec has neither water-filling nor Wiener weights; the
+length l of a code is the number of variances above the planned noise (the paper's eq (7)).
 The codec serves as a baseline for ``pca``. At any budget that protects anybody, its sensitivity is so large that noise
 hides the signal.
 
@@ -9,8 +10,8 @@ Three points differ from the algorithm in the paper, because that algorithm cann
 
 1. The paper does not subtract a mean. Here the mean of the public maps is subtracted, so the zero code is the public
    mean shape.
-2. y ∈ [0, 1]^d only bounds a *difference* of two codes, by √d. Here every code is clipped to C = √d/2, so Δ = 2C = √d
-   exactly, whatever a site sends.
+2. A teacher's probabilities y ∈ [0, 1]^d only bound a *difference* of two codes, by √d. Here every code is clipped to
+   norm C = √d/2, so the sensitivity is Δ = 2C = √d exactly, whatever a site sends.
 3. The paper's eq (7) can leave no component. Here at least one stays. Decoded numbers are cut at 0 and normalised to
    probabilities.
 
@@ -51,13 +52,15 @@ _TINY = 1e-6  # least decoded number, so that a voxel whose numbers are all nega
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaperPcaCodec:
-    """The fitted codec: the code is A_l (y − mean), the decoded map is mean + A_lᵀ z; see
-    :class:`~common.codecs.codec.Codec`.
+    """The fitted codec (:class:`~common.codecs.codec.Codec`): a projection to l principal components and back.
+
+    With the components as rows of the matrix A_l, the code of probabilities y is A_l (y − mean), and the decoded map of
+    a code z is mean + A_lᵀ z.
 
     Attributes:
         basis: The rows of A_l, float32 [l, c, x, y, z].
         mean: Mean of the public maps, float64 [c, x, y, z].
-        radius: Clipping norm C = √d/2.
+        radius: Clipping norm C = √d/2, with d = classes · voxels.
         provenance: Which public label maps it was fitted on.
 
     Raises:
@@ -101,7 +104,7 @@ class PaperPcaCodec:
         return x, y, z
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
-        """Encode class probabilities (:meth:`Codec.encode`) as A_l (y − mean).
+        """Encode class probabilities (:meth:`Codec.encode`): subtract the mean and project to the components.
 
         Args:
             probabilities: Float array [c, x, y, z] with values ≥ 0 that sum to 1 in every voxel.

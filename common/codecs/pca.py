@@ -44,15 +44,16 @@ SMALLEST_VARIANCE = 1e-9  # as a share of the largest; smaller variances are rou
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PcaCodec:
-    """The fitted linear codec: the code is w_i · z_i with w_i = √(p_i / λ_i); see
-    :class:`~common.codecs.codec.LinearCodec`.
+    """The fitted linear codec (:class:`~common.codecs.codec.LinearCodec`): the code consists of w_i · z_i.
 
-    ``centre`` + Σ z_i · ``basis``_i / ``metric`` are the log-ratios of a shape.
+    Here z_i are a shape's coordinates: ``centre`` + Σ z_i · ``basis``_i / ``metric`` are its log-ratios. The weights
+    are w_i = √(p_i / λ_i), from the variances λ_i of the z_i and p_i of the code's coordinates.
 
     Attributes:
         basis: Orthonormal directions, float32 [l, k, u, v, w].
-        centre: Log-ratios of the public mean shape p̄, float64 [k, u, v, w].
-        metric: √(1 − Σ_c p̄_c² + .02), float64 [u, v, w]: voxels whose label is uncertain weigh most.
+        centre: Log-ratios of the public mean shape, float64 [k, u, v, w].
+        metric: Weight of each voxel, float64 [u, v, w]: √(1 − Σ_c p̄_c² + .02), where p̄_c is the mean probability of
+            class c. Voxels whose label is uncertain weigh most.
         variances: Variances λ_i of z_i over public shapes, [l].
         powers: Variances p_i of the code's coordinates, [l]; their sum is at most C².
         radius: Clipping norm C.
@@ -115,7 +116,7 @@ class PcaCodec:
         return self.grid[0] // int(self.metric.shape[0])
 
     def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
-        """Encode class probabilities (:meth:`Codec.encode`): w · basis · metric · (log-ratios − centre).
+        """Encode class probabilities (:meth:`Codec.encode`): weights · basis · metric · (log-ratios − centre).
 
         Args:
             probabilities: Float array [c, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
@@ -133,7 +134,9 @@ class PcaCodec:
         return code
 
     def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
-        """Decode a mean code (:meth:`Codec.decode`). Each coordinate is shrunk by Wiener's weight p_i / (p_i + σ²).
+        """Decode a mean code (:meth:`Codec.decode`).
+
+        Each coordinate is shrunk by Wiener's weight p / (p + σ²), where p is the coordinate's variance (``powers``).
 
         Args:
             mean_code: Float array [l].
@@ -292,7 +295,7 @@ def coordinate_powers(
         power: Sum of the result, in squared units of the code.
 
     Returns:
-        Variances p_i of the code's coordinates; 0 for the components that are left out.
+        Variances of the code's coordinates; 0 for the components that are left out.
 
     Raises:
         InvalidInput: If the public label maps have fewer components than ``dimension``.
@@ -328,11 +331,12 @@ def water_fill(variances: Float[np.ndarray, "l"], *, noise_std: float, power: fl
     """Return the variances p_i of the code's coordinates that leave the least error after decoding, with Σp =
     ``power``.
 
-    They minimise Σ λ_i σ² / (p_i + σ²): p_i = max(0, √(λ_i σ² / ν) − σ²), where ν is chosen so that Σp = ``power``.
+    They minimise Σ λ_i σ² / (p_i + σ²), for components of variance λ_i and noise of variance σ². The solution is p_i =
+    max(0, √(λ_i σ² / ν) − σ²), where ν is chosen so that Σp = ``power``.
 
     Args:
-        variances: λ_i, positive and in descending order, shape [l].
-        noise_std: σ on the mean code. For σ = 0 the result is the limit, p_i ∝ √λ_i.
+        variances: Variances λ_i of the components, positive and in descending order, shape [l].
+        noise_std: Standard deviation σ of the noise on the mean code. For σ = 0 the result is the limit, p_i ∝ √λ_i.
         power: Sum of the result.
 
     Returns:

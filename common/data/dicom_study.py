@@ -128,8 +128,8 @@ def pick(series: Sequence[Series], *, named: str, modality: str) -> Series:
         The series.
 
     Raises:
-        InvalidInput: If no series fits or several fit; the message lists their names. The error is also raised if the
-            named series has another modality or is one multi-frame file.
+        InvalidInput: If no series can be chosen, or several can; the message lists their names. The error is also
+            raised if the named series has another modality or is one multi-frame file.
     """
     listed = "; ".join(one.name for one in series)
     if named:

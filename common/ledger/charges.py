@@ -329,7 +329,7 @@ def _event(mechanism: Mechanism, protection: Protection) -> tuple[str, int, str]
 
 
 def event_json(mechanism: Mechanism, protection: Protection) -> dict[str, object]:
-    """Return a release as a privacy event that any accountant can replay: a Gaussian of noise multiplier z = σ/Δ.
+    """Return a release as a privacy event that any accountant can replay: Gaussian noise with its noise multiplier.
 
     Args:
         mechanism: The release's mechanism.

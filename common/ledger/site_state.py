@@ -182,7 +182,7 @@ class SiteBooks(RowState):
             study_id: The study's id.
 
         Returns:
-            The limit; None if all fit.
+            The limit; None if no limit is exceeded.
         """
         study = self.studies[study_id]
         spent, inside = self._spent.mu_squared, self.spent_in(study_id).mu_squared

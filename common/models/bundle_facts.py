@@ -39,7 +39,7 @@ class BundlePrivacy:
         delta: δ at which every ε holds.
         protection: Unit and relation for which every ε holds.
         accountant: The accountant that decided the budget.
-        noise_multiplier: z = σ/Δ of one release.
+        noise_multiplier: Noise multiplier z of one release: the noise's standard deviation over the sensitivity.
         queries: Number of answers.
         sites: Number of sites.
         voters_per_site: Number of voters at each site.

@@ -91,7 +91,8 @@ class Pull:
     """A proximal term that pulls a training towards given weights w₀.
 
     A step of learning rate r moves the weights by the fraction r·``strength`` towards w₀. This is the term
-    (``strength``/2)·‖w − w₀‖² of MR-MTL (Liu et al. 2022), applied without AdamW's scaling, as AdamW's weight decay is.
+    (``strength``/2)·‖w − w₀‖² of MR-MTL (Liu et al. 2022) for weights w, applied without AdamW's scaling, as AdamW's
+    weight decay is.
 
     Attributes:
         weights: The weights w₀ by name.

@@ -30,7 +30,8 @@ class NativePrediction:
         dice: Dice of each structure; empty without a label map.
         hd95_mm: HD95 of each structure in mm; empty without a label map.
         sure: Calibration of the probabilities (:class:`common.calibration.Reliability`).
-        uncertainty: Entropy over log k, from 0 (certain) to 1; None unless requested.
+        uncertainty: Entropy of each voxel's probabilities divided by its largest possible value, from 0 (certain) to 1;
+            None unless requested.
         lesions: (Dice, HD95) of every structure, lesion by lesion; empty unless requested.
     """
 

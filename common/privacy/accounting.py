@@ -2,9 +2,9 @@
 budget.
 
 Called by the ledgers before every charge, and by everything that prints an ε. Every release adds Gaussian noise, so its
-cost is the number μ² = (Δ/σ)². An adaptive sequence of releases has exactly the guarantee of one Gaussian mechanism
-with μ² = Σ μᵢ² (Dong, Roth & Su 2022, Corollary 3.3). Sums are kept as rationals. Every ε is rounded up and every limit
-on μ² is rounded down.
+cost is the number μ² = (Δ/σ)², with the sensitivity Δ of the sum and the standard deviation σ of the noise. An adaptive
+sequence of releases with costs μᵢ² has exactly the guarantee of one Gaussian mechanism with μ² = Σ μᵢ² (Dong, Roth & Su
+2022, Corollary 3.3). Sums are kept as rationals. Every ε is rounded up and every limit on μ² is rounded down.
 
 ``exact``  the analytic Gaussian curve (Balle & Wang 2018, Theorem 8). No other accountant can be tighter.
 ``rdp``    Rényi DP, with the smallest ε over dp-accounting's orders α and two best orders (:func:`epsilon_rdp`).
@@ -66,7 +66,7 @@ _PRECISION_BITS = 320
 def delta_exact(mu: float, epsilon: float) -> float:
     """Return the smallest δ for which a μ-GDP Gaussian mechanism is (ε, δ)-DP.
 
-    δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ), correct to float64.
+    δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ), correct to float64, where Φ is the standard normal distribution function.
 
     Args:
         mu: The Gaussian DP parameter μ, from 2⁻⁴⁰ to 2²⁰.
@@ -115,7 +115,7 @@ def epsilon_exact(mu_squared: Fraction | float, delta: float) -> float:
 
 
 def epsilon_rdp(mu_squared: Fraction | float, delta: float) -> float:
-    """Return an upper bound on ε at δ by Rényi DP, with RDP(α) = α·μ²/2 and the best of a set of orders.
+    """Return an upper bound on ε at δ by Rényi DP: the best bound over a set of orders α, each with RDP(α) = α·μ²/2.
 
     The set has dp-accounting's orders and two more: the best order for Mironov's conversion of RDP to ε, 1 +
     √(2·log(1/δ))/μ (eq (12) of Fay et al. 2021), and the best order for the tighter conversion of Canonne, Kamath &
@@ -185,8 +185,9 @@ def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
 
 
 def epsilon_paper(mu_squared: Fraction | float, delta: float) -> float:
-    """Return the bound ε = μ²/2 + √(2·μ²·log(1/δ)), eq (14) of Fay et al. 2021 with μ² for N·S²/σ².
+    """Return the bound ε = μ²/2 + √(2·μ²·log(1/δ)), eq (14) of Fay et al. 2021.
 
+    The paper writes N·S²/σ² for μ²: N releases of sensitivity S with noise of standard deviation σ.
     The bound is valid and loose. It converts Rényi DP to ε by Proposition 5 of that paper, at the order of its eq (12).
 
     Args:
@@ -231,7 +232,7 @@ def epsilon_by(accountant: str, mu_squared: Fraction | float, delta: float) -> f
 
 
 def compose(mechanisms: Iterable[Mechanism], protection: Protection) -> Fraction:
-    """Return the total cost Σ μᵢ² of a sequence of releases, exactly.
+    """Return the total cost Σ μᵢ² of a sequence of releases, exactly; μᵢ² is the cost of release i.
 
     The sum is valid for releases that are chosen adaptively, each after the answers before it.
 
@@ -319,7 +320,7 @@ def admits(spent: Fraction, request: Fraction, limit: Fraction) -> bool:
         limit: The budget's Σμ², above 0.
 
     Returns:
-        True if the release fits.
+        True if the budget allows the release.
 
     Raises:
         InvalidInput: If an argument is not a rational in its range.

@@ -9,10 +9,10 @@ plays the strongest adversary that the guarantee covers:
 3. It turns the error rates of the guess into a lower bound on μ. The bound holds with the stated confidence, whatever
    the distribution of the noise.
 
-There are three pairs of worlds, each for one kind of fault. ``constant`` (one unit's code is +u in every query, or −u)
-detects too little noise. ``alternating`` (the sign flips from query to query) detects noise that is used twice.
-``tenfold`` (±10u before clipping) detects a missing clip. Three more tests examine the noise itself, and one the budget
-filter.
+There are three pairs of worlds, each for one kind of fault. In them u is the longest code that the clipping norm
+allows, in one direction. ``constant`` (one unit's code is +u in every query, or −u) detects too little noise.
+``alternating`` (the sign flips from query to query) detects noise that is used twice. ``tenfold`` (±10u before
+clipping) detects a missing clip. Three more tests examine the noise itself, and one the budget filter.
 
 The audit cannot prove privacy. It detects faults that are large enough for its statistical power (docs/privacy.md gives
 figures), in this code on this machine. It says nothing about a server that runs other code. It draws no randomness of
@@ -101,8 +101,9 @@ class StudyUnderAudit:
 
     @property
     def claimed_noise_std(self) -> float:
-        """The noise standard deviation σ on the integer sum that the claim requires, in grid steps. Δ comes from
-        :mod:`common.privacy.claim`.
+        """The noise standard deviation on the integer sum that the claim requires, in grid steps of 2⁻¹⁶.
+
+        The sensitivity from which it follows is that of :mod:`common.privacy.claim`.
         """
         unit, relation = str(self.protection.unit), str(self.protection.relation)
         reach = claimed_reach(unit, relation, voters_per_site=self.voters_per_site)
@@ -232,7 +233,7 @@ def memory_service(study: StudyUnderAudit) -> Service:
 
     Returns:
         A function from the sites' codes of all queries to the released answers. It raises BudgetExceeded when a query
-        does not fit.
+        does not fit the budget.
     """
     mechanism = audited_mechanism(study)
     limit = max_mu_squared(study.accountant, study.budget)
@@ -257,7 +258,7 @@ def audited_mechanism(study: StudyUnderAudit) -> Mechanism:
         study: The audited study.
 
     Returns:
-        The mechanism, with σ calibrated for ``study.queries`` releases.
+        The mechanism, with its noise calibrated for ``study.queries`` releases.
     """
     bound = radius_int(study.radius)
     noise_std = calibrate(
@@ -340,7 +341,8 @@ def mu_lower_bound(first: Float[np.ndarray, "runs"], second: Float[np.ndarray, "
 
     The first half of the runs chooses the threshold that separates the worlds best. The second half gives the counts of
     false positives and false negatives, and a Clopper–Pearson upper bound on each rate at (1 − confidence)/2. The
-    result is μ ≥ −Φ⁻¹(FPR) − Φ⁻¹(FNR), the μ-GDP trade-off.
+    result is μ ≥ −Φ⁻¹(FPR) − Φ⁻¹(FNR), the μ-GDP trade-off, from the bounds FPR and FNR on these rates and the inverse
+    Φ⁻¹ of the standard normal distribution function.
 
     Args:
         first: Float array of shape [runs]: the statistic in the first world, where it should be larger.
@@ -375,7 +377,8 @@ def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> Finding
 
     Args:
         name: Meaning of the rows, for the finding's name.
-        rows: Float array of shape [n, samples]; n rows of noise divided by the claimed σ.
+        rows: Float array of shape [n, samples]; n rows of noise divided by its claimed standard
+            deviation.
 
     Returns:
         The finding.
@@ -397,12 +400,13 @@ def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> Findi
     """Test noise by its Kolmogorov distance to the rounded Gaussian of the claimed σ: finds too little and too much
     noise.
 
-    The distance is the largest over all half-integers k + ½, where the rounded Gaussian has exactly the distribution
-    function Φ((k + ½)/σ). The alarm is raised if the distance of n values exceeds √(log(2/α)/2n), with α = 1e-5.
+    The distance is the largest over all half-integers k + ½ (k an integer), where the rounded Gaussian has exactly the
+    distribution function Φ((k + ½)/σ), with the standard normal distribution function Φ. The alarm is raised if the
+    distance of n values exceeds √(log(2/α)/2n), with α = 1e-5.
 
     Args:
-        noise: Integer-valued float array of any shape: answers minus true sums, in grid steps.
-        noise_std: The claimed σ, in grid steps.
+        noise: Integer-valued float array of any shape: answers minus true sums, in grid steps of 2⁻¹⁶.
+        noise_std: The claimed standard deviation σ of the noise, in grid steps of 2⁻¹⁶.
 
     Returns:
         The finding.

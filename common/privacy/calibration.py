@@ -1,9 +1,9 @@
 """Computes how much noise a plan needs, how many queries are left, and the ε of a plan.
 
 Called by the planner, by the code that sets a study's noise, and by the public Python interface. Noise is rounded up
-and limits are rounded down. The promise "exactly N releases" therefore holds in exact rational arithmetic, which the
-budget filter uses too. Refuses plans in which rounding would allow N + 1 releases as well, and noise outside the
-sampler's range.
+and limits are rounded down. The promise that a budget pays for exactly the planned number of releases therefore holds
+in exact rational arithmetic, which the budget filter uses too. Refuses plans in which rounding would allow one release
+more, and noise outside the sampler's range.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ def calibrate(
 ) -> Fraction:
     """Return the noise standard deviation σ with which a budget pays for exactly ``queries`` equal releases.
 
-    σ = Δ·√(N/M), rounded up, with M = :func:`~common.privacy.accounting.max_mu_squared`. Guarantee: N·(Δ/σ)² ≤ M < (N +
-    1)·(Δ/σ)², so the filter admits ``queries`` releases and refuses the next.
+    σ = Δ·√(N/M), rounded up, for N releases of sensitivity Δ, where M is the largest Σμ² that the budget allows
+    (:func:`~common.privacy.accounting.max_mu_squared`). Guarantee: N·(Δ/σ)² ≤ M < (N + 1)·(Δ/σ)², so the filter admits
+    ``queries`` releases and refuses the next.
 
     Args:
         budget: ε and δ for all releases.
         accountant: The accountant that decides.
         queries: Number N of releases, from 1 to 1,000,000.
-        radius_int: Norm bound R of one voter's code, in grid steps.
-        voters_per_site: Voters m of a site.
+        radius_int: Norm bound R of one voter's code, in grid steps of 2⁻¹⁶.
+        voters_per_site: Number m of voters of a site.
         protection: Unit and relation.
 
     Returns:
-        σ on the integer sum, in grid steps: a dyadic rational with at most 49 significant bits, exact in float64.
+        σ on the integer sum, in the same steps: a dyadic rational with at most 49 significant bits, exact in float64.
 
     Raises:
         InvalidInput: If an argument is outside its range, or σ is outside the sampler's range (2⁻⁴ to 2⁴⁵ grid steps).
@@ -87,11 +88,13 @@ def calibrate(
 
 
 def noise_multiplier(mechanism: Mechanism, protection: Protection) -> float:
-    """Return z = σ/Δ of one release, rounded down, for display only. Decisions use the exact μ² = 1/z².
+    """Return the noise multiplier z = σ/Δ of one release, rounded down, for display only.
+
+    It is the noise's standard deviation σ divided by the sensitivity Δ. Decisions use the exact μ² = 1/z².
 
     Args:
         mechanism: The release.
-        protection: Unit and relation, which determine Δ.
+        protection: Unit and relation, which determine the sensitivity.
 
     Returns:
         z as a float.

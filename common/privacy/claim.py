@@ -93,13 +93,13 @@ def claimed_epsilon(mu: float, delta: float, *, accountant: str = "exact") -> fl
 
 
 def shares_carry(share: Fraction, noise_std: Fraction, *, sites: int, colluders: int) -> bool:
-    """Return whether the noise shares of a roster's honest sites together have at least standard deviation σ.
+    """Return whether the noise shares of a roster's honest sites together have the claimed standard deviation, or more.
 
     The test is (K − t)·s² ≥ σ² with K − t ≥ 2, in exact integers.
 
     Args:
-        share: Standard deviation s of one site's share, in grid steps.
-        noise_std: The claimed σ, in grid steps.
+        share: Standard deviation s of one site's share, in grid steps of 2⁻¹⁶.
+        noise_std: The claimed standard deviation σ, in the same steps.
         sites: Number K of sites on the roster.
         colluders: Number t of sites that may collude with the server.
 
@@ -120,7 +120,10 @@ def shares_carry(share: Fraction, noise_std: Fraction, *, sites: int, colluders:
 
 
 def _fits_exactly(mu: float, epsilon: float, delta: float) -> bool:
-    """Return whether Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) ≤ δ (Balle & Wang 2018, Theorem 8)."""
+    """Return whether Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) ≤ δ (Balle & Wang 2018, Theorem 8).
+
+    Φ is the standard normal distribution function.
+    """
     with mpmath.workdps(60):
         m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
         return bool(mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m) <= delta)
@@ -131,8 +134,8 @@ def _exact(mu: float, delta: float) -> float:
 
 
 def _rdp(mu: float, delta: float) -> float:
-    """Return ε by Rényi DP: the minimum of αμ²/2 + log(1 − 1/α) − log(αδ)/(α − 1) over α (Canonne, Kamath & Steinke
-    2020, Proposition 12).
+    """Return ε by Rényi DP: the minimum of αμ²/2 + log(1 − 1/α) − log(αδ)/(α − 1) over the orders α > 1 (Canonne,
+    Kamath & Steinke 2020, Proposition 12).
     """
 
     def at(log_order: float) -> float:

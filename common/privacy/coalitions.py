@@ -1,8 +1,9 @@
 """Computes the ε of a sealed sum against each coalition of server and hospitals, and states it in sentences.
 
 Called for the consent sheet, the planner and the certificate. In a sealed sum the K sites of a roster draw the noise in
-K shares, calibrated so that K − t of them have standard deviation σ. Against a party that knows c shares, the noise
-that remains has standard deviation σ·√((K − c)/(K − t)). A release of cost μ² then costs μ²·(K − t)/(K − c).
+K shares, calibrated so that K − t of them have standard deviation σ, where t is the number of colluders that the study
+allows for. Against a party that knows c shares, the noise that remains has standard deviation σ·√((K − c)/(K − t)). A
+release of cost μ² then costs μ²·(K − t)/(K − c).
 
 The module does not cover open studies, in which the server adds the noise. There the server knows all of the noise and
 no site knows any.

@@ -1,11 +1,14 @@
-"""Draws the production noise: the rounded Gaussian round(N(0, σ²)) on integers, from the operating system's CSPRNG.
+"""Draws the production noise on integers, the rounded Gaussian, from the operating system's CSPRNG.
+
+A value is round(N(0, σ²)): a normal variable with mean 0 and standard deviation σ, rounded to an integer.
 
 Called by :mod:`common.privacy.release` for every answer, and by sites for their shares of a sealed sum. Rounding
 commutes with integer shifts. An integer sum plus this noise is therefore post-processing (rounding) of the continuous
 Gaussian mechanism, so the analytic curve holds unchanged at any σ. There is no seed; only tests inject another sampler.
-Refuses a σ that is not a rational from 2⁻⁴ to 2⁴⁵ grid steps.
+Refuses a σ that is not a rational from 2⁻⁴ to 2⁴⁵ (codes are integers, in grid steps of 2⁻¹⁶).
 
-How close the sampler is to the exact distribution:
+How close the sampler is to the exact distribution, where φ is the density of the standard normal distribution and Φ̄
+the probability that its variable is larger:
 
 1. A sample is round(σ·Z) with Z = s·Φ̄⁻¹(P), a random sign s, and P uniform on (0, 1/2). P = 0.b₁b₂… is an infinite
    string of random bits, of which the first 64 are drawn (b₁ = 0). So P ∈ [n, n + 1]·2⁻⁶⁴ for a 63-bit n.
@@ -67,14 +70,14 @@ _GUARD = 2.0**-39
 
 
 def rounded_gaussian(size: int, noise_std: Fraction) -> Int64[np.ndarray, "l"]:
-    """Draw independent values of round(N(0, σ²)) from the operating system's secure random generator.
+    """Draw independent values of the rounded Gaussian round(N(0, σ²)) from the operating system's secure generator.
 
     Each value is within :data:`SAMPLER_TV` in total variation of the exact distribution (see the module). Up to σ ≈ 2²⁸
     the function draws millions of values a second, beyond that gradually fewer.
 
     Args:
         size: Number of values, from 1 to 2²⁴.
-        noise_std: σ in grid steps, a rational from 2⁻⁴ to 2⁴⁵.
+        noise_std: Standard deviation σ before rounding, in grid steps of 2⁻¹⁶, a rational from 2⁻⁴ to 2⁴⁵.
 
     Returns:
         Int64 array of shape [size].
@@ -96,7 +99,7 @@ def sample(size: int, noise_std: Fraction, *, entropy: Entropy) -> Int64[np.ndar
 
     Args:
         size: Number of values, from 1 to 2²⁴.
-        noise_std: σ in grid steps, a rational from 2⁻⁴ to 2⁴⁵.
+        noise_std: Standard deviation σ before rounding, in grid steps of 2⁻¹⁶, a rational from 2⁻⁴ to 2⁴⁵.
         entropy: Returns the given number of random bytes.
 
     Returns:
@@ -146,8 +149,9 @@ def _context(bits: int) -> Any:
 
 
 def _settle(n: int, noise_std: Fraction, entropy: Entropy) -> int:
-    """Return the exact rounded magnitude of the sample whose P starts with the 64 bits of ``n``, drawing more bits as
-    needed.
+    """Return the exact rounded magnitude of the sample whose uniform variable P starts with the 64 bits of ``n``.
+
+    More bits are drawn as needed.
     """
     bits = 64
     while True:
@@ -183,7 +187,10 @@ def _between_boundaries(n: int, bits: int, noise_std: Fraction) -> int | None:
 
 
 def _quantile(p: Any, mp: Any) -> float:
-    """Return z with Φ̄(z) = p to about float64's accuracy, even for a p that float64 cannot hold."""
+    """Return the z that a standard normal variable exceeds with probability p.
+
+    It has about float64's accuracy, even for a p that float64 cannot hold.
+    """
     if p > mp.mpf(2) ** -1000:
         return -float(ndtri(float(p)))
     z = mp.sqrt(-2 * mp.log(p))

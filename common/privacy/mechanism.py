@@ -85,8 +85,8 @@ def sensitivity(*, radius_int: int, voters_per_site: int, unit: Unit, relation: 
     can change the code of one of m teachers, which are trained on disjoint patients, to any point of the ball: Δ = 2·R.
 
     Args:
-        radius_int: Norm bound R of one voter's code, in grid steps.
-        voters_per_site: Voters m of a site.
+        radius_int: Norm bound R of one voter's code, in grid steps of 2⁻¹⁶.
+        voters_per_site: Number m of voters of a site.
         unit: The unit of privacy.
         relation: The neighbouring relation.
 
@@ -198,9 +198,9 @@ class Mechanism(Document):
 
     Attributes:
         dimension: Length l of a code.
-        radius_int: Norm bound R = ⌊C·2¹⁶⌋ of one voter's code, in grid steps of 2⁻¹⁶.
-        voters_per_site: Voters m of a site. A site sends the sum of its m codes, which has norm at most m·R.
-        noise_std: Standard deviation σ on the integer sum, in grid steps, as a rational.
+        radius_int: Norm bound R = ⌊C·2¹⁶⌋ of one voter's code, in grid steps of 2⁻¹⁶; C is the clipping norm.
+        voters_per_site: Number m of voters of a site. A site sends the sum of its m codes, which has norm at most m·R.
+        noise_std: Standard deviation σ on the integer sum, in grid steps of 2⁻¹⁶, as a rational.
         name: ``rounded-gaussian-sum``, the only mechanism.
         colluders: None if the server draws the noise. Otherwise the sites draw it in shares, and σ is the noise that
             remains unknown to a party that knows t = ``colluders`` of the shares (:mod:`common.privacy.shares`).
@@ -248,7 +248,8 @@ class Mechanism(Document):
             sites: Sites on the roster; more than ``colluders``.
 
         Returns:
-            σ if the server draws the noise, otherwise σ·√(K / (K − t)), in grid steps.
+            In grid steps of 2⁻¹⁶: ``noise_std`` if the server draws the noise, otherwise ``noise_std`` · √(K / (K − t))
+            for K sites and t ``colluders``.
 
         Raises:
             InvalidInput: If there are too few sites.
@@ -280,14 +281,14 @@ class Mechanism(Document):
 
     @property
     def site_radius_int(self) -> int:
-        """The norm bound m·R of the vector that one site sends, in grid steps."""
+        """The norm bound m·R of the vector that one site sends: its number m of voters times ``radius_int``."""
         return self.voters_per_site * self.radius_int
 
     def mu_squared(self, protection: Protection) -> Fraction:
-        """Return the cost μ² = (Δ/σ)² of one release, exactly.
+        """Return the cost μ² = (Δ/σ)² of one release, exactly: (sensitivity / standard deviation of the noise)².
 
         Args:
-            protection: Unit and relation, which determine Δ.
+            protection: Unit and relation, which determine the sensitivity Δ.
 
         Returns:
             μ² as a rational.
@@ -355,7 +356,7 @@ class QuerySpec(Document):
 
 
 def radius_int(radius: float) -> int:
-    """Return the clipping norm in grid steps: R = ⌊C·2¹⁶⌋.
+    """Return the clipping norm in grid steps of 2⁻¹⁶: R = ⌊C·2¹⁶⌋.
 
     Args:
         radius: Clipping norm C in the code's units, from 2⁻¹⁶ to below 2²⁴.

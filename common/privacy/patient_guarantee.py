@@ -178,9 +178,9 @@ def of_each_patient(release: Guarantee) -> Guarantee:
 
     * Unit patient: the same guarantee.
     * Unit hospital under replace-one: the same, because a hospital with one patient exchanged is another hospital.
-    * Unit hospital under zero-out: replacing a patient equals two steps of Δ = m·R, through the zero code. Each release
-      changes by at most 2m·R, so μ doubles, and ε is that of 4·Σμ² by the same accountant at the same δ. Σμ² is
-      recovered from ``release`` as the largest value that its ε allows, times 1 + 2⁻⁴⁰ for rounding.
+    * Unit hospital under zero-out: replacing a patient equals two steps, to the zero code and from it. Each step
+      changes a release by at most its sensitivity, so μ doubles, and ε is that of 4·Σμ² by the same accountant at the
+      same δ. Σμ² is recovered from ``release`` as the largest value that its ε allows, times 1 + 2⁻⁴⁰ for rounding.
 
     Args:
         release: The guarantee of the releases, for a group of 1.
@@ -192,7 +192,7 @@ def of_each_patient(release: Guarantee) -> Guarantee:
         InvalidInput: If ``release`` is the guarantee of a group, if its accountant may not decide on a budget
             (``pld``), or if its ε is too large.
 
-    Source: triangle inequality on Δ; Dong, Roth & Su 2022, Theorem 2.14.
+    Source: triangle inequality on the sensitivity; Dong, Roth & Su 2022, Theorem 2.14.
     """
     if release.group != 1:
         raise InvalidInput("group of a guarantee", value=release.group, limit="1: one patient")
@@ -215,8 +215,8 @@ def combine(
 ) -> Combined:
     """Return one patient's guarantee from its site's trainings and the federation's releases.
 
-    If trainings and releases have the same relation, ε_training + ε_release at δ_training + δ_release always holds
-    (basic composition). Without a training under replace-one, the releases' guarantee is returned; this guarantee holds
+    If trainings and releases have the same relation, the sum of their ε at the sum of their δ always holds (basic
+    composition). Without a training under replace-one, the releases' guarantee is returned; this guarantee holds
     however the teachers were trained.
 
     Args:

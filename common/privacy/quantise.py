@@ -1,8 +1,9 @@
 """Turns a code into integers with a proven norm bound: clips, truncates, and tests the bound in exact integers.
 
 Called by sites before they send a code and by the server before it adds one. The privacy guarantee rests on one
-inequality, Σq² ≤ R², which this module decides without floating point. Refuses NaN, infinity, wrong shapes and wrong
-types. It never writes to its arguments, and its errors quote no code.
+inequality, Σq² ≤ R², for the integers q of a code and the clipping norm R in grid steps of 2⁻¹⁶. This module decides it
+without floating point. Refuses NaN, infinity, wrong shapes and wrong types. It never writes to its arguments, and its
+errors quote no code.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _INT64_ROOM = 1 << 62
 
 
 def clip(code: Float[np.ndarray, "l"], *, radius: float) -> Float[np.ndarray, "l"]:
-    """Project a code onto the closed ℓ2 ball of the given radius: c · min(1, radius / ‖c‖₂).
+    """Project a code onto the closed ℓ2 ball of the given radius: code · min(1, radius / ‖code‖₂).
 
     A code inside the ball is returned unchanged, so the projection is idempotent. Values whose squares would overflow
     or underflow are scaled before squaring.
@@ -62,15 +63,15 @@ def quantise(code: Float[np.ndarray, "l"], *, radius_int: int) -> Int64[np.ndarr
     1. Clip to R·2⁻¹⁶ in float64.
     2. Scale by 2¹⁶, which is exact.
     3. Truncate towards zero, so no norm grows.
-    4. Test Σq² ≤ R² in exact integers. If float64's rounding let one step too many through, which is possible for R
-       above 2²⁶ only, shrink the code by 2⁻⁵⁰ and truncate again.
+    4. Test Σq² ≤ R² for the resulting integers q, exactly. If float64's rounding let one step too many through, which
+       is possible for R above 2²⁶ only, shrink the code by 2⁻⁵⁰ and truncate again.
 
     Args:
         code: Float array of shape [l] in the code's units.
-        radius_int: Norm bound R in grid steps.
+        radius_int: Norm bound R in grid steps of 2⁻¹⁶.
 
     Returns:
-        Int64 array of shape [l] with Σq² ≤ R², whatever the code is. The zero code stays zero.
+        Int64 array q of shape [l] with Σq² ≤ R², whatever the code is. The zero code stays zero.
 
     Raises:
         InvalidInput: If ``radius_int`` is not from 1 to 2⁴⁰ − 1, or the code is no vector of floats, is empty, or
@@ -130,8 +131,8 @@ def _vector(code: object) -> Float[np.ndarray, "l"]:
 
 
 def _norm(vector: Float[np.ndarray, "l"]) -> float:
-    """Return ‖v‖₂ in float64, possibly infinite: the larger of numpy's norm and a scaled one that cannot over- or
-    underflow.
+    """Return a vector's norm in float64, possibly infinite: the larger of numpy's norm and a scaled one that cannot
+    over- or underflow.
     """
     peak = float(np.max(np.abs(vector)))
     if peak == 0:

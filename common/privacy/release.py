@@ -23,9 +23,10 @@ _ROOM = 1 << 62
 class CodeSum:
     """The running sum of the codes of one query. # sensitive until noised
 
-    Each of K sites has m voters and sends one code, the sum of its voters' codes; R is the clipping norm of one voter.
-    The sum is in integers, so the order of the codes does not matter. No code is kept. A site that sends none counts as
-    the zero code. Guarantee: a code with ‖code‖₂ > m·R, tested in exact integers, is refused and not added.
+    Each of K sites has m voters and sends one code, the sum of its voters' codes. R is the clipping norm of one voter,
+    in grid steps of 2⁻¹⁶. The sum is in integers, so the order of the codes does not matter. No code is kept. A site
+    that sends none counts as the zero code. Guarantee: a code with ‖code‖₂ > m·R, tested in exact integers, is refused
+    and not added.
 
     Args:
         mechanism: The release's mechanism.
@@ -45,10 +46,11 @@ class CodeSum:
         The caller ensures that each site's code is added once.
 
         Args:
-            code: Int64 array of shape [l], the sum of the site's m codes.
+            code: Int64 array of shape [l], the sum of the codes of the site's voters.
 
         Raises:
-            InvalidInput: For a wrong dtype or length, a norm beyond m·R, or a sum that could leave int64.
+            InvalidInput: For a wrong dtype or length, a norm beyond the bound of a site, or a sum that could leave
+                int64.
         """
         if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.shape != self._total.shape:
             raise InvalidInput(f"code {self.codes}", limit=f"an int64 vector of length {self.mechanism.dimension}")
@@ -63,7 +65,7 @@ class CodeSum:
         self.codes += 1
 
     def released(self, *, sites: int, sampler: Sampler = rounded_gaussian) -> Int64[np.ndarray, "l"]:
-        """Return the sum plus round(N(0, σ²)) on every coordinate: the answer, with fresh noise each time.
+        """Return the sum plus rounded Gaussian noise on every coordinate: the answer, with fresh noise each time.
 
         Args:
             sites: Sites on the roster, at least one and at least the number of codes.
@@ -73,8 +75,8 @@ class CodeSum:
             Int64 array of shape [l], safe to release.
 
         Raises:
-            InvalidInput: For too few sites, K·m·R ≥ 2⁶², or a sampler that does not return l int64 values below 2⁶².
-                Nothing is released then.
+            InvalidInput: For too few sites, K·m·R ≥ 2⁶² (see the class), or a sampler that does not return l int64
+                values below 2⁶². Nothing is released then.
         """
         if type(sites) is not int or sites < max(1, self.codes):
             raise InvalidInput(
@@ -92,10 +94,11 @@ class CodeSum:
 def noisy_sum(
     codes: Sequence[Int64[np.ndarray, "l"]], mechanism: Mechanism, *, sampler: Sampler = rounded_gaussian
 ) -> Int64[np.ndarray, "l"]:
-    """Return Σ_k codes_k + round(N(0, σ²)) on every coordinate: the answer that is released.
+    """Return the sum of the codes plus rounded Gaussian noise on every coordinate: the answer that is released.
 
-    Guarantee: the release is (Δ/σ)-GDP with Δ and σ of ``mechanism``, for every input, because every code is tested
-    here. That each voter of a site stays within R depends on the site's own :func:`~common.privacy.quantise.quantise`.
+    Guarantee: the release is (Δ/σ)-GDP with the sensitivity Δ and the noise's standard deviation σ of ``mechanism``,
+    for every input, because every code is tested here. That each voter of a site stays within the clipping norm depends
+    on the site's own :func:`~common.privacy.quantise.quantise`.
 
     Args:
         codes: One int64 array of shape [l] for each site of the roster.

@@ -1,10 +1,10 @@
 """Computes the noise shares of a sealed sum, and checks the sum that the server unmasks.
 
 In a sealed sum, the K sites of the roster draw the noise, and up to t of them may collude with the server. Each site
-adds round(N(0, s²)) to every coordinate of its code, with s² ≥ σ²/(K − t). The noise that the server and any t sites do
-not know then has standard deviation σ at least. The sum of h rounded Gaussians is, up to aliasing of order exp(−π²s²),
-post-processing of N(0, h·s²) (docs/privacy.md has the proof), so shares below :data:`MIN_SHARE_STD` grid steps are
-refused.
+adds its share, the rounded Gaussian round(N(0, s²)), to every coordinate of its code, with s² ≥ σ²/(K − t). The noise
+that the server and any t sites do not know then has at least the claimed standard deviation σ. The sum of h rounded
+Gaussians is, up to aliasing of order exp(−π²s²), post-processing of N(0, h·s²) (docs/privacy.md has the proof), so
+shares below :data:`MIN_SHARE_STD` grid steps are refused.
 
 Sites call this module for their shares. The server, auditors and disputes call it for the bounds. Refuses rosters with
 fewer than two honest sites, and sums that honest sites cannot have made.
@@ -44,14 +44,14 @@ most 0.01 % too large.
 def share_std(mechanism: Mechanism, *, sites: int) -> Fraction:
     """Return the standard deviation s = σ/√(K − t) of one site's share of the noise, rounded up.
 
-    Guarantee: (K − t)·s² ≥ σ² exactly.
+    Guarantee: (K − t)·s² ≥ σ² exactly, with the mechanism's standard deviation σ of the noise.
 
     Args:
         mechanism: The release's mechanism, with ``colluders`` t set.
         sites: Number K of sites on the roster, at least t + 2.
 
     Returns:
-        s in grid steps.
+        The share's standard deviation s, in grid steps of 2⁻¹⁶.
 
     Raises:
         InvalidInput: If the server adds the noise, K is too small, or s is outside the range that the proof and the
@@ -74,10 +74,11 @@ def share_std(mechanism: Mechanism, *, sites: int) -> Fraction:
 def sum_bound(mechanism: Mechanism, *, sites: int) -> int:
     """Return the norm that an honest noisy sum exceeds with probability at most :data:`FALSE_ALARM`.
 
-    In the worst case all honest codes have norm m·R and one direction, and the noise is N(0, K·s²) on every coordinate.
-    ‖S‖²/(K·s²) is then noncentral χ² with l degrees of freedom and noncentrality (K·m·R)²/(K·s²); for other honest
-    codes it is stochastically smaller. The bound is that distribution's quantile, plus √l·K/2 for the rounding of K
-    shares.
+    In the worst case all honest codes have one direction and the largest norm m·R (m voters of clipping norm R). The
+    noise of K sites with shares of standard deviation s is N(0, K·s²) on every coordinate. For the sum S,
+    ‖S‖²/(K·s²) is then noncentral χ² with l degrees of freedom, the length of a code, and noncentrality
+    (K·m·R)²/(K·s²); for other honest codes it is stochastically smaller. The bound is that distribution's quantile,
+    plus √l·K/2 for the rounding of K shares.
 
     Honest means fill a ball and the noise is the same in every direction, so no rotation-invariant test of the sum
     alone is tighter. A sum within the bound may still contain a wrong code; a sum beyond it must.
@@ -87,7 +88,7 @@ def sum_bound(mechanism: Mechanism, *, sites: int) -> int:
         sites: Number K of sites on the roster.
 
     Returns:
-        The bound in grid steps.
+        The bound in grid steps of 2⁻¹⁶.
 
     Raises:
         InvalidInput: If the server adds the noise, or K or s is outside the range of :func:`share_std`.
@@ -104,9 +105,9 @@ class Length:
     codes depend on earlier sums.
 
     Attributes:
-        squared: Σ‖Sᵢ‖²/(Kᵢ·sᵢ²).
+        squared: Σ‖Sᵢ‖²/(Kᵢ·sᵢ²), for sums Sᵢ of Kᵢ sites whose noise shares have standard deviation sᵢ.
         dimension: Degrees of freedom.
-        noncentrality: Σ(Kᵢ·m·R)²/(Kᵢ·sᵢ²).
+        noncentrality: Σ(Kᵢ·m·R)²/(Kᵢ·sᵢ²), for m voters of clipping norm R at each site.
     """
 
     squared: float = 0.0
@@ -160,7 +161,7 @@ def site_bound(mechanism: Mechanism, *, sites: int, queries: int = 1, false_alar
         false_alarm: Largest probability that an honest site exceeds the bound.
 
     Returns:
-        The bound in grid steps.
+        The bound in grid steps of 2⁻¹⁶.
 
     Raises:
         InvalidInput: If ``queries`` is below 1, or :func:`share_std` refuses the mechanism or the number of sites.
@@ -192,7 +193,7 @@ def _quantile(dimension: int, noncentrality: float, false_alarm: float) -> float
 def push_unseen(mechanism: Mechanism, *, sites: int) -> float:
     """Return the change of a sum that one dishonest site can cause while 95 % of such sums pass the bound.
 
-    The change is in units of m·R, the largest change by an honest site. The other sites are assumed to send the zero
+    The change is in units of the largest change by an honest site. The other sites are assumed to send the zero
     code.
 
     Args:
@@ -212,8 +213,8 @@ def push_unseen(mechanism: Mechanism, *, sites: int) -> float:
 def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int) -> Int64[np.ndarray, "l"]:
     """Return the noisy sum from the sum modulo 2⁶⁴ of all masked codes of a roster.
 
-    A sum beyond :func:`sum_bound` is refused: some site then sent something other than a code within m·R, its noise and
-    its masks. Masks that do not cancel leave uniform words, which pass with probability below 2⁻⁹.
+    A sum beyond :func:`sum_bound` is refused: some site then sent something other than a code within its norm bound,
+    its noise and its masks. Masks that do not cancel leave uniform values, which pass with probability below 2⁻⁹.
 
     Args:
         total: Uint64 array of shape [l].

@@ -5,15 +5,17 @@ over samples of patients, with every patient's part clipped to one norm. It may 
 statistics, such as a private PCA. The unit is the patient. The ledger stores the facts (:class:`TrainingEvent`), and ε
 is computed from them under either relation.
 
-``poisson``          Every patient joins every step with probability q, independently. Accounted by dp-accounting's
-                     privacy loss distributions, discretised pessimistically, in both directions of add-remove.
-``fixed-partition``  Patients are divided once, independently of their data, into 1/q disjoint batches that are used in
+``poisson``          Every patient joins every step with the same probability, independently. Accounted by
+                     dp-accounting's privacy loss distributions, discretised pessimistically, in both directions of
+                     add-remove.
+``fixed-partition``  Patients are divided once, independently of their data, into disjoint batches that are used in
                      turn. A patient is in one batch of each pass, so E passes are E Gaussian mechanisms without
                      amplification: μ = √E / z (Dong, Roth & Su 2022, Corollary 3.3). The ε of Poisson sampling would
                      understate the cost of such batches several times.
 
 Under ``add-remove`` one patient changes a sum by at most the clipping norm, under ``replace-one`` by twice that. The
-noise multiplier z = σ/C is stated for add-remove, and every accountant here halves it for replace-one.
+noise multiplier z (the noise's standard deviation over the clipping norm) is stated for add-remove, and every
+accountant here halves it for replace-one.
 
 Refuses NaN, infinite, zero and negative parameters before they reach dp-accounting, which answers ε = 0 for a NaN
 multiplier.
@@ -70,8 +72,9 @@ class TrainingEvent(Document):
 
     Attributes:
         sampling: How the patients of a step are chosen.
-        rate: q, the probability of Poisson sampling, or one over the number of fixed batches.
-        noise_multiplier: z = σ/C, where C bounds one patient's part of a sum; from 1/16 to 10000.
+        rate: Sampling rate q: the probability of Poisson sampling, or one over the number of fixed batches.
+        noise_multiplier: Noise multiplier z, from 1/16 to 10000: the noise's standard deviation divided by the norm
+            bound of one patient's part of a sum.
         steps: Number of noisy sums. An event with zero steps and no release costs nothing.
         releases: Noise multipliers of further Gaussian releases, each over all patients.
 
@@ -107,7 +110,7 @@ class TrainingEvent(Document):
 
     @property
     def passes(self) -> int:
-        """E = ⌈steps · q⌉, the largest number of batches of a fixed partition that any patient was in."""
+        """The largest number of batches of a fixed partition that any patient was in: ⌈steps · rate⌉."""
         return ceil(self.steps * self.rate)
 
 
@@ -152,9 +155,11 @@ def epsilon_of(event: TrainingEvent, *, delta: float, neighbours: Neighbours) ->
     """Return the ε that a training spent at δ.
 
     Poisson sampling gives an upper bound within about 1e-3 of the true curve (pessimistic discretisation at 1e-4). A
-    fixed partition gives the exact Gaussian curve at μ² = E/z² + Σ1/zᵢ², and at four times that for replace-one.
-    For replace-one with Poisson sampling the two output distributions are (1−q)N(0)+qN(+1) and (1−q)N(0)+qN(−1). They
-    are compared directly, because composing two add-remove steps would not give this pair.
+    fixed partition gives the exact Gaussian curve at μ² = E/z² + Σ1/zᵢ², and at four times that for replace-one. Here E
+    is the number of :attr:`~TrainingEvent.passes`, and zᵢ are the noise multipliers of the further releases. For
+    replace-one with Poisson sampling at rate q the two output distributions are (1−q)N(0)+qN(+1) and (1−q)N(0)+qN(−1),
+    where N(x) is the normal distribution with mean x and standard deviation z. They are compared directly, because
+    composing two add-remove steps would not give this pair.
 
     Args:
         event: The training.
@@ -270,7 +275,7 @@ def plan_noise(
     others = TrainingEvent(sampling, rate, MAX_MULTIPLIER, 0, releases)
     if epsilon_of(others, delta=delta, neighbours=neighbours) > epsilon:
         raise InvalidInput(
-            "the other releases alone exceed the planned epsilon; no noise multiplier fits",
+            "the other releases alone exceed the planned epsilon, whatever the training's noise multiplier",
             limit=f"epsilon {epsilon_text(epsilon)}",
             remedy="use more noise on the PCA, or a larger epsilon",
         )
@@ -290,7 +295,7 @@ def _least(cost: Callable[[Fraction], float], epsilon: float, *, high: Fraction,
         high *= factor
         if high > MAX_MULTIPLIER:
             raise InvalidInput(
-                "no noise multiplier fits the planned epsilon",
+                "no noise multiplier is large enough for the planned epsilon",
                 limit=f"at most {MAX_MULTIPLIER}",
                 remedy="plan a larger epsilon, fewer steps, a smaller sampling rate, or more noise on the PCA",
             )

@@ -134,14 +134,14 @@ class AppearanceEncoder:
     channels: int
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
-        """Return the number of voxels, Σ values and Σ squares of every structure in turn. # sensitive
+        """Return number of voxels, sums of values and sums of squares of every structure in turn. # sensitive
 
         Args:
             probabilities: The voter's prediction, [k, x, y, z].
             image: Returns the volume's image.
 
         Returns:
-            Float64 array of shape [J · (1 + 2C)].
+            Float64 array of shape [J · (1 + 2C)], for J structures and C channels.
 
         Raises:
             InvalidInput: If the prediction or the image has another shape.

@@ -9,9 +9,9 @@ A joint study asks for a few releases about N volumes together instead of N rele
    the remaining uncertainty.
 
 A frame is public: it is made from public images, a public network, the codec and released answers. It is sent by
-content hash as ``QuerySpec.centre``. It does not affect the guarantee, because the vector is clipped to C for any
-frame. The server plans frames; sites encode with them. Refuses shapes that do not fit, numbers that are not finite,
-bases that are not orthonormal, and bytes that :meth:`Frame.to_bytes` did not write.
+content hash as ``QuerySpec.centre``. It does not affect the guarantee, because the vector is clipped to the same norm
+for any frame. The server plans frames; sites encode with them. Refuses shapes that do not match, numbers that are not
+finite, bases that are not orthonormal, and bytes that :meth:`Frame.to_bytes` did not write.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ class Frame:
     Attributes:
         basis: Orthonormal directions over the first m coordinates of the n volumes' codes together, float32 [k, n, m].
         variances: Expected squares of the offsets along each direction, above 0, [k].
-        weights: Factors of the projections, [k]; 0 for directions that this round leaves out. d of them are not 0.
+        weights: Factors of the projections, [k]; 0 for directions that this round leaves out. The other factors are d
+            in number.
         centre: The codes that are subtracted, [n, l].
         temperature: Temperature with which predictions are sharpened (:func:`sharpen`), in (0, 1].
         codec: Content hash of the codec.
 
     Raises:
-        InvalidInput: If shapes do not fit, a value is outside its range, or the basis is not orthonormal.
+        InvalidInput: If shapes do not match, a value is outside its range, or the basis is not orthonormal.
     """
 
     basis: Float[np.ndarray, "k n m"]
@@ -198,7 +199,8 @@ class Frame:
     def surprise(self, seen: Observation) -> float:
         """Return Σ value² / (expected variance of the offset + variance of its noise).
 
-        If the offsets are the Gaussians that the frame expects, the result is χ² with d degrees of freedom.
+        If the offsets are the Gaussians that the frame expects, the result is χ² with :attr:`dimension` degrees of
+        freedom.
 
         Args:
             seen: The observation of this round.
@@ -215,7 +217,7 @@ class Frame:
             seen: The observation of this round.
 
         Returns:
-            The expectation, from 0 to d.
+            The expectation, from 0 to :attr:`dimension`.
         """
         return float(self.noise_shares(seen).sum())
 
@@ -385,7 +387,7 @@ def _spread(variances: Float[np.ndarray, "k"], *, noise_std: float, radius: floa
 
 
 def sharpen(probabilities: Float[np.ndarray, "c x y z"], *, temperature: float) -> Float[np.ndarray, "c x y z"]:
-    """Return p^(1 / temperature), normalised in every voxel.
+    """Return the probabilities to the power 1 / temperature, normalised in every voxel.
 
     Args:
         probabilities: Shape [c, x, y, z].

@@ -3,7 +3,7 @@
 A protocol determines which public volumes a query covers (one, or all of them), and how a voter's codes of these
 volumes become the one code that it sends. The site's worker calls this interface; the server's interface is
 :mod:`server.protocols.query_protocol`. Implementations of both are registered in :mod:`common.protocol_terms`. A
-protocol does not affect the guarantee, because every code that it computes is clipped to C afterwards.
+protocol does not affect the guarantee, because every code that it computes is clipped afterwards.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ from common.protocols.site_protocol import Encoder
 
 
 def vote_of(encoder: Encoder, codes: Sequence[Float[np.ndarray, "l"]], mechanism: Mechanism) -> Int64[np.ndarray, "d"]:
-    """Return one voter's vote on a query, as integers with Σq² ≤ R². # sensitive
+    """Return one voter's vote on a query: its combined code as integers, clipped. # sensitive
 
     Args:
         encoder: The query's encoder, which combines the codes of all its volumes.
         codes: The voter's unclipped codes of the query's volumes, in the query's order.
-        mechanism: The query's mechanism, which states the radius R and the dimension d.
+        mechanism: The query's mechanism, which states the clipping norm and the dimension d.
 
     Returns:
         int64 array of shape [d], of norm at most ``mechanism.radius_int``.

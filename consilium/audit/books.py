@@ -87,8 +87,8 @@ def allowed(service: Service) -> dict[str, int]:
 def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.ndarray, "l"]]:
     """Return the noise added to the sum of the sites' codes in each release, in order.
 
-    In a sealed sum it is the noise that remains unknown to a party that knows the shares of t sites. These sites change
-    with each release and turn.
+    In a sealed sum it is the noise that remains unknown to a party that knows the shares of the assumed colluders.
+    These are other sites in each release and turn.
 
     Args:
         service: The study's server and sites.
@@ -184,7 +184,7 @@ def further_findings(service: Service) -> list[Finding]:
 
 
 def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> list[Finding]:
-    """Check a run in which the last site sent a code of a norm above m·R, the bound for a site with m voters.
+    """Check a run in which the last site sent a code whose norm is above the bound for a site.
 
     The code must be refused, and count as zero if the other sites still form a quorum.
 
@@ -294,7 +294,7 @@ def _sums(service: Service, life: Life) -> list[Finding]:
 def _codes(service: Service, life: Life) -> Finding:
     """Check that every stored code is the sum of its voters' clipped codes, as computed here.
 
-    Truncation may change a coordinate by up to m grid steps.
+    Truncation may change a coordinate by one grid step of 2⁻¹⁶ for each voter.
     """
     worst = 0.0
     for release in _own(service, life):
@@ -356,7 +356,7 @@ def _own(service: Service, life: Life) -> list[AuditedRelease]:
 
 
 def spent_by_rows(service: Service, life: Life, site: str) -> float:
-    """Return the Σμ² that a site was charged, computed from the claimed Δ and the σ in the ledger's rows.
+    """Return the Σμ² that a site was charged, from the claimed sensitivity and the noise stated in the ledger's rows.
 
     Attempts at a sealed sum that gave no answer are included.
 

@@ -54,7 +54,7 @@ class SiteFinding(Document):
 
     Attributes:
         site: Name of the site.
-        word: Whether it sent a signed word.
+        word: Whether it sent a signed masked code for every query.
         disclosure: Whether it disclosed a true key, a false key or none.
         part: Whether its part (code plus noise share) is within the bound for honest sites, outside it, or unknown.
     """
@@ -163,8 +163,8 @@ def judge(
         The unsigned judgement, and doubts.
 
     Raises:
-        InvalidInput: If other identities signed the roster, a word is not signed by its site, or a disclosure is for
-            another draw or auditor, occurs twice, or is not signed by its site.
+        InvalidInput: If other identities signed the roster, a masked code is not signed by its site, or a disclosure is
+            for another draw or auditor, occurs twice, or is not signed by its site.
     """
     roster, sealed_to = evidence.roster, public_hex(auditor)
     if unproven := unconfirmed(roster, me="", peers=identities):

@@ -1,9 +1,9 @@
 """Tests the noise itself: its variance overall and in parts, its distribution, and the independence of its values.
 
 ``consilium.audit.run`` calls it with noise [runs, queries, l] from complete runs of a study, in the order in which it
-was drawn, and with the claimed σ. All null distributions are exact (χ², or a normal by conditioning on one factor) or
-bounded by a union over pairs, so the false alarm rate holds for all but very small numbers of draws. If the noise is as
-claimed, a finding is an alarm with probability at most :data:`ALPHA`.
+was drawn, and with its claimed standard deviation σ. All null distributions are exact (χ², or a normal by conditioning
+on one factor) or bounded by a union over pairs, so the false alarm rate holds for all but very small numbers of draws.
+If the noise is as claimed, a finding is an alarm with probability at most :data:`ALPHA`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float)
     """Run every test of this module on the noise of several runs of a study.
 
     Args:
-        noise: int64 array [runs, queries, l] in grid steps.
-        noise_std: The claimed σ in grid steps.
+        noise: int64 array [runs, queries, l] in grid steps of 2⁻¹⁶.
+        noise_std: The claimed standard deviation, in the same steps.
 
     Returns:
         The findings.
@@ -76,7 +76,7 @@ def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float)
 
 
 def variance_finding(scaled: Float[np.ndarray, "runs queries l"]) -> Finding:
-    """Test the standard deviation of all noise values against the claimed σ, by a two-sided χ² test.
+    """Test the standard deviation of all noise values against the claimed one, by a two-sided χ² test.
 
     Args:
         scaled: Noise divided by its claimed standard deviation.
@@ -93,7 +93,7 @@ def variance_finding(scaled: Float[np.ndarray, "runs queries l"]) -> Finding:
 
 
 def smallest_fault(draws: int) -> float:
-    """Return the factor on σ that :func:`variance_finding` detects with probability 95 %.
+    """Return the factor on the standard deviation that :func:`variance_finding` detects with probability 95 %.
 
     Args:
         draws: Number of noise values.
@@ -125,11 +125,11 @@ def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> Find
 
 
 def coincidences(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
-    """Find noise values that are used again in another order, by counting pairs of equal |v| in each run.
+    """Find noise values that are used again in another order, by counting pairs of equal absolute values in each run.
 
-    The expected number of pairs of equal |v| is n²/2·Σp², with a standard deviation from Σp² and Σp³. The limit lies 8
-    standard deviations plus 25 above the expected number. For any n, independent draws exceed the limit with a
-    probability below :data:`ALPHA`.
+    The expected number of such pairs among n values is n²/2·Σp², where p are the probabilities of the absolute values;
+    its standard deviation follows from Σp² and Σp³. The limit lies 8 standard deviations plus 25 above the expected
+    number. For any n, independent draws exceed the limit with a probability below :data:`ALPHA`.
     """
     n = noise[0].size
     square, cube = 1 / (noise_std * sqrt(pi)), 2 / (sqrt(3) * pi * noise_std**2)
@@ -201,7 +201,7 @@ def _frequencies(vectors: Float[np.ndarray, "t l"]) -> Iterator[_Sums]:
 
 
 def _vector_pairs(scaled: Float[np.ndarray, "runs queries l"]) -> Iterator[np.ndarray]:
-    """Yield ⟨a, b⟩/‖b‖ of pairs of vectors, which is standard normal given b.
+    """Yield ⟨a, b⟩/‖b‖ of pairs of vectors a and b, which is standard normal given b.
 
     All pairs are taken unshifted, and pairs within a run at every shift.
     """
@@ -219,14 +219,14 @@ def _coordinate_pairs(vectors: Float[np.ndarray, "t l"]) -> Iterator[np.ndarray]
 
 
 def _upper_products(rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "p"]:
-    """Return ⟨a, b⟩/‖b‖ of every pair of rows."""
+    """Return ⟨a, b⟩/‖b‖ of every pair of rows a and b."""
     products = _over(rows @ rows.T, np.linalg.norm(rows, axis=1))
     upper: np.ndarray = products[np.triu_indices(len(rows), k=1)]
     return upper
 
 
 def _lags(vectors: Float[np.ndarray, "t l"]) -> Iterator[np.ndarray]:
-    """For each lag s, yield two sums of products v_j·v_(j+s), each divided by the norm of its v_(j+s).
+    """For each lag s, yield two sums of products v_j·v_(j+s) of noise values v, divided by the norm of the v_(j+s).
 
     The coordinates j are split into blocks of length s; one sum is over the even blocks, the other over the odd ones.
     So no coordinate is both a v_j and a v_(j+s) of one sum, and given the v_(j+s) the result is standard normal.
@@ -259,8 +259,8 @@ def _least_likely(name: str, groups: Iterable[_Sums], meaning: str) -> Finding:
 def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
     """Test whether remainders of the noise are uniform: noise without random low bits would not hide a sum's low bits.
 
-    Modulo q ≤ σ/8 the rounded Gaussian is uniform up to e^(−2π²·64). The test is χ² over q cells: 16
-    cells (four bits) at each power of two, and 3, 5 and 7.
+    Modulo q ≤ σ/8, for noise of standard deviation σ, the rounded Gaussian is uniform up to e^(−2π²·64). The test is χ²
+    over q cells: 16 cells (four bits) at each power of two, and 3, 5 and 7.
     """
     values, lowest, tests = noise.ravel(), 1.0, 0
     scales = [1 << shift for shift in range(max(0, int(log2(noise_std)) - 6))]

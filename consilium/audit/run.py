@@ -291,7 +291,10 @@ class _Audit:
         self._lived()
 
     def _movement(self, subject: Subject, answers: dict[str, list[np.ndarray]]) -> Finding:
-        """Measure the largest distance between the first answers in two neighbouring worlds, which Δ must bound."""
+        """Measure the largest distance between the first answers in two neighbouring worlds.
+
+        The sensitivity must bound it.
+        """
         zero_out = str(subject.study.privacy.relation) == "zero-out"
         moved = 0.0
         for one, other in combinations(answers, 2):
@@ -355,7 +358,10 @@ def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
 
 
 def _entropy_used(service: Service, life: Life, drawn: int) -> Finding:
-    """Check that at least as many random bits were read as the noise has entropy, log₂(σ√(2πe)) for each coordinate."""
+    """Check that at least as many random bits were read as the noise has entropy.
+
+    That is log₂(σ√(2πe)) bits for each coordinate, for noise of standard deviation σ.
+    """
     sealed = service.study.privacy.sealed
     plain = sum(release.dimension * log2(release.noise_std * sqrt(2 * pi * e)) for release in life.releases)
     bits = sum(share_bits(service, release) for release in life.releases) if sealed else plain

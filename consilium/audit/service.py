@@ -123,7 +123,7 @@ class Service:
         """Ask the first query while the last site sends a code beyond its bound.
 
         Args:
-            far: True for a code of norm 1000·m·R; False for a code just above the bound m·R.
+            far: True for a code of 1000 times the norm bound of a site; False for a code just above the bound.
 
         Returns:
             Number of refused codes, and the name of the error that ended the run (empty if there was none).
@@ -421,7 +421,7 @@ class SiteRecord:
     """The content of a site's ledger file.
 
     Attributes:
-        accepted: σ of every accepted query, by query and draw.
+        accepted: Standard deviation of the noise of every accepted query, by query and draw.
         codes: Stored codes by query.
         receipted: Queries with a receipt.
         receipted_mu_squared: Σμ² in the last receipt.

@@ -1,10 +1,10 @@
 """Defines the subject of an audit: a study with its sites, codec and frame, and the possible answers of a voter.
 
 A frame is the coordinate system of a joint query's round. The study keeps its own roster, dimension, rounds, unit,
-relation, voters and budgets. The claimed μ and σ come from :mod:`common.privacy.claim` only. If the study's codec is
-not available or not linear, a stand-in of the same dimension is used, because the released mechanism depends on nothing
-else of a codec. Predictions are synthetic: a unit's code is slightly outside the clipping ball, far outside, or zero,
-or the prediction fails. Refuses a dimension that no codec of the study can have.
+relation, voters and budgets. The claimed μ and noise come from :mod:`common.privacy.claim` only. If the study's codec
+is not available or not linear, a stand-in of the same dimension is used, because the released mechanism depends on
+nothing else of a codec. Predictions are synthetic: a unit's code is slightly outside the clipping ball, far outside, or
+zero, or the prediction fails. Refuses a dimension that no codec of the study can have.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Subject:
 
     @property
     def reach(self) -> int:
-        """Sensitivity Δ in grid steps."""
+        """Sensitivity in grid steps of 2⁻¹⁶."""
         privacy = self.study.privacy
         return self.radius * claimed_reach(
             str(privacy.unit), str(privacy.relation), voters_per_site=privacy.voters_per_site
@@ -138,7 +138,7 @@ class Subject:
 
     @property
     def radius(self) -> int:
-        """Clipping norm R in grid steps."""
+        """Clipping norm in grid steps of 2⁻¹⁶."""
         return floor(self.study.codec.radius * STEPS)
 
     @property
@@ -148,7 +148,7 @@ class Subject:
 
     @property
     def claimed_noise_std(self) -> float:
-        """σ of the noise on the sum, in grid steps."""
+        """Claimed standard deviation of the noise on the sum, in grid steps of 2⁻¹⁶."""
         return self.reach / sqrt(self.cost)
 
     @property

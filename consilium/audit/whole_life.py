@@ -1,13 +1,13 @@
 """Runs a study once with several faults: a lost draw, a restarted server, a restored site, reused answers.
 
-A *draw* is one attempt at a sealed sum. A *word* is a masked code.
+A *draw* is one attempt at a sealed sum.
 
 1. Run the study. One site's first codes are lost, and the server stops after one batch.
 2. Restart the server twice until the study ends. Record all messages to the first site.
 3. Ask for stored answers on behalf of another study of the same ledger.
 4. Replace the first site's ledger by an older copy, recover it from its standing file as the documents say, and ask the
    site everything again. One copy is from before the first query. The other is from the moment when the site had
-   accepted a sum but not yet sent its words.
+   accepted a sum but not yet sent its masked code.
 
 In a study that needs every site, step 1 ends at the lost draw.
 """

@@ -52,7 +52,7 @@ class Drawn:
 
     Attributes:
         query: The query.
-        noisy_sum: int64 array [d] in grid steps.
+        noisy_sum: int64 array [d] in grid steps of 2⁻¹⁶.
         voters: Number of voters in the sum.
     """
 
@@ -86,7 +86,7 @@ class Asked:
 
     Attributes:
         public: Everything about the study that is public.
-        answers: The releases; each has its noisy sum, int64 of shape [l] in grid steps.
+        answers: The releases; each has its noisy sum, int64 of shape [l] in grid steps of 2⁻¹⁶.
         sites: Number of sites in each release.
 
     >>> asked = c.ask(study, c.fit_codec(study, maps, sites=8), volumes=images[:2], teachers=teachers)

@@ -83,7 +83,7 @@ class PrivacyFacts:
         relation: Neighbouring relation.
         accountant: Accountant that decides whether a release fits the budget.
         planned_epsilon: ε of the study's budget.
-        noise_multiplier: z = σ/Δ of one release.
+        noise_multiplier: Noise multiplier z of one release: the noise's standard deviation over the sensitivity.
         queries: Number of answers.
         planned_queries: Number of planned answers.
         voters: Teachers summed in a release, over all sites.
@@ -181,7 +181,7 @@ class ReportFacts:
         left_out: Cases that were left out.
 
     Raises:
-        InvalidInput: If controls, classes or spacing do not fit.
+        InvalidInput: If controls, classes or spacing do not match the study's.
     """
 
     study: Study

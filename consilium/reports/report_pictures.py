@@ -63,7 +63,7 @@ class Picture:
         outlines: Label maps by a name of :data:`OUTLINES`.
 
     Raises:
-        InvalidInput: If shapes or names do not fit.
+        InvalidInput: If shapes or names do not match.
     """
 
     title: str

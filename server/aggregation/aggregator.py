@@ -429,7 +429,7 @@ class Aggregator:
     def _check_code(
         self, code: NDArray[np.int64], query: QuerySpec, *, batch: Batch, site: Site, signature: bytes
     ) -> None:
-        """Refuse (``code-norm``) a site's code if its norm exceeds m·R, the bound for a sum of m codes of norm R."""
+        """Refuse (``code-norm``) a site's code if its norm exceeds the bound for its voters' clipped codes."""
         if not within(code, bound_int=query.mechanism.site_radius_int):
             raise Refused("code-norm", "the norm of the site's code exceeds the bound for honest voters")
 

@@ -11,7 +11,7 @@ takes these steps in order; the code repeats their numbers:
 4. The masks cancel in the sum of all masked codes. The noisy sum remains. It is checked and stored.
 
 After a crash, an unfinished draw is requested again under the same roster, and the sites send the same masked codes. A
-sum that honest sites cannot have produced is refused. A site's *words* are its masked code: integers modulo 2⁶⁴.
+sum that honest sites cannot have produced is refused. Masked codes are integers modulo 2⁶⁴.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class StoredAnswer:
         query: The query that was asked.
         noisy_sum: Int64 array [l], read-only: the sum of all codes with noise.
         roster: The sites and pools that were charged.
-        voters: Number K′ of codes in the sum.
+        voters: Number of voters whose codes are in the sum.
         seq: Number of the ledger's row that contains the answer.
         row_hash: Hash of that row.
         study_id: Id of the study that asked the query first.

@@ -361,7 +361,7 @@ def _upstream(socket: str) -> httpx.AsyncClient:
 async def _keep_certificate(context: ssl.SSLContext, files: GatewayFiles) -> None:
     """Watch the certificate's file, and use a changed certificate for new handshakes.
 
-    If certificate and key do not fit, this is logged and the old certificate stays in use.
+    If certificate and key do not belong together, this is logged and the old certificate stays in use.
     """
     known = files.certificate.stat().st_mtime_ns
     while True:

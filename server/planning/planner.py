@@ -5,9 +5,11 @@ of hospitals and, if given, the spectrum of a codec fitted on public data. A spe
 and of the code's length is refused.
 
 The verdict depends on the largest share of a code's variance that an answer can explain. An answer carries at most b =
-l/2 · log₂(1 + P/(l·σ²)) bits about the codes, with P = (K·m·R)² the largest power of the sum (Gaussian channel
-capacity). No decoder can bring the mean squared error of a Gaussian source below the rate–distortion function D(b)
-(Cover & Thomas 2006, Theorems 9.1.1 and 10.3.3). Therefore 1 − D(b)/Σλ is an upper bound, and the thresholds on it are:
+l/2 · log₂(1 + P/(l·σ²)) bits about the codes (Gaussian channel capacity). Here l is the length of a code and σ the
+standard deviation of the noise on the sum. P = (K·m·R)² is the largest power of the sum, with K hospitals of m voters
+each and the clipping norm R. No decoder can bring the mean squared error of a Gaussian source below the rate–distortion
+function D(b) (Cover & Thomas 2006, Theorems 9.1.1 and 10.3.3). Therefore 1 − D(b)/Σλ is an upper bound, with the
+variances λ of the code along its principal directions. The thresholds on it are:
 
 * ``prior``        below 25 %, or under one bit an answer: pseudo-labels mostly show the public prior;
 * ``weak``         25 % to 60 %: only coarse features of the codes can be recovered;
@@ -65,7 +67,10 @@ class Outlook(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpectrumErrors:
-    """Expected squared error of the mean code, for a public spectrum λ and noise variance s² on each coordinate.
+    """Expected squared error of the mean code.
+
+    It follows from a public spectrum (eigenvalues λ of the code's covariance) and the noise variance s² on each
+    coordinate.
 
     Attributes:
         total: Σλ, the error of answering with the public mean.
@@ -102,8 +107,8 @@ class Plan:
         protection: Unit and relation.
         queries: Number N of planned releases.
         hospitals: Number K of hospitals that answer.
-        mechanism: Noise of one release. ``noise_std`` is σ on the integer sum, ``noise_per_coordinate`` the same noise
-            on the mean of all K·m codes.
+        mechanism: Noise of one release. ``noise_std`` is its standard deviation on the integer sum,
+            ``noise_per_coordinate`` that of the same noise on the mean of all voters' codes.
         radius: Clipping norm C, which is the largest norm of a code (``code_norm``).
         guarantees: The guarantee by every accountant.
         known_twice: The guarantee for a person who is a patient at two hospitals, whom no ε in ``guarantees`` covers;
@@ -146,26 +151,26 @@ class Plan:
 
     @property
     def noise_overhead(self) -> float:
-        """Standard deviation of the noise in the sum, divided by σ.
+        """Standard deviation of the noise in the sum, divided by that of the noise that counts for privacy.
 
-        In a sealed sum it is √(K/(K − t)), because up to t colluding sites know their own shares of the noise.
-        Otherwise it is 1.
+        In a sealed sum of K sites it is √(K/(K − t)), because up to t colluding sites know their own shares of the
+        noise. Otherwise it is 1.
         """
         return self.mechanism.noise_in_sum(self.hospitals) / float(self.noise_std)
 
     @property
     def smallest_roster(self) -> int | None:
-        """Smallest number of sites in a sealed sum, t + 2; None if the server adds the noise."""
+        """Smallest number of sites in a sealed sum: the colluders and two more. None if the server adds the noise."""
         return None if self.mechanism.colluders is None else self.mechanism.colluders + HONEST_SITES
 
     @property
     def noise_std(self) -> Fraction:
-        """σ: standard deviation of the noise on the integer sum."""
+        """Standard deviation σ of the noise on the integer sum, in grid steps of 2⁻¹⁶."""
         return self.mechanism.noise_std
 
     @property
     def noise_multiplier(self) -> float:
-        """z: σ divided by the ℓ2 sensitivity."""
+        """Noise multiplier z: the noise's standard deviation divided by the ℓ2 sensitivity."""
         return noise_multiplier(self.mechanism, self.protection)
 
     @property
@@ -175,7 +180,7 @@ class Plan:
 
     @property
     def power_ratio(self) -> float:
-        """P/σ²: the largest power of the sum, P = (K·m·R)², divided by the noise variance."""
+        """Largest power of the sum, (hospitals · voters of each · clipping norm)², divided by the noise variance."""
         noise_of_sum = self.noise_std**2 * Fraction(self.hospitals, self.hospitals - (self.mechanism.colluders or 0))
         return float(Fraction(self.hospitals * self.mechanism.site_radius_int) ** 2 / noise_of_sum)
 
@@ -206,7 +211,7 @@ class Plan:
 
     @property
     def noise_norm(self) -> float:
-        """Approximate norm of the noise on the mean code: √l times ``noise_per_coordinate``."""
+        """Approximate norm of the noise on the mean code: √(length of a code) times ``noise_per_coordinate``."""
         return self.noise_per_coordinate * sqrt(self.mechanism.dimension)
 
     @property
@@ -233,7 +238,9 @@ class Plan:
     def advice(self) -> tuple[str, ...]:
         """Changes in words, each of which alone would make the plan informative; empty if the plan is informative.
 
-        The numbers in them follow from P/σ² = K(K − t)·(m·R/Δ)²·Σμ²/N. The last change, a shorter code, has no number.
+        The numbers in them follow from :attr:`power_ratio` = K(K − t)·(m·R/Δ)²·Σμ²/N, for N releases of K hospitals
+        with m voters each, t colluders, clipping norm R and sensitivity Δ. The last change, a shorter code, has no
+        number.
         """
         if self.verdict is Outlook.INFORMATIVE:
             return ()
@@ -290,7 +297,7 @@ class Plan:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return the plan as plain JSON; floats are shortest round-trip numbers, σ is also an exact rational."""
+        """Return the plan as plain JSON. Floats are shortest round-trip numbers. Noise is also an exact rational."""
         return {
             "accountant": str(self.accountant),
             "accountant_note": self.accountant_note,
@@ -357,7 +364,7 @@ def plan(
         protection: Unit and relation.
         queries: Number N of planned releases.
         hospitals: Number K of hospitals that answer.
-        voters_per_site: Voters m of each hospital.
+        voters_per_site: Number m of voters of each hospital.
         radius: Clipping norm C.
         dimension: Length l of a code.
         spectrum: The l public eigenvalues of the code's covariance, in squared code units; without it all coordinates
@@ -423,12 +430,13 @@ def plan(
 
 
 def capacity_bits(power_ratio: float, dimension: int) -> float:
-    """Return l/2 · log₂(1 + P/(l·σ²)): an upper bound, in bits, on what one answer tells about codes of power P.
+    """Return an upper bound, in bits, on what one answer tells about the codes: l/2 · log₂(1 + P/(l·σ²)).
 
-    It is at most P/(2σ²·ln 2), which it approaches as l grows. Source: Cover & Thomas 2006, Theorem 9.1.1.
+    P is the largest power of the sum of the codes and σ² the variance of the noise. The bound is at most P/(2σ²·ln 2),
+    which it approaches as l grows. Source: Cover & Thomas 2006, Theorem 9.1.1.
 
     Args:
-        power_ratio: P/σ², > 0.
+        power_ratio: P/σ², above 0.
         dimension: Length l of a code.
 
     Returns:
@@ -446,14 +454,14 @@ def capacity_bits(power_ratio: float, dimension: int) -> float:
 
 
 def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
-    """Return 1 − D(b)/Σλ: the largest share of a Gaussian code's variance that ``bits`` bits can explain.
+    """Return the largest share of a Gaussian code's variance that ``bits`` bits can explain.
 
-    D is found by reverse water-filling: Σ max(0, ½·log₂(λ/θ)) = b, D = Σ min(λ, θ). Zero eigenvalues carry nothing.
-    Source: Cover & Thomas 2006, Theorem 10.3.3.
+    It is 1 − D/Σλ, with the least error D that b bits allow. Reverse water-filling gives D = Σ min(λ, θ) for the level
+    θ at which Σ max(0, ½·log₂(λ/θ)) = b. Zero eigenvalues carry nothing. Source: Cover & Thomas 2006, Theorem 10.3.3.
 
     Args:
-        bits: b > 0.
-        spectrum: Eigenvalues λ ≥ 0, not all 0.
+        bits: Number b of bits, above 0.
+        spectrum: Eigenvalues λ ≥ 0 of the code's covariance, not all 0.
 
     Returns:
         The share, from 0 to 1.
@@ -504,15 +512,15 @@ def verdict_of(bits: float, explained: float) -> Outlook:
 def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: float) -> SpectrumErrors:
     """Return the expected squared errors of decoded codes by three methods, without the error of clipping.
 
-    Water-filling gives coordinate i the signal power p_i = max(0, √(λ_i·s²/ν) − s²), where the water level ν is chosen
-    so that Σp = C². The error that remains is λ_i·s²/(p_i + s²). Hard thresholding and Wiener shrinkage take the codes
-    unchanged, p = λ. If no λ exceeds s², hard thresholding keeps no coordinate. Source: Fay et al. 2021, eq (7); Cover
-    & Thomas 2006, §9.4.
+    Water-filling gives coordinate i, of variance λ_i, the signal power p_i = max(0, √(λ_i·s²/ν) − s²), where s² is the
+    noise variance and the water level ν is chosen so that Σp = C². The error that remains is λ_i·s²/(p_i + s²). Hard
+    thresholding and Wiener shrinkage take the codes unchanged, p = λ. If no λ exceeds s², hard thresholding keeps no
+    coordinate. Source: Fay et al. 2021, eq (7); Cover & Thomas 2006, §9.4.
 
     Args:
-        spectrum: Eigenvalues λ ≥ 0, not all 0.
-        noise_variance: s² > 0.
-        power: C² > 0.
+        spectrum: Eigenvalues λ ≥ 0 of the code's covariance, not all 0.
+        noise_variance: Noise variance s² on each coordinate, above 0.
+        power: Squared clipping norm C², above 0.
 
     Returns:
         The errors (:class:`SpectrumErrors`).
@@ -550,7 +558,7 @@ def _informs(power_ratio: float, spectrum: Sequence[float]) -> bool:
 
 @lru_cache(maxsize=256)
 def _least_power_ratio(spectrum: tuple[float, ...]) -> float:
-    """Return the smallest P/σ² that makes an answer informative, by bisection."""
+    """Return the smallest ratio of the sum's power to the noise variance with which an answer is informative."""
     low, high = 1e-12, 1e12
     for _ in range(200):
         middle = sqrt(low * high)

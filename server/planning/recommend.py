@@ -6,12 +6,12 @@ charges nothing. The prediction has two factors.
 The first factor is the share of the teachers' knowledge that can be recovered from the noisy answers. It is computed.
 Teachers' knowledge means here the difference between their predictions and those of the public start, a network trained
 on public data alone. Let v_i be the variance of this difference along direction i of the public start's tangent kernel.
-Answers are collected in rounds. In a round with noise σ on each coordinate of the mean code, in units of the clipping
-norm, the variance v_i σ² / (p_i + σ²) remains unknown. The powers p_i add up to the squared clipping norm. In each
-round they are distributed over the directions by water-filling of the variance that remains. The spectrum v_i is so
-similar over data splits that constants are used for it: its sums over directions 1, 2, 3–4, 5–8 and so on
-(:data:`OCTAVES`). An appearance query, about image intensities, has so few coordinates that nearly all of its
-information is recovered.
+Answers are collected in rounds. In a round with noise of standard deviation σ on each coordinate of the mean code, the
+variance v_i σ² / (p_i + σ²) remains unknown, where p_i is the variance of the code along direction i. The p_i add up to
+the squared clipping norm. In each round they are distributed over the directions by water-filling of the variance that
+remains. The spectrum v_i is so similar over data splits that constants are used for it: its sums over directions 1, 2,
+3–4, 5–8 and so on (:data:`OCTAVES`). An appearance query, about image intensities, has so few coordinates that nearly
+all of its information is recovered.
 
 The second factor is how much the teachers know, which cannot be computed in advance. It is estimated from the best
 source that is given:

@@ -20,11 +20,11 @@ def decode_answer(
 ) -> Float[np.ndarray, "c x y z"]:
     """Decode one stored answer to pseudo-label probabilities.
 
-    The mean code is S̃ / 2¹⁶ / voters.
+    The mean code is ``noisy_sum`` / 2¹⁶ / ``voters``.
 
     Args:
         codec: The codec of the query.
-        noisy_sum: Int64 array [l], the integer sum S̃ with its noise, in grid steps of 2⁻¹⁶.
+        noisy_sum: Int64 array [l], the integer sum with its noise, in grid steps of 2⁻¹⁶.
         voters: Number of codes in the sum: the roster's sites times voters per site. A site that failed after accepting
             still counts; its code is zero.
         mechanism: The query's mechanism, which gives the noise of the sum.

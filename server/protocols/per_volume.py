@@ -227,7 +227,7 @@ def _draws(
 ) -> Iterator[Float[np.ndarray, "c x y z"]]:
     """Sample labels from the posterior given an answer.
 
-    Given noise σ, a coordinate of prior variance p_i has posterior variance p_i·σ²/(p_i + σ²).
+    Given noise of standard deviation σ, a coordinate of prior variance p has posterior variance p·σ²/(p + σ²).
     """
     noise = answer.query.mechanism.mean_noise_std(voters=answer.voters)
     mean = answer.noisy_sum / (answer.voters * 2.0**GRID_BITS)

@@ -2,11 +2,11 @@
 
 The protocols compute the test, and the dashboard shows its result. The test uses only stored noisy answers and public
 values, so it also works if the server never sees a single code. The privacy guarantee itself limits the test's power:
-noise that hides one hospital's data also hides whether that hospital was honest. At unit hospital and μ, no test of the
-answers with false-alarm probability α detects one poisoned site with probability above Φ(Φ⁻¹(α) + μ) (Dong, Roth & Su
-2022, eq 6). This test detects far less (docs/lab/utility-measured.md). The absence of a warning does not prove honesty;
-the comparison that each site makes with its own teachers (:mod:`client.teachers.comparison`) detects more. The test
-only warns: it stops nothing.
+noise that hides one hospital's data also hides whether that hospital was honest. At unit hospital, no test of the
+answers with false-alarm probability α detects one poisoned site with probability above Φ(Φ⁻¹(α) + μ), where Φ is the
+standard normal distribution function and μ² the sum over all releases (Dong, Roth & Su 2022, eq 6). This test detects
+far less (docs/lab/utility-measured.md). The absence of a warning does not prove honesty; the comparison that each site
+makes with its own teachers (:mod:`client.teachers.comparison`) detects more. The test only warns: it stops nothing.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ REMEDY = "Ask sites to run `consilium site evaluate` before anybody uses the stu
 class Silence:
     """The part of the answers' expected squared size that is due to noise alone, summed over all coordinates.
 
-    For each coordinate this part is w = noise variance / (expected variance + noise variance).
+    For each coordinate this part is its share w = noise variance / (expected variance + noise variance).
 
     Attributes:
-        shares: Σ w.
-        squares: Σ w².
+        shares: Sum of the shares w of all coordinates.
+        squares: Sum of their squares.
     """
 
     shares: float = 0.0
@@ -52,13 +52,13 @@ class Silence:
 
     @classmethod
     def of(cls, shares: Float[np.ndarray, "d"]) -> Silence:
-        """Sum up the shares w of single coordinates.
+        """Sum up the shares of noise in single coordinates, as the class defines them.
 
         Args:
-            shares: Float array [d] of w.
+            shares: The shares, float array [d].
 
         Returns:
-            The sums of w and of w².
+            Their sum and the sum of their squares.
         """
         return cls(float(shares.sum()), float(np.square(shares).sum()))
 

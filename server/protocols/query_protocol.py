@@ -51,7 +51,7 @@ class Answer(Protocol):
 
     Attributes:
         query: The query that was asked.
-        noisy_sum: Int64 array [d] in grid steps, with noise.
+        noisy_sum: Int64 array [d] in grid steps of 2⁻¹⁶, with noise.
         voters: Number of voters whose codes it sums.
     """
 

@@ -24,7 +24,7 @@ def read_label(path: Path) -> Float[np.ndarray, "c x y z"]:
         path: The file (.npz).
 
     Returns:
-        Float32 probabilities [c, x, y, z] that sum to 1 over c.
+        Float32 probabilities [c, x, y, z] that sum to 1 in every voxel.
     """
     with np.load(path, allow_pickle=False) as stored:
         return as_stored(stored["probabilities"])
@@ -37,7 +37,7 @@ def as_stored(probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, 
         probabilities: Float array [c, x, y, z].
 
     Returns:
-        Float32 array [c, x, y, z] that sums to 1 over c.
+        Float32 array [c, x, y, z] that sums to 1 in every voxel.
 
     >>> as_stored(np.full((2, 1, 1, 1), 0.5)).ravel()
     array([0.5, 0.5], dtype=float32)

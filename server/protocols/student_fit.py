@@ -90,7 +90,7 @@ def train_student(
         on_step: Called with step and loss.
 
     Returns:
-        The network and the result of the fit.
+        The network and the result of its training.
 
     Raises:
         InvalidInput: If the pseudo-labels have another shape or fewer than two classes.

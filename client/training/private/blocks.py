@@ -54,7 +54,7 @@ class Blocks:
         """Return how a patient's gradient is divided for clipping: one part for each of the K blocks.
 
         Each part is clipped to norm Θ, so the norm of the whole vector is at most √K·Θ. This is the bound √(M·K)·Θ of
-        DP-MAC with M = 1.
+        DP-MAC with M = 1 vector of coefficients for each block.
 
         Args:
             clip: Norm bound Θ of each block's part.

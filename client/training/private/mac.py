@@ -51,10 +51,10 @@ class Penalty:
     """The settings of DP-MAC's Z-step, the descent over a patient's coordinates.
 
     Attributes:
-        mu: Penalty μ at the first step.
+        mu: Weight μ of the penalty at the first step of the training.
         growth: Factor by which μ grows until the last step.
         steps: Number of descent steps.
-        rate: Size of a descent step in units of N/μ.
+        rate: Size of a descent step in units of N/μ, for images of N voxels.
 
     Raises:
         InvalidInput: If a value is out of range.
@@ -102,7 +102,7 @@ def objective(
     z: Coordinates,
     mu: float,
 ) -> Float[torch.Tensor, "k"]:
-    """Return E(W, Z) of each of a patient's images.
+    """Return the objective E(W, Z) of the module's docstring for each of a patient's images.
 
     Each block receives its parents' coordinates, so no block's weights enter another block's term; the gradient with
     respect to the weights is therefore the W-step's.
@@ -114,10 +114,10 @@ def objective(
         patches: Images [k, c, x, y, z].
         targets: One-hot targets [k, l, x, y, z].
         z: Coordinates by block.
-        mu: Penalty μ.
+        mu: Weight μ of the penalty.
 
     Returns:
-        E of shape [k].
+        The objective of each image, [k].
     """
     gaps: list[torch.Tensor] = []
 
@@ -134,9 +134,9 @@ def objective(
 def coordinates(
     blocks: Blocks, each: Each, weights: Weights, patches: torch.Tensor, targets: torch.Tensor, mu: float, how: Penalty
 ) -> Coordinates:
-    """Run the Z-step on one patient: descend E over the coordinates at fixed weights.
+    """Run the Z-step on one patient: descend the :func:`objective` over the coordinates at fixed weights.
 
-    Each image moves by its own E, so a patient's coordinates depend on no other patient.
+    The coordinates of each image follow from that image alone, so a patient's coordinates depend on no other patient.
 
     Args:
         blocks: The network's blocks.
@@ -144,7 +144,7 @@ def coordinates(
         weights: Parameters by name.
         patches: Images [k, c, x, y, z].
         targets: One-hot targets [k, l, x, y, z].
-        mu: Penalty μ.
+        mu: Weight μ of the penalty.
         how: Number and size of the descent steps.
 
     Returns:
@@ -182,7 +182,7 @@ def mac_loss(blocks: Blocks, each: Each, *, mu: float, how: Penalty) -> PatientL
     Args:
         blocks: The network's blocks.
         each: Loss of each image.
-        mu: Penalty μ.
+        mu: Weight μ of the penalty.
         how: Number and size of the descent steps.
 
     Returns:
@@ -198,7 +198,7 @@ def mac_loss(blocks: Blocks, each: Each, *, mu: float, how: Penalty) -> PatientL
 
 
 def _voxels(patches: torch.Tensor) -> int:
-    """Return N, the voxels of one image."""
+    """Return the number of voxels of one image."""
     return int(np.prod(patches.shape[2:]))
 
 
@@ -209,7 +209,7 @@ class VolumeMac(VolumeSgd):
         model: The network.
         patients: The voter's scans.
         rate: Learning-rate schedule.
-        clip: Θ of every block.
+        clip: Norm bound Θ of every block's coefficients.
         penalty: Settings of the Z-step.
         steps: Number of planned steps, over which μ grows.
         chunk: Patients differentiated at once.
@@ -237,7 +237,9 @@ class VolumeMac(VolumeSgd):
         self.parts = self.blocks.parts(clip)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        """Return the clipped integer sum of these patients' gradients of E at this step's μ. # sensitive until noised
+        """Return the clipped integer sum of patients' gradients of the :func:`objective`. # sensitive until noised
+
+        The sum is over the patients in the given slots. The penalty has this step's weight.
 
         Args:
             batch: Slots of the step, int64 [b].

@@ -64,9 +64,9 @@ class PrivateSettings:
         prior_std: dp-bbb's standard deviation of the prior.
         initial_std: dp-bbb's first standard deviation of the posterior.
         per_layer: One clip for each layer.
-        mu: dp-mac's penalty μ at the first step.
-        mu_growth: Factor by which μ grows until the last step.
-        z_steps: dp-mac's steps on the coordinates.
+        mu: dp-mac's weight μ of the penalty at the first step.
+        mu_growth: Factor by which that weight grows until the last step.
+        z_steps: Number of dp-mac's descent steps over a patient's coordinates.
         z_rate: Size of these steps.
         noise_multiplier: Noise in units of the norm bound of a patient's whole vector; None for the least noise that
             keeps ``epsilon``. If it is given, a training that costs more than ``epsilon`` is refused.

@@ -44,7 +44,7 @@ def tangent_kernel(
     temperature: float,
     on_volume: Callable[[int], None] | None = None,
 ) -> Float[np.ndarray, "k k"]:
-    """Return the kernel [n·m, n·m] over the first m = :func:`coordinates` of each volume's code.
+    """Return the kernel of n volumes, [n·m, n·m], over the first m = :func:`coordinates` numbers of each volume's code.
 
     Args:
         model: The public start; it is not changed.
