@@ -67,8 +67,8 @@ class PrivacyConfig(StatedBudget):
         aggregation: ``open``, where the server reads the codes and adds the noise, or ``sealed-sum``, where the sites
             mask their codes and draw the noise. New studies with a quorum of 3 or more use ``sealed-sum``.
         colluders: In a sealed sum, number of sites that may collude with the server without breaking the guarantee.
-        spare_draws: In a sealed sum, number of charges beyond N for repeating sums that a site did not complete. An
-            incomplete sum is charged and lost.
+        spare_draws: In a sealed sum, number of charges beyond the planned ones for repeating sums that a site did not
+            complete. An incomplete sum is charged and lost.
     """
 
     epsilon: float

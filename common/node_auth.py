@@ -3,7 +3,8 @@
 The gateway calls it for every request. Flower's own SuperNodes sign a timestamp; a site's other requests (for public
 objects) sign method, path and timestamp. Refuses a key that is not on the list, an invalid signature, a clock that is
 too far off, and a signature that was used before. ECDSA signatures are randomised, so an honest sender never repeats
-one. A signature (r, s) is also valid as (r, n − s), so only the value r of each signature is remembered.
+one. A signature is a pair of numbers (r, s), and is also valid as (r, n − s) for the curve's order n. Only the value r
+of each signature is therefore remembered.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class Gatekeeper:
         return self._sites
 
     def _once(self, key: str, name: int, now_s: float) -> None:
-        """Remember a signature by its value r as long as it is valid; refuse a signature that is remembered already."""
+        """Remember a signature by its first number as long as it is valid; refuse one that is remembered already."""
         memory = self._memories.setdefault(key, _Memory())
         memory.forget(before_s=now_s)
         if name in memory.names:

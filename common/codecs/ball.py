@@ -1,5 +1,7 @@
 """Computes the activation φ: ℝ^(l+1) → unit ℓ2 ball of ℝ^l. An autoencoder with this bottleneck needs no clipping.
 
+Its l + 1 inputs o₀, …, o_l become a code of length l:
+
     φ(o₀, …, o_l) = (o₁, …, o_l) / ( (e^(−o₀·√(8/π)) + 1)^(1/l) · √(Σ_{i≥1} o_i²) )
 
 (Fay, Sjölund & Oechtering 2021, "Activation function", appendix.) The last l inputs give a direction. The first input

@@ -1,18 +1,20 @@
-"""The autoencoder codec ``ball-ae``: 3D convolutions on either side of the bottleneck φ, whose codes lie in the ball.
+"""The autoencoder codec ``ball-ae``: 3D convolutions on either side of a bottleneck whose codes lie in the ball.
 
-Follows Fay et al. 2021, Algorithm 2: convolutions, ReLU and max-pooling, a fully connected layer, φ, noise on the code
-while fitting, transposed convolutions, softmax, cross-entropy. It departs from the paper in four points, which make
-fitting fast and reliable:
+The bottleneck is the activation φ of :mod:`common.codecs.ball`; it has l + 1 inputs for a code of length l. Follows Fay
+et al. 2021, Algorithm 2: convolutions, ReLU and max-pooling, a fully connected layer, φ, noise on the code while
+fitting, transposed convolutions, softmax, cross-entropy. It departs from the paper in four points, which make fitting
+fast and reliable:
 
 1. It starts as the linear codec. A linear map beside the convolutions is initialised from the water-filled principal
    components of the public shapes, and the last layer of the convolutions is zero. No coordinate is unused at the
    start, and the convolutions learn a correction.
-2. o₀ = (l/√(8/π))·ln‖v‖ + a, with the direction v and a learned offset a. For a = 0, φ(o₀, v) = v / (1 + ‖v‖^l)^(1/l):
-   the components themselves, softly clipped to the ball.
-3. The decoder computes log-odds = m + Δ(z) − Δ(0), where m is the log-odds of the public mean shape. The zero code is
-   therefore the mean shape.
-4. Noisy codes are shrunk by p/(p + σ²) before the decoder, as in the linear codec. The noise varies around the planned
-   one while fitting, so that the decoder also suits the noise of smaller rosters.
+2. The last l inputs of φ are a vector v, and the first is o₀ = (l/√(8/π))·ln‖v‖ + a, with a learned offset a. For a =
+   0, φ(o₀, v) = v / (1 + ‖v‖^l)^(1/l): the components themselves, softly clipped to the ball.
+3. The decoder computes log-odds = m + Δ(z) − Δ(0) from a code z, where m is the log-odds of the public mean shape and Δ
+   the output of its layers. The zero code is therefore the mean shape.
+4. Noisy codes are shrunk before the decoder by p/(p + σ²) in a coordinate of variance p with noise of variance σ², as
+   in the linear codec. The noise varies around the planned one while fitting, so that the decoder also suits the noise
+   of smaller rosters.
 
 The module imports torch, so it is registered by name and loaded on first use. Weights are plain float32 arrays in the
 codec's npz. Fitting is deterministic on one machine. Refuses arrays whose shapes do not fit the header.

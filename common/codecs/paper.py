@@ -173,14 +173,14 @@ class PaperPcaCodec:
         Args:
             label_maps: Public label maps, uint8 [x, y, z].
             labels: Number of classes.
-            config: The study's codec settings; its radius must be √d/2.
+            config: The study's codec settings; its radius must be that of :func:`paper_radius`.
             provenance: Hashes, seed and planned noise.
 
         Returns:
             The fitted codec.
 
         Raises:
-            InvalidInput: If the radius is not √d/2, the maps are too large or all alike, or have too few components.
+            InvalidInput: If the radius is another one, the maps are too large or all alike, or have too few components.
         """
         numbers = labels * int(np.prod(label_maps[0].shape))
         _check_radius(config.radius, numbers=numbers)
@@ -206,7 +206,9 @@ class PaperPcaCodec:
 
 
 def paper_radius(*, labels: int, grid: Sequence[int]) -> float:
-    """Return C = √d/2 with d = classes · voxels. Clipping to C gives Δ = 2C = √d, as in eq (4) of Fay et al. 2021.
+    """Return the clipping norm C = √d/2, with d = classes · voxels.
+
+    With it the sensitivity is Δ = 2C = √d, as in eq (4) of Fay et al. 2021.
 
     Args:
         labels: Number of classes.

@@ -237,8 +237,9 @@ class PcaCodec:
 def centre_and_metric(
     exact: Sequence[Float[np.ndarray, "c x y z"]], *, factor: int
 ) -> tuple[Float[np.ndarray, "k u v w"], Float[np.ndarray, "u v w"]]:
-    """Return the log-ratios of the public mean shape p̄ on the coarse grid, and the voxels' weights √(1 − Σ_c p̄_c² +
-    .02).
+    """Return the log-ratios of the public mean shape on the coarse grid, and the voxels' weights.
+
+    A voxel's weight is √(1 − Σ_c p̄_c² + .02), where p̄_c is the mean probability of class c.
 
     Args:
         exact: Public maps as class probabilities, [c, x, y, z].
@@ -257,7 +258,8 @@ def principal_components(
 ) -> tuple[Float[np.ndarray, "l d"], Float[np.ndarray, "l"]]:
     """Return orthonormal principal components and their variances, largest first, in float64.
 
-    They are computed from the n × n Gram matrix, since n is far below d. Components without variance are left out. The
+    They are computed from the n × n Gram matrix, since the number n of samples is far below the number d of values in
+    each. Components without variance are left out. The
     largest entry of each component is positive, so the result does not depend on the solver's choice of sign.
 
     Args:

@@ -79,7 +79,8 @@ def enlarge(array: Float[np.ndarray, "... u v w"], *, factor: int) -> Float[np.n
 def to_log_ratios(
     probabilities: Float[np.ndarray, "c x y z"], *, factor: int, floor: float = PROBABILITY_FLOOR
 ) -> Float[np.ndarray, "k u v w"]:
-    """Return ln(p_c / p_0) of pooled probabilities for the k = c − 1 structures.
+    """Return the log-ratios of pooled probabilities: for each structure, the logarithm of its probability divided by
+    that of the background.
 
     Args:
         probabilities: Class probabilities, shape [c, x, y, z].

@@ -289,8 +289,9 @@ def group_mu_squared(mu_squared: Fraction | float, *, size: int) -> Fraction:
     """Return μ² of the same releases for ``size`` units that change together: (g·μ)², exactly.
 
     Use it for people whom the guarantee of one unit does not cover: a patient known at g hospitals changes g voters'
-    codes, and g hospitals that share data change together. Each unit changes the sum by at most Δ, so g units change it
-    by at most g·Δ in every release. The bound is tight, because all g changes may have the same direction.
+    codes, and g hospitals that share data change together. Each unit changes the sum by at most the sensitivity, so g
+    units change it by at most g times as much in every release. The bound is tight, because all g changes may have the
+    same direction.
 
     Args:
         mu_squared: Σμ² for one unit.
@@ -302,7 +303,7 @@ def group_mu_squared(mu_squared: Fraction | float, *, size: int) -> Fraction:
     Raises:
         InvalidInput: If the size is outside its range, or the result is outside the accountants' range.
 
-    Source: triangle inequality on Δ; Dong, Roth & Su 2022, Theorem 2.14 (a μ-GDP mechanism is g·μ-GDP for groups of g).
+    Source: triangle inequality; Dong, Roth & Su 2022, Theorem 2.14 (a μ-GDP mechanism is g·μ-GDP for groups of g).
     """
     check_integer("size of a group", size, least=1, most=1 << 20, limit="an integer from 1 to 2^20")
     return _check_mu_squared(_checked_mu_squared(mu_squared) * size**2)

@@ -3,7 +3,7 @@
 :mod:`consilium.audit` calls this module, and adds the audit of running daemons with ledgers and workers. The audit
 plays the strongest adversary that the guarantee covers:
 
-1. It runs a whole study of N queries many times in each of two neighbouring worlds, through ``quantise``, the budget
+1. It runs a whole study many times in each of two neighbouring worlds, through ``quantise``, the budget
    filter and :func:`~common.privacy.release.noisy_sum`.
 2. It guesses the world from the answers.
 3. It turns the error rates of the guess into a lower bound on μ. The bound holds with the stated confidence, whatever
@@ -435,7 +435,7 @@ def _check_confidence(confidence: float) -> None:
 
 
 def _filter_finding(study: StudyUnderAudit, serve: Service) -> Finding:
-    """Test the budget filter: the service must answer all N queries, and must refuse query N + 1."""
+    """Test the budget filter: the service must answer all planned queries, and must refuse one more."""
     codes = _codes(study, "constant", 1)
     if (answered := len(serve(codes))) != study.queries:
         raise InvalidInput(

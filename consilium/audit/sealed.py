@@ -1,4 +1,4 @@
-"""Checks a sealed study from the view of its server together with t colluding sites.
+"""Checks a sealed study from the view of its server together with the t sites that may collude.
 
 The server then knows the noise shares and masks of the t sites. The module measures the noise that remains without
 these shares. It also checks that a site's masked codes look uniform without the masks that it shares with the
@@ -41,7 +41,7 @@ class _Draw:
 def left_of_noise(
     service: Service, life: Life, releases: list[AuditedRelease], *, turn: int = 0
 ) -> list[Int64[np.ndarray, "l"]]:
-    """Return the noise of each release that remains without the shares of t colluding sites.
+    """Return the noise of each release that remains without the shares of the colluding sites.
 
     Args:
         service: The study's server and sites.
@@ -78,7 +78,7 @@ def share_bits(service: Service, release: AuditedRelease) -> float:
 
 
 def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Finding]:
-    """Check that a site's masked codes look uniform to the server together with any t other sites.
+    """Check that a site's masked codes look uniform to the server together with as many sites as may collude.
 
     The masked codes themselves and their differences to the site's earlier ones are checked.
 
@@ -104,7 +104,10 @@ def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Fi
 
 
 def _colluders(service: Service, release: AuditedRelease, *, turn: int) -> tuple[str, ...]:
-    """Return the t sites of a release that are assumed to collude. Over K turns each site is chosen t times."""
+    """Return the sites of a release that are assumed to collude.
+
+    Over as many turns as there are sites, every site is chosen equally often.
+    """
     sites = len(release.roster)
     return tuple(release.roster[(turn + place) % sites] for place in range(service.study.privacy.colluders))
 

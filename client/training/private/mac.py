@@ -102,7 +102,7 @@ def objective(
     z: Coordinates,
     mu: float,
 ) -> Float[torch.Tensor, "k"]:
-    """Return the objective E(W, Z) of the module's docstring for each of a patient's images.
+    """Return MAC's objective for each of a patient's images: the loss plus the penalty on the coordinates.
 
     Each block receives its parents' coordinates, so no block's weights enter another block's term; the gradient with
     respect to the weights is therefore the W-step's.
@@ -176,7 +176,7 @@ def coordinates(
 def mac_loss(blocks: Blocks, each: Each, *, mu: float, how: Penalty) -> PatientLoss:
     """Return the loss whose gradient the W-step clips.
 
-    The loss is E (defined in the module's docstring) at the coordinates that the patient's Z-step found, averaged over
+    The loss is the :func:`objective` at the coordinates that the patient's Z-step found, averaged over
     the patient's images.
 
     Args:
