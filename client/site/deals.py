@@ -196,7 +196,7 @@ def trained_on(books: Path, patients: Collection[str], *, seen: Mapping[str, Col
             not state them; then every patient of the pool counts.
 
     Returns:
-        Those of the patients that are among them.
+        Those of ``patients`` on whom the network was trained.
     """
     known = deals(books).values()
     if not seen:

@@ -136,7 +136,7 @@ def issue_certificate(workspace: Workspace, out: Path, sources: Sources, *, copy
     Args:
         workspace: The study's directory.
         out: Folder to write to.
-        sources: Further reports.
+        sources: Reports and a key that are not taken from the study's directory.
         copy: Keep a copy in the study's directory, where the dashboard shows it.
 
     Returns:

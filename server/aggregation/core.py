@@ -240,7 +240,7 @@ def _answered(connection: socket.socket) -> bool:
     """Answer a connection that only asks whether the core is alive.
 
     Returns:
-        True if the peer asked this, or closed the connection. False if it starts a run, whose first frame stays unread.
+        True if the peer asked this, or closed the connection. False if it starts a run; what it sent then stays unread.
     """
     connection.settimeout(HELLO_S)
     try:

@@ -121,10 +121,10 @@ class ServerFile(OpenLedger[Books]):
         return True
 
     def _check_standing(self, standing: ServerStanding) -> None:
-        """Check the standing file of a lost ledger, and enter what this older copy lacks of its pools.
+        """Check the standing file of a lost ledger, and enter the pools and site ledgers that this older copy lacks.
 
-        These are declarations of pools and the ids of their site ledgers. A tighter declaration in the copy is kept. It
-        is called before the lost charges are entered.
+        A pool's declaration in the copy is kept if it is tighter. :meth:`recover` calls this method before it enters
+        the lost charges.
 
         Raises:
             InvalidInput: If the standing belongs to another ledger or counts a study that is not registered here.

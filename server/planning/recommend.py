@@ -310,8 +310,8 @@ def protocol_for(mean_shape: float | None, *, paired: int = 0) -> str:
         paired: Number of the study's public pairs (public images with label maps).
 
     Returns:
-        The protocol for shapes that do not overlap, if the mean shape has a Dice below :data:`LOOKS` and there are no
-        public pairs; otherwise the protocol for shapes that overlap.
+        The protocol for structures that do not overlap in the public label maps, if the mean shape has a Dice below
+        :data:`LOOKS` and there are no public pairs; otherwise the protocol for structures that overlap.
     """
     return suited(placed=mean_shape is None or mean_shape >= LOOKS or paired > 0)
 
