@@ -275,7 +275,7 @@ def plan_noise(
     others = TrainingEvent(sampling, rate, MAX_MULTIPLIER, 0, releases)
     if epsilon_of(others, delta=delta, neighbours=neighbours) > epsilon:
         raise InvalidInput(
-            "the other releases alone exceed the planned epsilon, whatever the training's noise multiplier",
+            "the other releases alone exceed the planned epsilon; no noise multiplier is large enough",
             limit=f"epsilon {epsilon_text(epsilon)}",
             remedy="use more noise on the PCA, or a larger epsilon",
         )
