@@ -22,7 +22,7 @@ from client.foreign import confined
 from client.foreign.confined import Confinement, run_confined
 from common.errors import DaemonFailed
 
-pytestmark = pytest.mark.skipif(not confined.can_confine(), reason="needs Landlock and seccomp")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not confined.can_confine(), reason="needs Landlock and seccomp")]
 
 
 @pytest.fixture

@@ -27,6 +27,8 @@ from server.study.evidence import keep_words
 from tests.federation import Federation, make_study
 from tests.worlds import silent
 
+pytestmark = pytest.mark.slow
+
 SITES, CULPRIT, NOW = 4, "site-1", "2026-11-24T09:00:00.000000Z"
 AUDITOR = X25519PrivateKey.generate()
 Sampler = Callable[[int, Fraction], np.ndarray]

@@ -27,6 +27,8 @@ from common.witness.verify import Countersigned, countersigned
 from server.aggregation.witnessing import Witnesses
 from tests.federation import Federation, make_study
 
+pytestmark = pytest.mark.slow
+
 HONEST, LIAR, THIRD = "site-0", "site-1", "site-2"
 
 

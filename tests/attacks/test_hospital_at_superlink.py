@@ -38,6 +38,8 @@ from server.aggregation.inbox import READ_S, Inbox, post_of
 from server.operations import storage
 from tests.attacks.link import Link, Tree, chain, flower_object, named
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> Link:

@@ -20,6 +20,8 @@ from common.config import CollectionConfig
 from common.messages import CodesReply, CodesRequest, OfferReply, Several, decode, encode
 from tests.federation import Federation, make_study, part
 
+pytestmark = pytest.mark.slow
+
 LIAR, HONEST = 100, "site-3"
 
 

@@ -41,6 +41,8 @@ from server.study.workspace import Endpoint, Workspace
 from tests.attacks.thief import Attacker, open_routes
 from tests.federation import make_study
 
+pytestmark = pytest.mark.slow
+
 
 class _Unauthorised(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:

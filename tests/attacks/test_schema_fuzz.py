@@ -69,6 +69,8 @@ from server.aggregation.witnessing import Witnesses
 from tests.attacks.costs import peak_bytes
 from tests.federation import Federation, make_study, part
 
+pytestmark = pytest.mark.slow
+
 HEADS = ("witness", "witness-reply")
 KINDS = ("offer", "offer-reply", "codes", "codes-reply", "receipts", "receipts-reply", "several", *HEADS)
 SEALED_KINDS = ("offer", "offer-reply", "codes", "codes-reply", "several", *HEADS)

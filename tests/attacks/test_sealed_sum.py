@@ -23,6 +23,8 @@ from common.privacy.mechanism import QuerySpec
 from common.privacy.shares import share_std
 from tests.federation import Federation, make_study
 
+pytestmark = pytest.mark.slow
+
 SITES, QUERIES = 4, 60
 Message = tuple[int, int, tuple[str, ...]]
 """Who sent it, for which draw, under which roster's mask keys."""

@@ -32,6 +32,8 @@ from server.dashboard.oidc import Provider, Roles, Settings
 from server.dashboard.views.alarms import Alarm
 from tests.client.operations.answering import answering
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 Heard = list[tuple[str, dict[str, str]]]
 

@@ -22,6 +22,8 @@ from consilium.cli.site import site_app
 from server.ledger.verify import verify
 from tests.federation import Federation, make_study, part
 
+pytestmark = pytest.mark.slow
+
 RUN = CliRunner()
 
 

@@ -16,6 +16,8 @@ from common.errors import InvalidInput, Refused
 from common.messages import CodesReply, OfferReply, Several, decode, encode
 from tests.federation import Federation, StubVoters
 
+pytestmark = pytest.mark.slow
+
 
 class Time:
     """A clock that moves when somebody sleeps, or computes."""

@@ -40,6 +40,8 @@ from server.study.workspace import Site, Workspace
 from tests.server.dashboard.conftest import TestClient
 from tests.worlds import make_study
 
+pytestmark = pytest.mark.slow
+
 RUN = CliRunner()
 YEAR = timedelta(days=365)
 AUDIT = Path(__file__).parent

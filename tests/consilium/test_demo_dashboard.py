@@ -13,6 +13,8 @@ from consilium.demo.dashboard import dashboard, demo_password
 from server.dashboard.auth import UserFile
 from tests.dashboard_study import make_study_directory
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.slow
 def test_it_serves_the_study_and_ends_with_the_block(tmp_path):

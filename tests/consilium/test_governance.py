@@ -27,6 +27,8 @@ from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 from tests.dashboard_study import Recorded, make_study_directory
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("dpia", "nist-800-226", "registry", "egress", "processing")
 
 

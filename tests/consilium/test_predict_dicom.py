@@ -28,10 +28,13 @@ from tests.client.adapting.written import facts_of
 from tests.dicom_files import ORIGIN, STEP, write_series
 from tests.worlds import study_toml
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("SimpleITK", "pydicom", "highdicom")),
-    reason="needs the extra dicom",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("SimpleITK", "pydicom", "highdicom")),
+        reason="needs the extra dicom",
+    ),
+]
 RUN = CliRunner()
 SHAPE = (14, 12, 10)  # columns, rows, slices
 

@@ -27,6 +27,8 @@ from server.study.status import study_status
 from server.study.workspace import Workspace
 from tests.dashboard_study import make_study_directory
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:

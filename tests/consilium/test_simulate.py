@@ -43,6 +43,8 @@ from server.study.workspace import Workspace
 from tests.consilium.balls import balls
 from tests.worlds import STUDY
 
+pytestmark = pytest.mark.slow
+
 CASES = 24
 
 

@@ -25,6 +25,8 @@ from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 
+pytestmark = pytest.mark.slow
+
 F64 = torch.float64
 MU = 20.0
 HOW = Penalty(MU, 1.0, 3, 0.5)

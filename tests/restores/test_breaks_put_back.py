@@ -16,6 +16,8 @@ from server.ledger.server_file import ServerFile
 from tests.restores import server_life, site_life
 from tests.restores.harness import Case, look_at
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

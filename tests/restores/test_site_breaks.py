@@ -18,6 +18,8 @@ from consilium.cli.site import site_app
 from tests.client.teachers.written import write_teacher
 from tests.restores.training_life import STEPS, Hospital, Truth, add_patients, make_hospital, refused
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., Hospital]
 
 

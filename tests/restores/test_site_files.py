@@ -38,6 +38,8 @@ from common.privacy.patient_guarantee import Trainings
 from tests.restores.harness import Case, Moment, Part, cases, keep, look_at, unclassified
 from tests.restores.training_life import Hospital, Truth, add_patients, make_hospital, refused
 
+pytestmark = pytest.mark.slow
+
 PARTS = (
     Part("ledger", ("site-ledger.sqlite*",)),
     Part("standing", ("site-ledger.standing",)),

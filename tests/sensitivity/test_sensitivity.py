@@ -48,6 +48,8 @@ from tests.sensitivity.worlds import (
     slots_of,
 )
 
+pytestmark = pytest.mark.slow
+
 PLAINLY = tuple(covering(PLAIN_AXES))
 CONFIGURATIONS: tuple[Choice, ...] = (*PLAINLY, *covering(PRIVATE_AXES))
 FAST = (0, len(PLAINLY))

@@ -26,6 +26,8 @@ from server.study.workspace import Workspace
 from tests.federation import Federation, StubVoters, make_study
 from tests.joint_federation import VOLUMES, frame_of, joint_federation
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def fed(tmp_path: Path) -> Iterator[Federation]:

@@ -21,6 +21,8 @@ from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.federation import Federation, make_study
 
+pytestmark = pytest.mark.slow
+
 
 def told(root: Path, monkeypatch: pytest.MonkeyPatch, *, aggregation: str, longest: int) -> dict[str, Any]:
     """What every reader says of the same study, where rosters of more than so many sites have rows of their own."""

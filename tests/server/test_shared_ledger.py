@@ -39,6 +39,8 @@ from server.study.status import study_status
 from server.study.workspace import Endpoint, Site, Workspace
 from tests.federation import Federation, make_codec, make_study
 
+pytestmark = pytest.mark.slow
+
 
 def consortium(folder: Path, study: Study, **where: Path) -> Workspace:
     workspace = Workspace(folder)

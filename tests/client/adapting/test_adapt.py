@@ -38,6 +38,8 @@ from consilium.cli.site import site_app
 from tests.client.adapting.written import privacy_of, student, write_site
 from tests.undrawn import leave_undrawn
 
+pytestmark = pytest.mark.slow
+
 RUN = CliRunner()
 
 

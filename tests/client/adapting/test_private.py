@@ -25,6 +25,8 @@ from tests.client.adapting.written import privacy_of
 from tests.exported import exported_study, statement_file
 from tests.federation import Federation, ball
 
+pytestmark = pytest.mark.slow
+
 RUN = CliRunner()
 DP = ("--strategy", "dp-sgd", "--epsilon", "1", "--steps", "2")
 

@@ -31,6 +31,8 @@ from server.ledger.verify import verify
 from tests.trained_sites import one_after_another
 from tests.worlds import site_toml, study_toml
 
+pytestmark = pytest.mark.slow
+
 TEACHER = "channels = [2, 4]\nsteps = 2\nbatch_size = 1"
 STUDY = study_toml("core", teacher=TEACHER)
 

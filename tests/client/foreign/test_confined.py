@@ -16,7 +16,7 @@ from client.foreign import calls, confined, teacher
 from client.foreign.confined import Confinement, read_plain_file, run_confined
 from common.errors import DaemonFailed, InvalidInput
 
-pytestmark = pytest.mark.skipif(not confined.can_confine(), reason="needs Landlock and seccomp")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not confined.can_confine(), reason="needs Landlock and seccomp")]
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ from tests.federation import Federation, ball, make_study
 from tests.worlds import DATA, STUDY, site_toml
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not can_confine(), reason="needs Landlock and seccomp"),
     pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:DeprecationWarning"),
 ]

@@ -22,6 +22,8 @@ from consilium.cli.site import site_app
 from tests.common.data.corpus import NAME, ONE, RULES
 from tests.worlds import make_privacy, study_toml
 
+pytestmark = pytest.mark.slow
+
 SEEN = {
     "dtype-uint16": "ok",
     "nifti-2": "ok",

@@ -20,6 +20,8 @@ from common.canonical import sha256_bytes
 from common.errors import InvalidInput
 from tests.client.operations.answering import answering
 
+pytestmark = pytest.mark.slow
+
 OBJECT = bytes(range(256)) * 400
 NAME = sha256_bytes(OBJECT)
 

@@ -30,6 +30,8 @@ from common.models.unet import build_unet, weights_to_bytes
 from tests.own_site import make_own_site
 from tests.trained_sites import train_site
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:

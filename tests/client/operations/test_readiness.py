@@ -29,6 +29,8 @@ from server.study.workspace import Workspace
 from tests.client.operations.answering import answering
 from tests.client.teachers.written import write_teacher
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class World:

@@ -17,6 +17,8 @@ from client.operations import daemons
 from client.operations.daemons import explain_supernode, offline
 from client.operations.supernode import BUSY_S, BUSY_WAIT_S, LOST, Waits, noting, repeating
 
+pytestmark = pytest.mark.slow
+
 HANDSHAKE = httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out")
 """What httpx raises when a gateway accepts a connection and does not go on."""
 

@@ -43,6 +43,8 @@ from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
 from tests.federation import make_study
 
+pytestmark = pytest.mark.slow
+
 PATIENTS = tuple(f"p{i}" for i in range(8))
 
 

@@ -39,6 +39,8 @@ from tests.own_site import make_own_site, page_of, queries_of
 from tests.server.dashboard.conftest import TestClient
 from tests.server.printed.truth import ACCOUNTANTS, cost, epsilon
 
+pytestmark = pytest.mark.slow
+
 ACTS = ("accept", "accept", "accept", "decline", "pause", "resume", "train", "withdraw patient", "identify", "other")
 DELTA, CAP, LIVES = 1e-3, 8.0, 3
 STATES_PATIENTS = {"site status", "site status --json", "own page", "/api/sites"}

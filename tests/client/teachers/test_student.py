@@ -55,6 +55,8 @@ from tests.exported import exported_study, statement_file
 from tests.federation import Federation, ball
 from tests.undrawn import leave_undrawn
 
+pytestmark = pytest.mark.slow
+
 RUN = CliRunner()
 
 

@@ -17,6 +17,8 @@ from common.errors import InvalidInput
 from consilium.cli.site_consent import patients_of
 from tests.own_site import make_own_site
 
+pytestmark = pytest.mark.slow
+
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 

@@ -37,6 +37,8 @@ from consilium.cli.train import app
 from tests.trained_sites import one_after_another, train_site
 from tests.worlds import DATA, STUDY, write_case
 
+pytestmark = pytest.mark.slow
+
 RECIPE = TrainingConfig(channels=(4, 8), steps=4, batch_size=2)
 
 

@@ -21,6 +21,8 @@ from common.models.fit import fit, one_hot, predict
 from common.models.unet import build_unet
 from consilium.cli.data import app
 
+pytestmark = pytest.mark.slow
+
 DATA = study_data()
 
 

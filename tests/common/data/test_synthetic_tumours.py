@@ -15,6 +15,8 @@ from common.data.split import SplitCounts, plan_split, without_channel, write_sp
 from common.data.synthetic_tumours import DEAD, ENHANCING, OEDEMA, tumour, write_tumours
 from common.errors import InvalidInput
 
+pytestmark = pytest.mark.slow
+
 CHANNELS = ("FLAIR", "T1", "T1ce", "T2")
 
 

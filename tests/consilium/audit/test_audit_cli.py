@@ -27,6 +27,8 @@ from server.study.workspace import Site, Workspace
 from tests.federation import make_codec, make_study
 from tests.joint_federation import frame_of, joint_federation
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--hospitals", "2", "--rounds", "2", "--dimension", "8", "--draws", "1")
 
 

@@ -45,6 +45,8 @@ from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_ledger import Ledger
 from tests.worlds import make_privacy
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 Sampler = Callable[[int, Fraction], np.ndarray]
 AUDITS = int(os.environ.get("CONSILIUM_AUDITS", "2"))

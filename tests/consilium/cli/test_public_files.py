@@ -14,6 +14,8 @@ from server.study import create_study as setup
 from server.study.workspace import Workspace
 from tests.federation import make_study
 
+pytestmark = pytest.mark.slow
+
 RUN = CliRunner()
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests import terminal_pictures
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[3] / "docs"
 
 

@@ -27,6 +27,8 @@ from consilium.reports.report_pictures import OUTLINES, Picture, centre_of, draw
 from consilium.reports.study_report import format_duration, render_html, write_report
 from tests.report_facts import make_facts, phantom
 
+pytestmark = pytest.mark.slow
+
 NAN = math.nan
 
 

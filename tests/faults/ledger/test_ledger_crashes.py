@@ -22,6 +22,8 @@ from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import declare, make_mechanism, make_query, make_study, roster_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 
 WRITER = """

@@ -31,6 +31,8 @@ from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.federation import Federation, make_study, part
 
+pytestmark = pytest.mark.slow
+
 RUN = CliRunner()
 Lie = Callable[[Receipt], Receipt]
 

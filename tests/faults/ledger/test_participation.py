@@ -10,6 +10,8 @@ import pytest
 from common.messages import NO_HEAD, CodesReply, OfferReply, ReceiptsReply, Several, decode, encode
 from tests.federation import Federation
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("failure", ["nan", "huge", MemoryError("no memory for Jane Doe")])
 def test_a_failing_teacher_gives_the_roster_receipt_and_reply_of_a_healthy_one(tmp_path: Path, failure) -> None:

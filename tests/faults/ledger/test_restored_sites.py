@@ -22,6 +22,8 @@ from server.ledger.backup import backup
 from server.ledger.verify import verify
 from tests.federation import Federation, make_study
 
+pytestmark = pytest.mark.slow
+
 RUN = CliRunner()
 
 

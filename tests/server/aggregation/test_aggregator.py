@@ -27,6 +27,8 @@ from tests.common.ledger.ledger_world import make_mechanism, make_query
 from tests.federation import Federation, make_study, part
 from tests.worlds import silent
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def federation(tmp_path):

@@ -23,7 +23,7 @@ from server.ledger.server_ledger import Ledger
 from server.operations.supervisor import core_daemon
 from tests.dashboard_study import QUERIES, Recorded, make_study_directory
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel who connects")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel who connects")]
 
 
 @dataclass

@@ -30,6 +30,8 @@ from server.ledger.verify import verify
 from tests.federation import Federation, make_study, part
 from tests.oracles import curve25519
 
+pytestmark = pytest.mark.slow
+
 SITES = 4
 
 

@@ -16,6 +16,8 @@ from server.ledger import verify as verifying
 from server.ledger.server_draws import AnswersQueries
 from tests.federation import Federation, make_study
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:

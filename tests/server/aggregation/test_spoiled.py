@@ -29,6 +29,8 @@ from server.study.workspace import Site, Workspace
 from tests.federation import Federation, make_study
 from tests.worlds import silent
 
+pytestmark = pytest.mark.slow
+
 SITES = 4
 
 

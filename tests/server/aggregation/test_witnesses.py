@@ -26,6 +26,8 @@ from server.dashboard.wording import event_view
 from server.ledger.server_ledger import Ledger
 from tests.federation import Federation, make_study
 
+pytestmark = pytest.mark.slow
+
 SITES = 3
 NOW = 1_800_000_000.0
 

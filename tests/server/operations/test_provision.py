@@ -37,6 +37,8 @@ from server.study.workspace import Endpoint, Site, Workspace
 from tests.federation import make_study
 from tests.server.operations.admitting import approve, join
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:

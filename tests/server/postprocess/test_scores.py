@@ -25,6 +25,8 @@ from server.study.create_study import publish_validation
 from server.study.read_facts import read_measured
 from tests.dashboard_study import Recorded, make_study_directory
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:

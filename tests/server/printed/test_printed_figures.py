@@ -34,6 +34,8 @@ from tests.server.printed.places import NEEDED, PLACES, SEALED_PLACES, View, sta
 from tests.server.printed.rules import Said
 from tests.server.printed.truth import Figures, Truth
 
+pytestmark = pytest.mark.slow
+
 LIVES = 1
 MORE_LIVES = 37
 
