@@ -19,6 +19,7 @@ import nibabel as nib
 from client.data.layouts import LAYOUTS, DatasetSettings, load_names, match_study, open_dataset
 from common.calibration import NOTHING, Reliability
 from common.canonical import sha256_bytes
+from common.data.box import Box, Point
 from common.data.dataset import Case, Dataset, Problem, left_out_lines
 from common.data.input_ranges import odd_sizes
 from common.data.msd import NIFTI_SUFFIXES, case_id, nifti_ending, other_files
@@ -34,8 +35,8 @@ from server.postprocess.networks import load_student
 from server.study.workspace import Workspace
 
 UNLIKE_REMEDY = (
-    "choose an image like the public ones, crop it to their field of view, or give --even-if-unlike to segment it all "
-    "the same"
+    "choose an image like the public ones, give --centre X,Y,Z to segment a box of the public images' size about a "
+    "point of a larger scan, or give --even-if-unlike to segment it all the same"
 )
 
 
@@ -50,6 +51,7 @@ class Predicted:
         hd95_mm: HD95 in mm of each structure; nan for a structure in neither map, inf for one in only one map.
         problem: Why the case could not be used; empty otherwise.
         unlike: Description of how the volume differs from all training volumes of the student; empty if it does not.
+        centre: The point about which a box was segmented, in whole mm; empty if the whole file was.
         uncertainty: Name of the entropy map's file; empty if none was written.
         sure: How well the network's confidence is calibrated; see :class:`common.calibration.Reliability`.
         lesions: Lesion-wise Dice and HD95 of each structure, as in BraTS 2023; empty if not asked for.
@@ -62,6 +64,7 @@ class Predicted:
     hd95_mm: tuple[float, ...] = ()
     problem: str = ""
     unlike: str = ""
+    centre: str = ""
     uncertainty: str = ""
     sure: Reliability = NOTHING
     lesions: tuple[tuple[float, float], ...] = ()
@@ -95,6 +98,7 @@ def predict_images(
     uncertainty: bool = False,
     lesions: bool = False,
     even_if_unlike: bool = False,
+    centre: Point | None = None,
     progress: Callable[[int, int], None],
 ) -> Predictions:
     """Segment images and write label maps and ``scores.json``.
@@ -108,21 +112,34 @@ def predict_images(
         uncertainty: Also write an entropy map for each case.
         lesions: Also score each lesion.
         even_if_unlike: Also write label maps of images that differ from all training volumes of the student.
+        centre: A point in mm of NIfTI's coordinates (RAS+). Only a box about it is segmented. None for whole files.
         progress: Called with the number of cases done and the number of all cases.
 
     Returns:
         The results.
 
     Raises:
-        InvalidInput: If the model or the folder cannot be used.
+        InvalidInput: If the model or the folder cannot be used, or a point is given for several images.
     """
     bundle = load_model(model)
     settings = DatasetSettings() if label_map is None else load_names(label_map)
     cases, problems = find_cases(images, bundle, labels=labels, settings=settings)
+    if centre is not None and len(cases) != 1:
+        raise InvalidInput(
+            "images for one --centre", value=len(cases), limit="one", remedy="run the command for each image"
+        )
+    box = None if centre is None else box_about(centre, bundle, axes="RAS")
     progress(0, len(cases))
     tell: Callable[[int], None] = lambda done: progress(done, len(cases))  # noqa: E731
     done = predict_cases(
-        cases, bundle, out, uncertainty=uncertainty, lesions=lesions, even_if_unlike=even_if_unlike, on_case=tell
+        cases,
+        bundle,
+        out,
+        uncertainty=uncertainty,
+        lesions=lesions,
+        even_if_unlike=even_if_unlike,
+        box=box,
+        on_case=tell,
     )
     results = [*problems, *done]
     facts = to_json(results, bundle)
@@ -157,6 +174,29 @@ def load_model(directory: Path) -> Bundle:
         bundle = open_bundle(directory)
     bundle.network.to(best_device())
     return bundle
+
+
+def box_about(centre: Point, bundle: Bundle, *, axes: str) -> Box:
+    """Return a box about a point, of the mean size of the student's public training volumes.
+
+    Args:
+        centre: The point in mm.
+        bundle: The model. If it does not state the size of the public volumes, the box has the size of its grid.
+        axes: The point's coordinates, "RAS" or "LPS".
+
+    Returns:
+        The box.
+    """
+    if bundle.inputs is None:
+        x, y, z = (n * size for n, size in zip(bundle.data.grid, bundle.data.spacing_mm, strict=True))
+    else:
+        x, y, z = ((low + high) / 2 for low, high in bundle.inputs.extent_mm)
+    return Box(centre, (x, y, z), axes)
+
+
+def place_in_name(box: Box | None) -> str:
+    """Return the part of a result's file name that says which box was segmented; empty for the whole file."""
+    return "" if box is None else "_at_" + "_".join(f"{value:.0f}" for value in box.centre_mm)
 
 
 def find_cases(
@@ -208,6 +248,7 @@ def predict_cases(
     uncertainty: bool = False,
     lesions: bool = False,
     even_if_unlike: bool = False,
+    box: Box | None = None,
     on_case: Callable[[int], None] = lambda done: None,
 ) -> list[Predicted]:
     """Predict every case and write its label map. A case that cannot be used becomes a result with a problem.
@@ -219,6 +260,7 @@ def predict_cases(
         uncertainty: True to also write an entropy map for each case.
         lesions: True to also score each lesion.
         even_if_unlike: True to also write the label map of an image that differs from all training volumes.
+        box: The part of each file to segment; None for the whole file.
         on_case: Called with the number of cases done.
 
     Returns:
@@ -228,8 +270,17 @@ def predict_cases(
     results = []
     for number, case in enumerate(cases, start=1):
         try:
-            one = _predict(case, bundle, out, uncertainty=uncertainty, lesions=lesions, even_if_unlike=even_if_unlike)
-            results.append(one)
+            results.append(
+                _predict(
+                    case,
+                    bundle,
+                    out,
+                    uncertainty=uncertainty,
+                    lesions=lesions,
+                    even_if_unlike=even_if_unlike,
+                    box=box,
+                )
+            )
         except InvalidInput as error:
             results.append(Predicted(case.id, problem=str(error)))
         on_case(number)
@@ -237,29 +288,39 @@ def predict_cases(
 
 
 def _predict(
-    case: Case, bundle: Bundle, out: Path, *, uncertainty: bool, lesions: bool, even_if_unlike: bool
+    case: Case,
+    bundle: Bundle,
+    out: Path,
+    *,
+    uncertainty: bool,
+    lesions: bool,
+    even_if_unlike: bool,
+    box: Box | None,
 ) -> Predicted:
     done = predict_native(
-        case, bundle.network, bundle.data, patch=bundle.patch, uncertainty=uncertainty, lesions=lesions
+        case, bundle.network, bundle.data, patch=bundle.patch, uncertainty=uncertainty, lesions=lesions, box=box
     )
     unlike = "" if bundle.inputs is None else bundle.inputs.unlike(done.volume)
     if unlike and not even_if_unlike:
         reason = f"unlike every public volume that the student was trained on: {unlike}; to fix: {UNLIKE_REMEDY}"
         return Predicted(case.id, problem=reason, unlike=unlike)
-    path, unsure = out / f"{case.id}_seg.nii.gz", ""
+    name, unsure = f"{case.id}{place_in_name(box)}", ""
+    path, where = out / f"{name}_seg.nii.gz", "" if box is None else str(box)
     made_of = _description(done.volume)
     _check_place(path, made_of)
     said = f"{made_of}; UNLIKE TRAINING DATA" if unlike else made_of
-    save_label(path, done.label_map, done.volume, description=said)
+    comment = f"Consilium segmented only a box about {where}" if where else ""
+    save_label(path, done.label_map, done.volume, description=said, comment=comment)
     if done.uncertainty is not None:
-        unsure = f"{case.id}_uncertainty.nii.gz"
-        save_label(out / unsure, done.uncertainty, done.volume, description=said)
+        unsure = f"{name}_uncertainty.nii.gz"
+        save_label(out / unsure, done.uncertainty, done.volume, description=said, comment=comment)
     return Predicted(
         case.id,
         path.name,
         done.dice,
         done.hd95_mm,
         unlike=unlike,
+        centre=where,
         uncertainty=unsure,
         sure=done.sure,
         lesions=done.lesions,
@@ -316,6 +377,7 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
                 "problem": result.problem,
                 "unlike": result.unlike,
                 "warnings": list(result.odd),
+                **({"centre_mm": result.centre} if result.centre else {}),
                 **({"uncertainty": result.uncertainty} if result.uncertainty else {}),
                 **({"lesion_wise": [list(pair) for pair in result.lesions]} if result.lesions else {}),
             }
@@ -347,8 +409,9 @@ def to_text(results: list[Predicted], bundle: Bundle) -> str:
             f", {name} lesion-wise Dice {dice:.3f} HD95 {far:.1f} mm"
             for name, (dice, far) in zip(bundle.data.structures, result.lesions, strict=False)
         )
+        where = f"only a box about {result.centre} mm was segmented" if result.centre else ""
         if not result.problem:
-            lines.append(f"{result.case}: {'; '.join(filter(None, (result.file, scores)))}")
+            lines.append(f"{result.case}: {'; '.join(filter(None, (result.file, where, scores)))}")
     problems = [Problem(result.case, result.problem) for result in results if result.problem]
     lines += left_out_lines(len(results) - len(problems), problems)
     unscored = sum(not result.problem and not result.dice for result in results)

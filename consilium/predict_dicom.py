@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.canonical import sha256_bytes
+from common.data.box import Box, Point
 from common.data.dataset import Case
 from common.data.dicom import slices_of
 from common.data.dicom_seg import Algorithm, refers_to, write_segmentation
@@ -24,7 +25,7 @@ from common.models.bundle import Bundle
 from common.models.native import predict_native
 from common.models.unet import weights_to_bytes
 from common.plain import RESEARCH_ONLY
-from consilium.predict import UNLIKE_REMEDY, load_model
+from consilium.predict import UNLIKE_REMEDY, box_about, load_model, place_in_name
 
 MODALITY = "MR"
 
@@ -38,6 +39,7 @@ class Segmented:
         series: The series that it refers to.
         weights: SHA-256 of the student's weights.
         voxels: Number of voxels of each structure.
+        centre: The point about which a box was segmented, in whole mm; empty if the whole series was.
         unlike: Description of how the series differs from the student's training data; empty if it does not.
         odd: Warnings of structures that are missing or far too small.
     """
@@ -46,6 +48,7 @@ class Segmented:
     series: tuple[Series, ...]
     weights: str
     voxels: Mapping[str, int]
+    centre: str = ""
     unlike: str = ""
     odd: tuple[str, ...] = ()
 
@@ -57,6 +60,7 @@ class Segmented:
             "series": [{"name": one.name, "uid": one.uid} for one in self.series],
             "student": self.weights,
             "voxels": dict(self.voxels),
+            **({"centre_mm": self.centre} if self.centre else {}),
             "unlike": self.unlike,
             "warnings": list(self.odd),
             "statement": RESEARCH_ONLY,
@@ -66,22 +70,31 @@ class Segmented:
         """Return the result as text: file, voxels of each structure, series, and warnings."""
         sizes = ", ".join(f"{name} {count} voxels" for name, count in self.voxels.items())
         lines = [f"{self.file}: {sizes}", *(f"refers to {one.name}, {one.uid}" for one in self.series)]
+        lines += [f"only a box about {self.centre} mm was segmented"] if self.centre else []
         lines += [f"warning: the series is unlike the student's training: {self.unlike}"] if self.unlike else []
         lines += [f"warning: {one}" for one in self.odd]
         return "\n".join([*lines, RESEARCH_ONLY])
 
 
 def predict_dicom(
-    study: Path, model: Path, out: Path, *, chosen: Sequence[str] = (), even_if_unlike: bool = False
+    study: Path,
+    model: Path,
+    out: Path,
+    *,
+    chosen: Sequence[str] = (),
+    even_if_unlike: bool = False,
+    centre: Point | None = None,
 ) -> Segmented:
     """Segment one DICOM series of a study, or one for each channel of the student, and write a DICOM Segmentation.
 
     Args:
         study: The folder of one study.
         model: The student's bundle.
-        out: The folder for the file, ``NUMBER-UID-seg.dcm`` with the series' number and UID.
+        out: The folder for the file, ``NUMBER-UID-seg.dcm`` with the series' number and UID, and with the point if one
+            is given.
         chosen: Series by UID, number or description; for several channels ``CHANNEL=SERIES`` each.
         even_if_unlike: True to write the file even if the series differs from all training volumes of the student.
+        centre: A point in mm of DICOM's coordinates (LPS). Only a box about it is segmented. None for the whole series.
 
     Returns:
         The written segmentation.
@@ -93,15 +106,17 @@ def predict_dicom(
     bundle = load_model(model)
     series = _chosen(series_in(study), bundle, chosen)
     weights = bundle.weights or sha256_bytes(weights_to_bytes(bundle.network))
-    target = _target(out, series, weights)
+    box = None if centre is None else box_about(centre, bundle, axes="LPS")
+    target = _target(out, series, weights, box)
     with tempfile.TemporaryDirectory(prefix="consilium-dicom-") as folder:
         places = [_alone(one, Path(folder) / str(number)) for number, one in enumerate(series)]
         channels = tuple(zip(bundle.data.channels, places, strict=True))
         case = Case("series", places[0], channel_files=channels if len(places) > 1 else ())
         try:
-            done = predict_native(case, bundle.network, bundle.data, patch=bundle.patch)
+            done = predict_native(case, bundle.network, bundle.data, patch=bundle.patch, box=box)
         except InvalidInput as error:
-            raise InvalidInput(f"series {series[0].name} cannot be segmented", value=str(error)) from error
+            what = f"series {series[0].name} cannot be segmented: {error.what}"
+            raise InvalidInput(what, value=error.value, limit=error.limit, remedy=error.remedy) from error
         unlike = "" if bundle.inputs is None else bundle.inputs.unlike(done.volume)
         if unlike and not even_if_unlike:
             raise InvalidInput(
@@ -115,22 +130,25 @@ def predict_dicom(
             done.label_map,
             slices,
             structures=bundle.data.labels[1:],
-            algorithm=Algorithm(f"Consilium {bundle.who}", weights, unlike=bool(unlike)),
+            algorithm=Algorithm(f"Consilium {bundle.who}", weights, bool(unlike), "" if box is None else str(box)),
         )
     voxels = {name: int((done.label_map == value).sum()) for value, name in enumerate(bundle.data.labels) if value}
     odd = odd_sizes(done.label_map, done.volume, bundle.data.labels[1:], bundle.inputs)
-    return Segmented(target, series, weights, voxels, unlike, odd)
+    return Segmented(target, series, weights, voxels, "" if box is None else str(box), unlike, odd)
 
 
-def _target(out: Path, series: Sequence[Series], weights: str) -> Path:
-    """Return the file to write: named by the number and the UID of each channel's series, which no other series has.
+def _target(out: Path, series: Sequence[Series], weights: str, box: Box | None) -> Path:
+    """Return the file to write: named by the number and the UID of each channel's series, which no other series has,
+    and by the point of the box.
 
     Raises InvalidInput if the file exists, unless the same network made it from the same series.
     """
     number = re.sub("[^0-9A-Za-z]", "", series[0].number) or "series"
     uids = [one.uid for one in series]
     alone = len(uids) == 1 and re.fullmatch(r"[0-9.]{1,64}", uids[0])
-    target = out / f"{number}-{uids[0] if alone else sha256_bytes(' '.join(uids).encode())[:32]}-seg.dcm"
+    target = (
+        out / f"{number}-{uids[0] if alone else sha256_bytes(' '.join(uids).encode())[:32]}{place_in_name(box)}-seg.dcm"
+    )
     if target.exists() and refers_to(target) != ((uids[0],), (weights,)):
         raise InvalidInput(
             "the file exists already and is not of this series and network",

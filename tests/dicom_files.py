@@ -38,7 +38,7 @@ def write_series(
         meta = FileMetaDataset()
         meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = kind, f"{uid}.{k + 1}"
         meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        path = folder / f"IM{(k * 7) % 11:03d}-{number}"
+        path = folder / f"IM{(k * 7) % 31:03d}-{number}"
         file = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
         file.SOPClassUID, file.SOPInstanceUID = kind, f"{uid}.{k + 1}"
         file.PatientName, file.PatientID, file.Modality = "Doe^Jane", patient, modality

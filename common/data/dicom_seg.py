@@ -44,11 +44,20 @@ class Algorithm:
         name: Its name.
         weights: As its version, the SHA-256 of its weights in hex.
         unlike: True if the series differs from all its training data; the file's descriptions then state it.
+        centre: The point in mm about which a box was segmented; empty if the whole series was.
     """
 
     name: str
     weights: str
     unlike: bool = False
+    centre: str = ""
+
+    def describe(self) -> str:
+        """Return the description of its result, with at most 64 characters."""
+        box = f"box about {self.centre}" if self.centre else ""
+        if self.unlike:
+            return f"{box or self.name}: input {UNLIKE}"[:64]
+        return (f"{self.name}: {box}" if box else self.name)[:64]
 
 
 def write_segmentation(
@@ -88,6 +97,7 @@ def write_segmentation(
         family=dicom.sr.codedict.codes.DCM.ArtificialIntelligence,
         version=algorithm.weights,
         source="Consilium",
+        parameters={"segmented only a box about, in mm": algorithm.centre} if algorithm.centre else None,
     )
     try:
         made = hd.seg.Segmentation(
@@ -106,7 +116,7 @@ def write_segmentation(
             software_versions=__version__,
             device_serial_number="0",
             series_description=f"{DESCRIPTION}, {UNLIKE}" if algorithm.unlike else DESCRIPTION,
-            content_description=f"{algorithm.name}: input {UNLIKE}"[:64] if algorithm.unlike else algorithm.name[:64],
+            content_description=algorithm.describe(),
             omit_empty_frames=bool(label_map.any()),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:

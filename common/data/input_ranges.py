@@ -2,9 +2,9 @@
 
 The export of a bundle records the ranges; predictions compare a new volume with them and warn. Intensities are taken as
 the network sees them, z-scored on the study's grid: for each channel seven quantiles and the mean step between
-neighbouring voxels. Size is the file's own field of view. The mean volume of each structure over the released labels is
-recorded too. Only public volumes and released labels are read. A volume within the ranges may still be segmented
-wrongly.
+neighbouring voxels. Size is the field of view of the file, or of the box that was cut out of it. The mean volume of
+each structure over the released labels is recorded too. Only public volumes and released labels are read. A volume
+within the ranges may still be segmented wrongly.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _figures(volume: Volume) -> tuple[Float[np.ndarray, "c f"], Float[np.ndarray
     for channel in volume.image:
         step = np.mean([np.abs(np.diff(channel, axis=axis)).mean() for axis in range(3)])
         found.append([*np.quantile(channel, QUANTILES), step])
-    extent = np.array(volume.native_shape) * voxel_sizes(volume.native_affine)
+    extent = np.array(volume.seen_shape) * voxel_sizes(volume.native_affine)
     return np.array(found), extent[np.argsort(io_orientation(volume.native_affine)[:, 0])]  # x, y, z of the patient
 
 

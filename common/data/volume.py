@@ -8,6 +8,8 @@ Called wherever an image or a label map is opened for training, prediction or sc
 3. The volume is turned to RAS+ and resampled to the study's spacing.
 4. Images are z-scored, then everything is cropped or padded about the centre.
 
+A box (:mod:`common.data.box`) is cut out before step 2; results still lie on the whole file's voxels.
+
 Refuses files that would silently lead to wrong training or labels: unreadable files, contradictory affines, non-finite
 or constant images, the wrong number of channels, label values outside the study, a label map with another geometry than
 its image. Corrections are listed in ``notes``. Messages name no file and no patient, since the caller knows which file
@@ -32,6 +34,7 @@ from nibabel.orientations import io_orientation
 
 from common.config import DataConfig
 from common.data import dicom, dicom_labels, dicom_structures, geometry
+from common.data.box import Box, cut
 from common.data.dataset import Case
 from common.data.memory import free_memory_bytes
 from common.data.nifti import (
@@ -71,6 +74,7 @@ class Volume:
         native_shape: Shape of the file.
         notes: Corrections that were made.
         frame: UID of the frame of reference of a DICOM series; empty for other files.
+        seen_shape: Shape of the part of the file that was used; the file's shape unless a box was cut out.
     """
 
     image: Float[np.ndarray, "c x y z"]
@@ -79,8 +83,11 @@ class Volume:
     native_shape: tuple[int, int, int]
     notes: tuple[str, ...] = ()
     frame: str = ""
+    seen_shape: tuple[int, int, int] = (0, 0, 0)
 
     def __post_init__(self) -> None:
+        if not any(self.seen_shape):
+            object.__setattr__(self, "seen_shape", self.native_shape)
         for name, dtype in (("image", np.float32), ("affine", np.float64), ("native_affine", np.float64)):
             array = np.array(getattr(self, name), dtype=dtype)
             array.flags.writeable = False
@@ -117,13 +124,14 @@ def load_example(case: Case, data: DataConfig) -> Example:
     return Example(volume=volume, label=label, notes=(*volume.notes, *notes))
 
 
-def load_case(case: Case, data: DataConfig) -> Volume:
+def load_case(case: Case, data: DataConfig, *, box: Box | None = None) -> Volume:
     """Read the image of a case onto the study's grid. Channels that the site does not have are filled with 0, the mean
     of a z-scored channel.
 
     Args:
         case: A case that was matched to the study.
         data: The study's data settings.
+        box: The part of the file to use; None for the whole file.
 
     Returns:
         The volume.
@@ -132,17 +140,18 @@ def load_case(case: Case, data: DataConfig) -> Volume:
         InvalidInput: If the image cannot be trusted (see the module).
     """
     if not case.absent:
-        return load_volume(case.images, data, order=case.channel_order)
+        return load_volume(case.images, data, order=case.channel_order, box=box)
     there = [place for place in range(len(data.channels)) if place not in case.absent]
-    found = load_volume(
-        case.images, replace(data, channels=tuple(data.channels[i] for i in there)), order=case.channel_order
-    )
+    known = replace(data, channels=tuple(data.channels[i] for i in there))
+    found = load_volume(case.images, known, order=case.channel_order, box=box)
     image = np.zeros((len(data.channels), *found.image.shape[1:]), np.float32)
     image[there] = found.image
     return replace(found, image=image)
 
 
-def load_volume(path: Path | Sequence[Path], data: DataConfig, *, order: Sequence[int] = ()) -> Volume:
+def load_volume(
+    path: Path | Sequence[Path], data: DataConfig, *, order: Sequence[int] = (), box: Box | None = None
+) -> Volume:
     """Read an image onto the study's grid.
 
     Args:
@@ -150,6 +159,7 @@ def load_volume(path: Path | Sequence[Path], data: DataConfig, *, order: Sequenc
             channel.
         data: The study's data settings.
         order: Which of a file's channels to take, in which order; empty for all.
+        box: The part of the file to use; None for the whole file.
 
     Returns:
         The volume.
@@ -161,11 +171,11 @@ def load_volume(path: Path | Sequence[Path], data: DataConfig, *, order: Sequenc
     room = room_for(data)
     if len(paths) > 1:
         each = replace(room, voxels=room.voxels // len(paths))
-        return _volume(_stack([_scan(path, channels=1, room=each) for path in paths]), data)
+        return _volume(_stack([_scan(path, channels=1, room=each) for path in paths]), data, box)
     scan = _scan(paths[0], channels=None if order else len(data.channels), room=room)
     if order and max(order) >= len(scan.array):
         raise InvalidInput("volume's channels", value=len(scan.array), limit=f"at least {max(order) + 1}")
-    return _volume(replace(scan, array=scan.array[list(order)]) if order else scan, data)
+    return _volume(replace(scan, array=scan.array[list(order)]) if order else scan, data, box)
 
 
 def volume_from_bytes(content: bytes, data: DataConfig) -> Volume:
@@ -321,7 +331,9 @@ def onto_grid(
     return result
 
 
-def save_label(path: Path, native: Num[np.ndarray, "i j k ..."], volume: Volume, *, description: str = "") -> None:
+def save_label(
+    path: Path, native: Num[np.ndarray, "i j k ..."], volume: Volume, *, description: str = "", comment: str = ""
+) -> None:
     """Write an array on the file's own voxels as NIfTI, with the affine that was read, in mm.
 
     Args:
@@ -329,10 +341,13 @@ def save_label(path: Path, native: Num[np.ndarray, "i j k ..."], volume: Volume,
         native: Array of the file's shape.
         volume: The volume that was read.
         description: ASCII text of at most 79 characters for the header's field ``descrip``.
+        comment: Text of any length for a header extension of the kind "comment"; empty for none.
     """
     image = nib.Nifti1Image(native, volume.native_affine)
     image.header.set_xyzt_units("mm")
     image.header["descrip"] = description
+    if comment:
+        image.header.extensions.append(nib.nifti1.Nifti1Extension("comment", comment.encode()))
     nib.save(image, path)
 
 
@@ -435,7 +450,8 @@ def _stack(scans: list[Scan]) -> Scan:
     return replace(first, array=np.concatenate(arrays), notes=tuple(dict.fromkeys(notes)))
 
 
-def _volume(scan: Scan, data: DataConfig) -> Volume:
+def _volume(whole: Scan, data: DataConfig, box: Box | None = None) -> Volume:
+    scan = whole if box is None else cut(whole, box)
     _check_extent(scan, data)
     _check_image(scan.array, labels=len(data.labels))
     grid = _fit(_resample(_plain_float(scan.array), scan.affine, data, mode="bilinear"), data, normalise=True)
@@ -445,10 +461,11 @@ def _volume(scan: Scan, data: DataConfig) -> Volume:
     return Volume(
         image=image,
         affine=np.asarray(grid.affine, dtype=np.float64),
-        native_affine=scan.affine,
-        native_shape=(scan.array.shape[1], scan.array.shape[2], scan.array.shape[3]),
+        native_affine=whole.affine,
+        native_shape=(whole.array.shape[1], whole.array.shape[2], whole.array.shape[3]),
         notes=scan.notes,
         frame=scan.frame,
+        seen_shape=(scan.array.shape[1], scan.array.shape[2], scan.array.shape[3]),
     )
 
 

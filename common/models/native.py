@@ -13,6 +13,7 @@ from jaxtyping import Float, UInt8
 
 from common.calibration import NOTHING, Reliability, entropy, reliability
 from common.config import DataConfig
+from common.data.box import Box
 from common.data.dataset import Case
 from common.data.geometry import voxel_sizes
 from common.data.volume import Volume, load_case, load_native_label, to_native
@@ -52,6 +53,7 @@ def predict_native(
     patch: tuple[int, ...] = (),
     uncertainty: bool = False,
     lesions: bool = False,
+    box: Box | None = None,
 ) -> NativePrediction:
     """Predict a case on the study's grid and resample the probabilities to the file's own voxels.
 
@@ -62,6 +64,7 @@ def predict_native(
         patch: Size of the sliding window; empty for none.
         uncertainty: True to add the map of uncertainty.
         lesions: True to add scores lesion by lesion.
+        box: The part of the file to predict; all other voxels become background. None for the whole file.
 
     Returns:
         Prediction and scores. HD95 uses the file's own voxel sizes.
@@ -69,17 +72,20 @@ def predict_native(
     Raises:
         InvalidInput: If the image or the label map is unusable.
     """
-    volume, truth = load_native(case, data)
+    volume, truth = load_native(case, data, box=box)
     found = predict(network, volume.image, patch=patch)
     return on_native(found, volume, truth, data, uncertainty=uncertainty, lesions=lesions)
 
 
-def load_native(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None]:
+def load_native(
+    case: Case, data: DataConfig, *, box: Box | None = None
+) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None]:
     """Read a case's volume, and its label map on the file's own voxels if it has one.
 
     Args:
         case: A case that was matched to the study.
         data: The study's data settings.
+        box: The part of the file to use; None for the whole file.
 
     Returns:
         The volume, and the label map; None instead of a label map if the case has none.
@@ -87,7 +93,7 @@ def load_native(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray,
     Raises:
         InvalidInput: If a file is unusable.
     """
-    volume = load_case(case, data)
+    volume = load_case(case, data, box=box)
     if case.label is None:
         return volume, None
     return volume, load_native_label(

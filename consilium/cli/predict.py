@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +42,14 @@ def predict(
             help="Write the result, marked as unlike, even if an image differs from all public training volumes.",
         ),
     ] = False,
+    centre: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X,Y,Z",
+            help="Segment only a box of the training images' size about this point, as in a whole-head scan. Give mm "
+            "in the patient's coordinates: LPS with --dicom, RAS for NIfTI.",
+        ),
+    ] = None,
     labels: Annotated[
         Path | None, typer.Option(help="A label map, or a folder of label maps with the images' names.")
     ] = None,
@@ -71,14 +80,18 @@ def predict(
     each; the results of all others were written.
     Example: consilium predict scans --model bundle --out predictions --labels drawn
     Example: consilium predict --dicom study --series 4 --model bundle --out segmentations
+    Example: consilium predict head.nii.gz --centre -25,-18,-12 --model bundle --out segmentations
     """
+    point = None if centre is None else _point(centre)
     if (images is None) == (dicom is None):
         raise InvalidInput("images to segment", limit="either IMAGES, or --dicom with the folder of a DICOM study")
     if dicom is not None:
         given = {"--labels": labels, "--label-map": label_map, "--uncertainty": uncertainty, "--lesion-wise": lesions}
         if unread := [name for name, value in given.items() if value]:
             raise InvalidInput(", ".join(unread), limit="not together with --dicom")
-        _predict_dicom(dicom, model, out, series=series or [], even_if_unlike=even_if_unlike, as_json=as_json)
+        _predict_dicom(
+            dicom, model, out, series=series or [], even_if_unlike=even_if_unlike, centre=point, as_json=as_json
+        )
         return
     if series:
         raise InvalidInput("--series", limit="only together with --dicom")
@@ -99,6 +112,7 @@ def predict(
             uncertainty=uncertainty,
             lesions=lesions,
             even_if_unlike=even_if_unlike,
+            centre=point,
             progress=on_case,
         )
     say(json.dumps(done.facts, allow_nan=False) if as_json else done.text)
@@ -111,12 +125,29 @@ def predict(
 
 
 def _predict_dicom(
-    study: Path, model: Path, out: Path, *, series: list[str], even_if_unlike: bool, as_json: bool
+    study: Path,
+    model: Path,
+    out: Path,
+    *,
+    series: list[str],
+    even_if_unlike: bool,
+    centre: tuple[float, float, float] | None,
+    as_json: bool,
 ) -> None:
     for what, path in (("--dicom", study), ("--model", model)):
         if not path.exists():
             raise InvalidInput(what, value=str(path), limit="an existing folder")
     from consilium.predict_dicom import predict_dicom
 
-    done = predict_dicom(study, model, out, chosen=series, even_if_unlike=even_if_unlike)
+    done = predict_dicom(study, model, out, chosen=series, even_if_unlike=even_if_unlike, centre=centre)
     say(json.dumps(done.to_json()) if as_json else done.to_text())
+
+
+def _point(text: str) -> tuple[float, float, float]:
+    try:
+        x, y, z = (float(part) for part in text.split(","))
+    except ValueError:
+        x = y = z = math.nan
+    if not all(abs(value) < 1e6 for value in (x, y, z)):  # also false for nan
+        raise InvalidInput("--centre", value=text, limit="three numbers in mm, such as -25,-18,-12.5")
+    return x, y, z

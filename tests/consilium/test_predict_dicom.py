@@ -208,6 +208,50 @@ def test_a_series_unlike_the_students_training_is_refused_by_its_name(
     assert "UNLIKE TRAINING DATA" in found.ContentDescription
 
 
+def test_a_box_about_a_point_in_dicoms_coordinates_refers_to_the_whole_series(bundle: Path, tmp_path: Path) -> None:
+    """A block in a corner of a large series, 7 mm inside its first voxel; the student's grid has 16 mm."""
+    import pydicom
+
+    whole = np.random.default_rng(4).integers(10, 60, (50, 40, 30)).astype(np.uint16)
+    whole[3:8, 2:9, 4:7] += 600
+    write_series(tmp_path / "whole", whole, uid=UID)
+    middle = [ORIGIN[i] + STEP[i] * at for i, at in enumerate((5, 5, 5))]
+    centre = ",".join(f"{value:g}" for value in middle)
+    path = segment(tmp_path / "whole", bundle, tmp_path / "out", "--centre", centre)
+    assert path.name == f"4-{UID}_at_-5_28_42-seg.dcm"
+    found = pydicom.dcmread(path)
+    (reference,) = found.ReferencedSeriesSequence
+    assert len(reference.ReferencedInstanceSequence) == 30
+    assert (found.Columns, found.Rows) == (50, 40)
+    assert "box about -5,28,42 LPS" in found.ContentDescription
+    (named,) = {
+        str(s.SegmentationAlgorithmIdentificationSequence[0].AlgorithmParameters) for s in found.SegmentSequence
+    }
+    assert "-5,28,42 LPS" in named
+    frames = found.pixel_array
+    seen = set()
+    for frame, facts in zip(frames, found.PerFrameFunctionalGroupsSequence, strict=True):
+        k = round((facts.PlanePositionSequence[0].ImagePositionPatient[2] - ORIGIN[2]) / STEP[2])
+        seen |= {(column, row, k) for row, column in np.argwhere(frame)}
+    block = {(i, j, k) for i in range(3, 8) for j in range(2, 9) for k in range(4, 7)}
+    assert len(seen & block) / len(seen | block) > 0.8
+
+    words = ["--dicom", str(tmp_path / "whole"), "--model", str(bundle), "--out", str(tmp_path / "out")]
+    outside = RUN.invoke(app, [*words, "--centre", "5,-28,42"])  # RAS, not LPS
+    assert "outside the volume" in str(outside.exception)
+    assert "x -10.5 to 39.5, y 19.2 to 79.2" in str(outside.exception)
+    assert "LPS" in str(outside.exception)
+
+
+@pytest.mark.parametrize("centre", ["", "-123,-145,-178 LPS"])
+@pytest.mark.parametrize("unlike", [True, False])
+def test_a_description_fits_dicoms_64_characters_and_says_all(centre: str, unlike: bool) -> None:
+    said = Algorithm("Consilium adapted network", "a" * 64, unlike, centre).describe()
+    assert centre in said
+    assert ("UNLIKE TRAINING DATA" in said) == unlike
+    assert len(said) < 64
+
+
 def test_one_patients_segmentation_never_overwrites_anothers(study: Path, bundle: Path, tmp_path: Path) -> None:
     """Scanners number series alike: both patients have a series 4."""
     import pydicom

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -243,15 +244,21 @@ def seen(scans: Path, tmp_path_factory: pytest.TempPathFactory) -> InputRanges:
     return input_ranges(load_volume(path, DATA) for path in sorted(folder.iterdir()))
 
 
-def test_an_input_far_from_the_public_volumes_is_said_and_a_normal_one_is_not(
-    bundle: Path, seen: InputRanges, scans: Path, tmp_path: Path
-) -> None:
-    told = tmp_path / "told"
+@pytest.fixture(scope="module")
+def told(bundle: Path, seen: InputRanges, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle, which states the ranges of its public volumes."""
+    told = tmp_path_factory.mktemp("told") / "bundle"
     shutil.copytree(bundle, told)
     metadata = json.loads((bundle / "configs" / "metadata.json").read_text())
     assert "input_ranges" not in metadata  # as bundles were before
     metadata["input_ranges"] = seen.to_json()
     (told / "configs" / "metadata.json").write_text(json.dumps(metadata))
+    return told
+
+
+def test_an_input_far_from_the_public_volumes_is_said_and_a_normal_one_is_not(
+    bundle: Path, told: Path, scans: Path, tmp_path: Path
+) -> None:
     phantoms = write_phantoms(tmp_path / "phantoms", cases=2, seed=1)
     images = tmp_path / "images"
     shutil.copytree(scans / "images", images)
@@ -319,3 +326,70 @@ def test_ranges_that_no_export_writes_are_refused(seen: InputRanges, bad: object
     with pytest.raises(InvalidInput):
         InputRanges.from_json(seen.to_json() | bad if isinstance(bad, dict) and bad else bad, channels=1)
     assert InputRanges.from_json(json.loads(json.dumps(seen.to_json())), channels=1) == seen
+
+
+def head_of(seed: int, corner: tuple[int, int, int], fill: float = 10.0) -> tuple[np.ndarray, np.ndarray]:
+    """A whole head: a drawing as above, in a much larger volume with bright noise around it."""
+    image, labels = drawing(seed)
+    whole = np.random.default_rng(seed).normal(fill, 4.0, (60, 72, 64)).astype(np.float32)
+    truth = np.zeros(whole.shape, dtype=np.uint8)
+    part = tuple(slice(at, at + 16) for at in corner)
+    whole[part], truth[part] = image, labels
+    return whole, truth
+
+
+def test_a_box_about_a_chosen_point_segments_a_whole_head_on_the_heads_own_voxels(told: Path, tmp_path: Path) -> None:
+    """The point is given in the file's RAS mm, whatever the order of its axes; without it the head is refused."""
+    whole, truth = head_of(11, (4, 50, 30))
+    store(tmp_path / "head.nii.gz", whole, "LPS")
+    store(tmp_path / "drawn.nii.gz", truth, "LPS")
+    given = (tmp_path / "head.nii.gz", "--model", told, "--out", tmp_path / "out")
+    with pytest.raises(InvalidInput):
+        run(*given)
+    assert "--centre X,Y,Z" in (tmp_path / "out" / "scores.json").read_text()
+    labels = ("--labels", tmp_path / "drawn.nii.gz")
+    (case,) = json.loads(run(*given, *labels, "--centre", "11.6,57.5,37.4", "--json"))["cases"]
+    assert min(case["dice"]) > 0.8
+    assert (case["file"], case["centre_mm"], case["unlike"]) == ("head_at_12_58_37_seg.nii.gz", "12,58,37 RAS", "")
+    found = nib.load(tmp_path / "out" / case["file"])
+    assert found.shape == whole.shape
+    np.testing.assert_allclose(found.affine, nib.load(tmp_path / "head.nii.gz").affine)
+    marked = nib.as_closest_canonical(found)
+    assert np.asarray(marked.dataobj)[truth == 1].mean() > 0.5
+    assert b"12,58,37 RAS" in found.header.extensions[0].get_content()
+    elsewhere = run(*given, "--centre", "30,30,30", "--even-if-unlike", "--uncertainty")  # another file
+    assert "head_at_30_30_30_uncertainty.nii.gz" in {path.name for path in (tmp_path / "out").iterdir()}
+    assert "only a box about 30,30,30 RAS mm" in elsewhere
+
+
+@pytest.mark.parametrize(
+    ("centre", "said"),
+    [
+        ("100,5,5", r"outside the volume: got .*100,5,5.*x -0.5 to 15.5, y -0.5 to 15.5"),
+        ("5,5", "three numbers in mm"),
+        ("a,b,c", "three numbers in mm"),
+        ("nan,1,1", "three numbers in mm"),
+    ],
+)
+def test_a_point_that_is_none_or_not_in_the_volume_is_refused(
+    bundle: Path, scans: Path, tmp_path: Path, centre: str, said: str
+) -> None:
+    given = [scans / "images" / "doe-11.nii.gz", "--model", bundle, "--out", tmp_path, "--centre", centre]
+    done = CliRunner().invoke(app, [str(one) for one in given])
+    assert isinstance(done.exception, InvalidInput)
+    problems = (tmp_path / "scores.json").read_text() if (tmp_path / "scores.json").exists() else str(done.exception)
+    assert re.search(said, problems)
+
+
+def test_a_point_belongs_to_one_image(bundle: Path, scans: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="run the command for each image"):
+        run(scans / "images", "--model", bundle, "--out", tmp_path, "--centre", "5,5,5")
+
+
+def test_a_box_of_one_value_is_refused(bundle: Path, tmp_path: Path) -> None:
+    whole, _ = head_of(11, (4, 50, 30))
+    whole[40:] = 0
+    store(tmp_path / "head.nii.gz", whole, "RAS")
+    with pytest.raises(InvalidInput):
+        run(tmp_path / "head.nii.gz", "--model", bundle, "--out", tmp_path, "--centre", "51,30,30")
+    assert "choose a point inside the structure" in (tmp_path / "scores.json").read_text()
