@@ -1,6 +1,7 @@
 """Defines the data that a hospital's own web page shows. The site provides the data; a web server renders the page.
 
-Nothing here leaves the site. Cases are identified by numbers; no name of a patient or a file is included.
+Nothing here leaves the site. Cases have the names that the site's own evaluation gives them, because the page is served
+to this machine only.
 """
 
 from __future__ import annotations
@@ -61,6 +62,21 @@ class OwnNetwork:
 
 
 @dataclass(frozen=True, slots=True)
+class OfferedCase:
+    """A case that the page can show.
+
+    Attributes:
+        number: Its number in the dataset, from 1.
+        name: Its name in the dataset and in the site's evaluations.
+        dice: The student's Dice in the newest evaluation; None if it was not scored there.
+    """
+
+    number: int
+    name: str
+    dice: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HospitalFacts:
     """Everything on the page except pictures.
 
@@ -78,11 +94,12 @@ class HospitalFacts:
         alarms: Problems, the worst first.
         networks: Networks that this hospital has.
         pause: The command that pauses the study, or ends the pause.
-        cases: Numbers, from 1, of the cases that can be shown.
+        cases: The cases that can be shown, those with the lowest Dice first.
         withdrawn: Number of labelled cases of withdrawn patients, which are not shown.
         left_out: Number of further cases that this site leaves out, which are not shown either.
         not_shown: Why no case can be shown; empty if nothing forbids it.
         adapted_on: Number of the cases shown whose patients trained the adapted network; None if it is not shown.
+        evaluated: Day of the evaluation that the cases' Dice comes from; empty without one.
     """
 
     site: SiteFacts
@@ -97,11 +114,12 @@ class HospitalFacts:
     alarms: tuple[OwnAlarm, ...]
     networks: tuple[OwnNetwork, ...]
     pause: str
-    cases: tuple[int, ...]
+    cases: tuple[OfferedCase, ...]
     withdrawn: int
     left_out: int
     not_shown: str
     adapted_on: int | None = None
+    evaluated: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

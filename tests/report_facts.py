@@ -9,7 +9,15 @@ from fractions import Fraction
 import numpy as np
 
 from common.config import CodecConfig
-from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, PrivacyFacts, ReportFacts, SiteFact
+from consilium.reports.report_facts import (
+    CaseDice,
+    DaemonFact,
+    DiceScore,
+    NamedScore,
+    PrivacyFacts,
+    ReportFacts,
+    SiteFact,
+)
 from consilium.reports.report_pictures import Picture
 from server.study.consent_text import BatchRoster
 from tests.worlds import make_study
@@ -108,4 +116,5 @@ def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital")
         seeds={"data": 7, "split": 11, "student": 3},
         spacing_mm=(1.0, 1.0, 1.0),
         finished=datetime(2026, 1, 14, 9, 41, tzinfo=UTC),
+        test_cases=tuple(CaseDice(f"case_{n:03d}", 0.7 - 0.1 * (n % 3), (0.7, 0.7 - 0.2 * (n % 3))) for n in range(12)),
     )

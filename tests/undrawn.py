@@ -6,12 +6,13 @@ from typing import BinaryIO
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
 
 
 def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
-    """Have every canvas write an empty PNG file; the figure before it is made in full."""
+    """Have every canvas write a PNG file of one pixel; the figure before it is made in full."""
 
     def write(self: FigureCanvasAgg, stream: BinaryIO, **_options: object) -> None:
-        stream.write(b"\x89PNG\r\n\x1a\n")
+        Image.new("RGB", (1, 1)).save(stream, "PNG")
 
     patch.setattr(FigureCanvasAgg, "print_png", write)

@@ -7,12 +7,13 @@ page (:mod:`client.operations.own_cases`).
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from client.ledger.site_ledger import SiteLedger
 from client.operations.daemons import daemon_standings, trouble
-from client.operations.own_cases import ADAPTED, OWN, STUDENT, OwnCases
+from client.operations.evaluated import student_dice
+from client.operations.own_cases import ADAPTED, OWN, STUDENT, CaseList, OwnCases
 from client.policy import load_site
 from client.site.books import joined_study, read_books
 from client.site.peers import PeersView, PeerTrust
@@ -21,6 +22,7 @@ from client.site.status import facts_in
 from common.config import Study
 from common.hospital_page import (
     HospitalFacts,
+    OfferedCase,
     OwnAlarm,
     OwnAnswer,
     OwnNetwork,
@@ -73,6 +75,7 @@ class SitesOwnPage(OwnPage):
         config, study = self._config, self._study
         view, listed, networks = look_at_peers(self._directory), self._cases.listed(), self._cases.networks()
         outdated, away = self._cases.outdated(), _away(self._directory)
+        dice, evaluated = student_dice(self._directory)
         with read_books(config) as ledger:
             site = facts_in(ledger, config)
             here = site.study(study.id)
@@ -96,11 +99,12 @@ class SitesOwnPage(OwnPage):
                     *((OwnNetwork(ADAPTED, _OUTDATED.format(folder=outdated)),) if outdated else ()),
                 ),
                 pause=_command(self._directory, study, ended=here is not None and here.state == "pause"),
-                cases=tuple(number + 1 for number in listed.numbers) if networks else (),
+                cases=_offered(listed, dice) if networks else (),
                 withdrawn=listed.withdrawn,
                 left_out=listed.left_out,
                 not_shown=listed.problem,
                 adapted_on=self._cases.adapted_on() if ADAPTED in networks else None,
+                evaluated=evaluated,
             )
 
     def case(self, number: int) -> ShownCase:
@@ -113,6 +117,12 @@ class SitesOwnPage(OwnPage):
         if (config, study) != (self._config, self._study):
             self._config, self._study = config, study
             self._cases = OwnCases(self._directory, config, study)
+
+
+def _offered(listed: CaseList, dice: Mapping[str, float]) -> tuple[OfferedCase, ...]:
+    """Return the cases that may be shown: by Dice, the lowest first, and then those without in the dataset's order."""
+    cases = (OfferedCase(number + 1, name := listed.cases[number].id, dice.get(name)) for number in listed.numbers)
+    return tuple(sorted(cases, key=lambda case: (case.dice is None, case.dice or 0.0, case.number)))
 
 
 def _state(here: SiteStudy | None, *, stopped: bool, away: bool) -> str:

@@ -135,6 +135,7 @@ class Evaluation:
         fit: Whether the cases fit this site's own teachers and the public models.
         trained_on: Cases that are not scored, because the network was trained on their patients.
         adapted: True if the model is a network that a hospital adapted, not the student.
+        elsewhere: True if the cases are not those of the site's own dataset.
     """
 
     weights: str
@@ -150,6 +151,7 @@ class Evaluation:
     fit: Fit = field(default_factory=Fit)
     trained_on: tuple[str, ...] = ()
     adapted: bool = False
+    elsewhere: bool = False
 
     @property
     def unlike(self) -> dict[str, str]:
@@ -249,6 +251,7 @@ class Evaluation:
                 {
                     "case": score.case,
                     "part": score.part,
+                    "mean_dice": _number(score.mean_dice),
                     "dice": [_number(value) for value in score.dice],
                     "hd95_mm": [_number(value) for value in score.hd95_mm],
                     **({"unlike": score.unlike} if score.unlike else {}),
@@ -266,6 +269,7 @@ class Evaluation:
             "unlike": self.unlike,
             "trained_on": list(self.trained_on),
             "adapted": self.adapted,
+            "elsewhere": self.elsewhere,
             "statement": RESEARCH_ONLY,
             "verdict": self.verdict,
             "own_teachers_better": list(self.own_better),
@@ -377,6 +381,7 @@ def evaluate(
         fit=_fit(site_dir, config, study, found, scores, elsewhere=data is not None, accepted=even_if_unfit),
         trained_on=tuple(case.id for case in there if dataset.patient_of(case.id) in seen),
         adapted=bundle.adapted,
+        elsewhere=data is not None,
     )
     folder = site_dir / "evaluation" / now.strftime("%Y%m%dT%H%M%S.%fZ")
     folder.mkdir(mode=0o700, parents=True)
@@ -507,8 +512,15 @@ def _page(facts: dict[str, Any], pictures: list[str]) -> str:
     """Return the evaluation as an HTML page that shows the pictures beside it."""
     page = Environment(loader=PackageLoader("client"), autoescape=select_autoescape(), undefined=StrictUndefined)
     who = "adapted network" if facts["adapted"] else "student"
+    worst_first = sorted(facts["cases"], key=lambda case: (case["mean_dice"] is None, case["mean_dice"]))
     return page.get_template("evaluation.html").render(
-        evaluation=facts, pictures=pictures, remedy=REMEDY, own_better=OWN_BETTER, check=CHECK, who=who
+        evaluation=facts,
+        pictures=pictures,
+        worst_first=worst_first,
+        remedy=REMEDY,
+        own_better=OWN_BETTER,
+        check=CHECK,
+        who=who,
     )
 
 

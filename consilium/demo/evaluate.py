@@ -19,7 +19,7 @@ from client.teachers.teacher import Teachers
 from common import __version__
 from common.calibration import NOTHING, reliability
 from common.canonical import sha256_file
-from common.config import DataConfig, Study
+from common.config import Study
 from common.data.dataset import Dataset
 from common.data.grid import Triple
 from common.data.msd import Case, case_id, nifti_files, read_dataset
@@ -35,7 +35,15 @@ from common.study_facts import StudyFacts
 from common.study_mechanism import study_mechanism
 from consilium.demo.federation import Federation
 from consilium.demo.options import DemoOptions, Places, dataset_of
-from consilium.reports.report_facts import DaemonFact, DiceScore, NamedScore, PrivacyFacts, ReportFacts, SiteFact
+from consilium.reports.report_facts import (
+    CaseDice,
+    DaemonFact,
+    DiceScore,
+    NamedScore,
+    PrivacyFacts,
+    ReportFacts,
+    SiteFact,
+)
 from consilium.reports.report_pictures import Picture
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
@@ -49,6 +57,7 @@ from server.study.read_facts import facts_in
 from server.study.workspace import Workspace
 
 PICTURES = 2
+"""Number of public volumes that are shown."""
 STEPS = {
     "nobody asked": "before any query",
     "teachers": "all teachers, without noise",
@@ -92,6 +101,11 @@ def report_facts(
     student = load_student(study, workspace.student_dir)
     maps = [predict(student, image) for image in images]
     predictions = [_hard(one) for one in maps]
+    cases = [
+        CaseDice(case.id, mean_present(dice), dice)
+        for case, one, truth in zip(test, predictions, truths, strict=True)
+        for dice in (dice_per_class(one, truth, members),)
+    ]
     sure = (reliability(one, truth) for one, truth in zip(maps, truths, strict=True))
     released = read_released(workspace)
     public = _public_truths(places, study, dataset_of(source, options))
@@ -124,7 +138,7 @@ def report_facts(
         run_seconds=_stage_seconds(workspace),
         pictures=(
             *_public_pictures(places, released, student, public),
-            *_test_pictures(images, truths, predictions[:PICTURES], study.data),
+            *_test_pictures(cases, images, truths, predictions),
         ),
         ledger_head=head.hash,
         ledger_rows=rows,
@@ -135,6 +149,7 @@ def report_facts(
         known=known,
         cases_used=used,
         left_out=left_out,
+        test_cases=tuple(cases),
     )
 
 
@@ -302,10 +317,31 @@ def _votes(places: Places, image: np.ndarray) -> np.ndarray:
 
 
 def _test_pictures(
-    images: Sequence[np.ndarray], truths: Sequence[np.ndarray], predictions: Sequence[np.ndarray], data: DataConfig
+    cases: Sequence[CaseDice],
+    images: Sequence[np.ndarray],
+    truths: Sequence[np.ndarray],
+    predictions: Sequence[np.ndarray],
 ) -> Iterator[Picture]:
-    for index, prediction in enumerate(predictions):
-        outlines = {"truth": truths[index], "student": prediction}
-        dice = mean_present(dice_per_class(prediction, truths[index], data.members))
-        title = f"test case {index + 1}" + ("" if math.isnan(dice) else f": Dice {dice:.3f}")
-        yield Picture(title, "test", images[index][0], outlines)
+    """Yield a picture of the test cases with the student's best, median and worst Dice."""
+    for which, place in shown_cases([case.mean for case in cases]).items():
+        title = f"{which} of {len(cases)} test cases, {cases[place].name}: Dice {cases[place].mean:.3f}"
+        yield Picture(title, "test", images[place][0], {"truth": truths[place], "student": predictions[place]})
+
+
+def shown_cases(dice: Sequence[float]) -> dict[str, int]:
+    """Choose the cases to show.
+
+    Args:
+        dice: Dice of each case; NaN for none.
+
+    Returns:
+        Places of the cases with the best, the median and the worst Dice. With fewer than three, no case twice.
+
+    >>> shown_cases([0.7, 0.2, 0.9, 0.8, float("nan")])
+    {'best': 2, 'median': 0, 'worst': 1}
+    """
+    ranked = sorted((place for place, value in enumerate(dice) if not math.isnan(value)), key=lambda place: dice[place])
+    if not ranked:
+        return {}
+    places = {ranked[(len(ranked) - 1) // 2]: "median", ranked[0]: "worst", ranked[-1]: "best"}
+    return {name: place for place, name in sorted(places.items(), key=lambda one: one[1])}

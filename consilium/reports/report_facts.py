@@ -70,6 +70,15 @@ class NamedScore:
     score: DiceScore
 
 
+@dataclass(frozen=True, slots=True)
+class CaseDice:
+    """The student's Dice on one test case: mean, and each structure's; NaN for a structure in neither map."""
+
+    name: str
+    mean: float
+    per_class: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyFacts:
     """The study's guarantee and the run's spent budget, from the ledger.
@@ -179,6 +188,7 @@ class ReportFacts:
         student_ece: The student's expected calibration error over voxels of structures.
         cases_used: Cases that were used.
         left_out: Cases that were left out.
+        test_cases: The student's Dice on each test case.
 
     Raises:
         InvalidInput: If controls, classes or spacing do not match the study's.
@@ -209,6 +219,7 @@ class ReportFacts:
     student_ece: float = math.nan
     cases_used: int = 0
     left_out: tuple[Problem, ...] = ()
+    test_cases: tuple[CaseDice, ...] = ()
 
     @property
     def spending(self) -> Spending:
@@ -217,7 +228,7 @@ class ReportFacts:
         return Spending.of(self.study.privacy, Spend(self.privacy.mu_squared), largest_roster=largest)
 
     def __post_init__(self) -> None:
-        for name in ("teachers", "daemons", "sites", "releases", "pictures", "spacing_mm", "left_out"):
+        for name in ("teachers", "daemons", "sites", "releases", "pictures", "spacing_mm", "left_out", "test_cases"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.controls.keys() != CONTROLS.keys():
             raise InvalidInput("names of controls", value=sorted(self.controls), limit=f"exactly {', '.join(CONTROLS)}")
@@ -288,6 +299,11 @@ class ReportFacts:
             return ""
         worst, median = min(cases), statistics.median(cases)
         return f"The student's Dice is {worst:.3f} on the worst of {len(cases)} test cases; the median is {median:.3f}."
+
+    @property
+    def worst_first(self) -> tuple[CaseDice, ...]:
+        """The test cases, those with the lowest Dice first and those without Dice last."""
+        return tuple(sorted(self.test_cases, key=lambda case: (math.isnan(case.mean), case.mean)))
 
     @property
     def certainty(self) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from common.case_pictures import OUTLINES
 from common.config import Study
 from common.intervals import mean_interval
 from common.objects import write_atomically
@@ -26,7 +27,7 @@ from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.protocol_terms import protocol_name, terms_of
 from common.study_mechanism import sealed_sentences
 from consilium.reports.report_facts import CONTROLS, DiceScore, PrivacyFacts, ReportFacts
-from consilium.reports.report_pictures import OUTLINES, draw_pictures
+from consilium.reports.report_pictures import draw_pictures
 from server.study.consent_text import BatchRoster, sealed_facts
 
 REPORT_SCHEMA = 1
@@ -78,6 +79,10 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
         "bought": facts.bought,
         "worth": None if facts.worth is None else facts.worth.to_json(),
         "student": {"dice": dice(facts.student), "ece": facts.student_ece},
+        "test_cases": [
+            {"case": one.name, "mean": one.mean, "per_class": dict(zip(facts.labels, one.per_class, strict=True))}
+            for one in facts.worst_first
+        ],
         "controls": {
             name: {"dice": None if (score := facts.controls[name]) is None else dice(score)} for name in CONTROLS
         },

@@ -89,10 +89,17 @@ def create_hospital_app(page: OwnPage, *, key: str) -> FastAPI:
     def shown(case: int = 0) -> str:
         facts = page.facts()
         given = _case_facts(page.case(case - 1), case) if case else None
+        names = {one.number: one.name for one in facts.cases}
         level, words = STATES[facts.state]
         text = templates.get_template("hospital.html")
         return text.render(
-            facts=facts, case=given, level=level, state=words, reasons=REASONS, research_only=RESEARCH_ONLY
+            facts=facts,
+            case=given,
+            case_name=names.get(case, str(case)),
+            level=level,
+            state=words,
+            reasons=REASONS,
+            research_only=RESEARCH_ONLY,
         )
 
     @app.get("/api/labels/{number}/voxels")

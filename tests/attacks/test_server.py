@@ -60,7 +60,7 @@ def serve(fed: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
             on_bytes(len(archive))
             return archive
 
-        monkeypatch.setattr(PublicObjects, "__init__", lambda self, config: None)
+        monkeypatch.setattr(PublicObjects, "__init__", lambda self, config, **_kwargs: None)
         monkeypatch.setattr(PublicObjects, "statement", lambda self, study_id: signed.render())
         monkeypatch.setattr(PublicObjects, "get", get)
         return pull(fed.root / "site-0", out=tmp_path / "student").bundle

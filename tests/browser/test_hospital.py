@@ -14,10 +14,13 @@ import pytest
 from client.operations import staff_decisions
 from client.teachers.pulled_student import STUDENT_DIR
 from common.data.msd import read_dataset
+from common.hospital_page import OwnPeer
 from common.models.student_bundle import WEIGHTS
 from common.models.unet import build_unet, weights_to_bytes
 from common.sockets import free_ports
+from server.dashboard.screens import HERE
 from tests.own_site import STATES, make_own_site
+from tests.server.dashboard.test_hospital import Fixed, client_of, facts
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +100,47 @@ def test_the_page_fits_and_is_clean_in_every_state(state: str, tmp_path: Path, o
                 page.screenshot(path=pictures / f"{state}-{width}{'-dark' if dark else ''}.png", full_page=True)
 
 
+def test_other_hospitals_names_and_keys_are_readable_on_a_phone(browser) -> None:
+    key = "SHA256:" + "kKjxpVDYEL3ZIZh3if5LpDNgFS8" * 2
+    peers = (OwnPeer("hospital-02", key, "NOT CONFIRMED", False),)
+    text = client_of(Fixed(facts(peers=peers))).get("/").text
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.set_content(f"{text}<style>{(HERE / 'static' / 'dashboard.css').read_text()}</style>")
+    cells = page.get_by_role("region", name="Other hospitals and their keys").locator("td")
+    boxes = cells.evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
+    assert all(box["width"] >= 80 and box["right"] <= 390 for box in boxes)
+    assert boxes[0]["height"] < 40  # one line
+    page.close()
+
+
+def test_the_drawn_label_lies_over_the_students_in_white_and_black(tmp_path: Path, open_page) -> None:
+    """Pixels of the axial plane, with the student's layer shown: only those along the drawn outline change."""
+    shades = """() => {
+        const canvas = document.querySelector("canvas");
+        const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        const of = { white: 0, black: 0 };
+        for (let i = 0; i < pixels.length; i += 4) {
+            const [r, g, b] = pixels.slice(i, i + 3);
+            if (Math.min(r, g, b) > 245) of.white += 1;
+            if (Math.max(r, g, b) < 4) of.black += 1;
+        }
+        return of;
+    }"""
+    with serving(make_own_site(tmp_path, "after-a-student")) as address:
+        page = open_page(address.partition("/?")[0], allow=("willReadFrequently",))
+        look(page, address)
+        page.goto("/?case=1")
+        page.wait_for_selector("#viewer.drawn")
+        page.get_by_label("student", exact=True).check()
+        page.wait_for_timeout(300)
+        over = page.evaluate(shades)
+        page.get_by_label("outline of the label drawn at this site").uncheck()
+        page.wait_for_timeout(300)
+        alone = page.evaluate(shades)
+    assert over["white"] > alone["white"] + 100
+    assert over["black"] > alone["black"] + 100
+
+
 def test_a_new_student_and_a_withdrawal_show_on_the_next_page_of_a_running_server(tmp_path: Path, open_page) -> None:
     site = make_own_site(tmp_path, "after-a-student")
 
@@ -113,7 +157,8 @@ def test_a_new_student_and_a_withdrawal_show_on_the_next_page_of_a_running_serve
     with serving(site) as address:
         page = open_page(address.partition("/?")[0], allow=("400 (Bad Request)",))
         look(page, address)
-        assert labels() == ["1", "2", "3", "4"]
+        names = [case.id for case in read_dataset(tmp_path / "data").labelled]
+        assert labels() == names
         before = student()
         assert student() == before
         network = build_unet((4, 8), in_channels=1, out_channels=3, seed=77)
@@ -123,5 +168,5 @@ def test_a_new_student_and_a_withdrawal_show_on_the_next_page_of_a_running_serve
         page.goto("/?case=2")
         assert "a case that this page offers" in page.locator("main").inner_text()
         page.goto("/")
-        assert labels() == ["1", "3", "4"]
+        assert labels() == [names[0], *names[2:]]
         assert "Not shown: 1 case of withdrawn patients." in page.locator("main").inner_text()

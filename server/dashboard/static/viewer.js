@@ -86,16 +86,45 @@ function frame(plane) {
   return { x: place(0, canvas.width), y: place(1, canvas.height), w: size[0], h: size[1], point };
 }
 
+// The drawn label's outline along the voxels' edges, black with white dashes, so that it shows on every layer and ground.
+function outline(plane, ink, { x, y, w, h }) {
+  const { fixed, across, up } = plane;
+  const [columns, rows] = [SHAPE[across], SHAPE[up]];
+  const [du, dv] = [w / columns, h / rows];
+  const base = at[fixed] * STRIDE[fixed];
+  const value = (u, v) => (u < 0 || v < 0 || u >= columns || v >= rows ? 0 : arrays.label[base + (columns - 1 - u) * STRIDE[across] + (rows - 1 - v) * STRIDE[up]]);
+  const path = new Path2D();
+  for (let v = 0; v <= rows; v += 1) {
+    for (let u = 0; u <= columns; u += 1) {
+      const one = value(u, v);
+      if (one !== value(u - 1, v)) { path.moveTo(x + u * du, y + v * dv); path.lineTo(x + u * du, y + (v + 1) * dv); }
+      if (one !== value(u, v - 1)) { path.moveTo(x + u * du, y + v * dv); path.lineTo(x + (u + 1) * du, y + v * dv); }
+    }
+  }
+  const fine = devicePixelRatio || 1;
+  ink.save();
+  ink.lineWidth = 2.5 * fine;
+  ink.strokeStyle = "#000";
+  ink.stroke(path);
+  ink.setLineDash([du / 2, du / 2]);
+  ink.lineWidth = 1.5 * fine;
+  ink.strokeStyle = "#fff";
+  ink.stroke(path);
+  ink.restore();
+}
+
 function draw(name) {
   const plane = planes[name];
   cut(plane);
   plane.ink.putImageData(plane.pixels, 0, 0);
   const ink = plane.canvas.getContext("2d");
-  const { x, y, w, h, point } = frame(plane);
+  const place = frame(plane);
+  const { x, y, w, h, point } = place;
   ink.fillStyle = "#0b0e11";
   ink.fillRect(0, 0, plane.canvas.width, plane.canvas.height);
   ink.imageSmoothingEnabled = zoom < 3;
   ink.drawImage(plane.raw, x, y, w, h);
+  if (field("drawn")?.checked) outline(plane, ink, place);
   ink.strokeStyle = "rgba(255, 255, 255, .55)";
   ink.beginPath();
   ink.moveTo(x + point[0] * w, y); ink.lineTo(x + point[0] * w, y + h);

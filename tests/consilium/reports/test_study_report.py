@@ -15,15 +15,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from common.case_pictures import OUTLINES, centre_of, draw_planes
 from common.errors import InvalidInput
 from common.plain import RESEARCH_ONLY
 from common.planes import PLANES
 from common.privacy.accounting import max_mu_squared
 from common.privacy.consent import guess_right_at_most
 from common.privacy.figures import percent_text
+from consilium.demo.evaluate import shown_cases
 from consilium.reports.certificate import in_words
 from consilium.reports.report_facts import DiceScore
-from consilium.reports.report_pictures import OUTLINES, Picture, centre_of, draw_picture
+from consilium.reports.report_pictures import Picture
 from consilium.reports.study_report import format_duration, render_html, write_report
 from tests.report_facts import make_facts, phantom
 
@@ -409,8 +411,7 @@ def test_planes_are_shown_as_radiologists_read_them(view: str, voxel: tuple[int,
 def test_planes_go_through_the_label_even_when_its_centre_is_hollow() -> None:
     label = np.zeros((20, 20, 20), dtype=np.uint8)
     label[4:6, 10, 10] = label[14:17, 10, 10] = 1
-    picture = Picture(title="two", kind="test", image=np.zeros(label.shape, np.float32), outlines={"truth": label})
-    x, y, z = centre_of(picture)
+    x, y, z = centre_of(np.zeros(label.shape, np.float32), {"truth": label})
     assert label[x].any()
     assert (y, z) == (10, 10)
 
@@ -423,25 +424,57 @@ def test_planes_keep_the_proportions_of_the_body(spacing: tuple[float, float, fl
     axes = [(np.arange(n) + 0.5) * s - size_mm / 2 for n, s in zip(grid, spacing, strict=True)]
     x, y, z = np.meshgrid(*axes, indexing="ij")
     ball = (x**2 + y**2 + z**2 < 24.0**2).astype(np.uint8)
-    picture = Picture(title="ball", kind="test", image=np.zeros(grid, np.float32), outlines={"truth": ball})
-    pixels = np.asarray(Image.open(io.BytesIO(draw_picture(picture, spacing))).convert("RGB")).astype(int)
-    yellow = (pixels[..., 0] > 180) & (pixels[..., 1] > 170) & (pixels[..., 2] < 120)
+    drawn = draw_planes(np.zeros(grid, np.float32), {"student": ball}, spacing)
+    pixels = np.asarray(Image.open(io.BytesIO(drawn)).convert("RGB")).astype(int)
+    orange = (pixels[..., 0] > 180) & (pixels[..., 1] > 90) & (pixels[..., 2] < 90)
     thirds = np.array_split(np.arange(pixels.shape[1]), 3)
     for columns in thirds:
-        rows, across = np.nonzero(yellow[:, columns])
+        rows, across = np.nonzero(orange[:, columns])
         # One voxel of 4 mm is 8 % of the ball.
         assert np.ptp(rows) == pytest.approx(np.ptp(across), rel=0.03 if spacing[2] == 1 else 0.12)
 
 
 def test_a_picture_without_labels_or_contrast_is_still_drawn() -> None:
     empty = np.zeros((8, 8, 8), dtype=np.uint8)
-    picture = Picture(title="empty", kind="public", image=np.zeros((8, 8, 8), np.float32), outlines={"truth": empty})
-    assert draw_picture(picture, (1.0, 1.0, 1.0)).startswith(b"\x89PNG")
+    drawn = draw_planes(np.zeros((8, 8, 8), np.float32), {"truth": empty}, (1.0, 1.0, 1.0), title="empty")
+    assert drawn.startswith(b"\x89PNG")
 
 
 def test_the_outlines_differ_in_colour_and_in_dashes() -> None:
     assert len({style.colour for style in OUTLINES.values()}) == len(OUTLINES)
     assert len({style.dashes for style in OUTLINES.values()}) == len(OUTLINES)
+
+
+def test_the_truth_is_told_from_the_student_without_colours() -> None:
+    """In grey: on a grey image the truth has pixels near black and near white along its line, the student neither."""
+    x, y, z = np.meshgrid(*[np.arange(64) - 31.5] * 3, indexing="ij")
+    ball = (x**2 + y**2 + z**2 < 20.0**2).astype(np.uint8)
+    grey = np.tile(np.linspace(-1, 1, 64, dtype=np.float32), (64, 64, 1))
+
+    def shades(name: str) -> tuple[int, int]:
+        drawn = np.asarray(Image.open(io.BytesIO(draw_planes(grey, {name: ball}, (1, 1, 1)))).convert("L")).astype(int)
+        plain = np.asarray(Image.open(io.BytesIO(draw_planes(grey, {}, (1, 1, 1)))).convert("L")).astype(int)
+        line = np.abs(drawn - plain) > 12
+        return int((drawn[line] > 235).sum()), int((drawn[line] < 15).sum())
+
+    assert min(shades("truth")) > 300
+    assert shades("student")[0] < 100
+
+
+def test_every_test_case_is_listed_the_worst_first(page: str, tmp_path: Path) -> None:
+    names = re.findall(r"<th scope=\"row\">(case_\d+)</th><td class=\"n\">([\d.]+)</td>", page)
+    assert [float(dice) for _, dice in names] == sorted(float(dice) for _, dice in names)
+    assert len(names) == 12
+    write_report(tmp_path, make_facts(pictures=0))
+    listed = json.loads((tmp_path / "report.json").read_text())["test_cases"]
+    assert [one["case"] for one in listed] == [name for name, _ in names]
+    assert listed[0]["per_class"] == {"anterior": 0.7, "posterior": pytest.approx(0.3)}
+
+
+def test_the_best_median_and_worst_case_are_shown() -> None:
+    assert shown_cases([0.7, 0.2, 0.9, 0.8, NAN]) == {"best": 2, "median": 0, "worst": 1}
+    assert shown_cases([0.4, 0.5]) == {"best": 1, "worst": 0}
+    assert shown_cases([NAN]) == {}
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

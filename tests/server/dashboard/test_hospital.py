@@ -16,7 +16,16 @@ from common.canonical import sha256_file
 from common.config import load_study
 from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
-from common.hospital_page import HospitalFacts, OwnAlarm, OwnAnswer, OwnNetwork, OwnPage, OwnPeer, ShownCase
+from common.hospital_page import (
+    HospitalFacts,
+    OfferedCase,
+    OwnAlarm,
+    OwnAnswer,
+    OwnNetwork,
+    OwnPage,
+    OwnPeer,
+    ShownCase,
+)
 from common.ledger.charges import Spend
 from common.ledger.spending import Spending
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
@@ -156,8 +165,15 @@ def test_a_site_where_nobody_consented_says_so_instead_of_names() -> None:
 
 def test_cases_that_are_not_shown_are_counted_and_the_others_offered() -> None:
     networks = (OwnNetwork("student", "as it was pulled"),)
-    text = client_of(Fixed(facts(networks=networks, cases=(1, 3, 4), withdrawn=2, left_out=1))).get("/").text
-    assert re.findall(r"<option>(\d+)</option>", text) == ["1", "3", "4"]
+    cases = (OfferedCase(3, "mri_<3>", 0.25), OfferedCase(1, "mri_1", 0.5), OfferedCase(4, "mri_4"))
+    offered = facts(networks=networks, cases=cases, evaluated="2026-11-25", withdrawn=2, left_out=1)
+    text = client_of(Fixed(offered)).get("/").text
+    assert re.findall(r'<option value="(\d+)">([^<]*)</option>', text) == [
+        ("3", "mri_&lt;3&gt;: Dice 0.250"),
+        ("1", "mri_1: Dice 0.500"),
+        ("4", "mri_4"),
+    ]
+    assert "by the evaluation of 2026-11-25" in text
     assert "Not shown: 2 cases of withdrawn patients." in text
     assert "Not shown: 1 case that this site leaves out; <code>consilium site cases</code>" in text
     text = (
@@ -252,7 +268,7 @@ def test_the_page_shows_no_case_of_a_withdrawn_patient_and_counts_it(tmp_path: P
     site = make_own_site(tmp_path, "after-a-withdrawal")
     before, client = files(site), client_of(page_of(site))
     text = client.get("/?case=1").text
-    assert re.findall(r"<option[^>]*>(\d+)</option>", text) == ["1", "3", "4"]
+    assert re.findall(r'<option value="(\d+)"', text) == ["1", "3", "4"]
     assert "Not shown: 1 case of withdrawn patients." in text
     assert "without those that may have seen a withdrawn patient" in text
     for path in ("/?case=2", "/api/labels/2/voxels", "/api/labels/2/slice.png?plane=axial&index=0"):
@@ -267,10 +283,10 @@ def test_a_change_of_the_sites_policy_shows_on_the_next_page_without_a_restart(t
     site = make_own_site(tmp_path, "after-a-student")
     page, policy = page_of(site), site / "site.toml"
     client, original = client_of(page), policy.read_text(encoding="utf-8")
-    assert page.facts().cases == (1, 2, 3, 4)
+    assert [one.number for one in page.facts().cases] == [1, 2, 3, 4]
     write_phantoms(tmp_path / "moved", cases=2, seed=6)
     policy.write_text(original.replace(str(tmp_path / "data"), str(tmp_path / "moved")), encoding="utf-8")
-    assert page.facts().cases == (1, 2)
+    assert [one.number for one in page.facts().cases] == [1, 2]
     assert client.get("/api/labels/3/voxels").status_code == 400
     policy.write_text("site = ", encoding="utf-8")
     answer = client.get("/")
@@ -278,7 +294,7 @@ def test_a_change_of_the_sites_policy_shows_on_the_next_page_without_a_restart(t
     assert "site.toml" in answer.text
     policy.write_text(original, encoding="utf-8")
     assert client.get("/").status_code == 200
-    assert page.facts().cases == (1, 2, 3, 4)
+    assert [one.number for one in page.facts().cases] == [1, 2, 3, 4]
 
 
 def test_a_study_of_a_pool_is_not_called_answering_because_another_one_is(tmp_path: Path) -> None:
