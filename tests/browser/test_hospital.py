@@ -19,8 +19,8 @@ from common.models.student_bundle import WEIGHTS
 from common.models.unet import build_unet, weights_to_bytes
 from common.sockets import free_ports
 from server.dashboard.screens import HERE
+from tests.hospital_facts import Fixed, client_of, facts
 from tests.own_site import STATES, make_own_site
-from tests.server.dashboard.test_hospital import Fixed, client_of, facts
 
 pytestmark = pytest.mark.slow
 
