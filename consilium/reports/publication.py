@@ -17,11 +17,11 @@ from pathlib import Path
 from common.canonical import sha256_file
 from common.errors import InvalidInput
 from common.ledger.keys import load_signing_key, public_pem
-from common.models.student_bundle import README
 from consilium.reports.certificate import Sources, issue_certificate
+from consilium.reports.model_card import model_card
 from server.ledger.backup import backup
 from server.public.said import STUDENTS, said_file
-from server.study.evaluated import evaluated, figures_on
+from server.study.evaluated import figures_on
 from server.study.gate import check_released
 from server.study.read_facts import facts_of
 from server.study.status import bundle_problem
@@ -86,8 +86,7 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         folder = Path(scratch) / "folder"
         shutil.copytree(workspace.bundle_dir, folder / "bundle")
-        card = (folder / "bundle" / README).read_text(encoding="utf-8") + _measured(workspace)
-        (folder / "MODEL_CARD.md").write_text(card, encoding="utf-8")
+        (folder / "MODEL_CARD.md").write_text(model_card(workspace), encoding="utf-8")
         if figures := figures_on(workspace):
             (folder / "figures").mkdir()
             for number, site in enumerate(sorted(figures), start=1):
@@ -103,15 +102,6 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
         (folder / "SHA256SUMS.sig").write_bytes(key.sign(sums.encode()))
         folder.rename(out)
     return (*names, "SHA256SUMS", "SHA256SUMS.sig")
-
-
-def _measured(workspace: Workspace) -> str:
-    """Return the model card's section with the hospitals' figures; empty if no hospital sent figures."""
-    found = evaluated(workspace)
-    if not found.gave:
-        return ""
-    lines = "".join(f"- {line}.\n" for line in found.lines)
-    return f"\n## As hospitals measured it\n\n{lines}\nEach hospital's signed figures are in `figures/`.\n"
 
 
 def archive_study(workspace: Workspace, out: Path) -> Archive:

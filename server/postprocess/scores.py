@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from common.calibration import NOTHING, reliability
 from common.data.volume import example_from_bytes
-from common.metrics import Score, score
+from common.metrics import Score, dice_per_class, hd95_mm, score
 from common.models.fit import predict
 from common.worth import Worth, over_best
 from server.postprocess.networks import control_trained, load_control, load_student
@@ -43,20 +44,31 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
     }
     truths: list[np.ndarray] = []
     found: dict[str, list[np.ndarray]] = {name: [] for name in networks}
+    sure = NOTHING
     for number, case in enumerate(files):
         example = example_from_bytes(workspace.objects.get(case.image), workspace.objects.get(case.label), data)
         truths.append(example.label)
         for index, (name, network) in enumerate(networks.items()):
             probabilities = predict(network, example.volume.image, patch=study.student.patch)
             found[name].append(probabilities.argmax(axis=0).astype(np.uint8))
+            if name == STUDENT:
+                sure += reliability(probabilities, example.label)
             on_case(number * len(networks) + index + 1, len(files) * len(networks))
     scores = {name: score(maps, truths, study.data.members) for name, maps in found.items()}
     dice = {name: {"dice": _dice(one, study.data.structures)} for name, one in scores.items()}
+    pairs = list(zip(found[STUDENT], truths, strict=True))
     record = {
         "schema": 1,
         "study": {"id": study.id, "name": study.name},
         "cases": len(files),
         STUDENT: dice.pop(STUDENT),
+        "student_cases": {
+            "dice": [[_number(value) for value in dice_per_class(*pair, data.members)] for pair in pairs],
+            "hd95_mm": [
+                [_number(value) for value in hd95_mm(*pair, data.members, spacing_mm=data.spacing_mm)] for pair in pairs
+            ],
+            "ece": _number(sure.error),
+        },
         "controls": {name: dice.get(name, {"dice": None}) for name in controls_of(study)},
     }
     write_record(workspace.scores_file, record)
@@ -86,6 +98,10 @@ def kept_scores(workspace: Workspace) -> dict[str, Score]:
         for name, one in dice.items()
         if one is not None
     }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _dice(one: Score, structures: tuple[str, ...]) -> dict[str, object]:

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from scipy.stats import t as student_t
 from typer.testing import CliRunner
 
 from common.errors import DaemonFailed, InvalidInput
@@ -15,10 +16,12 @@ from common.events import read_events
 from common.ledger.records import parse_record
 from common.node_auth import AdmittedNode, write_admitted
 from common.pki import create_node_keys
+from common.plain import RESEARCH_ONLY
 from common.supervision import keeping
 from consilium.cli.provision import provision_app
 from consilium.cli.student import student_app
 from consilium.cli.study import study_app
+from consilium.reports.model_card import model_card
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from server.operations import provision
@@ -62,6 +65,37 @@ def test_the_student_is_published_with_card_certificate_and_checksums_that_opens
     assert not any(secret in (out / name).read_bytes() for secret in secrets for name in files)
     with pytest.raises(InvalidInput, match="does not exist yet"):
         invoke(student_app, "publish", workspace.root, "--out", out)
+
+
+def test_the_model_card_says_for_what_how_good_with_which_limits_and_what_is_not_known(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    """Every figure is computed here from the stored scores of three cases; without scores the card says so."""
+    study = workspace.study()
+    invoke(student_app, "publish", workspace.root, "--out", tmp_path / "without")
+    card = (tmp_path / "without" / "MODEL_CARD.md").read_text()
+    assert "were not measured" in card
+    dice, far = [[0.8, 0.5], [0.6, None], [0.7, 0.3]], [[1.0, 2.0], [2.0, None], [3.0, 4.0]]
+    record = {"schema": 1, "student_cases": {"dice": dice, "hd95_mm": far, "ece": 0.0625}}
+    workspace.scores_file.write_text(json.dumps(record))
+    try:
+        card = model_card(workspace)
+    finally:
+        workspace.scores_file.unlink()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in card.splitlines() if line.startswith("| ")]
+    first, second = (next(row for row in rows if row[0] == name) for name in study.data.structures)
+    half = {n: float(student_t.ppf(0.975, n - 1)) / n**0.5 for n in (2, 3)}
+    assert first[1:] == [f"0.700 ± {0.1 * half[3]:.3f}", "0.600", f"2.0 ± {half[3]:.1f}", "3"]
+    assert second[1:] == [f"0.400 ± {2**-0.5 * 0.2 * half[2]:.3f}", "0.300", f"3.0 ± {2**0.5 * half[2]:.1f}", "2"]
+    assert "worst of 3 cases its mean Dice is 0.500" in card
+    assert "0.062" in card or "0.063" in card
+    headings = ["Intended use", "How good it is", "As hospitals measured it", "Limits", "Not known", "Use"]
+    places = [card.index(f"\n## {name}\n") for name in (*headings, "What it reveals about patients")]
+    assert places == sorted(places)
+    for said in (RESEARCH_ONLY, "--centre", "consilium predict --dicom", "Scanners", "monai.bundle run", "δ"):
+        assert said in card
+    box = " × ".join(f"{n * s:.0f}" for n, s in zip(study.data.grid, study.data.spacing_mm, strict=True))
+    assert f"one box of {box} mm" in card
 
 
 def test_an_archive_verifies_makes_the_certificate_again_and_holds_no_key(workspace: Workspace, tmp_path: Path) -> None:

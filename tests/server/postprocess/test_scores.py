@@ -63,6 +63,11 @@ def test_a_run_ends_with_its_worth_in_terminal_report_and_model_card(recorded: R
         for name, network in networks.items()
     }
     assert {name: list(one.cases) for name, one in kept_scores(workspace).items()} == dice
+    each = json.loads(workspace.scores_file.read_text())["student_cases"]
+    known = [[value for value in row if value is not None] for row in each["dice"]]
+    assert [np.mean(row) for row in known] == pytest.approx(dice["student"])
+    assert len(each["hd95_mm"]) == 5
+    assert 0 <= each["ece"] <= 1
 
     best = max(CONTROLS, key=lambda name: np.mean(dice[name]))
     interval = ttest_rel(dice["student"], dice[best]).confidence_interval(0.95)

@@ -152,13 +152,14 @@ def test_the_figures_of_a_hospital_that_was_revoked_count_no_more(fed: Federatio
 def test_what_was_measured_stands_in_the_model_card_with_the_signed_figures(fed: Federation, tmp_path: Path) -> None:
     workspace = Workspace(fed.root)
     publish_student(workspace, tmp_path / "without")
-    assert "As hospitals measured it" not in (tmp_path / "without" / "MODEL_CARD.md").read_text()
+    assert "No hospital sent figures" in (tmp_path / "without" / "MODEL_CARD.md").read_text()
     genuine = figures(fed, "site-1", 74)
     take_figures(workspace, genuine.render())
     names = publish_student(workspace, tmp_path / "out")
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
     assert "body: mean 0.740 of 1; worst 0.74 at site-1" in card
     assert "nothing sent: site-0, site-2" in card
+    assert "No hospital sent figures" not in card
     assert "figures/1.json" in names
     assert (tmp_path / "out" / "figures" / "1.json").read_bytes() == genuine.render()
 
