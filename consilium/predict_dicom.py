@@ -19,6 +19,7 @@ from common.data.dataset import Case
 from common.data.dicom import slices_of
 from common.data.dicom_seg import Algorithm, refers_to, write_segmentation
 from common.data.dicom_study import Series, pick, series_in
+from common.data.dicom_uncertainty import uncertainty_of, write_uncertainty
 from common.data.input_ranges import odd_sizes
 from common.errors import InvalidInput
 from common.models.bundle import Bundle
@@ -42,6 +43,7 @@ class Segmented:
         centre: The point about which a box was segmented, in whole mm; empty if the whole series was.
         unlike: Description of how the series differs from the student's training data; empty if it does not.
         odd: Warnings of structures that are missing or far too small.
+        uncertainty: The map of uncertainty, a DICOM Parametric Map; None if none was asked for.
     """
 
     file: Path
@@ -51,6 +53,7 @@ class Segmented:
     centre: str = ""
     unlike: str = ""
     odd: tuple[str, ...] = ()
+    uncertainty: Path | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the result as plain values for JSON."""
@@ -61,6 +64,7 @@ class Segmented:
             "student": self.weights,
             "voxels": dict(self.voxels),
             **({"centre_mm": self.centre} if self.centre else {}),
+            **({"uncertainty": str(self.uncertainty)} if self.uncertainty else {}),
             "unlike": self.unlike,
             "warnings": list(self.odd),
             "statement": RESEARCH_ONLY,
@@ -70,6 +74,7 @@ class Segmented:
         """Return the result as text: file, voxels of each structure, series, and warnings."""
         sizes = ", ".join(f"{name} {count} voxels" for name, count in self.voxels.items())
         lines = [f"{self.file}: {sizes}", *(f"refers to {one.name}, {one.uid}" for one in self.series)]
+        lines += [f"uncertainty: {self.uncertainty}"] if self.uncertainty else []
         lines += [f"only a box about {self.centre} mm was segmented"] if self.centre else []
         lines += [f"warning: the series is unlike the student's training: {self.unlike}"] if self.unlike else []
         lines += [f"warning: {one}" for one in self.odd]
@@ -84,6 +89,7 @@ def predict_dicom(
     chosen: Sequence[str] = (),
     even_if_unlike: bool = False,
     centre: Point | None = None,
+    uncertainty: bool = False,
 ) -> Segmented:
     """Segment one DICOM series of a study, or one for each channel of the student, and write a DICOM Segmentation.
 
@@ -95,6 +101,7 @@ def predict_dicom(
         chosen: Series by UID, number or description; for several channels ``CHANNEL=SERIES`` each.
         even_if_unlike: True to write the file even if the series differs from all training volumes of the student.
         centre: A point in mm of DICOM's coordinates (LPS). Only a box about it is segmented. None for the whole series.
+        uncertainty: True to also write a map of uncertainty, ``NUMBER-UID-uncertainty.dcm``.
 
     Returns:
         The written segmentation.
@@ -108,12 +115,15 @@ def predict_dicom(
     weights = bundle.weights or sha256_bytes(weights_to_bytes(bundle.network))
     box = None if centre is None else box_about(centre, bundle, axes="LPS")
     target = _target(out, series, weights, box)
+    unsure = _target(out, series, weights, box, ending="uncertainty") if uncertainty else None
     with tempfile.TemporaryDirectory(prefix="consilium-dicom-") as folder:
         places = [_alone(one, Path(folder) / str(number)) for number, one in enumerate(series)]
         channels = tuple(zip(bundle.data.channels, places, strict=True))
         case = Case("series", places[0], channel_files=channels if len(places) > 1 else ())
         try:
-            done = predict_native(case, bundle.network, bundle.data, patch=bundle.patch, box=box)
+            done = predict_native(
+                case, bundle.network, bundle.data, patch=bundle.patch, uncertainty=uncertainty, box=box
+            )
         except InvalidInput as error:
             what = f"series {series[0].name} cannot be segmented: {error.what}"
             raise InvalidInput(what, value=error.value, limit=error.limit, remedy=error.remedy) from error
@@ -125,19 +135,16 @@ def predict_dicom(
                 remedy=f"choose another series with --series, {UNLIKE_REMEDY.partition(', ')[2]}",
             )
         slices = slices_of(places[0])
-        write_segmentation(
-            target,
-            done.label_map,
-            slices,
-            structures=bundle.data.labels[1:],
-            algorithm=Algorithm(f"Consilium {bundle.who}", weights, bool(unlike), "" if box is None else str(box)),
-        )
+        algorithm = Algorithm(f"Consilium {bundle.who}", weights, bool(unlike), "" if box is None else str(box))
+        write_segmentation(target, done.label_map, slices, structures=bundle.data.labels[1:], algorithm=algorithm)
+        if unsure is not None and done.uncertainty is not None:
+            write_uncertainty(unsure, done.uncertainty, slices, algorithm=algorithm)
     voxels = {name: int((done.label_map == value).sum()) for value, name in enumerate(bundle.data.labels) if value}
     odd = odd_sizes(done.label_map, done.volume, bundle.data.labels[1:], bundle.inputs)
-    return Segmented(target, series, weights, voxels, "" if box is None else str(box), unlike, odd)
+    return Segmented(target, series, weights, voxels, algorithm.centre, unlike, odd, unsure)
 
 
-def _target(out: Path, series: Sequence[Series], weights: str, box: Box | None) -> Path:
+def _target(out: Path, series: Sequence[Series], weights: str, box: Box | None, *, ending: str = "seg") -> Path:
     """Return the file to write: named by the number and the UID of each channel's series, which no other series has,
     and by the point of the box.
 
@@ -146,10 +153,10 @@ def _target(out: Path, series: Sequence[Series], weights: str, box: Box | None) 
     number = re.sub("[^0-9A-Za-z]", "", series[0].number) or "series"
     uids = [one.uid for one in series]
     alone = len(uids) == 1 and re.fullmatch(r"[0-9.]{1,64}", uids[0])
-    target = (
-        out / f"{number}-{uids[0] if alone else sha256_bytes(' '.join(uids).encode())[:32]}{place_in_name(box)}-seg.dcm"
-    )
-    if target.exists() and refers_to(target) != ((uids[0],), (weights,)):
+    name = uids[0] if alone else sha256_bytes(" ".join(uids).encode())[:32]
+    target = out / f"{number}-{name}{place_in_name(box)}-{ending}.dcm"
+    read = refers_to if ending == "seg" else uncertainty_of
+    if target.exists() and read(target) != ((uids[0],), (weights,)):
         raise InvalidInput(
             "the file exists already and is not of this series and network",
             value=str(target),

@@ -7,7 +7,8 @@ own slices, so a viewer can overlay them. Refuses a label map that is not on the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,16 +83,7 @@ def write_segmentation(
         InvalidInput: If the label map is not on the slices' voxels, or the headers do not suffice for a Segmentation.
     """
     dicom, hd = pydicom(), highdicom()
-    source = [dicom.dcmread(file) for file in slices]
-    expected = (int(source[0].Columns), int(source[0].Rows), len(source))
-    if label_map.shape != expected:
-        raise InvalidInput("shape of the series' label map", value=label_map.shape, limit=str(expected))
-    for one in source:  # required by the standard, and left out by some scanners
-        for tag in ("PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID", "AccessionNumber"):
-            if tag not in one:
-                setattr(one, tag, "")
-        if "ReferringPhysicianName" not in one:
-            one.ReferringPhysicianName = ""
+    source = read_slices(slices, shape=label_map.shape)
     identification = hd.AlgorithmIdentificationSequence(
         name=algorithm.name[:64],
         family=dicom.sr.codedict.codes.DCM.ArtificialIntelligence,
@@ -99,7 +91,7 @@ def write_segmentation(
         source="Consilium",
         parameters={"segmented only a box about, in mm": algorithm.centre} if algorithm.centre else None,
     )
-    try:
+    with from_headers("DICOM Segmentation"):
         made = hd.seg.Segmentation(
             source_images=source,
             pixel_array=np.ascontiguousarray(label_map.transpose(2, 1, 0)),
@@ -119,14 +111,48 @@ def write_segmentation(
             content_description=algorithm.describe(),
             omit_empty_frames=bool(label_map.any()),
         )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made.save_as(path)
+
+
+def read_slices(slices: Sequence[Path], *, shape: tuple[int, ...]) -> list[Any]:
+    """Read the files of a series, with empty values for tags that the standard requires and some scanners leave out.
+
+    Args:
+        slices: The files.
+        shape: Shape [i, j, k] of the array to write on them.
+
+    Returns:
+        The data sets.
+
+    Raises:
+        InvalidInput: If the array is not on the slices' voxels.
+    """
+    dicom = pydicom()
+    source = [dicom.dcmread(file) for file in slices]
+    expected = (int(source[0].Columns), int(source[0].Rows), len(source))
+    if shape != expected:
+        raise InvalidInput("shape of the result to write on the series", value=shape, limit=str(expected))
+    for one in source:
+        for tag in ("PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID", "AccessionNumber"):
+            if tag not in one:
+                setattr(one, tag, "")
+        if "ReferringPhysicianName" not in one:
+            one.ReferringPhysicianName = ""
+    return source
+
+
+@contextmanager
+def from_headers(what: str) -> Iterator[None]:
+    """Raise InvalidInput in place of highdicom's errors about a series' headers; ``what`` names the object to make."""
+    try:
+        yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput(
-            "no DICOM Segmentation can be made from the headers of the series",
+            f"no {what} can be made from the headers of the series",
             value=str(error)[:200],
             remedy="export the series again",
         ) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made.save_as(path)
 
 
 def _segment(hd: Any, dicom: Any, number: int, name: str, identification: Any) -> Any:

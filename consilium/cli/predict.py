@@ -64,7 +64,8 @@ def predict(
         bool,
         typer.Option(
             "--uncertainty",
-            help="Also write CASE_uncertainty.nii.gz, with values from 0 (certain) to 1 (nothing known).",
+            help="Also write CASE_uncertainty.nii.gz, or with --dicom a Parametric Map. Values run from 0 (certain) to "
+            "1 (nothing known).",
         ),
     ] = False,
     lesions: Annotated[
@@ -86,11 +87,19 @@ def predict(
     if (images is None) == (dicom is None):
         raise InvalidInput("images to segment", limit="either IMAGES, or --dicom with the folder of a DICOM study")
     if dicom is not None:
-        given = {"--labels": labels, "--label-map": label_map, "--uncertainty": uncertainty, "--lesion-wise": lesions}
+        given = {"--labels": labels, "--label-map": label_map, "--lesion-wise": lesions}
         if unread := [name for name, value in given.items() if value]:
-            raise InvalidInput(", ".join(unread), limit="not together with --dicom")
+            remedy = "list series and labels in a table of cases, and give its folder as IMAGES"
+            raise InvalidInput(", ".join(unread), limit="not together with --dicom", remedy=remedy)
         _predict_dicom(
-            dicom, model, out, series=series or [], even_if_unlike=even_if_unlike, centre=point, as_json=as_json
+            dicom,
+            model,
+            out,
+            series=series or [],
+            even_if_unlike=even_if_unlike,
+            centre=point,
+            uncertainty=uncertainty,
+            as_json=as_json,
         )
         return
     if series:
@@ -132,6 +141,7 @@ def _predict_dicom(
     series: list[str],
     even_if_unlike: bool,
     centre: tuple[float, float, float] | None,
+    uncertainty: bool,
     as_json: bool,
 ) -> None:
     for what, path in (("--dicom", study), ("--model", model)):
@@ -139,7 +149,9 @@ def _predict_dicom(
             raise InvalidInput(what, value=str(path), limit="an existing folder")
     from consilium.predict_dicom import predict_dicom
 
-    done = predict_dicom(study, model, out, chosen=series, even_if_unlike=even_if_unlike, centre=centre)
+    done = predict_dicom(
+        study, model, out, chosen=series, even_if_unlike=even_if_unlike, centre=centre, uncertainty=uncertainty
+    )
     say(json.dumps(done.to_json()) if as_json else done.to_text())
 
 

@@ -243,6 +243,42 @@ def test_a_box_about_a_point_in_dicoms_coordinates_refers_to_the_whole_series(bu
     assert "LPS" in str(outside.exception)
 
 
+def test_the_uncertainty_is_a_parametric_map_on_the_series_that_a_validator_takes(
+    study: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probabilities of a half in a slab of the volume: the entropy over log 3 is known there, and 0 elsewhere."""
+    import pydicom
+
+    def unsure(model: object, image: np.ndarray, *, patch: object = ()) -> np.ndarray:
+        half = np.zeros(image.shape[1:], np.float32)
+        half[:, :, image.shape[3] // 2 :] = 0.5
+        return np.stack([1 - half, half, np.zeros_like(half)])
+
+    monkeypatch.setattr("common.models.native.predict", unsure)
+    out = tmp_path / "out"
+    assert segment(study, bundle, out, "--uncertainty").name == f"4-{UID}-seg.dcm"
+    path = out / f"4-{UID}-uncertainty.dcm"
+    found = pydicom.dcmread(path)
+    assert found.SOPClassUID == "1.2.840.10008.5.1.4.1.1.30"
+    values = np.frombuffer(found.FloatPixelData, np.float32).reshape(SHAPE[::-1])  # slices, rows, columns
+    assert values.min() == pytest.approx(0, abs=1e-6)
+    assert values.max() == pytest.approx(np.log(2) / np.log(3), abs=1e-5)
+    places = [
+        facts.PlanePositionSequence[0].ImagePositionPatient[2] for facts in found.PerFrameFunctionalGroupsSequence
+    ]
+    higher = [float(z) for z, frame in zip(places, values, strict=True) if frame.max() > 0.5]
+    assert sorted(higher) == [42.5, 45.0, 47.5]  # the upper half of the grid's 16 mm about the series' middle, 41.25
+    (reference,) = found.ReferencedSeriesSequence
+    assert reference.SeriesInstanceUID == UID
+    if program := shutil.which("dciodvfy"):
+        done = subprocess.run([program, str(path)], capture_output=True, text=True, check=False)
+        assert [line for line in done.stderr.splitlines() if line.startswith("Error")] == []
+    segment(study, bundle, out, "--uncertainty")  # the same series and network again
+    path.write_bytes(b"a letter")
+    words = ["--dicom", str(study), "--model", str(bundle), "--out", str(out), "--uncertainty"]
+    assert "choose another folder with --out" in str(RUN.invoke(app, words).exception)
+
+
 @pytest.mark.parametrize("centre", ["", "-123,-145,-178 LPS"])
 @pytest.mark.parametrize("unlike", [True, False])
 def test_a_description_fits_dicoms_64_characters_and_says_all(centre: str, unlike: bool) -> None:
@@ -377,7 +413,7 @@ def test_a_map_without_any_structure_is_written_too(
     assert not found.pixel_array.any()
 
 
-@pytest.mark.parametrize("more", [["images"], ["--labels", "drawn"], ["--uncertainty"]])
+@pytest.mark.parametrize("more", [["images"], ["--labels", "drawn"], ["--lesion-wise"]])
 def test_what_goes_with_images_is_refused_beside_a_study(
     study: Path, bundle: Path, tmp_path: Path, more: list[str]
 ) -> None:
