@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from common.data.dataset import PatientIdentity
 from common.plain import RESEARCH_ONLY
 from common.privacy.figures import delta_text, epsilon_text, noise_text
 from consilium.reports.papers import Paper, PaperSection
@@ -42,6 +43,7 @@ def certificate_paper(facts: dict[str, Any], *, document_sha256: str) -> Paper:
         made=datetime.fromisoformat(facts["issued"]),
         sections=(
             _in_words(facts),
+            _every_epsilon(facts),
             _released(facts),
             _refused(facts),
             _pools(facts),
@@ -64,20 +66,71 @@ def certificate_paper(facts: dict[str, Any], *, document_sha256: str) -> Paper:
 
 
 def _in_words(facts: dict[str, Any]) -> PaperSection:
-    study = facts["study"]
-    others = ", ".join(f"{epsilon_text(g['epsilon'])} ({g['accountant']})" for g in facts["spent_by"])
+    """Return the front's text. It names one ε; :func:`_every_epsilon` lists the others."""
+    first, *others = facts["in_words"]
     return PaperSection(
         "In plain words",
         paragraphs=(
             "For the files of the hospitals and their privacy officers: what the study released, and what its ledger "
             f"proves of it. Issued from ledger {facts['ledger']['id']} by the holder of its signing key, named below.",
-            *facts["in_words"],
+            first,
+            *(text for text in others if "ε = " not in text),
+            *_files_as_patients(facts),
             f"This page is about privacy. It says nothing on how well the student segments. {RESEARCH_ONLY}",
-            f"What was spent, by every accountant: ε = {others}; at δ = {delta_text(study['delta'])}, unit "
-            f"{study['unit']}, relation {study['relation']}. The exact figure is the smallest valid one; "
-            f"the accountant that decided in this study was {study['accountant']}.",
         ),
     )
+
+
+def _files_as_patients(facts: dict[str, Any]) -> tuple[str, ...]:
+    """Return a sentence naming the hospitals at which every file counts as a patient; empty if there is none."""
+    counted = PatientIdentity.FILE.sentence
+    sites = [site["site"] for site in facts["sites"] if any(counted in line for line in site["patient_is"])]
+    if not sites:
+        return ()
+    weaker = (
+        "A person with several files there has only the guarantee of a group of that many patients."
+        if facts["study"]["unit"] == "patient"
+        else "The guarantee does not depend on it, because its unit is the hospital."
+    )
+    return (f"By their own reports, every image file counts as a patient of its own at {', '.join(sites)}. {weaker}",)
+
+
+def _every_epsilon(facts: dict[str, Any]) -> PaperSection:
+    study, sealed = facts["study"], facts["study"].get("sealed_sum")
+    everybody = "anybody who has all that was released"
+    if sealed:
+        t = sealed["colluders"]
+        everybody = "the server's operator" + (f" together with any {_hospitals(t)}" if t else " alone")
+    rows = [("What it is", "Value", "Terms", "Against whom"), _epsilon("Guaranteed", facts["guarantee"], everybody)]
+    rows += [_epsilon(f"Spent so far, by the {g['accountant']} accountant", g, everybody) for g in facts["spent_by"]]
+    if sealed:
+        fewest, most = sealed["sites_at_least"], sealed["sites_at_most"]
+        parties = (
+            ("no share", "knowing_no_share", f"anybody who knows no hospital's noise, if {most} hospitals answer"),
+            ("shares that may be known", "knowing_the_colluders_shares", everybody),
+            ("one share more", "knowing_one_more", f"{_hospitals(t + 1)} of {fewest} that pool what they know"),
+        )
+        rows += [_epsilon(f"Sealed sum, {name}", sealed[key], whom) for name, key, whom in parties]
+    units = f"{study['unit']}s"
+    rows += [
+        _epsilon(f"Guaranteed for {group['group']} {units} that change together", group, everybody)
+        for group in facts["groups"]
+        if group.get("group", 1) > 1
+    ]
+    said = (
+        "The guarantee is the first row. Of what was spent, the exact accountant's figure is the smallest valid one. "
+        f"The accountant that decided in this study was {study['accountant']}."
+    )
+    return PaperSection("Every ε of this study", (said,), rows=rows, widths=(0.3, 0.14, 0.26, 0.3))
+
+
+def _epsilon(what: str, given: dict[str, Any], whom: str) -> tuple[str, str, str, str]:
+    terms = f"{given['accountant']}, δ = {delta_text(given['delta'])}, unit {given['unit']}, {given['relation']}"
+    return what, f"ε = {epsilon_text(given['epsilon'])}", terms, whom
+
+
+def _hospitals(number: int) -> str:
+    return f"{number} hospital{'' if number == 1 else 's'}"
 
 
 def _released(facts: dict[str, Any]) -> PaperSection:

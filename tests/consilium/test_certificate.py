@@ -142,6 +142,46 @@ def test_the_budget_is_the_guarantee_and_what_was_spent_stands_beside_it(workspa
     assert re.search(r"spent of it ε = 6\.\d+ \(exact\) at δ = 0.001, unit hospital, relation replace-one", printed)
 
 
+def test_the_front_names_one_epsilon_and_a_table_says_what_each_other_one_is(tmp_path: Path) -> None:
+    made = Workspace(tmp_path / "study")
+    sealed_sum = {"planned_queries": 4, "quorum": 3, "aggregation": "sealed-sum", "spare_draws": 1}
+    setup.create_study(made, make_study(name="trial", **sealed_sum))
+    facts = certificate_facts(made)
+    front, table = paper_of(facts).sections[:2]
+    assert re.findall(r"ε = [\d.]+", " ".join(map(str, front.paragraphs))) == ["ε = 8"]
+    assert "ciphers of the masks" in " ".join(map(str, front.paragraphs))  # what rests on no ε stays
+    _, *rows = table.rows
+    assert len({row[0] for row in rows}) == len(rows)
+    assert all(re.fullmatch(r"\w+, δ = 0.001, unit hospital, replace-one", str(row[2])) for row in rows)
+    stated = {str(row[0]): float(str(row[1]).removeprefix("ε = ")) for row in rows}
+    sealed = facts["study"]["sealed_sum"]
+    assert stated["Guaranteed"] == 8
+    assert stated["Sealed sum, one share more"] == pytest.approx(sealed["knowing_one_more"]["epsilon"], rel=1e-3)
+    assert stated["Guaranteed for 2 hospitals that change together"] == pytest.approx(20.82)
+    whom = {str(row[0]): str(row[3]) for row in rows}
+    assert whom["Guaranteed"] == "the server's operator together with any 1 hospital"
+    assert whom["Sealed sum, one share more"] == "2 hospitals of 3 that pool what they know"
+
+
+@pytest.mark.parametrize("unit", ["hospital", "patient"])
+def test_the_front_says_where_every_file_counted_as_a_patient(workspace: Workspace, unit: str) -> None:
+    facts = certificate_facts(workspace)
+    facts["study"]["unit"] = unit
+    given = {"patient": [], "signed": "", "alarms": [], "queries_accepted": 0, "receipted": 0}
+    spent = {"epsilon": 1.0, **{name: facts["spent"][name] for name in ("accountant", "delta", "unit", "relation")}}
+    given |= {"cap": spent, "spent": {spent["accountant"]: spent}}
+    counted = {"aachen": PatientIdentity.FILE, "bergen": PatientIdentity.TABLE, "cadiz": PatientIdentity.FILE}
+    facts["sites"] = [
+        {**given, "site": name, "pool": f"{name}-mri", "patient_is": [f"from row 4 of its ledger on, {one.sentence}"]}
+        for name, one in counted.items()
+    ]
+    front = " ".join(map(str, paper_of(facts).sections[0].paragraphs))
+    assert "every image file counts as a patient of its own at aachen, cadiz." in front
+    assert ("A person with several files there" in front) == (unit == "patient")
+    facts["sites"] = []
+    assert "every image file" not in " ".join(map(str, paper_of(facts).sections[0].paragraphs))
+
+
 def test_a_study_that_released_nothing_still_guarantees_its_budget_and_spent_nothing(tmp_path: Path) -> None:
     made = Workspace(tmp_path / "study")
     setup.create_study(made, make_study())

@@ -58,7 +58,6 @@ RULES = (
         rf"^(?P<site>aachen|bergen|cadiz)\b.*?budget of ε = {N} admits: ε = {N} \(",
         ("cap:{site}-mri", "pool:gate:{site}-mri"),
     ),
-    Rule(r"^What was spent, by every accountant: ε = (?P<list>.*?);", ("spent:{by}",), rf"{N} \((?P<by>\w+)\)", "list"),
     Rule(rf"^Guaranteed: +ε = {N} ", ("guaranteed",)),
     Rule(rf"^Spent of it: ε = {N} |^Spent, more than the budget: ε = {N} ", ("spent:gate", "spent:gate")),
     Rule(rf"How nearly the same is what ε = {N} and", ("guaranteed",)),
@@ -129,7 +128,13 @@ RULES = (
     Rule(rf"^The guarantee ε = {N} ", ("guaranteed",)),
     Rule(rf"by the other accountant the same releases spent ε = {N}, (?P<by>\w+) accountant", ("spent:{by}",)),
     Rule(rf"ε = {N} spent of planned ε = {N}", ("spent:gate", "budget")),
-    # the certificate's table of pools
+    # the certificate's tables
+    Rule(rf"^Guaranteed; ε = {N};", ("guaranteed",)),
+    Rule(rf"^Spent so far, by the (?P<by>\w+) accountant; ε = {N};", ("spent:{by}",)),
+    Rule(rf"^Sealed sum, no share; ε = {N};", ("sealed:none",)),
+    Rule(rf"^Sealed sum, shares that may be known; ε = {N};", ("sealed:t",)),
+    Rule(rf"^Sealed sum, one share more; ε = {N};", ("sealed:more",)),
+    Rule(rf"^Guaranteed for (?P<g>\d) \w+ that change together; ε = {N};", ("group:{g}",)),
     Rule(
         rf"^pool's row (?P<pool>\S+): ε = {N} \(\w+\), \d+ releases?; ε = {N} of {N} \(",
         ("in-study:{pool}", "pool:gate:{pool}", "cap:{pool}"),
