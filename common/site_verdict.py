@@ -150,17 +150,35 @@ def released(verdicts: Sequence[SiteVerdict], *, needed: int) -> bool:
     return sum(verdict.word == BETTER for verdict in verdicts) >= needed
 
 
-def in_words(verdicts: Sequence[SiteVerdict], *, needed: int) -> str:
-    """Return a sentence with the number of verdicts, their words, and whether the student is released.
+def stays_shut(verdicts: Sequence[SiteVerdict], *, needed: int, sites: int) -> bool:
+    """Return whether the gate stays shut even if every site without a verdict finds the student better.
+
+    Args:
+        verdicts: Checked verdicts, one per site.
+        needed: Number of hospitals that the study's gate requires.
+        sites: Number of sites whose verdicts count.
+
+    Returns:
+        True if only a changed verdict, or a further site, can release the student.
+    """
+    return sites - sum(verdict.word != BETTER for verdict in verdicts) < needed
+
+
+def in_words(verdicts: Sequence[SiteVerdict], *, needed: int, sites: int) -> str:
+    """Return the number of verdicts, their words, and whether the student is released or can still be.
 
     Args:
         verdicts: Checked verdicts, one per site.
         needed: Number of hospitals that must find the student better.
+        sites: Number of sites whose verdicts count.
 
     Returns:
-        The sentence.
+        A sentence, or two.
     """
     counts = Counter(verdict.word for verdict in verdicts)
     said = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word]) or "none yet"
     state = "released" if released(verdicts, needed=needed) else "NOT RELEASED, for evaluation only"
+    if stays_shut(verdicts, needed=needed, sites=sites):
+        against = len(verdicts) - counts[BETTER]
+        state += f". The gate stays shut: {against} of the {sites} hospitals did not find it better"
     return f"{len(verdicts)} verdicts of hospitals ({said}), {needed} must find it better: {state}"

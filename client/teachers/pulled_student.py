@@ -39,10 +39,12 @@ from common.models.student_bundle import METADATA, write_bundle
 from common.objects import write_atomically
 from common.privacy.accounting import Guarantee, max_mu_squared
 from common.privacy.mechanism import AccountantName
-from common.site_verdict import SiteVerdict, genuine, in_words, released
+from common.site_verdict import SiteVerdict, genuine, in_words, released, stays_shut
 from common.student_statement import StudentStatement
 
 STUDENT_DIR = "student"
+OWN_VERDICT = "verdict.json"
+"""File of this site's newest verdict, in the student's folder."""
 _EXPORT_AGAIN = "ask the consortium to run `consilium student export` again, then pull again"
 _TALK = "keep the statement, and talk to the other sites before you talk to the server's operator"
 
@@ -105,7 +107,8 @@ def pull(
     statement = StudentStatement.parse(objects.statement(study.id))
     with read_books(_with_books(config)) as ledger:
         receipts = check_statement(statement, study=study, keys=config.server.signing_public_keys, ledger=ledger)
-        gate = check_gate(statement, study=study, site=config.site, ledger=ledger, to_evaluate=to_evaluate)
+        voted = own_verdict(site_dir, statement.bundle) is not None
+        gate = check_gate(statement, study=study, site=config.site, ledger=ledger, to_evaluate=to_evaluate, voted=voted)
 
     def bounded(count: int) -> None:
         if count > statement.size:
@@ -178,7 +181,15 @@ def check_statement(
     return len(own)
 
 
-def check_gate(statement: StudentStatement, *, study: Study, site: str, ledger: SiteLedger, to_evaluate: bool) -> str:
+def check_gate(
+    statement: StudentStatement,
+    *,
+    study: Study,
+    site: str,
+    ledger: SiteLedger,
+    to_evaluate: bool,
+    voted: bool = False,
+) -> str:
     """Check whether the hospitals' verdicts release the student.
 
     In a sealed study a verdict counts only if this site has confirmed the key that signed it. The server can therefore
@@ -191,6 +202,7 @@ def check_gate(statement: StudentStatement, *, study: Study, site: str, ledger: 
         site: This site's name.
         ledger: The site's ledger.
         to_evaluate: Do not raise if the student is not released.
+        voted: True if this site has signed a verdict on this student, whether or not the server has it.
 
     Returns:
         The verdicts in words; empty if the study asks for none.
@@ -205,16 +217,44 @@ def check_gate(statement: StudentStatement, *, study: Study, site: str, ledger: 
     if study.privacy.sealed:
         keys = confirmed | own
         check = partial(SiteVerdict.check_is_of, keys=keys, study=study.id, bundle=statement.bundle)
-        said = genuine(said, keys, check=check)
+        said, sites = genuine(said, keys, check=check), max(len(keys), study.privacy.quorum)
     else:
         said = tuple({one.site: one for one in said if one.bundle == statement.bundle}.values())
-    words = in_words(said, needed=needed)
+        sites = len(said) + needed  # not known at a site, so no verdict is taken to keep the gate shut
+    words = in_words(said, needed=needed, sites=sites)
     if not released(said, needed=needed) and not to_evaluate:
-        raise Refused(
-            "not-released",
-            f"{words}; to fix: `consilium site student pull --to-evaluate`, then `consilium site evaluate --verdict`",
-        )
+        shut, counted = stays_shut(said, needed=needed, sites=sites), any(one.site == site for one in said)
+        raise Refused("not-released", f"{words}; to fix: {_gate_remedy(shut=shut, counted=counted, voted=voted)}")
     return words
+
+
+def _gate_remedy(*, shut: bool, counted: bool, voted: bool) -> str:
+    """Return what a site can do about a student that is not released; a site that has voted need not vote again."""
+    if shut:
+        fetch = "" if counted or voted else "`consilium site student pull --to-evaluate`, then "
+        return f"do not wait for this student; {fetch}`consilium site adapt` trains a network for this hospital"
+    if counted:
+        return "this site has given its verdict; pull again when other hospitals have given theirs"
+    if voted:
+        return "send the verdict that this site has signed to the consortium; pull again when it has read it"
+    return "`consilium site student pull --to-evaluate`, then `consilium site evaluate --verdict FILE`"
+
+
+def own_verdict(site_dir: Path, bundle: str) -> SiteVerdict | None:
+    """Return this site's verdict on a student.
+
+    Args:
+        site_dir: The site's directory.
+        bundle: Hash of the student's archive.
+
+    Returns:
+        The verdict; None if this site gave none.
+    """
+    path = site_dir / STUDENT_DIR / OWN_VERDICT
+    if not path.is_file():
+        return None
+    found = SiteVerdict.parse(path.read_bytes())
+    return found if found.bundle == bundle else None
 
 
 def _known_rows(ledger: SiteLedger, ledger_id: str) -> dict[int, str]:

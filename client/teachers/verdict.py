@@ -12,16 +12,13 @@ from pathlib import Path
 from client.policy import SiteConfig, load_site
 from client.site.books import open_books
 from client.teachers.evaluation import Evaluation
-from client.teachers.pulled_student import STUDENT_DIR
+from client.teachers.pulled_student import OWN_VERDICT, STUDENT_DIR
 from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.ledger.rows import format_time
 from common.objects import write_atomically
 from common.site_verdict import SiteVerdict
 from common.student_statement import StudentStatement
-
-SENT = "verdict.json"
-"""File of this site's newest verdict, in the student's folder."""
 
 
 def word_of(evaluation: Evaluation) -> str:
@@ -66,7 +63,7 @@ def give_verdict(site_dir: Path, evaluation: Evaluation, *, out: Path, now: date
     with open_books(config) as ledger:
         ledger.note(f"verdict on student {bundle} of study {study.id}: {word}")
         said = SiteVerdict(study.id, bundle, config.site, word, format_time(now)).signed_by(ledger.sign)
-    write_atomically(site_dir / STUDENT_DIR / SENT, said.render(), mode=0o600)
+    write_atomically(site_dir / STUDENT_DIR / OWN_VERDICT, said.render(), mode=0o600)
     write_atomically(out, said.render(), mode=0o600)
     return said
 
@@ -97,20 +94,3 @@ def judged(site_dir: Path, *, out: Path, option: str) -> tuple[SiteConfig, Study
             remedy="run `consilium site student pull`",
         )
     return config, study, StudentStatement.parse(pulled.read_bytes()).bundle
-
-
-def own_verdict(site_dir: Path, bundle: str) -> SiteVerdict | None:
-    """Return this site's verdict on a student.
-
-    Args:
-        site_dir: The site's directory.
-        bundle: Hash of the student's archive.
-
-    Returns:
-        The verdict; None if this site gave none.
-    """
-    path = site_dir / STUDENT_DIR / SENT
-    if not path.is_file():
-        return None
-    found = SiteVerdict.parse(path.read_bytes())
-    return found if found.bundle == bundle else None

@@ -80,7 +80,7 @@ def pull(
 
 def _say_gate(site_dir: Path, pulled: Pulled) -> None:
     """Print the hospitals' verdicts, and whether this site's is among them."""
-    from client.teachers.verdict import own_verdict
+    from client.teachers.pulled_student import own_verdict
 
     say(pulled.gate)
     own = own_verdict(site_dir, pulled.statement.bundle)

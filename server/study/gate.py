@@ -17,7 +17,7 @@ from typing import TypeVar
 from common.errors import ConsiliumError, InvalidInput, Refused
 from common.objects import write_atomically
 from common.site_figures import SiteFigures
-from common.site_verdict import BETTER, SiteVerdict, genuine, in_words, released
+from common.site_verdict import SiteVerdict, genuine, in_words, released, stays_shut
 from common.student_statement import StudentStatement
 from server.public.said import STUDENTS, said_file
 from server.study.workspace import Workspace
@@ -32,10 +32,12 @@ class GateState:
     Attributes:
         needed: Number of hospitals that must find the student better; 0 if the study has no gate.
         verdicts: The verdicts so far.
+        sites: Number of admitted sites whose keys are known; at least the study's quorum.
     """
 
     needed: int
     verdicts: tuple[SiteVerdict, ...]
+    sites: int
 
     @property
     def released(self) -> bool:
@@ -44,18 +46,22 @@ class GateState:
 
     @property
     def words(self) -> str:
-        """The verdicts and the number needed, as a sentence; empty if the study has no gate."""
-        return in_words(self.verdicts, needed=self.needed) if self.needed else ""
+        """The verdicts, the number needed and what follows, in words; empty if the study has no gate."""
+        return in_words(self.verdicts, needed=self.needed, sites=self.sites) if self.needed else ""
 
     @property
     def shut_line(self) -> str:
-        """A sentence with the number of favourable verdicts and the number needed; empty if the student is released."""
-        if self.released:
-            return ""
-        better = sum(verdict.word == BETTER for verdict in self.verdicts)
+        """:attr:`words` of a student that is not released; empty if it is released."""
+        return "" if self.released else f"gate: {self.words}"
+
+    @property
+    def remedy(self) -> str:
+        """What the operator can do about a student that is not released."""
+        if stays_shut(self.verdicts, needed=self.needed, sites=self.sites):
+            return "keep this student unpublished, or train another, on which the hospitals give new verdicts"
         return (
-            f"The gate does not release the student: {better} of the {self.needed} hospitals that must find it better "
-            "sent that verdict. Until then it is for evaluation only."
+            "ask hospitals to run `consilium site student pull --to-evaluate` and `consilium site evaluate --verdict "
+            "FILE`, then `consilium student verdict`"
         )
 
 
@@ -105,7 +111,8 @@ def gate_state(workspace: Workspace) -> GateState:
     """
     study, statement = workspace.study(), statement_of(workspace)
     found = () if statement is None else verdicts_on(workspace, statement.bundle) or ()
-    return GateState(study.gate.verdicts, found)
+    sites = max(len(site_keys(workspace)), study.privacy.quorum)  # a further site may still be admitted
+    return GateState(study.gate.verdicts, found, sites)
 
 
 def shown_gate(workspace: Workspace) -> GateState:
@@ -120,17 +127,17 @@ def shown_gate(workspace: Workspace) -> GateState:
     try:
         return gate_state(workspace)
     except (ConsiliumError, OSError):
-        return GateState(workspace.study().gate.verdicts, ())
+        return GateState(needed := workspace.study().gate.verdicts, (), sites=needed)
 
 
 def shut_line(workspace: Workspace) -> str:
-    """Return a sentence with the verdicts that an exported student still needs; see :attr:`GateState.shut_line`.
+    """Return the verdicts on an exported student that is not released; see :attr:`GateState.shut_line`.
 
     Args:
         workspace: The study's directory.
 
     Returns:
-        The sentence; empty if no student is exported yet, or if the student is released.
+        The words; empty if no student is exported yet, or if the student is released.
     """
     return shown_gate(workspace).shut_line if workspace.bundle_dir.exists() else ""
 
@@ -203,11 +210,7 @@ def check_released(workspace: Workspace) -> None:
     """
     state = gate_state(workspace)
     if not state.released:
-        raise Refused(
-            "not-released",
-            f"{state.words}; to fix: ask hospitals to run `consilium site student pull --to-evaluate` and `consilium "
-            "site evaluate --verdict`, then `consilium student verdict`",
-        )
+        raise Refused("not-released", f"{state.words}; to fix: {state.remedy}")
 
 
 def statement_of(workspace: Workspace) -> StudentStatement | None:

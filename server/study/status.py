@@ -102,8 +102,8 @@ class StudyStatus:
         stage: The run's stage; None before the first run and after a run has ended well.
         last_event: The newest event about the run as a whole.
         facts: Answers, lost draws, spending and gain.
-        gate: A sentence that says how many hospitals' verdicts the exported student still needs for its release; empty
-            if it needs none.
+        gate: The hospitals' verdicts on the exported student, and whether they can still release it; empty if it is
+            released or needs none.
         sites: What each site has contributed, by the site's name.
         batches: The releases so far.
         answers_weighed: Result of the newest test of whether the answers are as large as expected; None before the

@@ -29,6 +29,7 @@ from consilium.reports.publication import publish_student
 from server.postprocess.bundle import export_student, publish_verdicts
 from server.study.consent_text import for_consortium, for_site
 from server.study.gate import gate_state, take_verdict
+from server.study.status import study_status
 from server.study.workspace import Workspace
 from tests.exported import exported_study, statement_file
 from tests.federation import Federation, make_study
@@ -67,9 +68,9 @@ def verdict(fed: Federation, site: str, word: str = "better", *, time: str = EAR
     return replace(said, **other).signed_by(fed.site_ledgers.get(site, fed.site_ledgers["site-0"]).sign)
 
 
-def pulled(fed: Federation, *, at: str = "site-0", to_evaluate: bool = False) -> str:
+def pulled(fed: Federation, *, at: str = "site-0", to_evaluate: bool = False, voted: bool = False) -> str:
     ledger = fed.site_ledgers[at]
-    return check_gate(statement(fed), study=fed.study, site=at, ledger=ledger, to_evaluate=to_evaluate)
+    return check_gate(statement(fed), study=fed.study, site=at, ledger=ledger, to_evaluate=to_evaluate, voted=voted)
 
 
 def take(fed: Federation, *verdicts: SiteVerdict) -> None:
@@ -90,6 +91,40 @@ def test_a_student_is_pulled_for_evaluation_only_until_enough_hospitals_found_it
     take(fed, verdict(fed, "site-2"))
     assert pulled(fed).endswith("released")
     assert "3 verdicts of hospitals (2 better, 1 worse)" in pulled(fed)
+
+
+def test_a_site_that_has_voted_is_not_told_to_vote_again(fed: Federation) -> None:
+    with pytest.raises(Refused, match="send the verdict"):
+        pulled(fed, voted=True)
+    take(fed, verdict(fed, "site-0", "worse"))
+    with pytest.raises(Refused, match="other hospitals") as counted:
+        pulled(fed)
+    assert "--verdict" not in str(counted.value)
+    with pytest.raises(Refused, match="site evaluate --verdict"):
+        pulled(fed, at="site-1")
+
+
+def test_a_gate_that_the_verdicts_given_keep_shut_is_named_to_sites_and_operator(
+    fed: Federation, tmp_path: Path
+) -> None:
+    workspace = Workspace(fed.root)
+    take(fed, verdict(fed, "site-0", "worse"))
+    assert "stays shut" not in "\n".join(study_status(workspace).lines())
+    take(fed, verdict(fed, "site-1", "not-better"))
+    shown = "\n".join(study_status(workspace).lines())
+    assert "(1 not-better, 1 worse)" in shown
+    assert "stays shut: 2 of the 3 hospitals" in shown
+    for site in ("site-0", "site-2"):
+        with pytest.raises(Refused, match="stays shut") as refused:
+            pulled(fed, at=site)
+        assert "site adapt" in str(refused.value)
+        assert "--verdict" not in str(refused.value)
+        assert ("--to-evaluate" in str(refused.value)) is (site == "site-2")
+    with pytest.raises(Refused, match="stays shut") as unpublished:
+        publish_student(workspace, tmp_path / "out")
+    assert "--verdict" not in str(unpublished.value)
+    take(fed, verdict(fed, "site-1", "better", time=LATE))
+    assert "stays shut" not in "\n".join(study_status(workspace).lines())
 
 
 def test_nothing_is_published_while_the_gate_is_shut(fed: Federation, tmp_path: Path) -> None:
