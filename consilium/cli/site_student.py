@@ -75,7 +75,7 @@ def pull(
     )
     if pulled.gate:
         _say_gate(site_dir, pulled)
-    say("next: `consilium site evaluate`" + (" --verdict" if to_evaluate else ""))
+    say(f"next: `consilium site evaluate{' --verdict FILE' if to_evaluate else ''}`")
 
 
 def _say_gate(site_dir: Path, pulled: Pulled) -> None:
