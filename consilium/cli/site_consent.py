@@ -43,7 +43,9 @@ def consent(
     say(sheet)
     if not yes and (not sys.stdin.isatty() or not typer.confirm(plain(f"{by} consents to study {study.name}"))):
         raise InvalidInput(
-            "consent was not given", limit="the answer y", remedy="read the sheet above, then answer y, or give --yes"
+            "consent was not given, so nothing was recorded and nothing is charged",
+            remedy="to decline, tell the consortium; to consent later, run `consilium site consent` again at a "
+            "terminal, or with --yes once the sheet was read",
         )
     control.consent(site_dir, by=by, sheet=sheet)
     say(f"recorded: {by} consented to study {study.name}; next: `consilium site train`, `consilium site up`")

@@ -79,6 +79,15 @@ def test_no_start_consents_by_itself_at_a_terminal_or_off_it(site: Path) -> None
     assert not consented(site)
 
 
+def test_a_hospital_that_declines_is_told_that_nothing_was_recorded_and_how_to_consent_later(site: Path) -> None:
+    done = RUN.invoke(app, ["site", "consent", "--site-dir", str(site), "--by", "Ada"])
+    assert isinstance(done.exception, InvalidInput), done.output
+    assert done.exception.exit_code == 2
+    assert "nothing was recorded" in str(done.exception)
+    assert "to consent later, run `consilium site consent` again" in str(done.exception)
+    assert not consented(site)
+
+
 def test_a_site_without_a_teacher_says_so_once_and_starts_nothing(site: Path) -> None:
     consent(site, by="Ada", sheet="")
     done = RUN.invoke(app, ["site", "up", "--site-dir", str(site)])
