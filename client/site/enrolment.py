@@ -168,7 +168,7 @@ def create_site(
     """
     registry = registry or Registry.of_user()
     check_data_folder(data)
-    registry.check(pool=pool, data=data, directory=directory, forget=forget)
+    registry.check(pool=pool, data=data, directory=directory, kit=kit.study_file.parent, forget=forget)
     if (directory / "site.toml").exists():
         request = _same_again(directory, kit, pool=pool, data=data)
     else:

@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ class Registry:
             return cls(None)
         return cls(folder / "pools.json")
 
-    def check(self, *, pool: str, data: Path, directory: Path, forget: Path | None = None) -> None:
+    def check(self, *, pool: str, data: Path, directory: Path, kit: Path, forget: Path | None = None) -> None:
         """Refuse a second ledger for the same pool, or for another pool whose data folder overlaps with this one.
 
         Two folders overlap if they are equal or one contains the other.
@@ -75,6 +76,7 @@ class Registry:
             pool: Name of the pool.
             data: Folder of the dataset.
             directory: Directory that would keep the ledger.
+            kit: Folder of the startup kit, for the command that joins the study instead.
             forget: Directory of a lost ledger that does not count, because a person confirmed it.
 
         Raises:
@@ -97,11 +99,13 @@ class Registry:
                     value=pool if kept.pool == pool else str(place),
                     limit=f"one ledger for each pool: pool {kept.pool!r} with the data {kept.data} "
                     f"{'had' if gone else 'has'} its ledger in {kept.directory}",
-                    remedy=self._remedy(kept, gone=gone),
+                    remedy=self._remedy(kept, kit=kit, gone=gone),
                 )
 
-    def _remedy(self, kept: KeptPool, *, gone: bool) -> str:
-        join = f"run `consilium site join --from {kept.directory}`"
+    def _remedy(self, kept: KeptPool, *, kit: Path, gone: bool) -> str:
+        join = f"run `{shlex.join(('consilium', 'site', 'join', '--from', kept.directory, '--kit', str(kit)))}`"
+        if _same_file(Path(kept.directory) / "study.toml", kit / "study.toml"):
+            join = "use that directory, which was set up for this study"
         again = f"run this command again with {FORGET} {kept.directory}"
         others = f"if these are other patients, remove its entry from {self.file}"
         if gone:
@@ -152,6 +156,14 @@ class Registry:
 
 _BEGUN = frozenset({"genesis", "study", "pool", "peer"})
 """The only kinds of rows in a ledger that has charged and recorded nothing about patients."""
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    """Return whether two files can be read and have the same bytes."""
+    try:
+        return one.read_bytes() == other.read_bytes()
+    except OSError:
+        return False
 
 
 def _gone(directory: Path) -> bool:

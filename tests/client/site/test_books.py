@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
+import shlex
 import shutil
 from dataclasses import replace
 from fractions import Fraction
@@ -303,8 +305,20 @@ def test_no_second_books_for_a_pool_or_over_its_data(north: Path, second: Worksp
             "init", "--kit", kit_of(second), "--data", tmp_path / data, "--pool", pool, "--site-dir", tmp_path / "twice"
         )
         assert isinstance(result.exception, InvalidInput), (pool, data)
-        assert f"site join --from {north}" in str(result.exception)
         assert not (tmp_path / "twice").exists()
+        printed = re.search(r"`consilium site (join --from [^`]+)`", str(result.exception))
+    assert printed
+    joined = site(*shlex.split(printed[1]))
+    assert joined.exception is None, joined.output
+
+
+def test_a_second_set_up_for_the_same_study_is_sent_to_its_directory(
+    north: Path, first: Workspace, tmp_path: Path
+) -> None:
+    refused = begin_again(north, kit_of(first), tmp_path / "twice")
+    assert str(north) in refused
+    assert "use that directory" in refused
+    assert "site join" not in refused
 
 
 def begin_again(north: Path, kit: Path, place: Path, *options: object) -> str:
