@@ -18,13 +18,14 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from client.policy import SiteConfig
 from common.canonical import check_hash, sha256_bytes
 from common.errors import InvalidInput
 from common.https import opener
-from common.node_auth import signed_headers
+from common.node_auth import MAX_AGE_S, MAX_LEAD_S, signed_headers
 from common.objects import MAX_OBJECT_BYTES, ObjectStore
 from common.peers import MAX_PEERS_BYTES, Peers
 from common.pki import load_node_key
@@ -166,15 +167,23 @@ class PublicObjects:
                 self._continue(path, partial, on_bytes, limit=limit)
                 return
             except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
-                status = 0
+                status, clock = 0, ""
                 if isinstance(error, urllib.error.HTTPError):
                     status = error.code
+                    clock = _clock_refused(error, datetime.now(UTC))
                     error.close()  # an unclosed error keeps the connection open
                 if status == 416:  # the partial file is not a beginning of the object
                     partial.unlink(missing_ok=True)
                 if status == 404:
                     raise NotThere(
                         "public object cannot be fetched", value=path, remedy="tell the server's operator"
+                    ) from error
+                if clock:
+                    raise InvalidInput(
+                        f"{host} refused the request because of this machine's clock",
+                        value=clock,
+                        limit=f"at most {MAX_AGE_S:.0f} s behind the server's clock, {MAX_LEAD_S:.0f} s ahead of it",
+                        remedy="set the clock, for example by NTP; `consilium site doctor` compares it again",
                     ) from error
                 tried, waited_s = TRIES - remaining, time.monotonic() - began
                 if remaining == 0 or status == 401 or 300 <= status < 400:
@@ -210,6 +219,19 @@ class PublicObjects:
                         looked, seen = time.monotonic(), stream.tell()
             if missing:  # some announced bytes were not received
                 raise http.client.IncompleteRead(b"", missing)
+
+
+def _clock_refused(error: urllib.error.HTTPError, now: datetime) -> str:
+    """Return this machine's time beside the server's if the server refused a request for its time; else empty."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        if error.code == 401 and error.read(64).strip() == b"clock":
+            try:
+                ahead_s = (now - parsedate_to_datetime(error.headers.get("date", ""))).total_seconds()
+            except (ValueError, TypeError):  # no date, or one without a time zone
+                return f"{now:%Y-%m-%d %H:%M} UTC"
+            word = "ahead of" if ahead_s > 0 else "behind"
+            return f"{now:%Y-%m-%d %H:%M} UTC, {abs(ahead_s):.0f} s {word} the server's"
+    return ""
 
 
 def _reason(error: Exception) -> str:

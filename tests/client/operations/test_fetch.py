@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -34,6 +36,8 @@ class Line:
     after: int = 30_000
     content: bytes = OBJECT
     status: int = 0
+    word: str = "refused"
+    date: str = ""
     drips: bool = False
     asked: list[str] = field(default_factory=list)
 
@@ -50,8 +54,10 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Line
             first = int(self.headers["range"][6:-1]) if "range" in self.headers else 0
             status = line.status or (416 if first >= len(line.content) > 0 else 206 if first else 200)
             self.send_response_only(status)
-            rest = line.content[first:] if status in (200, 206) else b"refused\n"
+            rest = line.content[first:] if status in (200, 206) else f"{line.word}\n".encode()
             self.send_header("content-length", str(len(rest)))
+            if line.date:
+                self.send_header("date", line.date)
             self.end_headers()
             if line.breaks:
                 line.breaks -= 1
@@ -110,6 +116,24 @@ def test_a_refusal_is_final_and_says_whom_to_ask(line: tuple[Line, PublicObjects
     server.status = status
     with pytest.raises(InvalidInput, match=said):
         objects.get(NAME)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("ahead", "said"),
+    [(timedelta(minutes=10), "s ahead of"), (timedelta(days=-400), "s behind"), (None, "UTC'; allowed")],
+)
+def test_a_refusal_for_the_clock_names_the_clock_and_how_far_it_is_off(
+    line: tuple[Line, PublicObjects], ahead: timedelta | None, said: str
+) -> None:
+    server, objects = line
+    server.status, server.word = 401, "clock"
+    server.date = "" if ahead is None else format_datetime(datetime.now(UTC) - ahead)
+    with pytest.raises(InvalidInput, match="this machine's clock") as refused:
+        objects.get(NAME)
+    assert said in str(refused.value)
+    assert "`consilium site doctor`" in str(refused.value)
+    assert "Unauthorized" not in str(refused.value)
     assert len(server.asked) == 1
 
 
