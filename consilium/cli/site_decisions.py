@@ -79,7 +79,7 @@ def withdraw_patient(
         else:
             say(f"slot {place.slot} of voter {place.voter} is empty; the voter does not answer from now on")
     if len(done.directories) > 1:
-        say(f"done for every study of the pool: {', '.join(map(str, done.directories))}")
+        say(plain(f"done for every study of the pool: {_studies(done.directories)}"))
     for bundle in done.adapted:
         say(
             f"{bundle} may have been trained on the patient: delete it and its copies; `consilium site adapt` makes "
@@ -214,6 +214,21 @@ def _ask_for_good(study: str) -> None:
         )
 
 
+def _studies(directories: tuple[Path, ...]) -> str:
+    """Return each directory with its study's name; alone if the study cannot be read, which stops no withdrawal."""
+    from client.policy import load_site
+    from common.config import load_study
+
+    def name(directory: Path) -> str:
+        config = load_site(directory)
+        try:
+            return f"{load_study(config.path(config.study)).name} (in {directory})"
+        except InvalidInput:
+            return str(directory)
+
+    return ", ".join(map(name, directories))
+
+
 def _ask_about_patient(case: str, foreseen: Withdrawal) -> None:
     """Show what the withdrawal of a patient will do, and ask; raise InvalidInput unless the answer is yes.
 
@@ -227,7 +242,7 @@ def _ask_about_patient(case: str, foreseen: Withdrawal) -> None:
             f"  slot {place.slot} of voter {place.voter} becomes empty; the voter does not answer until "
             "`consilium site train` has trained it again"
         )
-    say(f"  it holds in every study of the pool: {', '.join(map(str, foreseen.directories))}")
+    say(plain(f"  it holds in every study of the pool: {_studies(foreseen.directories)}"))
     say("  all codes that this site has stored are deleted, and so are unfinished trainings of `consilium site adapt`")
     for bundle in foreseen.adapted:
         say(f"  {bundle} may have been trained on the patient; you must delete it yourself")

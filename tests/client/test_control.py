@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from client.policy import AllowLists, ServerFacts, load_site
 from client.records.patient_deal import load_or_deal, load_slots
 from client.records.served import retired_voters
+from common.config import render_study
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
 from common.messages import CodesRequest, encode
@@ -173,12 +174,14 @@ def test_a_withdrawn_patient_leaves_an_empty_slot_a_silent_voter_and_no_name(fed
 def test_a_withdrawal_of_a_patient_says_what_it_will_do_and_asks_before_it_changes_anything(fed, hospital) -> None:
     before, rows = (hospital / "teachers" / "slots.json").read_text(), fed.site_ledgers["site-0"].row_count
     place = load_slots(hospital / "teachers" / "slots.json").place("p2")
+    (hospital / "study.toml").write_text(render_study(fed.study))
     asked = site("withdraw-patient", "p2", "--site-dir", hospital)
     assert "the answer y, because withdrawing a patient cannot be undone" in str(asked.exception), "nobody said yes"
     for words in (
         f"slot {place.slot} of voter {place.voter} becomes empty",
         "stored are deleted",
         "cannot be recalled",
+        f"every study of the pool: {fed.study.name} (in {hospital})",
     ):
         assert words in asked.stdout
     assert (hospital / "teachers" / "slots.json").read_text() == before
