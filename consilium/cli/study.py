@@ -358,6 +358,7 @@ def run(
     Example: consilium study run trial
     """
     from server.operations import supervisor
+    from server.study.status import study_status
 
     workspace = Workspace(directory)
     if detach and metrics is not None:
@@ -373,12 +374,14 @@ def run(
         expected = say_outlook(workspace.study(), hospitals=sites, dimension=workspace.codec().dimension)
         if not expected and not has_answers(workspace):
             ask_to_spend(go_on=yes)
+    complete = detach and workspace.root.is_dir() and study_status(workspace).state == "complete"
     with _following(directory, metrics) as on_event:
         supervisor.detach(workspace)
         if not detach:
             supervisor.watch(workspace, on_event=on_event)
     if detach:
-        say(_goes_on(directory))
+        done = f"the study is complete, so no query is asked; `consilium study status {directory}` shows it"
+        say(done if complete else _goes_on(directory))
         return
     print_end(workspace, as_json=as_json)
 

@@ -163,13 +163,20 @@ class StudyStatus:
             "ledger_head": self.ledger_head,
         }
 
+    @property
+    def _charged_already(self) -> str:
+        """What the number of answers left does not count while a run can have charged draws without a sum."""
+        if self.running and self.study.privacy.sealed and self.facts.answers_left < self.facts.unanswered:
+            return ", not counting draws under way, which are charged already"
+        return ""
+
     def lines(self) -> list[str]:
         """Return the status for a reader, with times in this machine's time zone."""
         privacy, facts = self.study.privacy, self.facts
         lines = [
             f"study {self.study.name}: {self.state}",
             *([] if self.stage is None else [_stage_line(self.stage)]),
-            facts.answers_line,
+            f"{facts.answers_line}{self._charged_already}",
             *_spending_lines(facts.spending),
             *([] if facts.gain is None else [facts.gain_line]),
             *([self.gate] if self.gate else []),

@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -311,6 +312,32 @@ def test_a_run_that_cannot_begin_says_why_to_who_detached_it(workspace: Workspac
     workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
     with pytest.raises(DaemonFailed, match=r"^endpoint\.json is missing.*to fix"):
         detach(workspace, (sys.executable, "-c", "raise SystemExit('error: endpoint.json is missing; to fix: x')"))
+
+
+def test_a_complete_study_that_is_run_again_and_detached_is_said_to_be_complete(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = workspace.study().privacy.planned_queries
+    monkeypatch.setattr(supervisor, "detach", lambda _workspace: None)
+    words = ["run", str(workspace.root), "--detach", "--json", "--yes"]
+    assert "the run goes on" in CliRunner().invoke(study_app, words).stdout
+    monkeypatch.setattr(Books, "answers", lambda self, study_id: planned)
+    events_of(workspace).emit("run-started", run="1", pid=1, resumed=False)
+    events_of(workspace).emit("run-finished", run="1", seconds=1.0)
+    said = CliRunner().invoke(study_app, words).stdout
+    assert "the study is complete" in said
+    assert "goes on" not in said
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_answers_left_in_the_middle_of_a_sealed_batch_say_what_they_do_not_count(tmp_path: Path, running: bool) -> None:
+    made = Workspace(tmp_path / "sealed")
+    setup.create_study(made, make_study(quorum=3, aggregation="sealed-sum", planned_queries=6))
+    found = study_status(made)
+    short = replace(found, running=running, facts=replace(found.facts, quorum_room=4))
+    (line,) = (one for one in short.lines() if one.startswith("answers "))
+    assert "room for 4 of the 6 left" in line
+    assert ("not counting draws under way" in line) is running
 
 
 def test_a_study_is_made_with_the_planner_s_verdict_and_what_it_recommends_in_its_place(tmp_path: Path) -> None:
