@@ -66,6 +66,10 @@ def init(
     opened = SiteKit.load(kit)
     request = create_site(site_dir, pool=pool or opened.facts.site, data=data, kit=opened, forget=forget_charges_of)
     say(f"{site_dir}: created for {opened.facts.site}")
+    say(
+        f"if {opened.facts.site} is not your hospital's name, this is another hospital's kit: send nothing, and ask "
+        "the consortium for yours"
+    )
     _ask_to_be_admitted(site_dir, request, opened)
 
 

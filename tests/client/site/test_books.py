@@ -312,6 +312,16 @@ def test_no_second_books_for_a_pool_or_over_its_data(north: Path, second: Worksp
     assert joined.exception is None, joined.output
 
 
+def test_a_site_says_for_which_hospital_its_kit_was_made_and_what_to_do_with_another_s(
+    first: Workspace, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    done = site("init", "--kit", kit_of(first, "west"), "--data", tmp_path / "data", "--site-dir", tmp_path / "east")
+    assert done.exception is None, done.output
+    assert "created for west" in done.stdout
+    assert "another hospital's kit" in done.stdout
+
+
 def test_a_second_set_up_for_the_same_study_is_sent_to_its_directory(
     north: Path, first: Workspace, tmp_path: Path
 ) -> None:
