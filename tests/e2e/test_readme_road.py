@@ -284,7 +284,7 @@ def hospital(road: Road, name: str) -> None:
     if name == "north":
         assert re.findall(r"SHA256:\S+", party.type("site init", *where))[-1] == fingerprint
         again = "consilium site init --kit kit --data data/north --site-dir another"
-        assert "`consilium site join" in party.wrong(again)
+        assert "use that directory, which was set up for this study" in party.wrong(again)
         assert "# [dataset]" in (party.folder / "site" / "site.toml").read_text()
         assert "`consilium site consent`" in party.wrong("consilium site up --site-dir site")
     party.type("site consent --site-dir site --by", more=" --yes")
