@@ -493,6 +493,21 @@ def _keeper(logs: Path) -> tuple[int | None, bool]:
         return None, False
 
 
+def are_kept(logs: Path) -> bool:
+    """Tell whether a process keeps the daemons with logs in a folder running.
+
+    Args:
+        logs: The folder.
+
+    Returns:
+        True if one runs; False also if this cannot be read.
+    """
+    try:
+        return _keeper(logs)[1]
+    except OSError:
+        return False
+
+
 def heartbeat(logs: Path) -> None:
     """Record in the folder of the logs that the supervising process is alive now.
 

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import secrets
+import shlex
 import sys
 import tempfile
 import time
@@ -29,13 +30,14 @@ from common.objects import shared
 from common.pki import NodeKeys
 from common.process import DaemonSpec, ProcessGroup, base_env, plain_text, proxy_env
 from common.reading import parse_json, parsing
-from common.security_log.program import kept_log, with_backlog
+from common.security_log.program import ROLE, kept_log, recorded_targets, with_backlog
 from common.sockets import free_port
 from common.supervision import (
     FACTS,
     DaemonStanding,
     KeptRunning,
     all_of_a_study,
+    are_kept,
     deliberate,
     keep_running,
     last_words,
@@ -370,11 +372,12 @@ def daemon_standings(site_dir: Path) -> tuple[DaemonStanding, ...]:
     return with_backlog(standings(_logs(site_dir)), site_dir)
 
 
-def trouble(one: DaemonStanding) -> tuple[str, str]:
+def trouble(one: DaemonStanding, site_dir: Path) -> tuple[str, str]:
     """Describe a daemon's state and what to do about it.
 
     Args:
         one: The state.
+        site_dir: The site's directory.
 
     Returns:
         The state in words, and a remedy. The remedy is empty for a daemon that is starting or ready.
@@ -382,7 +385,20 @@ def trouble(one: DaemonStanding) -> tuple[str, str]:
     if one.state == "offline":
         why, _, remedy = one.why.partition("; to fix: ")
         return replace(one, why=why).line, remedy or DOCTOR
-    return one.line, {"ended": f"see {one.log}", "stopped": "`consilium site up`"}.get(one.state, "")
+    if one.state == "stopped":
+        return one.line, _start_again(one, site_dir)
+    return one.line, f"see {one.log}" if one.state == "ended" else ""
+
+
+def _start_again(one: DaemonStanding, site_dir: Path) -> str:
+    """Return the command that starts a stopped daemon; the log needs its targets, and a second `up` is refused."""
+    command, first = "consilium site up", ""
+    if one.daemon.partition(" ")[0] == ROLE:
+        targets = recorded_targets(site_dir) or ("TARGET",)
+        command += "".join(f" --log-to {shlex.quote(target)}" for target in targets)
+        if are_kept(site_dir / "logs"):
+            first = "stop the running `consilium site up`, then run "
+    return f"{first}`{command}`"
 
 
 def no_daemons(site_dir: Path) -> str:

@@ -152,7 +152,7 @@ def _daemons(directory: Path) -> list[Checkup]:
     found = []
     for one in daemon_standings(directory):
         state = {"ready": State.OK, "ended": State.FAIL, "offline": State.FAIL}.get(one.state, State.NOTE)
-        said, remedy = trouble(one)
+        said, remedy = trouble(one, directory)
         found.append(Checkup("daemon", state, said, _HERE if remedy == DOCTOR else remedy))
     return found or [Checkup("daemons", State.NOTE, no_daemons(directory), "`consilium site up`")]
 

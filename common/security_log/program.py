@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import math
 import signal
 import sys
@@ -12,9 +14,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from common.errors import ConsiliumError
+from common.errors import ConsiliumError, InvalidInput
+from common.objects import write_atomically
 from common.plain import log_to_stderr
 from common.process import DaemonSpec, base_env
+from common.reading import parse_json
 from common.security_log.follow import LogFollower, Source, failing_targets
 from common.security_log.sinks import open_sink, remedy_of
 from common.supervision import DaemonStanding, KeptRunning
@@ -22,6 +26,9 @@ from common.supervision import DaemonStanding, KeptRunning
 ROLE = "log"
 STATE = "security-log.state"
 """File in the folder ``logs`` that stores the place of the last event sent to each target."""
+
+TARGETS_FILE = "security-log.targets"
+"""File in the folder ``logs`` that stores the targets with which the log process started last."""
 
 OpenSources = Callable[[Path], tuple[str, list[Source]]]
 """Returns the name of the party whose directory is given, and the sources of its security events."""
@@ -70,7 +77,24 @@ def follow_program(party: str, open_sources: OpenSources) -> None:
     except ConsiliumError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    with contextlib.suppress(OSError):  # the targets are only shown to people
+        text = json.dumps(arguments.targets)
+        write_atomically(arguments.directory / "logs" / TARGETS_FILE, text.encode(), mode=0o640)
     found.run(stop=stop.wait)
+
+
+def recorded_targets(directory: Path) -> tuple[str, ...]:
+    """Return the targets with which a party's log process started last.
+
+    Args:
+        directory: The party's directory.
+
+    Returns:
+        The targets; none if they are not recorded or cannot be read.
+    """
+    with contextlib.suppress(OSError, InvalidInput, TypeError):
+        return tuple(map(str, parse_json((directory / "logs" / TARGETS_FILE).read_bytes(), what="targets of the log")))
+    return ()
 
 
 def not_accepted(directory: Path) -> str:
@@ -108,7 +132,7 @@ def kept_log(directory: Path, *, module: str, name: str, targets: Sequence[str])
 
 
 def with_backlog(found: Iterable[DaemonStanding], directory: Path) -> tuple[DaemonStanding, ...]:
-    """Return a party's daemons, where a log process that is offline says what is the case now.
+    """Return a party's daemons, where a log process says what is the case now: a stopped one sends no waiting line.
 
     Args:
         found: The daemons' recorded states, from the time at which the first target failed.
@@ -119,7 +143,9 @@ def with_backlog(found: Iterable[DaemonStanding], directory: Path) -> tuple[Daem
     """
     now = not_accepted(directory)
     return tuple(
-        replace(one, why=now) if now and one.state == "offline" and one.daemon.partition(" ")[0] == ROLE else one
+        replace(one, why=now if one.state == "offline" else "")
+        if one.daemon.partition(" ")[0] == ROLE and (one.state == "stopped" or (now and one.state == "offline"))
+        else one
         for one in found
     )
 

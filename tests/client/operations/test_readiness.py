@@ -6,6 +6,7 @@ import json
 import shutil
 import ssl
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -22,6 +23,7 @@ from client.policy import load_site
 from common.config import load_study
 from common.errors import LedgerCorrupt
 from common.pki import create_authority, issue_server_certificate
+from common.security_log.program import TARGETS_FILE
 from common.supervision import FACTS, json_report, keeping
 from consilium.cli.site import site_app
 from server.operations import provision
@@ -280,3 +282,23 @@ def test_an_authority_that_ends_soon_does_not_hide_what_the_server_says(
     soon = Checkup("authority", State.NOTE, "ca.crt is only valid until tomorrow", "ask for a new kit")
     monkeypatch.setattr(readiness, "_authority", lambda *_: soon)
     assert world.finding("admission").state is State.OK
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_remedy_of_a_log_that_was_left_out_names_its_targets_and_the_running_command(
+    world: World, runs: bool
+) -> None:
+    logs = world.site / "logs"
+    with keeping(logs):
+        report = json_report(logs / FACTS)
+        report("daemon-ready", daemon="log site", pid=1, seconds=1.0)
+        report("daemon-offline", daemon="log site", pid=1, why="1 line waits here and will be sent")
+        report("stopped")
+    assert "--log-to TARGET" in world.finding("daemon").remedy  # a log whose targets were not recorded
+    (logs / TARGETS_FILE).write_text(json.dumps(["tcp://127.0.0.1:9", "file:/var/log/a b"]))
+    with keeping(logs) if runs else nullcontext():
+        found = world.finding("daemon")
+    assert found.state is State.NOTE
+    assert "`consilium site up --log-to tcp://127.0.0.1:9 --log-to 'file:/var/log/a b'`" in found.remedy
+    assert found.remedy.startswith("stop the running `consilium site up`") is runs
+    assert "will be sent" not in found.text

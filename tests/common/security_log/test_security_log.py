@@ -177,7 +177,7 @@ def test_a_target_that_refuses_is_shown_with_its_cause_since_when_and_how_many_l
         assert word in kept.offline()
     (shown,) = with_backlog([one], tmp_path)
     assert kept.offline() in shown.line
-    said, remedy = trouble(shown)
+    said, remedy = trouble(shown, tmp_path)
     assert failing.sentence in said
     assert "to fix" not in said
     assert kept.offline().endswith(f"to fix: {remedy}")
