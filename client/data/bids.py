@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.data.access import absent, closed_error, is_closed
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
 from common.data.msd import nifti_ending
 from common.data.patients import read_table
@@ -67,14 +68,19 @@ class BidsLayout:
             InvalidInput: If there is no case, or the dataset's label tables contradict each other.
         """
         sessions = _images(directory)
+        if is_closed(directory / "derivatives"):
+            raise closed_error(directory / "derivatives")
         drawn, tables = _label_maps(directory)
-        if not sessions:
+        closed = _closed(directory)
+        if not sessions and not closed:
             raise InvalidInput("the dataset holds no case", limit=self.says)
         shared, own_tables = _of_whom(directory, tables)
         values, labels = _labels(directory, shared)
         cases: list[Case] = []
-        problems: list[Problem] = []
+        problems = [Problem(case, absent(folder / "image", "case")) for case, folder in sorted(closed.items())]
         for case in sorted(sessions.keys() | drawn.keys()):
+            if closed.keys() & {case, case.partition("_")[0]}:
+                continue
             images = {
                 contrast: files
                 for contrast, found in sorted(sessions.get(case, {}).items())
@@ -187,6 +193,13 @@ def _images(directory: Path) -> dict[str, dict[str, list[Path]]]:
                 continue
             found[case][f"ce-{suffix}" if "ce" in entities else suffix].append(path)
     return found
+
+
+def _closed(directory: Path) -> dict[str, Path]:
+    """Return the folders of subjects and sessions that this user may not read, which ``glob`` leaves out."""
+    patterns = ("sub-*", "sub-*/ses-*", "sub-*/anat", "sub-*/ses-*/anat")
+    folders = (folder for pattern in patterns for folder in directory.glob(pattern) if is_closed(folder))
+    return {"_".join(part for part in path.relative_to(directory).parts if part != "anat"): path for path in folders}
 
 
 def _label_maps(directory: Path) -> tuple[dict[str, list[Path]], list[Path]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from common.data.access import absent, is_closed
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
 from common.data.msd import nifti_ending
 from common.errors import InvalidInput
@@ -72,6 +73,8 @@ class BratsLayout:
         problems: list[Problem] = []
         signs, patients = set(), {}
         for folder in _folders(directory):
+            if is_closed(folder):
+                problems.append(Problem(folder.name, absent(folder / "image", "case")))
             files = _files(folder)
             if not files:
                 continue
@@ -113,7 +116,7 @@ def _folders(directory: Path) -> list[Path]:
 def _files(folder: Path) -> dict[str, tuple[str, Path]]:
     """Return a case's files by contrast (or ``seg``), each with the sign that separates its name (``_`` or ``-``)."""
     found: dict[str, tuple[str, Path]] = {}
-    for path in sorted(folder.iterdir()):
+    for path in () if is_closed(folder) else sorted(folder.iterdir()):
         ending = nifti_ending(path.name)
         match = _FILE.fullmatch(path.name.removesuffix(ending)) if ending else None
         if match and match[1] == folder.name:

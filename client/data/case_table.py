@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 from client.data.bids import read_label_table
+from common.data.access import absent, check_opens, closed_folder
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
 from common.data.msd import case_id, is_file, nifti_ending
 from common.data.patients import read_table
@@ -88,6 +89,9 @@ class TableLayout:
                 problems[name] = outcome
             else:
                 cases.append(outcome)
+        if not cases:
+            own = [[row[column] for column in (*columns, "label") if row.get(column)] for row in rows]
+            check_opens([directory / text.replace("\\", "/") for text in texts] for texts in own)
         patients = {_name(row, columns, number): row["patient_id"] for number, row in enumerate(rows, 1) if any(known)}
         table = directory / "labels.tsv"
         names = {0: "background", **read_label_table(table)} if table.is_file() else {}
@@ -131,10 +135,12 @@ def _read_row(directory: Path, row: dict[str, str], columns: list[str], number: 
         path = directory / relative
         series = column != "label" and _is_folder(path)
         dicom = column == "label" and relative.suffix.lower() == ".dcm"
+        if not series and not is_file(path) and closed_folder(path) is not None:
+            return Problem(name, absent(path, what))
         if not series and not dicom and not nifti_ending(relative.name):
             return Problem(name, f"the {what} is not a .nii or .nii.gz file; to fix: convert it to NIfTI")
         if not series and not is_file(path):
-            return Problem(name, f"the {what} file is missing; to fix: put it back, or take the case out")
+            return Problem(name, absent(path, what))
         found[column] = path
     own = tuple((column.removeprefix(_PREFIX), found[column]) for column in columns)
     return Case(

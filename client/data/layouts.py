@@ -9,6 +9,7 @@ names that are neither the study's nor mapped to one of the study's.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from typing import Protocol
 
 from client.data.bids import BidsLayout, Choice, several
 from common.config import DataConfig
+from common.data.access import entries, is_closed
 from common.data.dataset import Case, Dataset, Problem
 from common.data.dicom_labels import ENDING
 from common.data.patients import counted_once, find_table, with_patients
@@ -269,6 +271,13 @@ def _detect(directory: Path) -> Layout:
     for layout in LAYOUTS.values():
         if layout.matches(directory):
             return layout
+    if any(map(is_closed, entries(directory))):  # not named: it may be a patient's folder
+        raise InvalidInput(
+            "folders in the data directory cannot be read (Permission denied)",
+            value=str(directory),
+            limit=f"folders that user {os.getuid()}, who runs this command, can read",
+            remedy="let this user read and enter these folders",
+        )
     raise InvalidInput(
         "the layout of the data directory is not recognised",
         value=str(directory),

@@ -12,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from common.data.access import entries
 from common.data.dataset import Case, Dataset, Problem
 from common.data.msd import NIFTI_SUFFIXES, read_index
 from common.errors import InvalidInput
@@ -92,11 +93,7 @@ class NnunetLayout:
 
 
 def _files(folder: Path, ending: str) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(
-        path for path in folder.iterdir() if path.name.lower().endswith(ending) and not path.name.startswith(".")
-    )
+    return [path for path in entries(folder) if path.name.lower().endswith(ending) and not path.name.startswith(".")]
 
 
 def _scans(folder: Path, ending: str) -> dict[str, dict[int, Path]]:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
+from common.data.access import absent, check_opens
 from common.data.dataset import Case, Dataset, Problem, check_labels
 from common.data.patients import find_table, with_patients, write_patients
 from common.errors import InvalidInput
@@ -190,7 +191,7 @@ def read_dataset(directory: Path) -> Dataset:
 
     Raises:
         InvalidInput: If there is no ``dataset.json``, it is no JSON object, has no usable labels or channels, or lists
-            no case.
+            no case; or if a folder of all its cases cannot be read.
     """
     document = read_index(directory)
     labels = _numbered(document.get("labels"), key="labels")
@@ -215,6 +216,9 @@ def read_dataset(directory: Path) -> Dataset:
             cases[name] = outcome
         else:
             problems[name] = outcome
+    if not any(case.label for case in cases.values()):
+        own = [[one[key] for key in ("image", "label") if key in one] for one in training if isinstance(one, dict)]
+        check_opens([directory / text for text in texts if isinstance(text, str)] for texts in own)
     listed = dict.fromkeys(_entry_name(entry, position) for position, entry in enumerate(training))
     dataset = Dataset(
         name=str(document.get("name") or directory.name),
@@ -344,7 +348,7 @@ def _read_entry(
         if not nifti_ending(text):
             return name, Problem(name, f"the {kind} is not a .nii or .nii.gz file; to fix: convert it to NIfTI")
         if not is_file(directory / relative):
-            return name, Problem(name, f"the {kind} file is missing; to fix: put it back, or take the case out")
+            return name, Problem(name, absent(directory / relative, kind))
         paths.append(directory / relative)
     hospital = hospitals.get(name)
     return name, Case(

@@ -404,9 +404,9 @@ def _label_scan(
 
 def _scan(path: Path, *, channels: int | None, room: VoxelRoom) -> Scan:
     """Read a file or a DICOM folder; add a note if a file's name contradicts its compression."""
-    if path.is_dir():
-        return dicom.read_series(path, room=room)
     try:
+        if path.is_dir():
+            return dicom.read_series(path, room=room)
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):  # a pipe or a device could be read forever
             raise InvalidInput("volume is not a regular file", remedy="give the path of a NIfTI file")

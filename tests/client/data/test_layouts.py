@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,8 @@ from client.data.layouts import (
     open_dataset,
     open_for_training,
 )
+from client.operations.doctor_data import check_data
+from client.operations.findings import Checkup, State, to_json
 from common.config import DataConfig
 from common.data.dataset import Dataset, PatientIdentity, check_labels
 from common.data.patients import counted_once
@@ -490,3 +496,88 @@ def test_a_dataset_of_the_study_stays_as_it_is(tmp_path: Path) -> None:
     found: Dataset = open_dataset(make_nnunet(tmp_path / "set"))
     own = DataConfig(labels=found.labels, spacing_mm=(1, 1, 1), grid=(8, 8, 8), channels=found.channels)
     assert match_study(found, own).cases == found.cases
+
+
+_VERSION_3, _OVERRIDES = 0x20080522, 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+
+
+@contextmanager
+def closed(folder: Path) -> Iterator[None]:
+    """A folder with mode 000, in a thread to which modes apply even if it is root's."""
+    libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(_VERSION_3, 0)
+    held = (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, held) == 0
+    fewer = (ctypes.c_uint32 * 6)(held[0] & ~_OVERRIDES, *held[1:])
+    folder.chmod(0)
+    try:
+        assert libc.capset(header, fewer) == 0
+        yield
+    finally:
+        libc.capset(header, held)
+        folder.chmod(0o700)
+
+
+def failed(directory: Path) -> list[Checkup]:
+    data = DataConfig(("background", "edema", "core"), (1, 1, 1), (8, 8, 8), ("T1w", "T2w"))
+    found = check_data(directory, data, DatasetSettings())
+    return [one for one in found if one.state is State.FAIL]
+
+
+@pytest.mark.parametrize("name", ["imagesTr", "labelsTr"])
+@pytest.mark.parametrize("make", [make_msd, make_nnunet])
+def test_a_closed_folder_of_all_cases_is_reported_once_with_the_user(
+    make: Callable[[Path], Path], name: str, tmp_path: Path
+) -> None:
+    directory = make(tmp_path / "data")
+    with closed(directory / name):
+        (found,) = failed(directory)
+    assert "Permission denied" in found.text
+    assert f"user {os.getuid()}" in found.text
+    assert found.subject == str(directory / name)
+    assert "missing" not in found.text
+    assert "put" not in found.remedy
+
+
+@pytest.mark.parametrize("make", [make_table, make_bids])
+def test_a_closed_folder_of_one_case_costs_that_case_and_is_not_named(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    directory = make(tmp_path / "data")
+    folder = one_cases_folder(directory)
+    with closed(folder):
+        findings = failed(directory)
+    denied = [one for one in findings if "Permission denied" in one.text]
+    assert denied
+    for one in denied:
+        assert f"user {os.getuid()}" in one.text
+        assert "put it back" not in one.remedy
+    assert folder.name not in to_json(denied)
+
+
+def one_cases_folder(directory: Path) -> Path:
+    """The folder of one subject; in a table, one into which the first case's image is moved."""
+    if (subjects := sorted(directory.glob("sub-*"))) and subjects[0].is_dir():
+        return subjects[0]
+    (table,) = directory.glob("cases.*")
+    text = table.read_text()
+    first = next(path for path in sorted(directory.rglob("*.nii*")) if str(path.relative_to(directory)) in text)
+    (directory / "Emmy").mkdir()
+    table.write_text(text.replace(str(first.relative_to(directory)), f"Emmy/{first.name}"))
+    shutil.move(first, directory / "Emmy" / first.name)
+    return directory / "Emmy"
+
+
+def test_closed_label_maps_of_bids_and_closed_folders_of_all_cases_are_not_taken_for_another_layout(
+    tmp_path: Path,
+) -> None:
+    directory = make_bids(tmp_path / "bids")
+    with closed(directory / "derivatives"):
+        (found,) = failed(directory)
+    assert "Permission denied" in found.text
+    brats = tmp_path / "brats" / "BraTS-001"
+    brats.mkdir(parents=True)
+    with closed(brats):
+        (found,) = failed(brats.parent)
+        assert "Permission denied" in found.text
+        (problem,) = open_dataset(brats.parent, layout="brats").problems
+    assert "Permission denied" in problem.reason

@@ -1,0 +1,123 @@
+"""Tells a file that is missing from one in a folder that this user may not enter, for the readers of datasets.
+
+``Path.glob`` and a failed look-up give the same answer for both. Refuses a dataset whose cases all lie in a closed
+folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from common.errors import InvalidInput
+
+
+def absent(path: Path, kind: str) -> str:
+    """Say why a file of a case is not found: it is missing, or a folder on the way to it is closed to this user.
+
+    Args:
+        path: The file.
+        kind: What the file is, such as ``image``.
+
+    Returns:
+        The reason with a remedy, without the name of a file or folder.
+    """
+    if closed_folder(path) is None:
+        return f"the {kind} file is missing; to fix: put it back, or take the case out"
+    user = os.getuid()
+    return (
+        f"the folder of the {kind} cannot be read by user {user}, who runs this command (Permission denied); to fix: "
+        "let this user read and enter the folder"
+    )
+
+
+def closed_folder(path: Path) -> Path | None:
+    """Return the outermost folder on the way to a path that this user may not enter.
+
+    Args:
+        path: The path.
+
+    Returns:
+        The folder; None if every folder can be entered, or one is missing.
+    """
+    for folder in reversed(path.parents):
+        try:
+            os.stat(f"{folder}/.")
+        except PermissionError:
+            return folder
+        except OSError:
+            return None
+    return None
+
+
+def is_closed(folder: Path) -> bool:
+    """Tell whether this user may not list or enter an existing folder.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        True if it is closed.
+    """
+    try:
+        os.stat(f"{folder}/.")
+        os.scandir(folder).close()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def check_opens(cases: Iterable[Iterable[Path]]) -> None:
+    """Refuse a dataset if one closed folder holds files of all its cases, so that it is reported once.
+
+    The folder of a single case is not named, because its name may be a patient's.
+
+    Args:
+        cases: For each case, its files.
+
+    Raises:
+        InvalidInput: If there is such a folder, and there are two or more cases.
+    """
+    closed = [{closed_folder(path) for path in files} - {None} for files in cases]
+    common = set.intersection(*closed) if len(closed) > 1 else set()
+    for folder in common:
+        if folder is not None:
+            raise closed_error(folder)
+
+
+def closed_error(folder: Path) -> InvalidInput:
+    """Return the error for a folder of a dataset that this user may not read.
+
+    Args:
+        folder: The folder, which must not be a single case's.
+
+    Returns:
+        The error.
+    """
+    return InvalidInput(
+        "folder of the dataset cannot be read (Permission denied)",
+        value=str(folder),
+        limit=f"a folder that user {os.getuid()}, who runs this command, can read",
+        remedy="let this user read and enter the folder",
+    )
+
+
+def entries(folder: Path) -> list[Path]:
+    """Return what a folder of the dataset contains.
+
+    Args:
+        folder: The folder, which must not be a single case's.
+
+    Returns:
+        The paths, sorted; none if the folder does not exist.
+
+    Raises:
+        InvalidInput: If this user may not read the folder.
+    """
+    try:
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+    except PermissionError:
+        raise closed_error(folder) from None
