@@ -7,16 +7,23 @@ a subject, such as a case's name. The terminal shows the subject; the report rep
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from common.errors import ConsiliumError
+from common.ledger.sqlite_file import ledger_error
 from common.objects import write_atomically
 from common.plain import joined
+from common.system_errors import explain, system_cause
 
 NEEDS_REPAIR = 8
 """Exit code if at least one finding is a failure."""
+
+TROUBLE = (ConsiliumError, OSError, sqlite3.Error)
+"""The errors that a check reports with :func:`failure`."""
 
 
 class State(StrEnum):
@@ -57,6 +64,29 @@ class Checkup:
     def ok(self) -> bool:
         """True if nothing is wrong."""
         return self.state is State.OK
+
+
+def failure(check: str, error: Exception, remedy: str) -> Checkup:
+    """Report an error that ended a check.
+
+    If a full or failing disk or a missing permission caused it, that is reported: no file has to be put back then.
+    Otherwise the remedy of the error itself takes precedence.
+
+    Args:
+        check: Name of the check.
+        error: The error.
+        remedy: What to do if the error names no remedy.
+
+    Returns:
+        The finding.
+    """
+    error = system_cause(error) or error
+    if isinstance(error, sqlite3.Error):
+        error = ledger_error(error, "the ledger file cannot be read")
+    if isinstance(error, OSError):
+        return Checkup(check, State.FAIL, *explain(error))
+    text, _, own = str(error).partition("; to fix: ")
+    return Checkup(check, State.FAIL, text, own or remedy)
 
 
 def exit_code(findings: Iterable[Checkup]) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from client.data.cases import check_index
 from client.operations.daemons import DOCTOR, daemon_standings, no_daemons, trouble, was_let_in
-from client.operations.findings import Checkup, State
+from client.operations.findings import TROUBLE, Checkup, State, failure
 from client.operations.staff_decisions import has_consented
 from client.policy import SiteConfig, load_site
 from client.records.served import retired_voters
@@ -69,10 +69,8 @@ def check_site(directory: Path, *, now: datetime | None = None, starting: bool =
     now = now or datetime.now(UTC)
     try:
         config = load_site(directory)
-    except ConsiliumError as error:
-        return (
-            Checkup("site.toml", State.FAIL, str(error), "correct it, or run `consilium site init` with the kit again"),
-        )
+    except TROUBLE as error:
+        return (failure("site.toml", error, "correct it, or run `consilium site init` with the kit again"),)
     findings = [
         Checkup("site.toml", State.OK, f"site {config.site}, patient pool {config.pool}"),
         _keys(directory / "node" / "keys"),
@@ -94,9 +92,8 @@ def _data(config: SiteConfig) -> Checkup:
     try:
         check_data_folder(path)
         check_index(config, joined_study(config).data)
-    except InvalidInput as error:
-        remedy = error.remedy or "put the data back, or correct `data` in site.toml"
-        return Checkup("data", State.FAIL, str(error).removesuffix(f"; to fix: {error.remedy}"), remedy)
+    except TROUBLE as error:
+        return failure("data", error, "put the data back, or correct `data` in site.toml")
     return Checkup("data", State.OK, str(path))
 
 
@@ -125,9 +122,8 @@ def _ledger(config: SiteConfig) -> list[Checkup]:
         with read_books(config) as ledger:
             doubt, older = ledger.doubt(), ledger.forgotten() is not None
             agreed, stopped = ledger.agreed(study.id), ledger.stopped(study.id)
-    except (ConsiliumError, OSError) as error:
-        remedy = "put study, ledger, the ledger's key and its standing file back"
-        return [Checkup("ledger", State.FAIL, str(error), remedy)]
+    except TROUBLE as error:
+        return [failure("ledger", error, "put study, ledger, the ledger's key and its standing file back")]
     remedy = _RECOVER if older else "read docs/ledger.md; then `consilium site recover`"
     found = (
         [Checkup("ledger", State.FAIL, doubt, remedy)] if doubt else [Checkup("ledger", State.OK, "as last written")]
@@ -158,12 +154,12 @@ def _daemons(directory: Path) -> list[Checkup]:
 
 
 def _keys(folder: Path) -> Checkup:
-    if not (folder / "node").exists():
-        return Checkup("keys", State.FAIL, f"{folder / 'node'} is missing", "put it back, or set the site up again")
     try:
+        if not (folder / "node").exists():
+            return Checkup("keys", State.FAIL, f"{folder / 'node'} is missing", "put it back, or set the site up again")
         public = read_node_public_key(create_node_keys(folder).public)  # both keys exist, so this only compares them
-    except (ConsiliumError, OSError) as error:
-        return Checkup("keys", State.FAIL, str(error), "put the key back with mode 0600, or set the site up again")
+    except TROUBLE as error:
+        return failure("keys", error, "put the key back with mode 0600, or set the site up again")
     whose = f"its owner and the group {(folder / 'node').group()}" if shared(folder) else "its owner only"
     return Checkup("keys", State.OK, f"the node key {node_fingerprint(public)} is readable by {whose}")
 
@@ -172,8 +168,8 @@ def _authority(config: SiteConfig, now: datetime) -> Checkup:
     path = config.path(config.server.root_certificates)
     try:
         until = expires(path)
-    except ConsiliumError as error:
-        return Checkup("authority", State.FAIL, str(error), "copy ca.crt from the kit again")
+    except TROUBLE as error:
+        return failure("authority", error, "copy ca.crt from the kit again")
     return _valid("authority", path.name, until, now, remedy="ask the consortium for a new kit")
 
 
@@ -361,45 +357,49 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
 
     A voter without a teacher sends the zero code; if no voter has one, no worker starts.
     """
-    folder = config.path("teachers")
-    if not _has_teachers(config):
-        return Checkup("teachers", State.FAIL, "none is trained yet", f"{_consent_first(config)}`consilium site train`")
-    if not load:
-        return Checkup("teachers", State.OK, "trained")
     from client.records.declared import has_foreign
-    from client.teachers.teacher import Teachers
 
+    folder = config.path("teachers")
     try:
+        if not _has_teachers(config):
+            remedy = f"{_consent_first(config)}`consilium site train`"
+            return Checkup("teachers", State.FAIL, "none is trained yet", remedy)
+        if not load:
+            return Checkup("teachers", State.OK, "trained")
+        from client.teachers.teacher import Teachers
+
         study = load_study(config.path(config.study))
         voters = study.privacy.voters_per_site
-        found = Teachers.load(folder, data=study.data, voters=voters, recipe=study.teacher)
+        found, retired = Teachers.load(folder, data=study.data, voters=voters, recipe=study.teacher), frozenset[int]()
         if config.ledger_file.exists():
             with read_books(config) as ledger:
                 check_trained(config, study, ledger, found.served)
-                found = found.without(retired_voters(folder) | silent_voters(config, ledger, found.served))
-    except ConsiliumError as error:
-        remedy = getattr(error, "remedy", None)
-        said = str(error).removesuffix(f"; to fix: {remedy}")
-        return Checkup(
-            "teachers", State.FAIL, said, remedy or "put the kit's study.toml back, then `consilium site train`"
-        )
+                retired = retired_voters(folder) | silent_voters(config, ledger, found.served)
+                found = found.without(retired)
+    except TROUBLE as error:
+        return failure("teachers", error, "put the kit's study.toml back, then `consilium site train`")
     brought = sum(has_foreign(folder, voter) for voter in range(voters))
-    loaded = (
-        f"{sum(map(bool, found.served)) + brought} of {voters} voters have a teacher; the others send the zero code"
-    )
-    if not any(found.served) and not brought:
-        remedy = "`consilium site doctor --data` names the problem of each case; then `consilium site train`"
-        return Checkup("teachers", State.FAIL, f"none of {voters} voters has a teacher", remedy)
-    if not found.problems:
+    have = sum(map(bool, found.served)) + brought
+    loaded = f"{have} of {voters} voters have a teacher" if have else f"none of {voters} voters has a teacher"
+    loaded += "; the others send the zero code" if 0 < have < voters else ""
+    if found.problems:
+        told = {voter: problem.partition("; to fix: ") for voter, problem in found.problems.items()}
+        reasons = "; ".join(f"voter {voter}: {reason}" for voter, (reason, _, _) in told.items())
+        remedies = dict.fromkeys(remedy or "`consilium site train`" for _, _, remedy in told.values())
+        return Checkup("teachers", State.FAIL, f"{loaded} ({reasons})", f"{', '.join(remedies)}; restart the worker")
+    if have:
         return Checkup("teachers", State.OK, loaded)
-    reasons = "; ".join(f"voter {voter}: {problem}" for voter, problem in found.problems.items())
-    return Checkup("teachers", State.FAIL, f"{loaded} ({reasons})", "`consilium site train`, then restart the worker")
+    if retired:
+        text = f"{loaded}: the teachers of {len(retired)} of them have to be trained again"
+        return Checkup("teachers", State.FAIL, text, "`consilium site train`")
+    remedy = "`consilium site doctor --data` names the problem of each case; then `consilium site train`"
+    return Checkup("teachers", State.FAIL, loaded, remedy)
 
 
 def _consent_first(config: SiteConfig) -> str:
     try:
         return "" if has_consented(config.root) else "`consilium site consent`, then "
-    except ConsiliumError:  # another check reports it
+    except TROUBLE:  # another check reports it
         return ""
 
 
@@ -407,8 +407,8 @@ def _peers(directory: Path) -> list[Checkup]:
     """Check that enough other hospitals are confirmed for a sealed sum, and that none of their keys has changed."""
     try:
         view = look(directory)
-    except (ConsiliumError, OSError) as error:
-        return [Checkup("peers", State.FAIL, str(error), "restore the site's files, then run `consilium site peers`")]
+    except TROUBLE as error:
+        return [failure("peers", error, "restore the site's files, then run `consilium site peers`")]
     if not view.sealed:
         return []
     found = [Checkup("peers", State.FAIL if it.stops else State.NOTE, it.text, it.remedy) for it in view.problems()]

@@ -31,6 +31,7 @@ from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import best_device, predict
 from common.models.unet import load_weights, network_for
+from common.system_errors import explain, system_cause
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class Teachers:
                         remedy="run `consilium site train` with this study",
                     )
             except Exception as error:  # noqa: BLE001  any error concerns this voter only
-                problems[voter] = str(error) if isinstance(error, InvalidInput) else type(error).__name__
+                problems[voter] = _reason(error)
                 log.warning("event=no-teacher voter=%d cause=%s", voter, type(error).__name__)
                 continue
             if teacher is not None:
@@ -294,6 +295,14 @@ def averaged(samples: Iterable[Float[np.ndarray, "k x y z"]]) -> Float[np.ndarra
     flat = mean.mean(axis=(1, 2, 3), keepdims=True)
     result: np.ndarray = ((1 - unsure) * mean + unsure * flat).astype(np.float32)
     return result
+
+
+def _reason(error: Exception) -> str:
+    """Return why a teacher cannot be loaded, with the remedy of a full disk or a missing permission."""
+    cause = system_cause(error)
+    if isinstance(cause, OSError):
+        return "; to fix: ".join(explain(cause))
+    return str(error) if isinstance(error, InvalidInput) else type(error).__name__
 
 
 def load_teacher(directory: Path) -> tuple[DataConfig, Teacher | None]:

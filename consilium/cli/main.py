@@ -7,9 +7,7 @@ refused by policy, 7 a daemon failed, 130 interrupted.
 
 from __future__ import annotations
 
-import errno
 import importlib
-import os
 import re
 import sys
 from functools import cache
@@ -22,7 +20,7 @@ from typer.core import TyperGroup
 
 from common import __version__
 from common.errors import ConsiliumError, StorageFailed
-from common.plain import plain
+from common.system_errors import DISK, explain
 from consilium.cli.say import say, say_unexpected
 
 _GROUPS: dict[str, tuple[str, str, str]] = {
@@ -176,10 +174,11 @@ def main() -> None:
     except ConsiliumError as error:
         _fail(error, code=error.exit_code, verbose=verbose)
     except OSError as error:
-        if verbose or (error.filename is None and error.errno not in _DISK):
+        if verbose or (error.filename is None and error.errno not in DISK):
             raise
-        say(f"error: {_refusal(error)}", err=True)
-        raise SystemExit(StorageFailed.exit_code if error.errno in _DISK else 1) from None
+        reason, remedy = explain(error)
+        say(f"error: {reason}; to fix: {remedy}", err=True)
+        raise SystemExit(StorageFailed.exit_code if error.errno in DISK else 1) from None
     except Exception as error:
         sqlite3 = sys.modules.get("sqlite3")  # help and completion do not import it
         if sqlite3 is None or not isinstance(error, sqlite3.Error):
@@ -189,29 +188,6 @@ def main() -> None:
         # The user named a file as a ledger that is not a ledger.
         refused = ledger_error(error, "not a ledger, or damaged; to fix: give a ledger's file, NAME.sqlite")
         _fail(refused, code=refused.exit_code, verbose=verbose)
-
-
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""Errors of a full or failing disk."""
-
-
-def _refusal(error: OSError) -> str:
-    """Return a sentence on an error of the operating system: the path, the reason, and what to do."""
-    where = "" if error.filename is None else f"{plain(os.fspath(error.filename))}: "
-    match error.errno:
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            remedy = f"give user {os.getuid()}, who runs this command, access, or run the command as the owner"
-        case errno.ENOENT | errno.ENOTDIR | errno.EISDIR:
-            remedy = "check the path"
-        case errno.ENOSPC | errno.EDQUOT:
-            remedy = "make room on this disk"
-        case errno.EIO:
-            remedy = (
-                "the disk is failing: read the system's log, then restore this folder from a backup to another disk"
-            )
-        case _:
-            remedy = "run the command again with --verbose to see which step failed"
-    return f"{where}{error.strerror}; to fix: {remedy}"
 
 
 def _fail(error: Any, *, code: int, verbose: bool) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,8 +24,9 @@ from client.operations import readiness, staff_decisions
 from client.operations.findings import Checkup, State
 from client.operations.readiness import _gpu, check_newest, check_site
 from client.policy import load_site
+from client.records.served import RETIRED
 from common.config import load_study
-from common.errors import LedgerCorrupt
+from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.pki import create_authority, issue_server_certificate
 from common.security_log.program import TARGETS_FILE
 from common.supervision import FACTS, json_report, keeping
@@ -30,6 +35,7 @@ from server.operations import provision
 from server.study.workspace import Workspace
 from tests.client.operations.answering import answering
 from tests.client.teachers.written import write_teacher
+from tests.common.ledger.full_disk import no_byte_more
 
 pytestmark = pytest.mark.slow
 
@@ -284,6 +290,56 @@ def test_an_authority_that_ends_soon_does_not_hide_what_the_server_says(
     assert world.finding("admission").state is State.OK
 
 
+def test_a_full_disk_is_the_cause_of_every_failed_check_and_nothing_is_to_be_put_back(world: World) -> None:
+    staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
+    with no_byte_more():
+        failed = {one.check: one for one in check_site(world.site) if one.state is State.FAIL}
+    assert {"ledger", "peers"} <= failed.keys()
+    for one in failed.values():
+        assert "the disk is full" in one.text
+        assert "free space" in one.remedy
+        assert "back" not in one.remedy
+        assert "restore" not in one.remedy
+    assert all(one.state is not State.FAIL for one in check_site(world.site))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_full_or_failing_disk_is_reported_in_every_check_that_meets_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, number: int, wrapped: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        try:
+            raise OSError(number, os.strerror(number), "/srv/x")
+        except OSError as error:
+            if not wrapped:
+                raise
+            raise InvalidInput("file cannot be read", remedy="put it back") from error
+
+    for name in ("create_node_keys", "expires", "check_data_folder", "_has_teachers", "look", "joined_study"):
+        monkeypatch.setattr(readiness, name, fail)
+    failed = [one for one in check_site(world.site) if one.state is State.FAIL]
+    assert [one.check for one in failed] == ["keys", "authority", "data", "teachers", "peers", "ledger"]
+    for one in failed:
+        assert os.strerror(number) in one.text
+        assert "free space" in one.remedy
+        assert "put it back" not in one.remedy
+    monkeypatch.setattr(readiness, "load_site", fail)
+    assert "free space" in check_site(world.site)[0].remedy
+
+
+def test_status_on_a_full_disk_says_so(world: World) -> None:
+    staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
+    words = [sys.executable, "-c", "from consilium.cli.main import main; main()", "site", "status"]
+    with no_byte_more():
+        done = subprocess.run(
+            [*words, "--site-dir", str(world.site)], capture_output=True, text=True, timeout=300, check=False
+        )
+    assert done.returncode == StorageFailed.exit_code
+    assert "the disk is full" in done.stderr
+    assert "free space" in done.stderr
+
+
 @pytest.mark.parametrize("runs", [True, False])
 def test_the_remedy_of_a_log_that_was_left_out_names_its_targets_and_the_running_command(
     world: World, runs: bool
@@ -302,3 +358,14 @@ def test_the_remedy_of_a_log_that_was_left_out_names_its_targets_and_the_running
     assert "`consilium site up --log-to tcp://127.0.0.1:9 --log-to 'file:/var/log/a b'`" in found.remedy
     assert found.remedy.startswith("stop the running `consilium site up`") is runs
     assert "will be sent" not in found.text
+
+
+def test_voters_that_wait_for_their_retraining_are_not_blamed_on_the_cases(world: World) -> None:
+    staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
+    record = world.site / "teachers" / "voter-000" / "train.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "identity": RETIRED}))
+    found = world.finding("teachers")
+    assert (found.state, found.remedy) == (State.FAIL, "`consilium site train`")
+    assert "trained again" in found.text
+    record.write_text(json.dumps({**json.loads(record.read_text()), "identity": "0" * 64, "report": {"weights": None}}))
+    assert "site doctor --data" in world.finding("teachers").remedy  # training gave this voter no teacher

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,18 +9,8 @@ import pytest
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
+from tests.common.ledger.full_disk import no_byte_more
 from tests.common.ledger.ledger_world import World, make_mechanism, make_query
-
-
-@contextmanager
-def no_byte_more() -> Iterator[None]:
-    """Every write that makes a file longer fails, as on a full disk; the kernel does it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def one_more(world: World, number: int) -> None:

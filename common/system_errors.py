@@ -1,0 +1,61 @@
+"""Explains an error of the operating system: what it refused, and what to do. Finds such an error among causes.
+
+The command line and `site doctor` use it, so that both give the same remedy. It raises no errors.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from common.errors import StorageFailed
+from common.plain import plain
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Error numbers of a full or failing disk."""
+
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def explain(error: OSError) -> tuple[str, str]:
+    """Explain an error of the operating system.
+
+    Args:
+        error: The error.
+
+    Returns:
+        The path with the reason, and what to do.
+    """
+    where = "" if error.filename is None else f"{plain(os.fsdecode(error.filename))}: "
+    match error.errno:
+        case number if number in _DENIED:
+            remedy = f"give user {os.getuid()}, who runs this command, access, or run the command as the owner"
+        case errno.ENOENT | errno.ENOTDIR | errno.EISDIR:
+            remedy = "check the path"
+        case errno.ENOSPC | errno.EDQUOT:
+            remedy = "make room on this disk: free space (`df`)"
+        case errno.EIO:
+            remedy = (
+                "free space if the disk is full (`df`); if there is space, the disk is failing: read the system's log, "
+                "then move this folder to another disk, and restore only what cannot be read from a backup"
+            )
+        case _:
+            remedy = "run the command again with --verbose to see which step failed"
+    return f"{where}{error.strerror or type(error).__name__}", remedy
+
+
+def system_cause(error: BaseException) -> StorageFailed | OSError | None:
+    """Return the full or failing disk, or the missing permission, that an error is or was caused by.
+
+    Args:
+        error: The error.
+
+    Returns:
+        The first such error in the chain of causes; None if there is none.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, StorageFailed) or (isinstance(cause, OSError) and cause.errno in (*DISK, *_DENIED)):
+            return cause
+        cause = cause.__cause__
+    return None
