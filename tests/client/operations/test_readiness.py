@@ -9,6 +9,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from client.operations import readiness, staff_decisions
+from client.operations.daemons import LOG_MODULE
 from client.operations.findings import Checkup, State
 from client.operations.readiness import _gpu, check_newest, check_site
 from client.policy import load_site
@@ -28,7 +30,7 @@ from client.records.served import RETIRED
 from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.pki import create_authority, issue_server_certificate
-from common.security_log.program import TARGETS_FILE
+from common.security_log.program import TARGETS_FILE, log_daemon, recorded_targets
 from common.supervision import FACTS, json_report, keeping
 from consilium.cli.site import site_app
 from server.operations import provision
@@ -358,6 +360,18 @@ def test_the_remedy_of_a_log_that_was_left_out_names_its_targets_and_the_running
     assert "`consilium site up --log-to tcp://127.0.0.1:9 --log-to 'file:/var/log/a b'`" in found.remedy
     assert found.remedy.startswith("stop the running `consilium site up`") is runs
     assert "will be sent" not in found.text
+
+
+def test_the_log_process_records_the_targets_it_was_started_with(world: World) -> None:
+    targets = [f"file:{world.site.parent}/a.jsonl", f"file:{world.site.parent}/b.jsonl"]
+    staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
+    daemon = log_daemon(world.site, module=LOG_MODULE, name="site", targets=targets)
+    with subprocess.Popen(daemon.argv, env=dict(daemon.env), cwd=daemon.cwd) as process:
+        end = time.monotonic() + 60
+        while not recorded_targets(world.site) and time.monotonic() < end:
+            time.sleep(0.1)
+        process.terminate()
+    assert recorded_targets(world.site) == tuple(targets)
 
 
 def test_voters_that_wait_for_their_retraining_are_not_blamed_on_the_cases(world: World) -> None:
