@@ -5,9 +5,10 @@ The result has no guarantee: its bundle states that it was trained on patients a
 of making the network (:mod:`client.adapting.ways`). Steps:
 
 1. Take the student that was fetched from the server, and the hospital's patients without withdrawn ones.
-2. With enough patients, cross-validate: train every way on four fifths of them at a time and score it on the rest.
-3. Take the usual way for this number of patients, unless the cross-validation proves another way better.
-4. Train that way on all patients, and write the bundle and the report.
+2. Check that the cases fit the site's own teachers, and the student or a public model; refuse them if they do not.
+3. With enough patients, cross-validate: train every way on four fifths of them at a time and score it on the rest.
+4. Take the usual way for this number of patients, unless the cross-validation proves another way better.
+5. Train that way on all patients, and write the bundle and the report.
 
 It refuses a student of another study's grid or labels, one that was trained on patients already, and a site without a
 usable labelled case.
@@ -43,11 +44,13 @@ from client.adapting.ways import (
     mean,
     usual,
 )
-from client.policy import load_site
+from client.policy import SiteConfig, load_site
 from client.site.books import writing_teachers
 from client.site.deals import patients_seen
 from client.site.enrolment import study_start
+from client.teachers.comparison import OWN_TEACHERS, Answer, codec_of, references
 from client.teachers.evaluation_input import load_bundle
+from client.teachers.fit_of_cases import Fit, level_at_home
 from client.teachers.pulled_student import STUDENT_DIR
 from client.training.voter import LabelledScan
 from common.config import Study, TrainingConfig, load_study
@@ -79,6 +82,7 @@ class AdaptOptions:
         strength: Strength of the pull toward the student.
         out: Folder into which the bundle's folder is written.
         replace: Put the new network and report in the place of finished ones.
+        even_if_unfit: Train even if the cases do not fit this site's models.
     """
 
     site_dir: Path
@@ -90,6 +94,7 @@ class AdaptOptions:
     strength: float = STRENGTH
     out: Path | None = None
     replace: bool = False
+    even_if_unfit: bool = False
 
 
 Progress = Callable[[int], AbstractContextManager[Callable[[int, float], None]]]
@@ -128,8 +133,9 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
         The chosen way with the reason, its figures, and the folders of the bundle and the report.
 
     Raises:
-        InvalidInput: If the student does not fit the study, no case is usable, or the output folder holds something
-            else. Also if it holds a finished network and ``options.replace`` is False.
+        InvalidInput: If the student does not fit the study, no case is usable, the cases do not fit this site's models,
+            or the output folder holds something else. Also if it holds a finished network and ``options.replace`` is
+            False.
         Refused: If another training or a withdrawal is writing at this site.
     """
     config = load_site(options.site_dir)
@@ -151,6 +157,8 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
         folder.chmod(0o700)
         with VolumeCache(folder / "cache", budget_bytes=DEFAULT_BUDGET_BYTES) as cache:
             material = material_of(found, study, folder=folder, cache=cache)
+            fit = fit_of(options, config, study, bundle, material)
+            fit.check_training()
             terms = Terms(
                 study.data.student,
                 recipe_for(bundle, study, options),
@@ -160,8 +168,50 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
             )
             seen = patients_seen(config.books_dir, [patient.name for patient in material.patients])
             return _adapt(
-                options, study, bundle, material, terms, seen, folder=folder, out=out, report=report, progress=progress
+                options,
+                study,
+                bundle,
+                material,
+                terms,
+                seen,
+                unfit=fit.sentence,
+                folder=folder,
+                out=out,
+                report=report,
+                progress=progress,
             )
+
+
+def fit_of(options: AdaptOptions, config: SiteConfig, study: Study, bundle: Bundle, material: Material) -> Fit:
+    """Find out whether cases fit this site's models, as `site evaluate` does.
+
+    Args:
+        options: The options of `site adapt`.
+        config: The site's policy.
+        study: The study.
+        bundle: The student.
+        material: The cases.
+
+    Returns:
+        The scores of the student and the public models; with cases of another folder, also those of the own teachers.
+    """
+    folder = options.student or options.site_dir / STUDENT_DIR / "bundle"
+    found, _ = references(options.site_dir, study, codec=codec_of(folder))
+    own = next((one for one in found if one.name == OWN_TEACHERS), None) if options.data is not None else None
+    answers: dict[str, Answer] = {str(Way.STUDENT): partial(predict, bundle.network, patch=bundle.patch)}
+    answers |= {one.name: one.answer for one in found if one.public or one is own}
+    dice: dict[str, list[float]] = {name: [] for name in answers}
+    for scan in _scans(material.patients):
+        image, truth = read(scan.image), read(scan.label)
+        for name, answer in answers.items():
+            drawn = answer(image).argmax(axis=0).astype(np.uint8)
+            dice[name].append(mean_present(dice_per_class(drawn, truth, study.data.student.members)))
+    return Fit(
+        here=tuple(dice.pop(OWN_TEACHERS, ())),
+        home=() if own is None else level_at_home(options.site_dir, config, study, own),
+        public={name: mean_present(each) for name, each in dice.items()},
+        accepted=options.even_if_unfit,
+    )
 
 
 def student_of(directory: Path, study: Study) -> Bundle:
@@ -228,6 +278,7 @@ def _adapt(
     terms: Terms,
     seen: Mapping[str, Sequence[str]],
     *,
+    unfit: str,
     folder: Path,
     out: Path,
     report: Path,
@@ -259,6 +310,9 @@ def _adapt(
         report=report,
         problems=material.problems,
         structures=study.data.structures,
+        steps=terms.recipe.steps,
+        recipe_steps=study.student.steps,
+        unfit=unfit,
     )
     write_seen_bundle(out, network, result, study=study, bundle=bundle, recipe=terms.recipe, seen=seen)
     make = partial(Networks, terms, folder / KEPT, on_step=lambda steps, loss: None)

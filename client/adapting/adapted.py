@@ -74,6 +74,9 @@ class Adapted:
         bundle: The bundle's folder.
         report: The report's folder.
         structures: Names of the structures.
+        steps: Steps of each training.
+        recipe_steps: Steps of the study's recipe for its student.
+        unfit: The finding that the cases do not fit this site's models, if a person accepted it; else empty.
         problems: Cases left out.
         pictures: File names of the pictures.
     """
@@ -91,6 +94,9 @@ class Adapted:
     bundle: Path
     report: Path
     structures: tuple[str, ...]
+    steps: int
+    recipe_steps: int
+    unfit: str = ""
     problems: tuple[Problem, ...] = ()
     pictures: Mapping[str, str] = field(default_factory=dict)
 
@@ -107,9 +113,22 @@ class Adapted:
         return f"the default for {few} patients{unproven}"
 
     @property
+    def length(self) -> str:
+        """The length of each training and of the study's recipe, as a sentence."""
+        return f"Each training had {self.steps} steps; the study's recipe has {self.recipe_steps}."
+
+    @property
     def warnings(self) -> tuple[str, ...]:
-        """Reasons not to use the network: not checked, or worse than the student or the hospital's own network."""
+        """Reasons not to use the network or not to believe its scores."""
         found = []
+        if self.unfit:
+            found.append(f"UNFIT: {self.unfit}; the network was trained because --even-if-unfit was given")
+        if self.steps < self.recipe_steps:
+            found.append(
+                "SHORT: the hospital's own network and the adapted networks were trained shorter than the study's "
+                f"recipe ({self.steps} of {self.recipe_steps} steps). A gain over the own network may not hold at full "
+                "length"
+            )
         if not self.folds:
             found.append(
                 f"NOT CHECKED: {self.patients} patient(s) are too few to tell whether this network is better here than "
@@ -137,6 +156,9 @@ class Adapted:
             "figures": [one.to_json() for one in self.figures],
             "by_choice": _json(self.by_choice),
             "ahead": {str(way): _json(one) for way, one in self.ahead.items()},
+            "steps": self.steps,
+            "recipe_steps": self.recipe_steps,
+            "even_if_unfit": bool(self.unfit),
             "warnings": list(self.warnings),
             "student": self.student,
             "bundle": str(self.bundle),
@@ -186,6 +208,7 @@ def text(result: Adapted) -> str:
             mark = "*" if one.way is result.way else " "
             lines.append(f"{mark} {one.way:<11} {shown(one.interval):<15} {structures}   {WORDS[one.way]}")
     lines.append(f"chosen: {WORDS[result.way]} ({result.way}); {result.why}")
+    lines.append(result.length)
     for other, difference in result.ahead.items():
         if other is not result.way:
             lines.append(f"gain in Dice over {WORDS[other]}: {shown(difference, sign=True)}, paired over patients")

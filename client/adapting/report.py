@@ -79,6 +79,7 @@ def _page(result: Adapted) -> str:
     ahead = {WORDS[way]: shown(one, sign=True) for way, one in result.ahead.items() if way is not result.way}
     return page.get_template("adapted.html").render(
         adapted=result.to_json(),
+        length=result.length,
         research_only=RESEARCH_ONLY,
         rows=rows,
         ahead=ahead,

@@ -97,6 +97,9 @@ def _privacy(result: Adapted, study: Study) -> dict[str, Any]:
         "site": result.site,
         "way": str(result.way),
         "patients": result.patients,
+        "steps": result.steps,
+        "recipe_steps": result.recipe_steps,
+        "even_if_unfit": bool(result.unfit),
         "student": result.student,
         "study": study.id,
     }
@@ -144,7 +147,7 @@ def _readme(result: Adapted, study: Study) -> str:
 
 **{SEEN}**
 
-Chosen: {WORDS[result.way]}; {result.why}.
+Chosen: {WORDS[result.way]}; {result.why}. {result.length}
 {warnings}
 {measured}
 `consilium predict IMAGES --model THIS-FOLDER --out predictions` uses it; so does `python -m monai.bundle run

@@ -44,7 +44,7 @@ from client.teachers.comparison import (
 )
 from client.teachers.evaluation_input import PARTS, load_bundle, parts_of
 from client.teachers.evaluation_pictures import case_picture, reliability_picture
-from client.teachers.fit_of_cases import CHECK, MOST_AT_HOME, Fit
+from client.teachers.fit_of_cases import CHECK, Fit, level_at_home
 from client.teachers.pulled_student import STUDENT_DIR
 from common import site_verdict
 from common.calibration import NOTHING, Reliability, reliability
@@ -409,7 +409,7 @@ def _fit(
 ) -> Fit:
     """Compare the scores with those of the site's own teachers on the site's own cases."""
     own = next((one for one in found if one.name == OWN_TEACHERS), None)
-    home = _at_home(site_dir, config, study, own) if own is not None and elsewhere else ()
+    home = level_at_home(site_dir, config, study, own) if own is not None and elsewhere else ()
     public = [STUDENT, *(one.name for one in found if one.public)]
     return Fit(
         here=tuple(score.mean_dice for score in scores.get(OWN_TEACHERS, ()) if score.part != PARTS[0]),
@@ -417,31 +417,6 @@ def _fit(
         public={name: mean_present(score.mean_dice for score in scores[name]) for name in public},
         accepted=accepted,
     )
-
-
-def _at_home(site_dir: Path, config: SiteConfig, study: Study, own: Reference) -> tuple[float, ...]:
-    """Return the own teachers' Dice on up to :data:`MOST_AT_HOME` of the site's own cases that did not train them."""
-    try:
-        dataset = open_for_training(config.path(config.data), study.data.student, config.dataset)
-        gone_patients, _ = read_withdrawn(config, {dataset.patient_of(case.id) for case in dataset.labelled})
-        parts = parts_of(site_dir, dataset)
-    except InvalidInput:  # without the site's own dataset the level at home is unknown
-        return ()
-    dice: list[float] = []
-    for case in dataset.labelled:
-        part, voter = parts.get(case.id, (PARTS[2], None))
-        answer = own.without(voter) if part == PARTS[0] and voter is not None else own.answer
-        if answer is None or dataset.patient_of(case.id) in gone_patients:
-            continue
-        try:
-            example = load_example(case, study.data.student)
-        except InvalidInput:
-            continue
-        drawn = answer(example.volume.image).argmax(axis=0).astype(np.uint8)
-        dice.append(mean_present(dice_per_class(drawn, example.label, study.data.student.members)))
-        if len(dice) == MOST_AT_HOME:
-            break
-    return tuple(dice)
 
 
 def _compared(

@@ -1,6 +1,6 @@
 """Finds out whether labelled cases fit the models of a site, before their scores are blamed on the student.
 
-``client.teachers.evaluation`` calls it. Exchanged labels, a wrong orientation or another modality lower the score of
+Evaluation and adaptation call it. Exchanged labels, a wrong orientation or another modality lower the score of
 every model. So there is a finding in two cases:
 
 1. The site's own teachers score far below their level on the site's own cases.
@@ -13,10 +13,21 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from client.data.layouts import open_for_training
+from client.policy import SiteConfig
+from client.site.deals import read_withdrawn
+from client.teachers.comparison import Reference
+from client.teachers.evaluation_input import PARTS, parts_of
+from common.config import Study
+from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.intervals import mean_interval
+from common.metrics import dice_per_class, mean_present
 
 FAR_BELOW = 0.8
 """The own teachers do not fit the cases if their mean Dice is below this fraction of their level at home."""
@@ -30,7 +41,7 @@ MOST_AT_HOME = 20
 REMEDY = "check labels, orientation and modality of these cases; if they are right, give --even-if-unfit"
 
 CHECK = (
-    "Check labels, orientation and modality of these cases before you judge the student: look at worst.png and run "
+    "Check labels, orientation and modality of these cases before you judge the network: look at worst.png and run "
     "`consilium site doctor --data DIR`."
 )
 
@@ -88,6 +99,15 @@ class Fit:
         if self.refused:
             raise InvalidInput(f"no {what} is signed: {self.sentence}", remedy=REMEDY)
 
+    def check_training(self) -> None:
+        """Refuse to train on cases that do not fit.
+
+        Raises:
+            InvalidInput: If the cases do not fit, and nobody accepted that.
+        """
+        if self.refused:
+            raise InvalidInput(f"no network is trained: {self.sentence}", remedy=REMEDY)
+
     def to_json(self) -> dict[str, Any]:
         """Return the finding as plain values for JSON."""
         means = {
@@ -95,3 +115,38 @@ class Fit:
             for name, each in (("own_teachers_here", self.here), ("own_teachers_at_home", self.home))
         }
         return {"finding": self.sentence, "verdict_refused": self.refused, **means}
+
+
+def level_at_home(site_dir: Path, config: SiteConfig, study: Study, own: Reference) -> tuple[float, ...]:
+    """Return the own teachers' Dice on up to :data:`MOST_AT_HOME` of the site's own cases that did not train them.
+
+    Args:
+        site_dir: The site's directory.
+        config: The site's policy.
+        study: The study.
+        own: The site's own teachers.
+
+    Returns:
+        Mean Dice of each case; empty if the site's own dataset cannot be read.
+    """
+    try:
+        dataset = open_for_training(config.path(config.data), study.data.student, config.dataset)
+        gone_patients, _ = read_withdrawn(config, {dataset.patient_of(case.id) for case in dataset.labelled})
+        parts = parts_of(site_dir, dataset)
+    except InvalidInput:  # without the site's own dataset the level at home is unknown
+        return ()
+    dice: list[float] = []
+    for case in dataset.labelled:
+        part, voter = parts.get(case.id, (PARTS[2], None))
+        answer = own.without(voter) if part == PARTS[0] and voter is not None else own.answer
+        if answer is None or dataset.patient_of(case.id) in gone_patients:
+            continue
+        try:
+            example = load_example(case, study.data.student)
+        except InvalidInput:
+            continue
+        drawn = answer(example.volume.image).argmax(axis=0).astype(np.uint8)
+        dice.append(mean_present(dice_per_class(drawn, example.label, study.data.student.members)))
+        if len(dice) == MOST_AT_HOME:
+            break
+    return tuple(dice)

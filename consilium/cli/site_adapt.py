@@ -53,6 +53,14 @@ def adapt(
     replace: Annotated[
         bool, typer.Option("--replace", help="Put the new network and report in the place of finished ones.")
     ] = False,
+    even_if_unfit: Annotated[
+        bool,
+        typer.Option(
+            "--even-if-unfit",
+            help="Train even if this site's own teachers score far below their level on the cases of --data, or no "
+            "model finds anything. The usual causes are exchanged labels, a wrong orientation or another modality.",
+        ),
+    ] = False,
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -107,6 +115,7 @@ def adapt(
         raise InvalidInput(", ".join(unread), limit="only together with --strategy", remedy="add --strategy dp-sgd")
     if strategy is not None:
         chosen = {"--student": student, "--data": data, "--way": way, "--replace": replace or None}
+        chosen["--even-if-unfit"] = even_if_unfit or None
         if unread := [name for name, value in chosen.items() if value is not None]:
             raise InvalidInput(
                 ", ".join(unread),
@@ -124,7 +133,16 @@ def adapt(
         _privately(site_dir, asked, again=again, out=out, as_json=as_json)
         return
     options = AdaptOptions(
-        site_dir, student, data, None if way is None else Way(way), steps, learning_rate, strength, out, replace
+        site_dir,
+        student,
+        data,
+        None if way is None else Way(way),
+        steps,
+        learning_rate,
+        strength,
+        out,
+        replace,
+        even_if_unfit,
     )
     try:
         result = adapt_student(options, progress=_steps)

@@ -28,6 +28,7 @@ from client.records.lock import writing
 from client.records.patient_deal import load_or_deal
 from client.records.seen_patients import seen_by
 from client.site.books import open_books
+from client.teachers.comparison import Reference
 from common.config import TrainingConfig, load_study
 from common.data.volume import load_volume, to_native
 from common.errors import InvalidInput, Refused
@@ -207,6 +208,79 @@ def test_less_than_the_student_or_the_own_network_is_never_handed_over_unsaid(si
         assert sum("LESS" in warning for warning in found.warnings) == len(behind), way
         text = (found.bundle / "docs" / "README.md").read_text()
         assert text.count("LESS:") == len(behind)
+
+
+def test_a_training_shorter_than_the_studys_recipe_is_said_everywhere(few: Path) -> None:
+    """The recipe of the tests' study has 4 steps."""
+    words = ["adapt", "--site-dir", str(few), "--replace", "--steps", "2"]
+    assert "2 of 4 steps" in RUN.invoke(site_app, words, catch_exceptions=False).stdout
+    short = adapted(few, steps=2)
+    facts = json.loads((short.report / "adapted.json").read_text())
+    for one in (facts, privacy_of(short.bundle)):
+        assert (one["steps"], one["recipe_steps"]) == (2, 4)
+    for page in (short.report / "adapted.html", short.bundle / "docs" / "README.md"):
+        assert "2 of 4 steps" in page.read_text()
+    full = RUN.invoke(site_app, words[:-2], catch_exceptions=False).stdout
+    assert "4 steps" in full
+    assert "SHORT" not in full
+
+
+# --- cases that do not fit
+
+
+class ByBrightness:
+    """Own teachers that recognise the structures of the tests' cases by brightness."""
+
+    models = (object(), object())
+
+    @staticmethod
+    def load(directory: Path, *, data: object) -> ByBrightness:
+        return ByBrightness()
+
+    def predict(self, image: np.ndarray) -> list[np.ndarray]:
+        low, high = np.median(image), image.max()
+        found = np.digitize(image[0], [low + 0.2 * (high - low), low + 0.6 * (high - low)])
+        return [np.eye(3, dtype=np.float32)[found].transpose(3, 0, 1, 2)] * 2
+
+
+def test_cases_that_the_own_teachers_do_not_fit_train_no_network_unless_a_person_insists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client.teachers.comparison.Teachers", ByBrightness)
+    home, other = (write_site(tmp_path / name, patients=3) for name in ("home", "other"))
+    good = adapted(home, data=other / "set")
+    assert not good.unfit
+    for path in (other / "set" / "labelsTr").iterdir():
+        label = nib.load(path)
+        exchanged = np.array([0, 2, 1], dtype=np.uint8)[np.asarray(label.dataobj).astype(int)]
+        path.unlink()  # it may be a link to the file of the other data set
+        nib.save(nib.Nifti1Image(exchanged, label.affine), path)
+    kept = {path: path.read_bytes() for path in good.bundle.rglob("*") if path.is_file()}
+    words = ["adapt", "--site-dir", str(home), "--data", str(other / "set"), "--replace"]
+    refused = RUN.invoke(site_app, words).exception
+    assert isinstance(refused, InvalidInput)
+    assert "do not fit this site's own teachers" in str(refused)
+    assert "--even-if-unfit" in str(refused)
+    assert {path: path.read_bytes() for path in kept} == kept
+    done = RUN.invoke(site_app, [*words, "--even-if-unfit"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "--even-if-unfit" in done.stdout
+    facts = json.loads((good.report / "adapted.json").read_text())
+    assert facts["even_if_unfit"] is privacy_of(good.bundle)["even_if_unfit"] is True
+    assert "do not fit" in (good.report / "adapted.html").read_text()
+
+
+def test_cases_in_which_student_and_public_start_find_nothing_train_no_network(
+    few: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = np.zeros((3, *load_study(few / "study.toml").data.grid), dtype=np.float32)
+    nothing[0] = 1
+    start = Reference("the public start", lambda image: nothing, public=True)
+    monkeypatch.setattr("client.adapting.adapt.references", lambda *_, **__: ([start], []))
+    monkeypatch.setattr("client.adapting.adapt.predict", lambda *_, **__: nothing)
+    with pytest.raises(InvalidInput, match="fit no model"):
+        adapted(few)
+    assert adapted(few, even_if_unfit=True).unfit
 
 
 # --- the networks
