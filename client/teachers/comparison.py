@@ -134,13 +134,21 @@ class CaseComparison:
         """True if the student is proven worse than a model made from public data only."""
         return self.public and self.word is GainWord.WORSE
 
+    @property
+    def figures(self) -> str:
+        """The figures without a finding."""
+        return f"{self._where}{self.worth.figures}"
+
+    @property
+    def _where(self) -> str:
+        return "" if self.structure == ALL else f"{self.structure}: "
+
     def sentence(self) -> str:
         """Return the comparison as a sentence."""
-        where = "" if self.structure == ALL else f"{self.structure}: "
         missed = ""
         if self.missed > self.reference_missed:
             missed = f" Nothing found in {self.missed} of them, {self.reference} in {self.reference_missed}."
-        return f"{where}{self.worth.sentence}{missed}"
+        return f"{self._where}{self.worth.sentence}{missed}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain values for JSON."""

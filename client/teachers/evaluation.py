@@ -84,6 +84,16 @@ OWN_BETTER = (
     "compares with public data alone, because no other hospital has your teachers."
 )
 
+ADAPTED_REMEDY = (
+    "Check the cases on which this network was trained, and read the report of `consilium site adapt`: it compares the "
+    "network with the student."
+)
+
+ADAPTED_OWN_BETTER = (
+    "Read the report of `consilium site adapt`: it states how long this network was trained, and compares it with a "
+    "network trained on this hospital's patients alone."
+)
+
 OnCase = Callable[[int, int], None]
 """Function called with the number of cases done and the total."""
 
@@ -209,8 +219,29 @@ class Evaluation:
         if self.fit.refused:
             return f"No verdict: {self.fit.sentence}"
         if self.verdict is None:
-            return "No verdict: there was no model from public data to compare the student with"
+            return f"No verdict: there was no model from public data to compare the {self.who} with"
         return f"Verdict: {self.verdict} ({site_verdict.MEANINGS[self.verdict]}; compared with {', '.join(public)})"
+
+    @property
+    def remedy(self) -> str:
+        """What to do after an alarm."""
+        return ADAPTED_REMEDY if self.adapted else REMEDY
+
+    @property
+    def own_better_advice(self) -> str:
+        """What to do if this site's own teachers are better."""
+        return ADAPTED_OWN_BETTER if self.adapted else OWN_BETTER
+
+    def told(self, comparison: CaseComparison) -> str:
+        """Return a comparison as a sentence; without a finding if the cases do not fit (:attr:`fit`).
+
+        Args:
+            comparison: One of :attr:`comparisons`.
+
+        Returns:
+            The sentence.
+        """
+        return f"Without a finding: {comparison.figures}." if self.fit.refused else comparison.sentence()
 
     @property
     def speaks_for(self) -> bool:
@@ -258,7 +289,7 @@ class Evaluation:
                 }
                 for score in self.scores
             ],
-            "comparisons": [comparison.to_json() for comparison in self.comparisons],
+            "comparisons": [{**one.to_json(), "sentence": self.told(one)} for one in self.comparisons],
             "calibration": {
                 name: {"ece": _number(one.error), "reliability": [list(map(_number, point)) for point in one.points]}
                 for name, one in self.reliability.items()
@@ -456,7 +487,7 @@ def _write(folder: Path, result: Evaluation, *, cases: Mapping[str, Case], bundl
         picture = case_picture(cases[score.case], bundle, title=title, who=result.who)
         write_atomically(folder / f"{name}.png", picture, mode=0o600)
     write_atomically(folder / "reliability.png", reliability_picture(result.reliability), mode=0o600)
-    write_atomically(folder / "evaluation.html", _page(facts, list(pictures)).encode(), mode=0o600)
+    write_atomically(folder / "evaluation.html", _page(result, list(pictures)).encode(), mode=0o600)
 
 
 def _score(
@@ -483,19 +514,19 @@ def _score(
     return scores
 
 
-def _page(facts: dict[str, Any], pictures: list[str]) -> str:
+def _page(result: Evaluation, pictures: list[str]) -> str:
     """Return the evaluation as an HTML page that shows the pictures beside it."""
     page = Environment(loader=PackageLoader("client"), autoescape=select_autoescape(), undefined=StrictUndefined)
-    who = "adapted network" if facts["adapted"] else "student"
+    facts = result.to_json()
     worst_first = sorted(facts["cases"], key=lambda case: (case["mean_dice"] is None, case["mean_dice"]))
     return page.get_template("evaluation.html").render(
         evaluation=facts,
         pictures=pictures,
         worst_first=worst_first,
-        remedy=REMEDY,
-        own_better=OWN_BETTER,
+        remedy=result.remedy,
+        own_better=result.own_better_advice,
         check=CHECK,
-        who=who,
+        who=result.who,
     )
 
 

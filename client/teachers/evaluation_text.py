@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from client.teachers.evaluation import (
     MOST_NAMED,
-    OWN_BETTER,
-    REMEDY,
     Evaluation,
 )
 from client.teachers.evaluation_input import PARTS
@@ -36,15 +34,15 @@ def comparison_lines(result: Evaluation) -> list[str]:
         lines += [f"  {case}: {how}" for case, how in list(result.unlike.items())[:MOST_NAMED]]
         lines += ["  the others are in evaluation.json"] if len(result.unlike) > MOST_NAMED else []
     lines += [structure.sentence() for structure in result.gone]
-    lines += [comparison.sentence() for comparison in result.comparisons]
+    lines += [result.told(comparison) for comparison in result.comparisons]
     if not any(comparison.public for comparison in result.comparisons):
         lines.append(f"the {result.who} cannot be compared with what public data alone gives:")
     lines += [f"not compared with {missing.name}: {missing.reason}" for missing in result.missing]
-    if result.alarms:
-        remedy = "" if result.fit.sentence else f" {REMEDY}"
+    if result.alarms and not result.fit.refused:
+        remedy = "" if result.fit.sentence else f" {result.remedy}"
         lines.append(f"{len(result.alarms)} finding(s) speak against using this {result.who} on these cases.{remedy}")
     if result.own_better and not result.fit.sentence:
-        lines += ["at this site:", *(f"  {finding}" for finding in result.own_better), f"  {OWN_BETTER}"]
+        lines += ["at this site:", *(f"  {finding}" for finding in result.own_better), f"  {result.own_better_advice}"]
     return lines
 
 

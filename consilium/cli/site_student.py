@@ -194,7 +194,7 @@ def _print(result: Evaluation, folder: Path, *, as_json: bool) -> None:
         say(table(result))
         if any(score.part == PARTS[0] for score in result.scores):
             say(
-                f"this site's teachers were trained on the cases '{PARTS[0]}', and the student on none of them; to "
-                "score cases that no teacher was trained on, give --data"
+                f"this site's teachers were trained on the cases '{PARTS[0]}', and the {result.who} on none of "
+                "them; to score cases that no teacher was trained on, give --data"
             )
         say(f"{folder}: evaluation.html, evaluation.json, cases.csv, best.png, worst.png; they stay at this site")

@@ -612,6 +612,51 @@ def test_cases_with_wrong_labels_are_not_blamed_on_other_sites_and_get_no_verdic
     assert "dishonest" not in page
 
 
+def test_cases_that_do_not_fit_prove_neither_a_gain_nor_the_opposite(
+    pulled: Path, swapped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The student is better than the public start by more than chance, on labels that are wrong."""
+    found = ball((4, 4, 3), 2.0)
+    found[0, :6, 0] = 1
+    answering(monkeypatch, student=found, start=ball((6, 6, 6), 2.0))
+    facts = json.loads(evaluated(pulled, swapped, "--json")[1])
+    assert facts["fit"]["verdict_refused"]
+    assert facts["comparisons"][0]["word"] == "proven"
+    text = evaluated(pulled, swapped)[1]
+    page = (Path(facts["folder"]) / "evaluation.html").read_text()
+    for told in (text, page, *(row["sentence"] for row in facts["comparisons"])):
+        assert "Gain" not in told
+        assert "Worse than" not in told
+    assert f"{facts['comparisons'][0]['student']:.3f}" in text
+    assert "<td>proven</td>" not in page
+    assert "Gain proven" in evaluated(pulled, swapped, "--even-if-unfit")[1]
+
+
+def test_an_adapted_network_gets_no_advice_that_is_meant_for_the_student(
+    pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_teachers(monkeypatch, *[maps_of(ball((4, 4, 3), 2.0))] * 2)
+    answering(monkeypatch, student=ball((6, 6, 6), 2.0), start=ball((4, 4, 4), 2.0))
+    save_weights(pulled / "start.pt", build_unet((4, 8), in_channels=1, out_channels=2, seed=9))
+    adapted = tmp_path / "adapted"
+    shutil.copytree(pulled / "student" / "bundle", adapted)
+    (adapted / "models" / "model.pt").rename(adapted / SEEN_WEIGHTS)
+    data = write_cases(tmp_path)
+    try:
+        text = evaluated(pulled, data, "--model", str(adapted))[1]
+        facts = json.loads(evaluated(pulled, data, "--model", str(adapted), "--json")[1])
+    finally:
+        (pulled / "start.pt").unlink()
+    assert facts["own_teachers_better"]
+    assert facts["alarms"]
+    page = html.unescape((Path(facts["folder"]) / "evaluation.html").read_text())
+    for told in (text, page):
+        assert "use a network from `consilium site adapt`" not in told
+        assert "because the student" not in told
+        assert "this student" not in told
+        assert "report of `consilium site adapt`" in told
+
+
 def test_a_student_that_lost_a_structure_on_good_cases_is_blamed(pulled: Path, swapped: Path, tmp_path: Path) -> None:
     text = evaluated(pulled, write_cases(tmp_path / "good"))[1]
     assert "do not fit" not in text
