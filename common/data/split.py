@@ -25,6 +25,8 @@ from common.errors import InvalidInput
 from common.reading import parse_json, parsing
 
 SPLIT_SCHEMA = 1
+SITES = "sites.csv"
+"""Name of the table in a dataset's folder that assigns its cases to real hospitals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,22 @@ def with_sites(dataset: Dataset, table: Path) -> Dataset:
     return replace(dataset, cases=tuple(replace(case, hospital=sites[case.id]) for case in dataset.cases))
 
 
+def with_own_sites(dataset: Dataset, directory: Path) -> Dataset:
+    """Return the dataset with the hospital of each case, from ``sites.csv`` in the dataset's folder.
+
+    Args:
+        dataset: The dataset.
+        directory: Its folder.
+
+    Returns:
+        A new dataset; ``dataset`` itself if the folder has no such table.
+
+    Raises:
+        InvalidInput: If a case has no site or two.
+    """
+    return with_sites(dataset, table) if (table := directory / SITES).exists() else dataset
+
+
 def plan_split(
     dataset: Dataset,
     counts: SplitCounts,
@@ -200,11 +218,17 @@ def _named_hospitals(cases: Sequence[Case], *, asked: int | None) -> list[str]:
     named = sorted({case.hospital for case in cases if case.hospital is not None})
     if not all(case.hospital is not None for case in cases) or not named:
         if asked is None:
-            raise InvalidInput("number of hospitals is missing", remedy="give --hospitals: this dataset names none")
+            raise InvalidInput(
+                "number of hospitals is missing",
+                remedy=f"give --hospitals, or put a table {SITES} into the dataset's folder",
+            )
         return []
     if asked not in (None, len(named)):
         raise InvalidInput(
-            "hospitals", value=asked, limit=f"{len(named)}, which the dataset names", remedy="leave out --hospitals"
+            "hospitals",
+            value=asked,
+            limit=f"{len(named)}, which the dataset names: {', '.join(named)}",
+            remedy=f"leave out --hospitals; to divide the patients at random, take {SITES} out of the dataset's folder",
         )
     return named
 

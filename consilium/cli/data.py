@@ -62,13 +62,13 @@ def split(
     seed: Seed,
     hospitals: Annotated[
         int | None,
-        typer.Option(
-            help="Number of sites that share the remaining cases; by default the sites that the dataset names."
-        ),
+        typer.Option(help="Number of sites that share the remaining cases [those that the data name]."),
     ] = None,
     sites: Annotated[
         Path | None,
-        typer.Option(help="Table with the columns case_id and site, which assigns cases to real hospitals."),
+        typer.Option(
+            help="Table with the columns case_id and site, which assigns cases to hospitals [the data's sites.csv]."
+        ),
     ] = None,
     layout: Annotated[str, typer.Option(help="The dataset's layout; by default it is recognised.")] = "auto",
     labels: Annotated[str, typer.Option(help="Label names, background first; needed if the data name none.")] = "",
@@ -89,11 +89,10 @@ def split(
     """
     from client.data.layouts import named_dataset
     from common.data.dataset import left_out_lines
-    from common.data.split import SplitCounts, plan_split, with_sites, write_split
+    from common.data.split import SplitCounts, plan_split, with_own_sites, with_sites, write_split
 
     dataset = named_dataset(data, layout=layout, labels=names(labels), channels=names(channels))
-    if sites is not None:
-        dataset = with_sites(dataset, sites)
+    dataset = with_own_sites(dataset, data) if sites is None else with_sites(dataset, sites)
     counts = SplitCounts(hospitals, public_images, label_maps, validation, test, paired)
     plan = plan_split(dataset, counts, seed=seed)
     record = write_split(plan, dataset, out)

@@ -42,13 +42,13 @@ from common.config import (
 from common.data.dataset import Dataset, left_out_lines
 from common.data.grid import choose_both
 from common.data.msd import nifti_files, read_dataset
-from common.data.patients import read_table
 from common.data.split import (
+    SITES,
     Split,
     SplitCounts,
     plan_split,
     private_label_hashes,
-    with_sites,
+    with_own_sites,
     without_channel,
     write_split,
 )
@@ -69,7 +69,6 @@ from server.planning.recommend import protocol_for, recommend, training_for
 from server.study import create_study as setup
 
 HOSPITALS = 3  # unless the options or the data state a number
-SITES = "sites.csv"
 PATIENTS, VOLUMES, MAPS = 24, 16, 24  # phantoms: of each hospital, public images, public label maps
 TESTED = 45
 """Number of phantoms for testing: so many that the gain's interval is at most half as wide as the gain."""
@@ -266,9 +265,11 @@ def _data(
     if (places.split / "split.json").exists():
         return source
     if options.data:
-        dataset, sites = dataset_of(source, options), source / SITES
-        if options.hospitals is None and sites.exists() and len({row["site"] for row in read_table(sites)}) > 1:
-            dataset = with_sites(dataset, sites)
+        own = dataset_of(source, options)
+        dataset = with_own_sites(own, source)
+        if dataset is not own and len({case.hospital for case in dataset.labelled}) < 2:
+            dataset = own
+            tell(f"{SITES} is not used, because it names a single hospital: patients are assigned at random")
         dataset = readable(dataset, on_case=on_case)
         split = plan_split(dataset, _counts(dataset, options), seed=options.seed)
         for sentence in left_out_lines(len(split.cases), split.problems):

@@ -102,6 +102,25 @@ def test_the_number_of_queries_has_the_demos_name_too(
     assert done.exception.args == (7,)
 
 
+@pytest.mark.parametrize(("named", "asked"), [(2, None), (2, 2), (2, 3), (1, 3)])
+def test_hospitals_that_the_data_name_are_used_unless_another_number_is_asked_for(
+    tmp_path: Path, named: int, asked: int | None
+) -> None:
+    lay(tmp_path / "set", "msd")
+    rows = [f"case{i:02d},clinic-{i % named}" for i in range(CASES)]
+    (tmp_path / "set" / "sites.csv").write_text("\n".join(["case_id,site", *rows]))
+    options = DemoOptions(data=str(tmp_path / "set"), hospitals=asked, queries=4, label_maps=4, simulated=True)
+    places, told = Places(tmp_path / "out"), list[str]()
+    if named == 2 and asked == 3:
+        with pytest.raises(InvalidInput, match="clinic-0, clinic-1"):
+            run._data(places, options, tell=told.append)
+        return
+    run._data(places, options, tell=told.append)
+    sites = sorted(path.name for path in (places.split / "sites").iterdir())
+    assert sites == (["clinic-0", "clinic-1"] if named == 2 else ["hospital-01", "hospital-02", "hospital-03"])
+    assert any("sites.csv is not used" in line for line in told) == (named == 1)
+
+
 @pytest.mark.parametrize("layout", ["msd", "nnunet", "table", "bids"])
 def test_every_layout_that_a_site_may_have_is_dealt_with_its_truths(tmp_path: Path, layout: str) -> None:
     lay(tmp_path / "set", layout)

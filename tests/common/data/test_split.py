@@ -144,6 +144,22 @@ def test_uneven_hospitals_give_in_proportion_and_one_patient_stays(tmp_path: Pat
         plan_split(named, SplitCounts(public_images=20, label_maps=4, validation=2, test=2), seed=1)
 
 
+def test_a_table_of_sites_in_the_datasets_folder_is_used_or_the_count_is_refused(tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    rows = [f"{case.id},{('north', 'south')[i % 2]}" for i, case in enumerate(dataset.cases)]
+    (tmp_path / "set" / "sites.csv").write_text("\n".join(["case_id,site", *rows]))
+    counts = ["--public-images", "4", "--label-maps", "4", "--validation", "2", "--test", "3", "--seed", "1"]
+    for number, asked in enumerate(([], ["--hospitals", "2"], ["--hospitals", "3"])):
+        out = tmp_path / f"out{number}"
+        done = CliRunner().invoke(app, ["split", "--data", str(tmp_path / "set"), "--out", str(out), *counts, *asked])
+        if asked and asked[1] == "3":
+            assert isinstance(done.exception, InvalidInput)
+            assert "north, south" in done.exception.limit
+            assert not out.exists()
+        else:
+            assert sorted(path.name for path in (out / "sites").iterdir()) == ["north", "south"]
+
+
 def test_another_layout_becomes_one_file_a_case_in_the_datasets_own_numbers(tmp_path: Path) -> None:
     """Two files a case, one for each channel, and labels 0 and 7 by a table of names."""
     lines, rng = ["image_T1,image_FLAIR,label,patient_id,case_id"], np.random.default_rng(0)
