@@ -18,6 +18,7 @@ from common.data.dataset import Case, Dataset, Doubled, PatientIdentity
 from common.data.patients import counted_once
 from common.data.volume import Volume, load_case, load_label
 from common.errors import InvalidInput
+from common.names import comparable
 from common.objects import write_atomically
 from common.stated_budget import StatedBudget
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from jaxtyping import UInt8
 
 _STATES = {CaseVerdict.GOOD: State.OK, CaseVerdict.ODD: State.NOTE, CaseVerdict.BROKEN: State.FAIL}
+_OTHER_MODALITIES = {"CT": ("ct", "cta", "cbct"), "PET": ("pet", "pt"), "US": ("us", "ultrasound")}
 _COLOURS = ("#ff5252", "#40c4ff", "#ffd740", "#69f0ae", "#e040fb", "#ff6e40")
 
 
@@ -51,12 +53,8 @@ def check_data(
         The findings; a single failure if the dataset cannot be used at all.
     """
     try:
-        dataset = match_study(
-            open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice),
-            data,
-            labels=settings.labels,
-            channels=settings.channels,
-        )
+        own = open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice)
+        dataset = match_study(own, data, labels=settings.labels, channels=settings.channels)
     except InvalidInput as error:
         return [_failure("dataset", error)]
     if pictures is not None:
@@ -65,7 +63,7 @@ def check_data(
         for old in pictures.glob("case-*.png"):
             old.unlink()
     total = len(dataset.cases) + len(dataset.problems)
-    findings = [_patients(dataset), *_delta(dataset, stated)]
+    findings = [_patients(dataset), *_delta(dataset, stated), *_modality(own.channels, data, settings)]
     findings += map(_doubled, counted_once(dataset).doubled)
     results = examine(dataset, data, on_case=lambda done: on_case(done, total))
     good = sum(result.verdict is CaseVerdict.GOOD for result in results)
@@ -74,7 +72,8 @@ def check_data(
         Checkup(
             "cases",
             State.OK if usable else State.FAIL,
-            f"{len(results)} cases: {good} good, {usable - good} odd and used, {len(results) - usable} left out",
+            f"{len(results)} cases: {good} good, {usable - good} odd and used, {len(results) - usable} left out; "
+            "files and labels were checked; `consilium site evaluate` checks whether images suit the study's networks",
             "" if usable else "repair the cases below",
         )
     )
@@ -125,6 +124,31 @@ def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[Checkup]:
         return []
     warning = delta_warning(stated, patients=len({dataset.patient_of(case) for case in dataset.listed}))
     return [] if warning is None else [Checkup("delta", State.NOTE, warning, "ask the consortium for a smaller δ")]
+
+
+def _modality(channels: tuple[str, ...], data: DataConfig, settings: DatasetSettings) -> list[Checkup]:
+    """Report a single channel that the dataset names by another modality; match_study accepts any single name."""
+    if len(channels) != 1 or len(data.channels) != 1 or channels[0] in settings.channels:
+        return []
+    (own,), (wanted,) = channels, data.channels
+    if (kind := _kind(own)) == "MR" or kind == _kind(wanted):
+        return []
+    return [
+        Checkup(
+            "modality",
+            State.FAIL,
+            f"the dataset says that its images are {kind}; allowed: the modality of the study's channel, {wanted}",
+            "use scans of that modality; if these are, correct the channel's name in the dataset's index, or map it in "
+            "[channels] of site.toml",
+            subject=own,
+        )
+    ]
+
+
+def _kind(channel: str) -> str:
+    """Return the modality that a channel's name states: CT, PET, US, or else MR, whose contrasts have many names."""
+    words = comparable(channel).split()
+    return next((kind for kind, names in _OTHER_MODALITIES.items() if any(word in names for word in words)), "MR")
 
 
 def _failure(check: str, error: InvalidInput) -> Checkup:

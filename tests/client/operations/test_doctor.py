@@ -76,7 +76,8 @@ def test_every_case_gets_the_corpus_own_verdict_and_the_odd_ones_say_why(root: P
             assert cases[number].text
             assert cases[number].subject == f"{NAME}-{number - 1:02d}"
     summary = next(finding for finding in findings if finding.check == "cases")
-    assert summary.text == "9 cases: 2 good, 3 odd and used, 4 left out"
+    assert summary.text.startswith("9 cases: 2 good, 3 odd and used, 4 left out")
+    assert "site evaluate" in summary.text
     assert summary.state is State.OK
 
 
@@ -139,6 +140,29 @@ def test_a_good_dataset_needs_no_repair_and_says_what_counts_as_a_patient(tmp_pa
     study.write_text(STUDY)
     arguments = ["doctor", "--data", str(tmp_path / "set"), "--study", str(study)]
     assert CliRunner().invoke(site_app, arguments, catch_exceptions=False).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("named", "mapped", "found"),
+    [("CT", False, True), ("CT", True, False), ("T1", False, False), ("MRI", False, False)],
+)
+def test_a_dataset_of_another_modality_than_the_studys_is_a_failure(
+    tmp_path: Path, named: str, mapped: bool, found: bool
+) -> None:
+    root = make_good(tmp_path / "set", 3)
+    for folder in ("imagesTr", "labelsTr"):
+        (root / folder).mkdir()
+    for i in range(3):
+        (root / f"{i}-image.nii.gz").rename(root / "imagesTr" / f"c{i}_0000.nii.gz")
+        (root / f"{i}-label.nii.gz").rename(root / "labelsTr" / f"c{i}.nii.gz")
+    (root / "cases.csv").unlink()
+    labels = {name: value for value, name in enumerate(ONE.labels)}
+    index = {"channel_names": {"0": named}, "labels": labels, "numTraining": 3, "file_ending": ".nii.gz"}
+    (root / "dataset.json").write_text(json.dumps(index))
+    settings = DatasetSettings(channels={named: ONE.channels[0]} if mapped else {})
+    (one,) = [one for one in check_data(root, ONE, settings) if one.check == "modality"] or [None]
+    assert (one is not None) == found
+    assert one is None or (one.state, one.subject) == (State.FAIL, "CT")
 
 
 def test_a_delta_that_is_large_for_the_sites_own_patients_is_noted_at_unit_patient(tmp_path: Path) -> None:
