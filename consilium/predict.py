@@ -1,8 +1,10 @@
 """Segments NIfTI files with a student, on each file's own voxels, and scores the results if there are labels.
 
 `consilium predict` calls it. A file that cannot be used is reported and left out; so is one unlike every public volume
-that the student was trained on, and one whose label map would overwrite another image's. Refuses a model that is
-neither a bundle nor a study with a student.
+that the student was trained on, and one whose label map would overwrite that of another
+image or network. Refuses a model that is
+neither a bundle nor a study with a student. Each result names its network. Results of earlier runs in the same folder
+stay listed.
 """
 
 from __future__ import annotations
@@ -29,15 +31,19 @@ from common.metrics import mean_present
 from common.models.bundle import Bundle, open_bundle
 from common.models.fit import best_device
 from common.models.native import predict_native
+from common.models.unet import weights_to_bytes
+from common.objects import write_atomically
 from common.plain import RESEARCH_ONLY
+from common.reading import parse_json, parsing
 from server.postprocess.bundle import ranges_seen
 from server.postprocess.networks import load_student
 from server.study.workspace import Workspace
 
-UNLIKE_REMEDY = (
-    "choose an image like the public ones, give --centre X,Y,Z to segment a box of the public images' size about a "
-    "point of a larger scan, or give --even-if-unlike to segment it all the same"
-)
+AXES = {
+    "RAS": "RAS mm, as NIfTI: the patient's right, front and head are positive",
+    "LPS": "LPS mm, as DICOM: the patient's left, back and head are positive",
+}
+"""The coordinates of --centre in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,7 @@ def predict_images(
     Raises:
         InvalidInput: If the model or the folder cannot be used, or a point is given for several images.
     """
+    earlier = _read_earlier(out)
     bundle = load_model(model)
     settings = DatasetSettings() if label_map is None else load_names(label_map)
     cases, problems = find_cases(images, bundle, labels=labels, settings=settings)
@@ -142,10 +149,27 @@ def predict_images(
         on_case=tell,
     )
     results = [*problems, *done]
-    facts = to_json(results, bundle)
-    (out / "scores.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    written = {result.file for result in results}
+    earlier = [entry for entry in earlier if entry["file"] not in written]
+    facts = {**to_json(results, bundle), "earlier": earlier}
+    write_atomically(out / "scores.json", (json.dumps(facts, indent=1, allow_nan=False) + "\n").encode())
     used = sum(bool(result.file) for result in results)
-    return Predictions(to_text(results, bundle), facts, used, len(results) - used)
+    return Predictions(to_text(results, bundle, earlier=len(earlier)), facts, used, len(results) - used)
+
+
+def _read_earlier(out: Path) -> list[dict[str, object]]:
+    """Return the entries in ``scores.json`` of earlier runs whose label maps are still in the folder."""
+    file = out / "scores.json"
+    if not file.exists():
+        return []
+    with parsing(
+        "this is no scores.json of an earlier run", value=str(file), remedy="choose another folder with --out"
+    ):
+        document = parse_json(
+            file.read_bytes(), what="scores.json of an earlier run", remedy="choose another folder with --out"
+        )
+        entries: list[dict[str, object]] = [*document["cases"], *document.get("earlier", ())]
+        return [entry for entry in entries if (name := str(entry["file"])) and (out / name).is_file()]
 
 
 def load_model(directory: Path) -> Bundle:
@@ -163,10 +187,11 @@ def load_model(directory: Path) -> Bundle:
     if (directory / "study.toml").is_file():
         workspace = Workspace(directory)
         study = workspace.study()
+        network = load_student(study, workspace.student_dir)
         bundle = Bundle(
-            load_student(study, workspace.student_dir),
+            network,
             study.data.student,
-            "",
+            sha256_bytes(weights_to_bytes(network)),
             study.student.patch,
             ranges_seen(workspace),
         )
@@ -192,6 +217,24 @@ def box_about(centre: Point, bundle: Bundle, *, axes: str) -> Box:
     else:
         x, y, z = ((low + high) / 2 for low, high in bundle.inputs.extent_mm)
     return Box(centre, (x, y, z), axes)
+
+
+def unlike_remedy(choose: str, box: Box | None) -> str:
+    """Return what to do about an image that differs from all training volumes of the student.
+
+    Args:
+        choose: The first way, to choose another image.
+        box: The part that was segmented; None for the whole file.
+
+    Returns:
+        The remedy.
+    """
+    centre = (
+        "give --centre X,Y,Z to segment a box of the public images' size about a point of a larger scan"
+        if box is None
+        else f"check the point {box} of --centre, which is read as {AXES[box.axes]}"
+    )
+    return f"{choose}, {centre}, or give --even-if-unlike to segment it all the same"
 
 
 def place_in_name(box: Box | None) -> str:
@@ -302,14 +345,16 @@ def _predict(
     )
     unlike = "" if bundle.inputs is None else bundle.inputs.unlike(done.volume)
     if unlike and not even_if_unlike:
-        reason = f"unlike every public volume that the student was trained on: {unlike}; to fix: {UNLIKE_REMEDY}"
+        remedy = unlike_remedy("choose an image like the public ones", box)
+        reason = f"unlike every public volume that the student was trained on: {unlike}; to fix: {remedy}"
         return Predicted(case.id, problem=reason, unlike=unlike)
     name, unsure = f"{case.id}{place_in_name(box)}", ""
     path, where = out / f"{name}_seg.nii.gz", "" if box is None else str(box)
     made_of = _description(done.volume)
-    _check_place(path, made_of)
+    network = f"network sha256 {bundle.weights}"
+    _check_place(path, made_of, network)
     said = f"{made_of}; UNLIKE TRAINING DATA" if unlike else made_of
-    comment = f"Consilium segmented only a box about {where}" if where else ""
+    comment = f"{network}; Consilium segmented only a box about {where}" if where else network
     save_label(path, done.label_map, done.volume, description=said, comment=comment)
     if done.uncertainty is not None:
         unsure = f"{name}_uncertainty.nii.gz"
@@ -333,15 +378,17 @@ def _description(volume: Volume) -> str:
     return f"Consilium, not for diagnosis; image {sha256_bytes(volume.image.tobytes())[:16]}"
 
 
-def _check_place(path: Path, description: str) -> None:
-    """Raise InvalidInput if a file exists and its header does not state that it was made from the same image."""
+def _check_place(path: Path, description: str, network: str) -> None:
+    """Raise InvalidInput if a file exists and its header does not state the same image and network."""
     if not path.exists():
         return
     with contextlib.suppress(Exception):  # nibabel raises any type of exception for a file that is not NIfTI
-        if bytes(nib.load(path).header["descrip"].tobytes()).startswith(description.encode()):
+        header = nib.load(path).header
+        same_image = bytes(header["descrip"].tobytes()).startswith(description.encode())
+        if same_image and any(one.get_content().startswith(network.encode()) for one in header.extensions):
             return
     raise InvalidInput(
-        "the label map's file exists already and is not of this image",
+        "the label map's file exists already and is not of this image and network",
         value=str(path),
         remedy="choose another folder with --out",
     )
@@ -372,6 +419,7 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
             {
                 "case": result.case,
                 "file": result.file,
+                "network": bundle.weights,
                 "dice": [_number(value) for value in result.dice],
                 "hd95_mm": [_number(value) for value in result.hd95_mm],
                 "problem": result.problem,
@@ -389,12 +437,13 @@ def to_json(results: list[Predicted], bundle: Bundle) -> dict[str, object]:
     }
 
 
-def to_text(results: list[Predicted], bundle: Bundle) -> str:
+def to_text(results: list[Predicted], bundle: Bundle, *, earlier: int = 0) -> str:
     """Return how many cases were used, one line for each case, and warnings.
 
     Args:
         results: The results.
         bundle: The model.
+        earlier: Number of results of earlier runs in the same folder.
 
     Returns:
         The text.
@@ -426,6 +475,8 @@ def to_text(results: list[Predicted], bundle: Bundle) -> str:
         )
         lines += [f"  {result.case}: {result.unlike}" for result in far]
     lines += [f"warning: {result.case}: {one}" for result in results for one in result.odd]
+    if earlier:
+        lines.append(f"results of earlier runs in this folder: {earlier}, listed under earlier in scores.json")
     return "\n".join([*lines, RESEARCH_ONLY])
 
 

@@ -24,9 +24,8 @@ from common.data.input_ranges import odd_sizes
 from common.errors import InvalidInput
 from common.models.bundle import Bundle
 from common.models.native import predict_native
-from common.models.unet import weights_to_bytes
 from common.plain import RESEARCH_ONLY
-from consilium.predict import UNLIKE_REMEDY, box_about, load_model, place_in_name
+from consilium.predict import box_about, load_model, place_in_name, unlike_remedy
 
 MODALITY = "MR"
 
@@ -112,8 +111,8 @@ def predict_dicom(
     """
     bundle = load_model(model)
     series = _chosen(series_in(study), bundle, chosen)
-    weights = bundle.weights or sha256_bytes(weights_to_bytes(bundle.network))
     box = None if centre is None else box_about(centre, bundle, axes="LPS")
+    weights = bundle.weights
     target = _target(out, series, weights, box)
     unsure = _target(out, series, weights, box, ending="uncertainty") if uncertainty else None
     with tempfile.TemporaryDirectory(prefix="consilium-dicom-") as folder:
@@ -132,7 +131,7 @@ def predict_dicom(
             raise InvalidInput(
                 f"series {series[0].name} is unlike every public volume the student was trained on",
                 value=unlike,
-                remedy=f"choose another series with --series, {UNLIKE_REMEDY.partition(', ')[2]}",
+                remedy=unlike_remedy("choose another series with --series", box),
             )
         slices = slices_of(places[0])
         algorithm = Algorithm(f"Consilium {bundle.who}", weights, bool(unlike), "" if box is None else str(box))

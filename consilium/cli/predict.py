@@ -22,7 +22,12 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def predict(
     model: Annotated[Path, typer.Option(help="Directory of a student's bundle, or of a study that has a student.")],
-    out: Annotated[Path, typer.Option(help="Directory for the label maps, CASE_seg.nii.gz, and scores.json.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Directory for the label maps, CASE_seg.nii.gz, and scores.json. Earlier results in it are kept."
+        ),
+    ],
     images: Annotated[
         Path | None, typer.Argument(help="A NIfTI file, a folder of them, or a dataset in any layout.")
     ] = None,

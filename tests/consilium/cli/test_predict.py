@@ -10,6 +10,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from nibabel.orientations import axcodes2ornt, ornt_transform
 from scipy.ndimage import binary_dilation, binary_erosion
 from typer.testing import CliRunner
@@ -293,7 +294,70 @@ def test_one_patients_label_map_never_overwrites_anothers(bundle: Path, tmp_path
         run(tmp_path / "b", "--model", bundle, "--out", out)
     assert (out / "t1_seg.nii.gz").read_bytes() == first
     assert "not of this image" in (out / "scores.json").read_text()
+    (kept,) = json.loads((out / "scores.json").read_text())["earlier"]
+    assert (kept["case"], kept["file"]) == ("t1", "t1_seg.nii.gz")
     run(tmp_path / "a", "--model", bundle, "--out", out)  # the same image again
+    facts = json.loads((out / "scores.json").read_text())
+    assert ([case["file"] for case in facts["cases"]], facts["earlier"]) == (["t1_seg.nii.gz"], [])
+
+
+def test_results_of_two_runs_in_one_folder_all_stay_listed_with_their_network(
+    bundle: Path, scans: Path, tmp_path: Path
+) -> None:
+    given = ("--model", bundle, "--out", tmp_path, "--labels", scans / "labels")
+    scores = {}
+    for name in ("doe-11", "doe-12", "doe-13"):
+        run(scans / "images" / f"{name}.nii.gz", *given)
+        facts = json.loads((tmp_path / "scores.json").read_text())
+        scores[name] = facts["cases"][0]["dice"]
+        assert {case["case"]: case["dice"] for case in [*facts["cases"], *facts["earlier"]]} == scores
+        assert {case["network"] for case in [*facts["cases"], *facts["earlier"]]} == {load_model(bundle).weights}
+    (tmp_path / "doe-11_seg.nii.gz").unlink()  # a result that is gone is no longer listed
+    run(scans / "images/doe-13.nii.gz", *given)
+    (left,) = json.loads((tmp_path / "scores.json").read_text())["earlier"]
+    assert left["case"] == "doe-12"
+
+
+def test_a_label_map_names_its_network_and_no_other_network_overwrites_it(
+    bundle: Path, scans: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(bundle, tmp_path / "other")
+    weights = torch.load(other / "models" / "model.pt", weights_only=True)
+    next(value for value in weights.values() if value.is_floating_point()).add_(1e-3)
+    torch.save(weights, other / "models" / "model.pt")
+    image, out = scans / "images/doe-12.nii.gz", tmp_path / "out"
+    run(image, "--model", bundle, "--out", out)
+    first = (out / "doe-12_seg.nii.gz").read_bytes()
+    header = nib.load(out / "doe-12_seg.nii.gz").header
+    assert load_model(bundle).weights.encode() in header.extensions[0].get_content()
+    with pytest.raises(InvalidInput, match="no file could be used"):
+        run(image, "--model", other, "--out", out)
+    assert (out / "doe-12_seg.nii.gz").read_bytes() == first
+    facts = json.loads((out / "scores.json").read_text())
+    assert "another folder with --out" in facts["cases"][0]["problem"]
+    assert facts["earlier"][0]["network"] == load_model(bundle).weights
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"cases": [1]}'])
+def test_a_folder_with_another_programs_scores_is_refused_unchanged(
+    bundle: Path, scans: Path, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "scores.json").write_text(content)
+    given = [scans / "images" / "doe-12.nii.gz", "--model", bundle, "--out", tmp_path]
+    done = CliRunner().invoke(app, [str(one) for one in given])
+    assert isinstance(done.exception, InvalidInput)
+    assert "--out" in done.exception.remedy
+    assert (tmp_path / "scores.json").read_text() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]
+
+
+def test_a_place_unlike_the_training_data_is_refused_with_the_axes_of_the_point(told: Path, tmp_path: Path) -> None:
+    store(tmp_path / "head.nii.gz", head_of(11, (4, 50, 30), fill=90.0)[0], "RAS")
+    with pytest.raises(InvalidInput):
+        run(tmp_path / "head.nii.gz", "--model", told, "--out", tmp_path / "out", "--centre", "50,10,10")
+    problem = json.loads((tmp_path / "out" / "scores.json").read_text())["cases"][0]["problem"]
+    assert "50,10,10 RAS" in problem
+    assert "right, front and head are positive" in problem
 
 
 def test_every_prediction_is_marked_as_research(bundle: Path, scans: Path, tmp_path: Path) -> None:
