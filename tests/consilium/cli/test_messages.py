@@ -144,6 +144,9 @@ def test_a_wrong_path_to_predict_is_told_before_torch_is_loaded(tmp_path: Path) 
 
 
 def test_a_path_that_the_system_does_not_find_is_one_to_check() -> None:
-    from consilium.cli.main import _refusal
+    from common.system_errors import explain
 
-    assert _refusal(FileNotFoundError(2, "No such file or directory", "/x")).endswith("to fix: check the path")
+    assert explain(FileNotFoundError(2, "No such file or directory", "/x")) == (
+        "/x: No such file or directory",
+        "check the path",
+    )
