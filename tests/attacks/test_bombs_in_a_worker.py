@@ -25,8 +25,7 @@ import pytest
 
 from client.app import call_worker
 from client.ledger.site_ledger import SiteLedger
-from client.policy import load_site
-from client.site.books import open_books
+from client.operations import staff_decisions
 from common.config import CollectionConfig
 from common.data.synthetic import study_data
 from common.envelope import asked, body_of
@@ -116,8 +115,7 @@ def test_no_public_volume_ends_a_worker_in_the_memory_of_its_container(tmp_path:
         tmp_path / "road", ["north", "south"], collection=CollectionConfig(), privacy=privacy, data=data, patients=1
     )
     directory, study = sites["north"], workspace.study()
-    with open_books(load_site(directory)) as books:
-        books.consent(study)
+    staff_decisions.consent(directory, by="A. Noether", sheet="the sheet")
     cache = ObjectStore(directory / "cache")
     cache.put(workspace.objects.get(workspace.codec().sha256))
     honest = workspace.volumes()[0]
