@@ -357,8 +357,9 @@ def start_run(workspace: Workspace) -> int:
     """Submit the ServerApp for this study, and record the run id.
 
     If SuperLink is down and a supervisor restarts it, this function waits up to :data:`SUPERLINK_BACK_S` seconds for
-    SuperLink. It stops the study's previous run, which SuperLink takes for running until a minute after its ServerApp
-    was killed: for as long, a SuperNode waits for a message that this ServerApp announced and never sent.
+    SuperLink. If the study's previous run has reported no end, this function stops it. SuperLink notices only a minute
+    later that a ServerApp was killed. Until then a SuperNode waits for any message that this ServerApp announced but
+    did not send.
 
     Returns:
         Flower's id of the run.
@@ -370,7 +371,7 @@ def start_run(workspace: Workspace) -> int:
     while not accepts(HOST, server.port) and _kept(workspace, "superlink") and time.monotonic() < until:
         time.sleep(POLL_S)
     previous = workspace.run_id()
-    if previous is not None:
+    if previous is not None and not _reported_end(workspace, previous):
         with contextlib.suppress(DaemonFailed):  # SuperLink refuses to stop a run that has ended
             stop_run(server, previous)
     with tempfile.TemporaryDirectory(prefix="consilium-app-") as scratch:
@@ -541,14 +542,8 @@ def _follow(workspace: Workspace, run_id: int, tail: EventTail, *, on_event: OnE
             if not started and time.monotonic() - looked > START_LOOK_S:
                 looked = time.monotonic()
                 ended = _ended(workspace, run_id, late=looked - submitted > START_TIMEOUT_S)
-            if started and not workspace.busy():
-                endings = [
-                    e["event"]
-                    for e in read_events(workspace.events_file)
-                    if e["event"] in ("run-finished", "run-failed") and e["run"] == str(run_id)
-                ]
-                if not endings:
-                    return "died"
+            if started and not workspace.busy() and not _reported_end(workspace, run_id):
+                return "died"
             continue
         on_event(event)
         if event.get("run") != str(run_id):
@@ -560,6 +555,14 @@ def _follow(workspace: Workspace, run_id: int, tail: EventTail, *, on_event: OnE
         if event["event"] == "run-finished":
             return "run-finished"
     return "died"
+
+
+def _reported_end(workspace: Workspace, run_id: int) -> bool:
+    """Return whether a run of the study reported that it finished or failed."""
+    return any(
+        event["event"] in ("run-finished", "run-failed") and event["run"] == str(run_id)
+        for event in read_events(workspace.events_file)
+    )
 
 
 def _ended(workspace: Workspace, run_id: int, *, late: bool) -> bool:

@@ -308,6 +308,20 @@ def test_the_previous_run_is_stopped_before_another_is_submitted(
     assert calls == ["submit", "stop 7", "submit"]
 
 
+def test_a_run_that_reported_its_end_is_not_stopped_again(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
+    workspace.save_run_id(6)
+    events_of(workspace).emit("run-finished", run="6", seconds=1.0)
+    stopped: list[int] = []
+    monkeypatch.setattr(supervisor, "accepts", lambda *_: True)
+    monkeypatch.setattr(supervisor, "stop_run", lambda _server, run_id: stopped.append(run_id))
+    monkeypatch.setattr(supervisor, "submit", lambda *_: 7)
+    assert start_run(workspace) == 7
+    assert stopped == []
+
+
 def test_a_run_that_cannot_begin_says_why_to_who_detached_it(workspace: Workspace) -> None:
     workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
     with pytest.raises(DaemonFailed, match=r"^endpoint\.json is missing.*to fix"):
