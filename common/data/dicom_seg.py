@@ -7,7 +7,7 @@ own slices, so a viewer can overlay them. Refuses a label map that is not on the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,13 +206,31 @@ def refers_to(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Raises:
         InvalidInput: If pydicom is not installed.
     """
+    return read_made(
+        path,
+        lambda head: {
+            str(one.SegmentationAlgorithmIdentificationSequence[0].AlgorithmVersion) for one in head.SegmentSequence
+        },
+    )
+
+
+def read_made(path: Path, weights_of: Callable[[Any], Iterable[str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Read from a DICOM file to which series it refers, and with which weights it was made.
+
+    Args:
+        path: The file.
+        weights_of: Returns the SHA-256 of the weights from the file's header, and may raise any error.
+
+    Returns:
+        UIDs of the series, and the weights, sorted; both empty if the header lacks one of them.
+
+    Raises:
+        InvalidInput: If pydicom is not installed.
+    """
     dicom = pydicom()
     try:
         head = dicom.dcmread(path, stop_before_pixels=True)
         series = tuple(str(one.SeriesInstanceUID) for one in head.ReferencedSeriesSequence)
-        made_by = {
-            str(one.SegmentationAlgorithmIdentificationSequence[0].AlgorithmVersion) for one in head.SegmentSequence
-        }
-        return series, tuple(sorted(made_by))
+        return series, tuple(sorted(weights_of(head)))
     except Exception:  # noqa: BLE001  # pydicom raises any type of exception for a file that is not DICOM
         return (), ()

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from common import __version__
-from common.data.dicom_seg import SERIES_NUMBER, UNLIKE, Algorithm, from_headers, read_slices
+from common.data.dicom_seg import SERIES_NUMBER, UNLIKE, Algorithm, from_headers, read_made, read_slices
 from common.data.dicom_study import highdicom, pydicom
 
 
@@ -80,12 +80,6 @@ def uncertainty_of(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Raises:
         InvalidInput: If pydicom is not installed.
     """
-    dicom = pydicom()
-    try:
-        head = dicom.dcmread(path, stop_before_pixels=True)
-        if head.SOPClassUID != dicom.uid.ParametricMapStorage:
-            return (), ()
-        series = tuple(str(one.SeriesInstanceUID) for one in head.ReferencedSeriesSequence)
-        return series, (str(head.DeviceSerialNumber),)
-    except Exception:  # noqa: BLE001  # pydicom raises any type of exception for a file that is not DICOM
-        return (), ()
+    kind = pydicom().uid.ParametricMapStorage
+    series, weights = read_made(path, lambda head: [str(head.DeviceSerialNumber)] if head.SOPClassUID == kind else [])
+    return (series, weights) if weights else ((), ())
