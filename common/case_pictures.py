@@ -160,7 +160,7 @@ def draw_planes(
     stream = io.BytesIO()
     with _DRAWING:
         canvas.print_png(stream)
-    # A palette of 200 colours is a third of the bytes and looks the same on a grey picture with three line colours.
+    # A palette of 200 colours is a third of the bytes and looks the same on a grey picture with a few line colours.
     with Image.open(stream) as drawn:
         small = io.BytesIO()
         drawn.convert("RGB").quantize(200, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)

@@ -158,7 +158,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         return study.id
 
     def agreed(self, study_id: str) -> bool:
-        """Tell whether this hospital consented to a study, whatever was paused or withdrawn later.
+        """Return whether this hospital has consented to a study. A later pause or withdrawal changes nothing here.
 
         A named person's note is the consent. The record of a study alone is none, because a recovery records studies
         too. Release 0.2.0 wrote no such note. So a study of which this site has accepted a query counts, too.

@@ -50,8 +50,8 @@ def init(
     forget_charges_of: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of an earlier ledger of these patients that was deleted. Whatever it charged is counted no "
-            "more, so the patients may be charged a whole budget again."
+            help="Directory of an earlier ledger of these patients that was deleted. Its charges are no longer "
+            "counted, so the patients may be charged a whole budget again."
         ),
     ] = None,
 ) -> None:

@@ -403,7 +403,7 @@ def head_of(seed: int, corner: tuple[int, int, int], fill: float = 10.0) -> tupl
 
 
 def test_a_box_about_a_chosen_point_segments_a_whole_head_on_the_heads_own_voxels(told: Path, tmp_path: Path) -> None:
-    """The point is given in the file's RAS mm, whatever the order of its axes; without it the head is refused."""
+    """The point is in RAS mm, also in a file with another order of axes. Without a point the head is refused."""
     whole, truth = head_of(11, (4, 50, 30))
     store(tmp_path / "head.nii.gz", whole, "LPS")
     store(tmp_path / "drawn.nii.gz", truth, "LPS")
