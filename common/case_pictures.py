@@ -31,9 +31,9 @@ class LineStyle:
 
     Attributes:
         words: The line in words.
-        colour: A colour-blind-safe colour (Okabe & Ito 2008), or white.
+        colour: A colour of the palette of Okabe & Ito (2008) or a brighter variant of one, or white.
         dashes: Dash pattern in units of the line's width; empty for a solid line.
-        gaps: Colour between the dashes; empty for the picture.
+        gaps: Colour between the dashes; empty if the picture shows there.
     """
 
     words: str
@@ -51,7 +51,8 @@ OUTLINES: Mapping[str, LineStyle] = MappingProxyType(
         STUDENT: LineStyle("solid orange", "#ff7a2f", ()),
     }
 )
-"""The kinds of outlines. The truth is drawn last, because its gaps would else be covered."""
+"""The kinds of outlines. The truth is drawn last, so that no other line hides its black gaps. Where lines coincide,
+the truth hides the others."""
 
 
 def legend(names: Mapping[str, str]) -> str:

@@ -102,14 +102,14 @@ class KeptRunning:
 
 
 class AnswerWatch:
-    """Says since when a ready daemon has not answered.
+    """Watches whether a ready daemon answers, and says since when it has not.
 
-    :meth:`ask` is the daemon's test of readiness, and the object itself is :attr:`KeptRunning.offline`.
+    Pass :meth:`ask` as the daemon's test of readiness, and the object itself as :attr:`KeptRunning.offline`.
 
     Args:
         what: The daemon, such as ``the gateway``.
         answers: Asks the daemon; returns True if it answers. It may take a few seconds.
-        remedy: What to do.
+        remedy: What to do if it does not answer.
         clock: Monotonic clock in seconds.
     """
 
@@ -132,8 +132,13 @@ class AnswerWatch:
         return found
 
     def __call__(self) -> str:
-        """Return a sentence while the daemon has not answered for :data:`SILENT_S`; it is asked every
-        :data:`ASK_S` seconds."""
+        """Return since when the daemon has not answered, with the remedy, once that is :data:`SILENT_S` ago.
+
+        Asks the daemon again if the last question is at least :data:`ASK_S` seconds old.
+
+        Returns:
+            The sentence; empty while the daemon answers.
+        """
         if self._clock() - self._asked >= ASK_S:
             self.ask()
         silent_s = self._clock() - self._heard

@@ -13,7 +13,7 @@ accepted ends the process at once, as Flower intends. Each heartbeat that the se
 of a file, by which the supervisor sees whether the node is online.
 
 Flower asks the server for a message every three seconds. This process asks every second for a while after each
-message, because the steps of a query follow each other.
+reply, because the steps of a query follow each other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import httpx
 LOST = 1
 """Exit status of a SuperNode that has lost the server."""
 BUSY_S = 60.0
-"""Seconds after a message in which the SuperNode asks for the next one every :data:`BUSY_WAIT_S`."""
+"""Seconds after a reply in which the SuperNode asks for the next one every :data:`BUSY_WAIT_S`."""
 BUSY_WAIT_S = 1.0
 """Longest wait in seconds between two questions for a message during :data:`BUSY_S`."""
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 class Waits:
-    """Stands for the module ``time`` in Flower's main loop, and shortens its waits after a message.
+    """Takes the place of the module ``time`` in Flower's main loop, and makes the loop's waits shorter after a reply.
 
     Args:
         clock: Returns the time in seconds; it never goes back.
@@ -75,11 +75,11 @@ class Waits:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for a number of seconds, or for :data:`BUSY_WAIT_S` at most if a message was answered lately."""
+        """Wait for a number of seconds, or for :data:`BUSY_WAIT_S` at most for :data:`BUSY_S` after a reply."""
         self._sleep(min(seconds, BUSY_WAIT_S) if self._clock() < self._busy_until else seconds)
 
     def busy_after(self, push: Callable[..., Any]) -> Callable[..., Any]:
-        """Return Flower's function that sends a reply, after which the waits are short for :data:`BUSY_S`."""
+        """Wrap Flower's function that sends a reply: after each call, even a failed one, waits are short."""
 
         @functools.wraps(push)
         def pushed(*args: Any, **kwargs: Any) -> Any:

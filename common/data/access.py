@@ -1,7 +1,7 @@
-"""Tells a file that is missing from one in a folder that this user may not enter, for the readers of datasets.
+"""Distinguishes, for the readers of datasets, a missing file from a file in a folder that this user may not enter.
 
-``Path.glob`` and a failed look-up give the same answer for both. Refuses a dataset whose cases all lie in a closed
-folder.
+``Path.glob`` and a failed look-up give the same answer for both. Refuses a dataset if one of its folders cannot be
+listed, or if one closed folder holds a file of every case.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def is_closed(folder: Path) -> bool:
 
 
 def check_opens(cases: Iterable[Iterable[Path]]) -> None:
-    """Refuse a dataset if one closed folder holds files of all its cases, so that it is reported once.
+    """Refuse a dataset if one closed folder holds a file of every case: one error instead of one for each case.
 
-    The folder of a single case is not named, because its name may be a patient's.
+    A dataset with a single case is not refused here, because the folder's name may be a patient's.
 
     Args:
         cases: For each case, its files.

@@ -215,14 +215,15 @@ def refers_to(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def read_made(path: Path, weights_of: Callable[[Any], Iterable[str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Read from a DICOM file to which series it refers, and with which weights it was made.
+    """Read from a DICOM file which series it refers to, and which weights made it.
 
     Args:
         path: The file.
-        weights_of: Returns the SHA-256 of the weights from the file's header, and may raise any error.
+        weights_of: Takes the file's header and returns the SHA-256 of each weights file; may raise any error.
 
     Returns:
-        UIDs of the series, and the weights, sorted; both empty if the header lacks one of them.
+        UIDs of the series, and the SHA-256s of the weights, sorted; both empty if the file cannot be read as DICOM, its
+        header names no series, or ``weights_of`` raises.
 
     Raises:
         InvalidInput: If pydicom is not installed.

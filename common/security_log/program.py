@@ -112,7 +112,9 @@ def not_accepted(directory: Path) -> str:
 
 
 def kept_log(directory: Path, *, module: str, name: str, targets: Sequence[str]) -> KeptRunning:
-    """Return a party's log process as a daemon that is kept running, and is offline while a target accepts no lines.
+    """Return a party's log process as a daemon that is restarted whenever it ends.
+
+    While a target accepts no lines, the daemon is reported as offline, but it is never restarted for that reason.
 
     Args:
         directory: The party's directory.
@@ -132,10 +134,13 @@ def kept_log(directory: Path, *, module: str, name: str, targets: Sequence[str])
 
 
 def with_backlog(found: Iterable[DaemonStanding], directory: Path) -> tuple[DaemonStanding, ...]:
-    """Return a party's daemons, where a log process says what is the case now: a stopped one sends no waiting line.
+    """Return the states of a party's daemons, with the reason of the log process brought up to date.
+
+    The recorded reason of an offline log process is that of the first failure. It is replaced by the targets that fail
+    now, if any. The reason of a stopped log process is removed, because it says that waiting lines will be sent.
 
     Args:
-        found: The daemons' recorded states, from the time at which the first target failed.
+        found: The daemons' recorded states.
         directory: The party's directory.
 
     Returns:

@@ -50,8 +50,9 @@ def init(
     forget_charges_of: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of an earlier ledger of these patients that was deleted. Its charges are no longer "
-            "counted, so the patients may be charged a whole budget again."
+            help="Only if an earlier site init was refused because these patients' ledger was deleted: the directory "
+            "that the refusal names. The deleted ledger's charges are then no longer counted, so the patients may be "
+            "charged a whole budget again."
         ),
     ] = None,
 ) -> None:

@@ -357,9 +357,9 @@ def start_run(workspace: Workspace) -> int:
     """Submit the ServerApp for this study, and record the run id.
 
     If SuperLink is down and a supervisor restarts it, this function waits up to :data:`SUPERLINK_BACK_S` seconds for
-    SuperLink. If the study's previous run has reported no end, this function stops it. SuperLink notices only a minute
-    later that a ServerApp was killed. Until then a SuperNode waits for any message that this ServerApp announced but
-    did not send.
+    SuperLink. If the study's previous run has reported no end, this function stops that run first, as far as SuperLink
+    allows. Without this, SuperLink would take about a minute to notice that the previous run's ServerApp was killed.
+    Until then SuperNodes would wait for messages that it had announced but not sent.
 
     Returns:
         Flower's id of the run.
@@ -558,7 +558,7 @@ def _follow(workspace: Workspace, run_id: int, tail: EventTail, *, on_event: OnE
 
 
 def _reported_end(workspace: Workspace, run_id: int) -> bool:
-    """Return whether a run of the study reported that it finished or failed."""
+    """Return whether a run of the study reported, in the study's events, that it finished or failed."""
     return any(
         event["event"] in ("run-finished", "run-failed") and event["run"] == str(run_id)
         for event in read_events(workspace.events_file)
