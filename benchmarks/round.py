@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.run import RATIO, Figure, figure
 from client.app import POLL_S as TASK_POLL_S
-from common.config import CollectionConfig, PrivacyConfig
+from common.config import CollectionConfig
 from common.events import read_events
 from common.pki import create_authority, issue_server_certificate
 from common.process import Daemon, DaemonSpec, ProcessGroup, executable
@@ -31,6 +31,7 @@ from server.operations.daemons import HOST, FlowerServer, flower_env, run_status
 from server.operations.supervisor import flower_server, request_stop, start_run
 from server.study.workspace import Workspace
 from tests.e2e.road import build
+from tests.worlds import make_privacy
 
 SITES, TURNS, ROUNDS = 4, 2, 4
 IDLE_S = 25.0
@@ -97,7 +98,7 @@ def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="round-") as folder:
         root = Path(folder)
         app = _app(root / "app")
-        planned = PrivacyConfig(epsilon=8.0, delta=1e-3, planned_queries=TURNS * (ROUNDS + 2), quorum=SITES)
+        planned = make_privacy(planned_queries=TURNS * (ROUNDS + 2), quorum=SITES)
         workspace, sites = build(
             root, [f"site-{k}" for k in range(SITES)], collection=CollectionConfig(batch_size=1), privacy=planned
         )

@@ -21,27 +21,12 @@ import numpy as np
 import pytest
 
 from client.ledger.site_ledger import SiteLedger
+from common.config import DataConfig, TrainingConfig, render_study
 from common.data.msd import read_dataset, write_dataset
-from tests.worlds import site_toml
+from tests.worlds import make_study, site_toml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STEPS, EPSILON, DELTA = 8, 8.0, 1e-3
-STUDY = """\
-schema = 1
-name = "trial"
-[data]
-labels = ["background", "anterior", "posterior"]
-spacing_mm = [2, 2, 2]
-grid = [16, 24, 16]
-channels = ["image"]
-[privacy]
-epsilon = 8.0
-delta = 1e-3
-planned_queries = 4
-quorum = 2
-[teacher]
-channels = [4, 8, 16]
-"""
 
 pytestmark = pytest.mark.slow
 
@@ -101,8 +86,9 @@ def test_a_fresh_environment_trains_by_dp_mac_is_killed_resumes_and_its_ledger_s
     site = tmp_path / "site"
     site.mkdir()
     (site / "site.toml").write_text(site_toml(data="../set", delta=DELTA), encoding="utf-8")
-    study = STUDY.replace('["image"]', json.dumps(list(dataset.channels)))
-    (site / "study.toml").write_text(study, encoding="utf-8")
+    data = DataConfig(("background", "anterior", "posterior"), (2, 2, 2), (16, 24, 16), tuple(dataset.channels))
+    study = make_study(data=data, teacher=TrainingConfig(channels=(4, 8, 16)))
+    (site / "study.toml").write_text(render_study(study), encoding="utf-8")
     agreed = [str(consilium), "site", "consent", "--site-dir", str(site), "--by", "Ada", "--yes"]
     subprocess.run(agreed, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, check=True, timeout=600)
     words = ["site", "train", "--site-dir", str(site), "--jobs", "1", "--strategy", "dp-mac", "--delta", str(DELTA)]

@@ -27,7 +27,7 @@ from server.ledger.server_ledger import Candidate, Ledger
 from server.public.material import CodecRecord
 from server.study.create_study import create_study, open_ledger
 from server.study.workspace import Site, Workspace
-from tests.common.ledger.ledger_world import Caps, make_mechanism, make_query, make_study, roster_of
+from tests.common.ledger.ledger_world import Caps, ledger_study, make_mechanism, make_query, roster_of
 from tests.restores.harness import Case, Moment, Part, keep
 
 SITES = ("aachen", "bergen")
@@ -200,7 +200,7 @@ class Life:
         return found
 
 
-STUDY = make_study(planned_queries=8)
+STUDY = ledger_study(planned_queries=8)
 PROTECTION = STUDY.privacy.protection
 COST = MECHANISM.mu_squared(PROTECTION)
 

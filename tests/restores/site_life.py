@@ -26,14 +26,14 @@ from common.ledger.keys import public_hex
 from common.ledger.receipts import Receipt
 from common.pki import create_node_keys
 from consilium.cli.site import status_text
-from tests.common.ledger.ledger_world import World, make_mechanism, make_query, make_study
+from tests.common.ledger.ledger_world import World, ledger_study, make_mechanism, make_query
 from tests.restores.harness import Case, Moment, Part, keep
 from tests.restores.server_life import refused
 from tests.worlds import site_toml
 
 POOL = "aachen-mri"
 MECHANISM = make_mechanism(room_for=12)
-STUDY = make_study(planned_queries=12)
+STUDY = ledger_study(planned_queries=12)
 COST = MECHANISM.mu_squared(STUDY.privacy.protection)
 CODE = np.array([1, -2, 3, -4], dtype=np.int64)
 SUBJECT, WEIGHTS = sha256_bytes(b"keyed"), sha256_bytes(b"weights")

@@ -29,9 +29,9 @@ from tests.common.ledger.ledger_world import (
     Answers,
     Ticking,
     declare,
+    ledger_study,
     make_mechanism,
     make_query,
-    make_study,
     roster_of,
 )
 
@@ -130,7 +130,7 @@ def named(folder: Path) -> dict[str, Lines | list[str]]:
         (*SITES, *(f"site-{number:02}" for number in range(14))),
         [make_query(n, MECHANISM) for n in (1, 2)],
     )
-    study, answers, caps = make_study(), Answers(), Caps(epsilon=8.0, delta=1e-3)
+    study, answers, caps = ledger_study(), Answers(), Caps(epsilon=8.0, delta=1e-3)
     with (
         patch("secrets.token_hex", lambda size: "5" * (2 * size)),
         as_until_0_2(),
@@ -155,7 +155,7 @@ def named(folder: Path) -> dict[str, Lines | list[str]]:
 
 def _server(folder: Path) -> Lines:
     path, answers = folder / "ledger.sqlite", Answers()
-    study, other = make_study(), make_study("second")
+    study, other = ledger_study(), ledger_study("second")
     queries = [make_query(number, MECHANISM) for number in range(1, 7)]
 
     def release(ledger: Ledger, study_id: str, batch: str, numbers: range) -> None:
@@ -189,7 +189,7 @@ def _server(folder: Path) -> Lines:
 
 
 def _site(folder: Path, server: Ledger) -> Lines:
-    path, study = folder / "site-ledger.sqlite", make_study()
+    path, study = folder / "site-ledger.sqlite", ledger_study()
     queries = [make_query(number, MECHANISM) for number in range(1, 7)]
     caps = Caps(epsilon=8.0, delta=1e-3)
     with (

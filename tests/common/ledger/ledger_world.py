@@ -37,7 +37,8 @@ BUDGET = Budget(epsilon=8.0, delta=1e-3)
 SITES = ("aachen", "bergen", "cadiz")
 
 
-def make_study(name: str = "trial", *, planned_queries: int = 80, **terms: Any) -> Study:
+def ledger_study(name: str = "trial", *, planned_queries: int = 80, **terms: Any) -> Study:
+    """A study with one structure and room for 80 queries; any codec will do, for no code is made."""
     asked = {"planned_queries": planned_queries, "codec": CodecConfig()}
     return worlds.make_study("lesion", name=name, grid=(16, 16, 16), **asked, **terms)
 
@@ -119,7 +120,7 @@ class World:
     def create(cls, folder: Path, *, study: Study | None = None) -> World:
         key = Ed25519PrivateKey.generate()
         ledger = Ledger.create(folder / "ledger.sqlite", signing_key=key, clock=Ticking())
-        study = study or make_study()
+        study = study or ledger_study()
         ledger.register_study(study)
         declare(ledger)
         return cls(folder / "ledger.sqlite", key, ledger, study)

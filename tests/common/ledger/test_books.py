@@ -22,8 +22,8 @@ from tests.common.ledger.ledger_world import (
     Caps,
     Hospital,
     World,
+    ledger_study,
     make_mechanism,
-    make_study,
     queries,
     roster_of,
 )
@@ -87,7 +87,7 @@ def kept(work: Callable[[int], object], *, early: int, late: int) -> float:
 
 @pytest.mark.slow
 def test_a_query_costs_the_servers_books_less_than_a_kilobyte(tmp_path: Path) -> None:
-    world, asked = World.create(tmp_path, study=make_study(planned_queries=5_000)), 0
+    world, asked = World.create(tmp_path, study=ledger_study(planned_queries=5_000)), 0
     world.ledger._chain._db.execute("PRAGMA synchronous = OFF")
 
     def ask(count: int) -> None:
@@ -104,7 +104,7 @@ def test_a_query_costs_the_servers_books_less_than_a_kilobyte(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_query_costs_a_sites_books_less_than_a_kilobyte(tmp_path: Path) -> None:
-    study = make_study(planned_queries=5_000)
+    study = ledger_study(planned_queries=5_000)
     site, asked = Hospital(tmp_path / "site-ledger.sqlite", study, caps=Caps(queries_per_day=5_000)), 0
     site.ledger._chain._db.execute("PRAGMA synchronous = OFF")
 
@@ -127,7 +127,7 @@ def test_a_query_costs_a_sites_books_less_than_a_kilobyte(tmp_path: Path) -> Non
 def test_many_queries_are_answered_as_before_and_cost_nothing_a_second_time_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    world = World.create(tmp_path, study=make_study(planned_queries=5_000))
+    world = World.create(tmp_path, study=ledger_study(planned_queries=5_000))
     asked = queries(*range(300), mechanism=ROOM)
     first = [world.release(asked[at : at + 50], batch=f"b{at}").answers for at in range(0, 300, 50)]
     spent, rows = world.ledger.spent("aachen-mri"), world.ledger.row_count
@@ -184,7 +184,7 @@ def test_an_answer_whose_row_was_altered_with_it_is_refused_while_the_ledger_is_
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Hospital]:
-    hospital = Hospital(tmp_path / "site-ledger.sqlite", make_study())
+    hospital = Hospital(tmp_path / "site-ledger.sqlite", ledger_study())
     yield hospital
     hospital.ledger.close()
 

@@ -37,8 +37,8 @@ from tests.common.ledger.ledger_world import (
     Ticking,
     World,
     batch_receipts,
+    ledger_study,
     make_mechanism,
-    make_study,
     queries,
     receipt_for,
     run_batch,
@@ -108,7 +108,7 @@ def test_a_server_that_varies_what_it_asks_for_fills_no_disk_with_refusals(site:
 
 def test_the_cap_holds_over_studies_and_restarts(site: Hospital) -> None:
     site.ledger.reserve(site.study.id, queries(*range(6)))
-    edited = make_study(planned_queries=81)
+    edited = ledger_study(planned_queries=81)
     site.ledger.consent(edited)
     site.reopen()
     with pytest.raises(Refused, match="pool-budget"):
@@ -118,14 +118,14 @@ def test_the_cap_holds_over_studies_and_restarts(site: Hospital) -> None:
 
 
 def test_the_studys_budget_binds_at_the_site_too(tmp_path: Path) -> None:
-    strict = make_study(epsilon=4.0)
+    strict = ledger_study(epsilon=4.0)
     hospital = Hospital(tmp_path / "s.sqlite", strict)
     with hospital.ledger, pytest.raises(Refused, match="study-budget"):
         hospital.ledger.reserve(strict.id, queries(*range(9)))
 
 
 def test_the_daily_cap_ends_with_the_day(tmp_path: Path) -> None:
-    hospital = Hospital(tmp_path / "s.sqlite", make_study(), caps=Caps(queries_per_day=3))
+    hospital = Hospital(tmp_path / "s.sqlite", ledger_study(), caps=Caps(queries_per_day=3))
     with hospital.ledger as ledger:
         ledger.reserve(hospital.study.id, queries(1, 2))
         with pytest.raises(Refused) as refused:
@@ -138,7 +138,7 @@ def test_the_daily_cap_ends_with_the_day(tmp_path: Path) -> None:
 
 def test_studies_not_consented_to_paused_or_withdrawn_are_refused(site: Hospital) -> None:
     with pytest.raises(Refused) as refused:
-        site.ledger.reserve(make_study("other").id, queries(1))
+        site.ledger.reserve(ledger_study("other").id, queries(1))
     assert refused.value.reason == "unknown-study"
     site.ledger.decide(site.study.id, "pause")
     site.reopen()
@@ -384,7 +384,7 @@ def test_a_server_that_replays_an_old_receipt_as_new_is_caught(world: World, sit
 
 
 def test_a_server_that_edited_the_study_is_caught(world: World, site: Hospital) -> None:
-    edited = make_study(epsilon=7.9)
+    edited = ledger_study(epsilon=7.9)
     world.ledger.register_study(edited)
     site.ledger.reserve(world.study.id, queries(1))
     world.release(queries(1), study=edited.id)
@@ -559,7 +559,7 @@ def test_recovery_takes_only_this_ledgers_genuine_receipts(world: World, site: H
 
 
 def test_receipts_of_another_unit_are_caught(tmp_path: Path, world: World) -> None:
-    per_patient = make_study(unit="patient")
+    per_patient = ledger_study(unit="patient")
     world.ledger.register_study(per_patient)
     hospital = Hospital(tmp_path / "s.sqlite", per_patient, caps=Caps(protection=PATIENT))
     with hospital.ledger as ledger:
@@ -738,7 +738,7 @@ def test_without_a_standing_all_that_was_left_is_spent_and_a_new_cap_goes_on(
     with pytest.raises(Refused, match="budget"):
         site.ledger.reserve(site.study.id, queries(3))
     site.reopen(replace(site.caps, budget=Budget(epsilon=12.0, delta=1e-3)))
-    other = make_study(name="another")
+    other = ledger_study(name="another")
     site.ledger.consent(other)
     site.clock.now += timedelta(days=1)
     site.ledger.reserve(other.id, queries(4))

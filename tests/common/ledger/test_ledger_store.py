@@ -44,9 +44,9 @@ from tests.common.ledger.ledger_world import (
     SITES,
     World,
     declare,
+    ledger_study,
     make_mechanism,
     make_query,
-    make_study,
     roster_of,
     write_raw,
 )
@@ -131,7 +131,7 @@ def test_study_guarantee_agrees_with_numerical_integration(world: World) -> None
 
 def test_editing_the_study_buys_no_budget(world: World) -> None:
     world.release(queries(*range(10)))
-    edited = make_study(planned_queries=81)
+    edited = ledger_study(planned_queries=81)
     world.ledger.register_study(edited)
     result = world.release(queries(50), study=edited.id)
     assert result.answers == ()
@@ -140,14 +140,14 @@ def test_editing_the_study_buys_no_budget(world: World) -> None:
 
 def test_a_new_edition_buys_no_budget(world: World) -> None:
     world.release(queries(*range(10)))
-    retrained = make_study(edition=2)
+    retrained = ledger_study(edition=2)
     world.ledger.register_study(retrained)
     assert world.release(queries(1, edition=2), study=retrained.id).answers == ()
 
 
 def test_a_second_study_continues_the_pools_sum(world: World) -> None:
     world.release(queries(*range(6)))
-    second = make_study("second")
+    second = ledger_study("second")
     world.ledger.register_study(second)
     result = world.release(queries(*range(20, 30)), study=second.id)
     assert len(result.answers) == 4
@@ -157,7 +157,7 @@ def test_a_second_study_continues_the_pools_sum(world: World) -> None:
 
 
 def test_the_studys_own_budget_binds_where_the_pool_has_more(tmp_path: Path) -> None:
-    world = World.create(tmp_path, study=make_study(epsilon=4.0))
+    world = World.create(tmp_path, study=ledger_study(epsilon=4.0))
     with world.ledger:
         result = world.release(queries(*range(10)))
         assert 0 < len(result.answers) < 10
@@ -184,7 +184,7 @@ def test_a_release_below_quorum_leaves_no_row(world: World) -> None:
 
 def test_a_sealed_study_needs_two_sites_beside_its_colluders_whatever_quorum_its_text_states() -> None:
     """``PrivacyConfig`` states no such quorum; a ledger reads the text of whoever wrote it."""
-    text = make_study(quorum=4, aggregation="sealed-sum", colluders=2).to_json()
+    text = ledger_study(quorum=4, aggregation="sealed-sum", colluders=2).to_json()
     low = {**text, "privacy": {**text["privacy"], "quorum": 2}}
     assert StudyTerms.from_json(low).least_roster == 4
 
@@ -327,8 +327,8 @@ def test_a_budget_tightened_below_what_is_spent_admits_nothing(world: World) -> 
 def test_a_pool_per_patient_pays_for_all_voters_of_a_study_per_hospital(tmp_path: Path) -> None:
     """Only unit ``patient`` promises disjoint teachers; without the promise a patient may move all m codes."""
     mechanism = make_mechanism(room_for=10, voters=3)
-    per_patient = make_study(unit="patient", voters_per_site=3)
-    per_hospital = make_study(unit="hospital", voters_per_site=3)
+    per_patient = ledger_study(unit="patient", voters_per_site=3)
+    per_hospital = ledger_study(unit="hospital", voters_per_site=3)
     with Ledger.create(tmp_path / "l.sqlite", signing_key=Ed25519PrivateKey.generate()) as ledger:
         declare(ledger, protection=PATIENT)
         one_voter = (Fraction(2 * mechanism.radius_int) / mechanism.noise_std) ** 2
@@ -359,7 +359,7 @@ def test_the_number_of_noisy_coordinates_is_limited(tmp_path: Path) -> None:
 
 def test_another_study_may_use_a_stored_answer_and_its_own_sum_counts_it(world: World) -> None:
     first = world.release(queries(1, 2))
-    second = make_study("second")
+    second = ledger_study("second")
     world.ledger.register_study(second)
     before = world.ledger.spent("aachen-mri")
     reused = world.release(queries(1, 2, 3), study=second.id)
@@ -378,7 +378,7 @@ def test_another_study_may_use_a_stored_answer_and_its_own_sum_counts_it(world: 
 
 def test_a_stricter_study_cannot_reuse_what_its_own_budget_does_not_cover(world: World) -> None:
     world.release(queries(1, 2))
-    strict = make_study("strict", epsilon=0.5)
+    strict = ledger_study("strict", epsilon=0.5)
     world.ledger.register_study(strict)
     result = world.release(queries(1, 2), study=strict.id)
     assert result.answers == ()
@@ -388,7 +388,7 @@ def test_a_stricter_study_cannot_reuse_what_its_own_budget_does_not_cover(world:
 def test_an_answer_of_fewer_sites_than_a_studys_quorum_is_not_reused_by_it(world: World) -> None:
     """Neither when it is asked for, nor by a row that says so."""
     world.release(queries(1), sites=SITES[:2])
-    larger = make_study("larger", quorum=3)
+    larger = ledger_study("larger", quorum=3)
     world.ledger.register_study(larger)
     rows = world.ledger.row_count
     with pytest.raises(QuorumNotReached, match="another study with 2 sites"):

@@ -23,9 +23,9 @@ from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import (
     World,
     check,
+    ledger_study,
     make_mechanism,
     make_query,
-    make_study,
     roster_of,
     tampered,
 )
@@ -43,7 +43,7 @@ def finished(world: World) -> World:
     """Two studies, ten releases in three batches, a refusal, a reuse, a rotated key, a note; closed."""
     world.release([make_query(n, MECHANISM) for n in range(4)])
     world.release([make_query(n, MECHANISM) for n in range(4, 9)], batch="b2")
-    second = make_study("second")
+    second = ledger_study("second")
     world.ledger.register_study(second)
     world.release([make_query(2, MECHANISM), make_query(20, MECHANISM)], batch="b3", study=second.id)
     world.release([make_query(21, MECHANISM)], batch="b4", study=second.id)

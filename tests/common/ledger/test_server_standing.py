@@ -30,9 +30,9 @@ from tests.common.ledger.ledger_world import (
     Caps,
     World,
     declare,
+    ledger_study,
     make_mechanism,
     make_query,
-    make_study,
     put_back,
     rolled_back,
     saved,
@@ -145,7 +145,7 @@ def test_recovery_charges_a_draw_once_whether_a_receipt_or_the_standing_tells_of
 def test_the_command_recovers_from_a_standing_alone_and_restores_pools_declared_since(tmp_path: Path) -> None:
     key = create_signing_key(tmp_path / "ledger.key")
     world = World(
-        tmp_path / "ledger.sqlite", key, Ledger.create(tmp_path / "ledger.sqlite", signing_key=key), make_study()
+        tmp_path / "ledger.sqlite", key, Ledger.create(tmp_path / "ledger.sqlite", signing_key=key), ledger_study()
     )
     world.ledger.register_study(world.study)
     backup(world.path, tmp_path / "monday.sqlite")
@@ -239,7 +239,7 @@ def test_a_standing_on_another_disk_is_followed_and_missed_when_it_is_not_mounte
     (tmp_path / "disk").mkdir()
     key, elsewhere = Ed25519PrivateKey.generate(), tmp_path / "disk" / "trial.standing"
     ledger = Ledger.create(tmp_path / "ledger.sqlite", signing_key=key, standing=elsewhere)
-    world = World(tmp_path / "ledger.sqlite", key, ledger, make_study(), Answers())
+    world = World(tmp_path / "ledger.sqlite", key, ledger, ledger_study(), Answers())
     ledger.register_study(world.study)
     declare(ledger)
     world.release([make_query(1, MECHANISM)])
@@ -458,7 +458,7 @@ def test_a_command_that_dies_before_the_charge_leaves_the_standing_that_tells(wo
     world.release([make_query(1, MECHANISM)], batch="b1")
     put_back(world, tmp_path / "monday.sqlite")
     with Ledger.open(world.path, signing_key=world.key, restored=True) as ledger:
-        ledger.register_study(make_study("another"))  # as `recover --study` does first
+        ledger.register_study(ledger_study("another"))  # as `recover --study` does first
     with pytest.raises(LedgerCorrupt, match="older copy"):
         Ledger.open(world.path, signing_key=world.key)
     recovered(world)

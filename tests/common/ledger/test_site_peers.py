@@ -13,11 +13,11 @@ from common.ledger.records import parse_record
 from common.ledger.sealed_records import PeerRecord
 from common.peers import Peer
 from server.ledger.verify import verify
-from tests.common.ledger.ledger_world import make_mechanism, make_query, make_study, write_raw
+from tests.common.ledger.ledger_world import ledger_study, make_mechanism, make_query, write_raw
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 CAPS = Caps(epsilon=8.0, delta=1e-3)
-STUDY, OTHER = make_study(), make_study("another")
+STUDY, OTHER = ledger_study(), ledger_study("another")
 
 
 def opened(folder: Path, *, restored: bool = False) -> SiteLedger:

@@ -15,7 +15,7 @@ from common.errors import InvalidInput, Refused
 from common.ledger.records import CodeRecord, ReservationRecord, parse_record
 from common.ledger.teacher_records import TeachersRecord
 from server.ledger.verify import verify
-from tests.common.ledger.ledger_world import make_mechanism, make_query, make_study, write_raw
+from tests.common.ledger.ledger_world import ledger_study, make_mechanism, make_query, write_raw
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 GOLDEN = {
@@ -61,7 +61,7 @@ def test_rows_without_the_later_fields_are_read_as_saying_nothing() -> None:
 
 def write_old(path: Path) -> None:
     """A ledger as the version before wrote it: acceptances without a server, codes without teachers."""
-    study, mechanism = make_study(), make_mechanism()
+    study, mechanism = ledger_study(), make_mechanism()
     with SiteLedger.open(path, "north", caps=CAPS) as ledger:
         ledger.consent(study)
         for number in (1, 2):
@@ -81,7 +81,7 @@ def test_a_file_of_the_version_before_opens_verifies_and_goes_on(tmp_path: Path)
     path = tmp_path / "site-ledger.sqlite"
     write_old(path)
     assert verify(path).ok
-    study, (first, second, third) = make_study(), (make_query(n, make_mechanism()) for n in (1, 2, 3))
+    study, (first, second, third) = ledger_study(), (make_query(n, make_mechanism()) for n in (1, 2, 3))
     with SiteLedger.open(path, "north", caps=CAPS) as ledger:
         spent = ledger.spent()
         assert np.array_equal(ledger.code(first.id), CODE)  # type: ignore[arg-type]
@@ -108,9 +108,9 @@ def test_a_file_of_the_version_before_opens_verifies_and_goes_on(tmp_path: Path)
 
 def test_a_code_computed_before_a_withdrawal_is_not_stored_after_it(tmp_path: Path) -> None:
     with SiteLedger.open(tmp_path / "site-ledger.sqlite", "north", caps=CAPS) as ledger:
-        ledger.consent(make_study())
+        ledger.consent(ledger_study())
         query = make_query(1, make_mechanism())
-        ledger.reserve(make_study().id, [query])
+        ledger.reserve(ledger_study().id, [query])
         began = ledger.row_count
         ledger.withdraw_patient(slot=0, voter=0, subject=A, weights=None)
         assert not ledger.store_code(query.id, CODE, computed_at=began)

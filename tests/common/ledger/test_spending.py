@@ -28,9 +28,9 @@ from tests.common.ledger.ledger_world import (
     SITES,
     World,
     batch_receipts,
+    ledger_study,
     make_mechanism,
     make_query,
-    make_study,
     put_back,
     rolled_back,
     saved,
@@ -75,7 +75,7 @@ def test_where_recovered_charges_pass_a_budget_what_was_spent_is_guaranteed(worl
 
 def test_what_is_left_is_planned_and_fits_the_budgets_of_a_quorum(tmp_path: Path) -> None:
     """Ten answers are planned and paid for; three are drawn twice, so that only four of the missing seven fit."""
-    study = make_study(planned_queries=10)
+    study = ledger_study(planned_queries=10)
     mechanism, pools = study_mechanism(study, dimension=4), [f"{site}-mri" for site in SITES]
     world = World.create(tmp_path, study=study)
 
@@ -117,7 +117,7 @@ def test_within_a_budget_the_budget_is_guaranteed(world: World) -> None:
 def test_a_study_that_only_uses_anothers_answers_has_spent_what_they_cost(world: World) -> None:
     queries = [make_query(n, MECHANISM) for n in range(10)]
     world.release(queries)
-    second = replace(make_study(), name="second")
+    second = replace(ledger_study(), name="second")
     world.ledger.register_study(second)
     world.release(queries, batch="b2", study=second.id)
     assert len(world.answers.drawn) == 10
@@ -128,7 +128,7 @@ def test_a_study_that_only_uses_anothers_answers_has_spent_what_they_cost(world:
 
 
 def test_a_pool_has_spent_what_all_studies_drew_from_it(world: World) -> None:
-    second = replace(make_study(), name="second")
+    second = replace(ledger_study(), name="second")
     world.ledger.register_study(second)
     world.release([make_query(1, MECHANISM), make_query(2, MECHANISM)])
     world.release([make_query(3, MECHANISM)], batch="b2", study=second.id)

@@ -20,7 +20,7 @@ from common.ledger.keys import create_signing_key
 from common.privacy.mechanism import QuerySpec
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
-from tests.common.ledger.ledger_world import declare, make_mechanism, make_query, make_study, roster_of
+from tests.common.ledger.ledger_world import declare, ledger_study, make_mechanism, make_query, roster_of
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +32,11 @@ from pathlib import Path
 import numpy as np
 from common.ledger.keys import load_signing_key
 from server.ledger.server_ledger import Candidate, Ledger
-from tests.common.ledger.ledger_world import make_mechanism, make_query, make_study, roster_of
+from tests.common.ledger.ledger_world import make_mechanism, make_query, ledger_study, roster_of
 
 folder, room, first, count, batch = Path(sys.argv[1]), *map(int, sys.argv[2:6])
 mechanism = make_mechanism(room_for=room, dimension=8)
-study = make_study(planned_queries=room)
+study = ledger_study(planned_queries=room)
 print("ready", flush=True)
 sys.stdin.readline()
 with Ledger.open(folder / "ledger.sqlite", signing_key=load_signing_key(folder / "ledger.key")) as ledger:
@@ -57,7 +57,7 @@ print("done", flush=True)
 
 def prepare(folder: Path, *, room: int) -> str:
     key = create_signing_key(folder / "ledger.key")
-    study = make_study(planned_queries=room)
+    study = ledger_study(planned_queries=room)
     with Ledger.create(folder / "ledger.sqlite", signing_key=key) as ledger:
         ledger.register_study(study)
         declare(ledger)
@@ -193,7 +193,7 @@ def test_a_charge_flushes_the_standing_once_however_many_it_answers(
     """Beside SQLite's own commit; how long a flush takes is the disk's, and `make bench` says it."""
     flushed, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(descriptor) or fsync(descriptor))
-    study, mechanism = make_study(planned_queries=65), make_mechanism(room_for=65, dimension=8)
+    study, mechanism = ledger_study(planned_queries=65), make_mechanism(room_for=65, dimension=8)
     with Ledger.create(tmp_path / "ledger.sqlite", signing_key=Ed25519PrivateKey.generate()) as ledger:
         ledger.register_study(study)
         declare(ledger)
@@ -221,7 +221,7 @@ def release(ledger: Ledger, study_id: str, queries: list[QuerySpec]) -> None:
 @pytest.mark.slow
 def test_verification_takes_as_long_a_row_in_a_large_ledger_as_in_a_small_one(tmp_path: Path) -> None:
     """Processor time a row of 20,000 over that of 2,000, best of three; `make bench ledger` says the seconds."""
-    study, mechanism = make_study(planned_queries=20_000), make_mechanism(room_for=20_000, dimension=8)
+    study, mechanism = ledger_study(planned_queries=20_000), make_mechanism(room_for=20_000, dimension=8)
     path, each = tmp_path / "ledger.sqlite", []
     with Ledger.create(path, signing_key=Ed25519PrivateKey.generate()) as ledger:
         ledger.register_study(study)
