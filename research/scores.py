@@ -16,8 +16,6 @@ from jaxtyping import UInt8
 from common.config import DataConfig
 from common.metrics import hd95_mm, mean_present, score
 
-METRICS = ("dice", "hd95_mm", "missed")
-
 
 def named(arm: str, metric: str, structure: str) -> str:
     """Return the name of one structure's metric.

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from client.worker import Worker
-from common.canonical import sha256_bytes
 from common.codecs.codec import Codec, fit_codec
 from common.config import Study
 from common.events import EventLog, read_events
@@ -208,9 +207,6 @@ class Federation:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in read_events(self.events_file) if event["event"] == kind]
-
-    def volume_hash(self, index: int) -> str:
-        return sha256_bytes(f"volume {index}".encode())
 
     def close(self) -> None:
         self.ledger.close()

@@ -77,7 +77,6 @@ Kind = Annotated[Literal[KINDS] | None, Query(description="Only rows of this kin
 Text = Annotated[
     str, Query(max_length=MAX_TEXT, description="Only rows whose body contains this text, or whose hash equals it.")
 ]
-ArrayName = Literal["image", "label", "centre", "doubt", "student"]
 RowNumber = Annotated[int, InPath(ge=1, le=BIGGEST, description="Number of a row.")]
 
 

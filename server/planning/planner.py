@@ -59,11 +59,6 @@ class Outlook(StrEnum):
     WEAK = "weak"
     INFORMATIVE = "informative"
 
-    @property
-    def rank(self) -> int:
-        """Position of this outlook from worst (0) to best (2)."""
-        return list(Outlook).index(self)
-
 
 @dataclass(frozen=True, slots=True)
 class SpectrumErrors:

@@ -16,7 +16,6 @@ from server.study.workspace import RUN_LOCK, Workspace
 
 SUPERVISED = "supervised.lock"
 """Lock of the process that submits the run again if it dies."""
-TURNS = ("run-started", "stop-requested", "run-finished", "run-failed")
 DIED = "the run died, and nobody is there to submit it again; to fix: `consilium study resume` continues it"
 
 

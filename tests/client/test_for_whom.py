@@ -24,7 +24,6 @@ from tests.common.ledger.ledger_world import write_raw
 from tests.federation import Federation
 
 OTHER_LEDGER = "e" * 32
-PLENTY = {"epsilon": 100.0, "delta": 1e-3}
 
 
 @pytest.fixture

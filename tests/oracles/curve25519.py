@@ -48,14 +48,6 @@ def small_order() -> list[Point]:
     return [times(i, eighth) for i in range(8)]
 
 
-def edwards(key: str) -> Point:
-    """The point of a canonical Ed25519 key in hex."""
-    number = int.from_bytes(bytes.fromhex(key), "little")
-    point = on_curve(number & (2**255 - 1), odd=bool(number >> 255))
-    assert point is not None
-    return point
-
-
 def edwards_hex(point: Point) -> str:
     return (point[1] | (point[0] % 2) << 255).to_bytes(32, "little").hex()
 

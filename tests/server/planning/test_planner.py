@@ -30,6 +30,7 @@ from server.planning.recommend import recommend
 REPLACE = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 ZERO_OUT = Protection(Unit.HOSPITAL, Relation.ZERO_OUT)
 PATIENT = Protection(Unit.PATIENT, Relation.REPLACE_ONE)
+WORST_FIRST = (Outlook.PRIOR, Outlook.WEAK, Outlook.INFORMATIVE)
 
 
 def make(**changes: Any) -> Plan:
@@ -141,7 +142,7 @@ def test_the_verdict_never_worsens_with_more_hospitals_more_budget_or_fewer_quer
         {"budget": Budget(epsilon + extra, 1e-5)},
     ):
         second = make(**{**base, **change})
-        assert second.verdict.rank >= first.verdict.rank
+        assert WORST_FIRST.index(second.verdict) >= WORST_FIRST.index(first.verdict)
         assert second.bits_per_query >= first.bits_per_query * (1 - 1e-9)
         assert second.explained_at_most >= first.explained_at_most - 1e-9
 
@@ -291,7 +292,7 @@ def test_a_sealed_sum_is_planned_with_the_noise_of_all_its_shares(hospitals: int
     assert sealed.power_ratio == pytest.approx(open_plan.power_ratio / overhead**2)
     assert sealed.noise_std == open_plan.noise_std
     assert [one.epsilon for one in sealed.guarantees] == [one.epsilon for one in open_plan.guarantees]
-    assert sealed.verdict.rank <= open_plan.verdict.rank
+    assert WORST_FIRST.index(sealed.verdict) <= WORST_FIRST.index(open_plan.verdict)
     assert (sealed.smallest_roster, open_plan.smallest_roster) == (colluders + 2, None)
     assert "sealed_sum" in sealed.to_json()
     assert "sealed_sum" not in open_plan.to_json()
