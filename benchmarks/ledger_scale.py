@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from benchmarks.run import Figure, figure, measured_alone, memory_mib
 from common.canonical import sha256_bytes
 from common.ledger.charges import PoolDeclaration, RosterEntry
-from common.privacy.mechanism import MAX_NOISE_STD, Mechanism, QuerySpec
+from common.privacy.mechanism import MAX_STATED_STD, Mechanism, QuerySpec
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
 from tests.worlds import make_study
@@ -45,7 +45,7 @@ def filled(path: Path, *, releases: int, sites: int) -> Ed25519PrivateKey:
     """
     key = Ed25519PrivateKey.generate()
     study = make_study(planned_queries=10)
-    mechanism = Mechanism(DIMENSION, 1 << 16, 1, Fraction(MAX_NOISE_STD >> 10))
+    mechanism = Mechanism(DIMENSION, 1 << 16, 1, Fraction(MAX_STATED_STD >> 10))
     roster = tuple(RosterEntry(f"site-{number:04}", f"pool-{number:04}") for number in range(sites))
     codec, zero, terms = sha256_bytes(b"codec"), np.zeros(DIMENSION, dtype=np.int64), study.privacy
     with Ledger.create(path, signing_key=key) as ledger:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client.adapting.ways import LEAST_PATIENTS, MANY_PATIENTS, WORDS, Way, usual
+from client.adapting.ways import LEAST_FOR_FOLDS, MANY_PATIENTS, WORDS, Way, usual
 from common.data.dataset import Problem
 from common.plain import joined
 
@@ -132,7 +132,7 @@ class Adapted:
         if not self.folds:
             found.append(
                 f"NOT CHECKED: {self.patients} patient(s) are too few to tell whether this network is better here than "
-                f"the student or a network of your own; cross-validation needs at least {LEAST_PATIENTS}"
+                f"the student or a network of your own; cross-validation needs at least {LEAST_FOR_FOLDS}"
             )
         for other, difference in self.ahead.items():
             if difference is not None and difference[0] < -LESS:

@@ -21,13 +21,13 @@ from common.canonical import digest, sha256_bytes, sha256_file
 from common.config import DataConfig, TrainingConfig
 from common.data.volume_cache import together
 from common.models.averaged import Averaged
-from common.models.fit import Pull, best_device, fit
+from common.models.fit import OnStep, Pull, best_device, fit
 from common.models.unet import load_weights, network_for, save_weights, weights_to_bytes
 
 HALF = 0.5
 SEED = 1
 
-OnStep = Callable[[int, float], None]
+OnSteps = Callable[[int, float], None]
 """Called with the steps done since the last call, and the loss (nan for a training read from its file)."""
 
 
@@ -61,7 +61,7 @@ class Networks:
         on_step: Called with the number of steps since its last call, and the loss.
     """
 
-    def __init__(self, terms: Terms, folder: Path, scans: Sequence[LabelledScan], *, on_step: OnStep) -> None:
+    def __init__(self, terms: Terms, folder: Path, scans: Sequence[LabelledScan], *, on_step: OnSteps) -> None:
         self._terms, self._folder, self._scans, self._on_step = terms, folder, tuple(scans), on_step
         self._made: dict[Way, torch.nn.Module] = {}
 
@@ -134,7 +134,7 @@ class Networks:
         return digest("adapted-training", facts)[:32]
 
 
-def as_increments(show: OnStep) -> OnStep:
+def as_increments(show: OnSteps) -> OnStep:
     """Wrap a callback that expects the steps since its last call, so that it can be called with all steps so far.
 
     Args:

@@ -49,7 +49,7 @@ TRAININGS: dict[Way, tuple[Way, ...]] = {
 }
 """The trainings that each way needs."""
 
-LEAST_PATIENTS = 5
+LEAST_FOR_FOLDS = 5
 """Least number of patients for a cross-validation."""
 
 MANY_PATIENTS = 7
@@ -88,7 +88,7 @@ def folds_for(patients: int) -> int:
     >>> folds_for(4), folds_for(30)
     (0, 5)
     """
-    return min(FOLDS, patients) if patients >= LEAST_PATIENTS else 0
+    return min(FOLDS, patients) if patients >= LEAST_FOR_FOLDS else 0
 
 
 def fold_of(patients: Sequence[str], *, folds: int) -> tuple[int, ...]:

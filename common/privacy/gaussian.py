@@ -56,12 +56,14 @@ Sampler: TypeAlias = Callable[[int, Fraction], Int64[np.ndarray, "l"]]
 """A function that draws ``size`` integers of noise σ. Production uses :func:`rounded_gaussian`; tests inject others."""
 
 Entropy: TypeAlias = Callable[[int], bytes]
+"""A function from a number of bytes to random bytes. Tests inject others than the system's."""
 
 SAMPLER_TV = Fraction(1, 2**4096)
 """Upper bound on the total variation distance between one sampled coordinate and the true rounded Gaussian."""
 
 MIN_NOISE_STD = Fraction(1, 16)
 MAX_NOISE_STD = Fraction(2**45)
+"""Largest σ that can be drawn; a :class:`~common.privacy.mechanism.Mechanism` may state a larger one."""
 MAX_SIZE = 1 << 24
 
 _BLOCK = 1 << 17

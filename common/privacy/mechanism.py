@@ -31,8 +31,8 @@ their own codes and learn that site's noisy code."""
 
 MAX_DIMENSION = 1 << 20
 MAX_VOTERS_PER_SITE = 1 << 12
-MAX_NOISE_STD = 1 << 60
-"""Largest σ on the integer sum, in grid steps: noise must fit into int64."""
+MAX_STATED_STD = 1 << 60
+"""Largest σ on the integer sum that a query may state, in grid steps: noise must fit into int64."""
 MAX_NOISE_BITS = 128
 """Largest number of bits of σ's numerator, and of σ's denominator. The limit keeps stored sums of μ² short."""
 
@@ -234,9 +234,11 @@ class Mechanism(Document):
                 "noise standard deviation",
                 limit=f"at most {MAX_NOISE_BITS} bits in its numerator and in its denominator",
             )
-        if self.noise_std > MAX_NOISE_STD:
+        if self.noise_std > MAX_STATED_STD:
             raise InvalidInput(
-                "noise standard deviation", value=float(self.noise_std), limit=f"at most {MAX_NOISE_STD:.3g} grid steps"
+                "noise standard deviation",
+                value=float(self.noise_std),
+                limit=f"at most {MAX_STATED_STD:.3g} grid steps",
             )
         if self.name != "rounded-gaussian-sum":
             raise InvalidInput("mechanism", value=self.name, limit="rounded-gaussian-sum")

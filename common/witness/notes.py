@@ -13,11 +13,11 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cryptography.exceptions import InvalidSignature
 
+from common.envelope import Sign
 from common.errors import InvalidInput
 from common.ledger.keys import signing_public_key
 from common.public_keys import check_identity_key
@@ -30,9 +30,6 @@ MAX_TIME = 253_402_300_799
 _LOG, _WITNESS = b"\1", b"\4"
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,200}")
 _LINE = re.compile(r"— ([^\s+]{1,200}) ([A-Za-z0-9+/]{4,200}={0,2})")
-
-Sign = Callable[[bytes], bytes]
-"""A function that returns the Ed25519 signature of bytes by a ledger's key."""
 
 
 def origin_of(role: str, ledger_id: str) -> str:

@@ -25,7 +25,7 @@ import logging
 import ssl
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -41,6 +41,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from common.clock import Clock
 from common.errors import DaemonFailed, InvalidInput, Refused
 from common.node_auth import Gatekeeper
 from common.plain import log_to_stderr
@@ -67,8 +68,6 @@ _STATUS = {"busy": 503, "too-slow": 408, "too-large": 413}
 """By reason, the HTTP status of the answer to an admitted site's request that exceeds one of the site's limits."""
 
 log = logging.getLogger(__name__)
-
-Clock = Callable[[], datetime]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

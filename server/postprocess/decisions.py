@@ -20,12 +20,12 @@ from common.canonical import canonical_bytes, check_hash
 from common.clock import utc_now
 from common.document import FLAT, Document
 from common.errors import InvalidInput
+from common.ledger.rows import NO_HASH
 from common.objects import read_regular, write_atomically
 from common.reading import parse_json
 
 MAX_NOTE_CHARACTERS = 500
 MAX_BYTES = 1 << 28
-NO_HASH = "0" * 64
 
 
 class Verdict(StrEnum):

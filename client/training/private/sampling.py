@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -18,10 +17,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from common.errors import InvalidInput
+from common.privacy.gaussian import Entropy
 from common.privacy.training import Sampling, TrainingEvent
-
-Entropy = Callable[[int], bytes]
-"""A function from a number of bytes to random bytes. Production uses ``os.urandom``; tests inject others."""
 
 
 class Sampler(Protocol):

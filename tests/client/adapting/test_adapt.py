@@ -22,7 +22,7 @@ from client.adapting import networks
 from client.adapting.adapt import AdaptOptions, adapt
 from client.adapting.adapted import Adapted
 from client.adapting.report import _shown_patients
-from client.adapting.ways import LEAST_PATIENTS, Way, by_choice, choose, filled, fold_of, usual
+from client.adapting.ways import LEAST_FOR_FOLDS, Way, by_choice, choose, filled, fold_of, usual
 from client.policy import load_site
 from client.records.lock import writing
 from client.records.patient_deal import load_or_deal
@@ -195,7 +195,7 @@ def test_with_few_patients_the_default_is_taken_and_it_is_said_that_nothing_was_
     assert (found.way, found.folds, found.figures) == (Way.HALF_WAY, 0, ())
     assert any("NOT CHECKED: 2 patient(s)" in warning for warning in found.warnings)
     assert "NOT CHECKED" in (found.report / "adapted.html").read_text()
-    assert LEAST_PATIENTS > 2
+    assert LEAST_FOR_FOLDS > 2
 
 
 def test_less_than_the_student_or_the_own_network_is_never_handed_over_unsaid(site: Path, result: Adapted) -> None:
