@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from common.codecs.paper import codec_terms
 from common.config import JOINT_ROUNDS, OPEN, SEALED_SUM, CodecConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
-from common.protocols.frame import FRAME, MAX_DIRECTIONS
+from common.protocols.frame import FRAME, MAX_COORDINATES
 from server.planning.recommend import recommend
 from server.protocols.controls import CONTROLS
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS
@@ -23,7 +23,7 @@ ARMS = ("student", *CONTROLS, "non_private")
 CENTRAL = "central_dp_sgd"
 CENTRAL_PAPER = "central_dp_sgd_clip_4"
 BOUNDS = ("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data", CENTRAL, CENTRAL_PAPER)
-RECIPE = (FRAME, MAX_DIRECTIONS, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
+RECIPE = (FRAME, MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
 """Constants of the joint recipe; they are part of the name of stored results."""
 
 

@@ -38,7 +38,7 @@ from common.ledger.records import (
 from common.ledger.releases import AnswerRow, ChargedTotals, Obstacle, Recovered, Release, Releases
 from common.ledger.rows import Row
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
-from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
+from common.privacy.accounting import MAX_POOL_COORDINATES, admits, max_mu_squared
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Mechanism
 
@@ -214,7 +214,7 @@ class Books(RowState):
             after = whole.after(spend, cost, limit)
             if after is None:
                 return Obstacle("pool-budget", entry.pool, cost, limit - spend.mu_squared)
-            if after.coordinates > MAX_COORDINATES:
+            if after.coordinates > MAX_POOL_COORDINATES:
                 return Obstacle("coordinates", entry.pool, cost, limit - spend.mu_squared)
             inside = self.spent_in(study_id, entry.pool)
             after_inside = within.after(inside, own, allowed)

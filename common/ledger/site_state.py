@@ -36,7 +36,7 @@ from common.ledger.rows import Position, Row
 from common.ledger.sealed_records import DisclosureRecord, MaskedRecord, MaskKeyRecord, PeerRecord
 from common.ledger.site_sealed import SealedRecords
 from common.ledger.site_teachers import AskedQuery, TeacherBooks
-from common.privacy.accounting import MAX_COORDINATES, admits, max_mu_squared
+from common.privacy.accounting import MAX_POOL_COORDINATES, admits, max_mu_squared
 from common.privacy.mechanism import Mechanism, QuerySpec
 
 
@@ -195,7 +195,7 @@ class SiteBooks(RowState):
             if not admits(inside, own, allowed):
                 return Shortfall("study-budget", own, allowed - inside)
             coordinates += mechanism.dimension
-            if coordinates > MAX_COORDINATES:
+            if coordinates > MAX_POOL_COORDINATES:
                 return Shortfall("coordinates", cost, self.limit - spent)
             spent, inside = spent + cost, inside + own
         return None

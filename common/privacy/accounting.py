@@ -37,11 +37,11 @@ from common.errors import InvalidInput
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection
 
-MAX_COORDINATES = 1 << 24
+MAX_POOL_COORDINATES = 1 << 24
 """Largest number of noisy coordinates in all releases of one pool. More could need more of δ than ``SAMPLER_DELTA``."""
 
 MAX_EPSILON = 2000.0
-"""Largest ε of a budget. Up to this ε, (1 + e^ε)·``MAX_COORDINATES``·``SAMPLER_TV`` is below ``SAMPLER_DELTA``."""
+"""Largest ε of a budget. Up to this ε, (1 + e^ε)·``MAX_POOL_COORDINATES``·``SAMPLER_TV`` is below ``SAMPLER_DELTA``."""
 
 MIN_MU, MAX_MU = 2.0**-40, 2.0**20
 """Range of μ that the accountants accept. A smaller μ reveals nearly nothing, a larger μ nearly everything."""
@@ -257,8 +257,8 @@ def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
 
     The accountant works at ``budget.analytic_delta`` = δ − 2⁻⁴⁰. The part set aside covers the noise sampler. A
     mechanism within total variation τ of an (ε, δ')-DP one is (ε, δ' + (1 + e^ε)·τ)-DP, and τ is at most
-    :data:`MAX_COORDINATES` times the bound for each coordinate that :mod:`common.privacy.gaussian` states. The term (1
-    + e^ε)·τ stays below 2⁻⁴⁰ for ε ≤ :data:`MAX_EPSILON`.
+    :data:`MAX_POOL_COORDINATES` times the bound for each coordinate that :mod:`common.privacy.gaussian` states. The
+    term (1 + e^ε)·τ stays below 2⁻⁴⁰ for ε ≤ :data:`MAX_EPSILON`.
 
     Args:
         accountant: The accountant that decides.

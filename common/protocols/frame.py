@@ -34,7 +34,7 @@ FRAME = "round-frame"
 FILL = 1.0
 """Expected norm of a code, as a share of the radius."""
 
-MAX_DIRECTIONS = 512
+MAX_COORDINATES = 512
 """Largest number of a frame's directions. The largest frame has this number times the size of all volumes' codes."""
 
 SMALLEST_SHARE = 1e-9
@@ -78,11 +78,11 @@ class Frame:
             and self.basis.shape[1] == len(self.centre)
             and 1 <= self.basis.shape[2] <= self.centre.shape[1]
             and self.weights.shape == self.variances.shape == (len(self.basis),)
-            and 1 <= len(self.basis) <= min(MAX_DIRECTIONS, math.prod(self.basis.shape[1:]))
+            and 1 <= len(self.basis) <= min(MAX_COORDINATES, math.prod(self.basis.shape[1:]))
         )
         if not fits:
             limit = (
-                f"a basis of shape [k, n, m] with k at most n·m and {MAX_DIRECTIONS}, k weights and variances, and a "
+                f"a basis of shape [k, n, m] with k at most n·m and {MAX_COORDINATES}, k weights and variances, and a "
                 "centre of shape [n, l] with l at least m"
             )
             raise InvalidInput("frame", value=self.basis.shape, limit=limit)
@@ -329,7 +329,7 @@ def plan_frame(
 ) -> Frame:
     """Make the first frame of a joint query about n public volumes.
 
-    The basis is the kernel's leading directions, at most :data:`MAX_DIRECTIONS`. Water-filling spreads the radius over
+    The basis is the kernel's leading directions, at most :data:`MAX_COORDINATES`. Water-filling spreads the radius over
     them.
 
     Args:
@@ -358,7 +358,7 @@ def plan_frame(
     trace = float(np.trace(kernel))
     if not np.isfinite(kernel).all() or trace <= 0:
         raise InvalidInput("kernel of a frame", value=trace, limit="finite, with a trace above 0")
-    most = min(MAX_DIRECTIONS, len(kernel))
+    most = min(MAX_COORDINATES, len(kernel))
     values, vectors = eigh(kernel, subset_by_index=(len(kernel) - most, len(kernel) - 1))
     found = values[::-1] * (total / trace)
     kept = int((found > SMALLEST_SHARE * found[0]).sum())

@@ -32,7 +32,7 @@ from common.ledger.charges import (
 from common.ledger.receipts import Receipt
 from common.ledger.records import ReuseRecord
 from common.ledger.rows import Position
-from common.privacy.accounting import MAX_COORDINATES
+from common.privacy.accounting import MAX_POOL_COORDINATES
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
 from server.ledger import server_receipts
 from server.ledger.server_ledger import Candidate, Ledger
@@ -344,7 +344,7 @@ def test_a_pool_per_patient_pays_for_all_voters_of_a_study_per_hospital(tmp_path
 def test_the_number_of_noisy_coordinates_is_limited(tmp_path: Path) -> None:
     """Each coordinate uses up a little of the δ that is set aside for the noise sampler."""
     wide = Mechanism(dimension=1 << 20, radius_int=1, voters_per_site=1, noise_std=Fraction(2**20))
-    room = MAX_COORDINATES // wide.dimension
+    room = MAX_POOL_COORDINATES // wide.dimension
     world = World.create(tmp_path)
     with world.ledger as ledger:
         # the totals of all but the last release are put there by hand: 16 answers of 8 MiB say no more

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from common.errors import InvalidInput
 from common.privacy import accounting
 from common.privacy.accounting import (
-    MAX_COORDINATES,
     MAX_EPSILON,
+    MAX_POOL_COORDINATES,
     Guarantee,
     admits,
     compose,
@@ -237,7 +237,7 @@ def test_the_limit_is_kept_within_the_budget_by_an_independent_integral() -> Non
 def test_the_samplers_share_of_delta_covers_every_allowed_release_at_every_allowed_epsilon() -> None:
     """(1 + e^ε)·τ is what a total variation of τ adds to δ; e < 2.7182818285."""
     factor = 1 + Fraction(27182818285, 10**10) ** int(MAX_EPSILON)
-    assert factor * MAX_COORDINATES * SAMPLER_TV <= SAMPLER_DELTA
+    assert factor * MAX_POOL_COORDINATES * SAMPLER_TV <= SAMPLER_DELTA
     with pytest.raises(InvalidInput, match="epsilon of a budget"):
         max_mu_squared(AccountantName.EXACT, Budget(MAX_EPSILON + 1, 1e-3))
 

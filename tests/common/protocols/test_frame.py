@@ -12,7 +12,7 @@ from common.codecs.codec import pack
 from common.errors import InvalidInput
 from common.protocols.frame import (
     FILL,
-    MAX_DIRECTIONS,
+    MAX_COORDINATES,
     Frame,
     Observation,
     plan_frame,
@@ -87,7 +87,7 @@ def test_a_large_batch_of_volumes_sends_no_more_than_the_limit() -> None:
         radius=1.0,
         codec=CODEC,
     )
-    assert planned.dimension == MAX_DIRECTIONS
+    assert planned.dimension == MAX_COORDINATES
 
 
 def test_directions_in_which_nothing_can_be_learnt_are_not_sent() -> None:
