@@ -38,8 +38,8 @@ from common.models.fit import predict, soft_dice_ce
 from common.privacy.mechanism import Unit
 from research.bench import Bench
 from research.command_shared import study_data
-from research.private_volumes import Terms, _start_recipe
-from research.roles import Source
+from research.private_volumes import SharedTerms, _start_recipe
+from research.roles import BenchData
 from research.setting import Setting
 
 NETWORK = TrainingConfig(channels=(16, 32, 64))
@@ -133,7 +133,7 @@ class SecondOrder(VolumeMac):
             self.optimizer.step()
 
 
-def dice(source: Source, cache: Path, *, begun: bool, seed: int, how: How) -> float:
+def dice(source: BenchData, cache: Path, *, begun: bool, seed: int, how: How) -> float:
     """Return the mean Dice on the held-out fifth.
 
     Args:
@@ -144,7 +144,10 @@ def dice(source: Source, cache: Path, *, begun: bool, seed: int, how: How) -> fl
         how: The variant.
     """
     data = study_data(source, grid="16,24,16", spacing="2,2,2")
-    settings, roles = Terms(8.0, 1e-5, None, NETWORK).settings("dp-mac", begun=begun), source.roles(data, seed=seed)
+    settings, roles = (
+        SharedTerms(8.0, 1e-5, None, NETWORK).settings("dp-mac", begun=begun),
+        source.roles(data, seed=seed),
+    )
     site, start, classes = roles.private[0], None, len(data.labels)
     if begun:
         recipe = _start_recipe(NETWORK)
@@ -176,7 +179,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     given.cache.mkdir(parents=True, exist_ok=True)
-    source = Source(given.data, SplitCounts(1, public_images=12, label_maps=8), "auto", None, None, (), ())
+    source = BenchData(given.data, SplitCounts(1, public_images=12, label_maps=8), "auto", None, None, (), ())
     how = How(given.use, given.share, given.damping, given.newton_rate)
     for seed in range(given.seeds):
         found = dice(source, given.cache, begun=given.start == "public", seed=seed, how=how)

@@ -25,7 +25,7 @@ from research.asked import Vote, ask, noised
 from research.bench import Bench
 from research.kept import array_hash
 from research.setting import RECIPE
-from research.utility import Asked
+from research.utility import BenchAnswers
 from server.protocols.joint.belief import believed
 from server.protocols.joint.kernel import coordinates
 from server.protocols.public_start import RESIDUAL, SPREAD, STUDENT_PASSES, TEMPERATURE, Start, codes_of
@@ -115,7 +115,7 @@ def ablate(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
 
 def _single(bench: Bench) -> float:
     other = bench.at(replace(bench.setting, recipe="pca", teacher=FROM_SCRATCH, paired=0))
-    return Asked(other, None, other.codes(other.teachers(None))).arm("student")["student"]
+    return BenchAnswers(other, None, other.codes(other.teachers(None))).arm("student")["student"]
 
 
 def _joint(bench: Bench, variant: Variant) -> float:

@@ -28,8 +28,8 @@ from common.objects import ObjectStore, write_atomically
 from common.protocols.appearance import AppearanceEncoder, window_of
 from common.protocols.frame import Frame
 from common.study_mechanism import study_mechanism
-from research.kept import Kept, array_hash, weights_hash
-from research.roles import Cases, Roles
+from research.kept import ResultFolder, array_hash, weights_hash
+from research.roles import CaseRoles, Cases
 from research.scores import at_site, own_cases, scored
 from research.setting import PER_VOLUME, RECIPE, Setting, study_of
 from server.protocols.appearance.labels import LABELS, placed
@@ -64,7 +64,7 @@ class Bench:
         cache: Folder in which expensive results are stored by the hash of everything they depend on.
     """
 
-    def __init__(self, setting: Setting, roles: Roles, data: DataConfig, *, seed: int, cache: Path) -> None:
+    def __init__(self, setting: Setting, roles: CaseRoles, data: DataConfig, *, seed: int, cache: Path) -> None:
         self.setting, self.roles, self.seed = setting, roles, seed
         self.study = study_of(setting, data)
         self.joint = setting.recipe == "joint"
@@ -72,7 +72,9 @@ class Bench:
         self.paired = None
         if setting.paired and roles.paired is not None:
             self.paired = Paired(roles.paired.images, roles.paired.labels, self.classes)
-        self.kept = Kept(cache, digest("bench-roles", [array_hash(part.images, part.labels) for part in roles.parts]))
+        self.kept = ResultFolder(
+            cache, digest("bench-roles", [array_hash(part.images, part.labels) for part in roles.parts])
+        )
 
     def at(self, setting: Setting) -> Bench:
         """Return a bench of the same roles, seed and cache at another setting."""

@@ -22,7 +22,7 @@ from research.command_private import private
 from research.command_shared import as_text, show, study_data
 
 if TYPE_CHECKING:
-    from research.roles import Source
+    from research.roles import BenchData
     from research.setting import Setting
 
 app = typer.Typer(help="Measure what a recipe is worth.")
@@ -71,7 +71,7 @@ Out = Annotated[
 TableAsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")]
 
 
-class Recipe(StrEnum):
+class RecipeName(StrEnum):
     """What the teachers are asked about the public volumes.
 
     ``appearance`` asks how structures look, ``joint`` where they lie in all volumes together, ``pca`` where they lie in
@@ -137,7 +137,7 @@ def utility(
     labels: Labels = "",
     channels: Channels = "",
     recipe: Annotated[
-        Recipe | None, typer.Option(help="How the teachers are asked; by default the planner's recommendation.")
+        RecipeName | None, typer.Option(help="How the teachers are asked; by default the planner's recommendation.")
     ] = None,
     voters: Annotated[
         int | None,
@@ -219,7 +219,7 @@ def utility(
     from research.home import CHOSEN, HOME
     from research.jobs import ABLATION
     from research.reports import DEVELOPMENT, REGISTER, REPORT, Register
-    from research.roles import Source
+    from research.roles import BenchData
     from research.setting import Setting
     from research.table import ablation_summary, render, render_ablation, summary
     from research.utility import OFFSETS, PARTS
@@ -227,7 +227,7 @@ def utility(
 
     if aggregation not in (OPEN, SEALED_SUM):
         raise InvalidInput("--aggregation", value=aggregation, limit=f"{OPEN}, {SEALED_SUM}")
-    if paired and recipe not in (None, Recipe.JOINT):
+    if paired and recipe not in (None, RecipeName.JOINT):
         raise InvalidInput(
             "--paired",
             value=paired,
@@ -238,13 +238,13 @@ def utility(
         raise InvalidInput("--report with --ablate", limit="one of them", remedy="choose on development cases")
     counts = SplitCounts(hospitals, public_images=public_images, label_maps=public_maps, paired=paired)
     scored = REPORT if report else DEVELOPMENT
-    source = _source(Source(data, counts, layout, sites, test, names(labels), names(channels), scored=scored))
+    source = _source(BenchData(data, counts, layout, sites, test, names(labels), names(channels), scored=scored))
     patients = source.hospitals()
     voters = voters or _planned_voters(patients, Budget(epsilon, delta), unit)
     on = study_data(source, grid=grid, spacing=spacing)
     recipe = recipe or _planned_recipe(source, on, paired=paired)
-    joint = recipe is Recipe.JOINT
-    teacher, student = _recipes(150, 600, joint=False) if recipe is Recipe.PCA else training_for(recipe)
+    joint = recipe is RecipeName.JOINT
+    teacher, student = _recipes(150, 600, joint=False) if recipe is RecipeName.PCA else training_for(recipe)
     recipes = (
         replace(teacher, steps=teacher_steps or teacher.steps),
         replace(student, steps=student_steps or student.steps),
@@ -320,11 +320,11 @@ def pate(
     from common.data.split import SplitCounts
     from research.jobs import PATE
     from research.pate import pate_markdown, pate_summary
-    from research.roles import Source
+    from research.roles import BenchData
     from research.setting import Setting
 
     counts = SplitCounts(hospitals, public_images=queries, label_maps=public_maps)
-    source = _source(Source(data, counts, layout, sites, None, names(labels), names(channels), test_cases))
+    source = _source(BenchData(data, counts, layout, sites, None, names(labels), names(channels), test_cases))
     shape = {"channels": tuple(int(part) for part in names(width)), "network": network, "augmentation": "rotate-mirror"}
     teacher = TrainingConfig(steps=teacher_steps, **shape)  # type: ignore[arg-type]
     student = TrainingConfig(steps=student_steps, learning_rate=2e-3, **shape)  # type: ignore[arg-type]
@@ -363,11 +363,11 @@ def networks(
     from common.data.split import SplitCounts
     from research.jobs import NETWORKS
     from research.networks import networks_markdown, networks_summary
-    from research.roles import Source
+    from research.roles import BenchData
     from research.setting import Setting
 
     counts = SplitCounts(2, public_images=public_images, label_maps=public_maps)
-    source = Source(data, counts, layout, sites, None, names(labels), names(channels))
+    source = BenchData(data, counts, layout, sites, None, names(labels), names(channels))
     on = study_data(source, grid=grid, spacing=spacing)
     terms = (2, 1, 8.0, 1e-3, Unit.HOSPITAL, public_images)
     setting = Setting("pca", *terms, *_recipes(TrainingConfig().steps, 8, joint=False))
@@ -418,11 +418,11 @@ def poison(
     from common.data.split import SplitCounts
     from research.jobs import POISON
     from research.poison import poison_summary, render_poison
-    from research.roles import Source
+    from research.roles import BenchData
     from research.setting import Setting
 
     counts = SplitCounts(hospitals, public_images=public_images, label_maps=public_maps)
-    source = _source(Source(data, counts, layout, sites, None, names(labels), names(channels)))
+    source = _source(BenchData(data, counts, layout, sites, None, names(labels), names(channels)))
     recipes = _recipes(teacher_steps, student_steps, joint=True)
     setting = Setting("joint", len(source.hospitals()), voters, epsilon, delta, unit, 16, *recipes, rounds=rounds)
     on = study_data(source, grid=grid, spacing=spacing)
@@ -435,7 +435,7 @@ def _recipes(teacher_steps: int, student_steps: int, *, joint: bool) -> tuple[Tr
     return teacher, TrainingConfig(steps=student_steps, learning_rate=2e-3)
 
 
-def _source(source: Source) -> Source:
+def _source(source: BenchData) -> BenchData:
     """Return the source; with the usual number of hospitals if neither the data nor an option states a number."""
     from research.roles import HOSPITALS
 
@@ -445,7 +445,7 @@ def _source(source: Source) -> Source:
     return source
 
 
-def _planned_recipe(source: Source, data: DataConfig, *, paired: int) -> Recipe:
+def _planned_recipe(source: BenchData, data: DataConfig, *, paired: int) -> RecipeName:
     """Return the recipe that the planner recommends for the first seed's public label maps."""
     from common.data.volume import load_label
     from server.planning.public_shapes import LEAST_MAPS, mean_shape_dice
@@ -453,8 +453,8 @@ def _planned_recipe(source: Source, data: DataConfig, *, paired: int) -> Recipe:
 
     maps = [case.label for case in source.split(source.read(), seed=0).label_maps if case.label is not None]
     if paired or len(maps) < LEAST_MAPS:
-        return Recipe.JOINT
-    return Recipe(protocol_for(mean_shape_dice([load_label(each, data) for each in maps], labels=len(data.labels))))
+        return RecipeName.JOINT
+    return RecipeName(protocol_for(mean_shape_dice([load_label(each, data) for each in maps], labels=len(data.labels))))
 
 
 def _planned_voters(patients: Sequence[int], budget: Budget, unit: Unit) -> int:
@@ -474,7 +474,7 @@ def _measure(
     setting: Setting,
     parts: Sequence[str],
     *,
-    source: Source,
+    source: BenchData,
     data: DataConfig,
     cache: Path,
     seeds: int,
@@ -482,8 +482,8 @@ def _measure(
     seconds: float = 0.0,
 ) -> list[dict[str, float]]:
     from client.training.side_by_side import default_jobs
-    from research.jobs import Job, run_jobs
+    from research.jobs import BenchJob, run_jobs
 
     cache.mkdir(parents=True, exist_ok=True)
-    work = [[Job(setting, source, data, cache, seed, part, seconds) for part in parts] for seed in range(seeds)]
+    work = [[BenchJob(setting, source, data, cache, seed, part, seconds) for part in parts] for seed in range(seeds)]
     return run_jobs(work, jobs=jobs or default_jobs(seeds * len(parts)))

@@ -60,14 +60,14 @@ def private(
     Example: consilium bench private --data TCGA_LGG --grid 32,32,16 --seeds 3 --out tumours.json
     """
     from common.data.split import SplitCounts
-    from research.private_volumes import METHODS, Terms, measure, private_markdown
-    from research.roles import Source
+    from research.private_volumes import METHODS, SharedTerms, measure, private_markdown
+    from research.roles import BenchData
 
     counts = SplitCounts(1, public_images=public_images, label_maps=public_maps)
-    source = Source(data, counts, layout, None, None, names(labels), names(channels))
+    source = BenchData(data, counts, layout, None, None, names(labels), names(channels))
     on = study_data(source, grid=grid, spacing=spacing)
     widths = tuple(int(part) for part in names(width))
-    terms = Terms(epsilon, delta, steps, TrainingConfig(channels=widths, network=network))
+    terms = SharedTerms(epsilon, delta, steps, TrainingConfig(channels=widths, network=network))
     document = measure(
         source, on, terms, seeds=seeds, cache=cache, methods=names(methods) or METHODS, starts=names(starts)
     )

@@ -18,10 +18,10 @@ from consilium.cli.say import console, say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from research.roles import Source
+    from research.roles import BenchData
 
 
-def study_data(source: Source, *, grid: str, spacing: str) -> DataConfig:
+def study_data(source: BenchData, *, grid: str, spacing: str) -> DataConfig:
     """Return the study's data configuration; empty options take grid and spacing from the public label maps.
 
     Args:

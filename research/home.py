@@ -19,7 +19,7 @@ from client.adapting.networks import Networks, Terms
 from client.adapting.ways import Way
 from client.training.voter import LabelledScan
 from research.bench import Bench
-from research.kept import Cell, array_hash
+from research.kept import Numbers, array_hash
 from research.scores import at_site
 
 HOME, CHOSEN = "home", "home-chosen"
@@ -29,7 +29,7 @@ adapt` chooses by cross-validation.
 
 
 def measure_home(
-    bench: Bench, student: torch.nn.Module, part: str, cell: Cell, report: Callable[[str], None]
+    bench: Bench, student: torch.nn.Module, part: str, cell: Numbers, report: Callable[[str], None]
 ) -> dict[str, float]:
     """Return the Dice of every hospital's networks on the held-out cases.
 

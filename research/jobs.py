@@ -27,7 +27,7 @@ from research.bench import Bench
 from research.networks import measure_networks
 from research.pate import measure_pate
 from research.poison import measure
-from research.roles import ROTATIONS, Source
+from research.roles import ROTATIONS, BenchData
 from research.setting import Setting
 from research.utility import run_part
 
@@ -39,7 +39,7 @@ REFRESH_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchJob:
     """One part of a benchmark.
 
     Attributes:
@@ -54,7 +54,7 @@ class Job:
     """
 
     setting: Setting
-    source: Source
+    source: BenchData
     data: DataConfig
     cache: Path
     seed: int
@@ -62,7 +62,7 @@ class Job:
     seconds: float = 0.0
 
 
-def run_jobs(work: list[list[Job]], *, jobs: int) -> list[dict[str, float]]:
+def run_jobs(work: list[list[BenchJob]], *, jobs: int) -> list[dict[str, float]]:
     """Run all parts of all seeds, and return the results of each seed.
 
     The first part of a seed trains networks that its other parts read, so these wait for it. Results are merged in the
@@ -115,7 +115,7 @@ def _tell(stages: SimpleQueue[tuple[int, str]]) -> None:
     _stages = stages
 
 
-def run_job(job: Job) -> dict[str, float]:
+def run_job(job: BenchJob) -> dict[str, float]:
     """Run one part in this process, on one thread, and return its values by name."""
     torch.set_num_threads(1)
     bench = _bench(job.setting, job.source, job.data, job.cache, job.seed)
@@ -138,7 +138,7 @@ def run_job(job: Job) -> dict[str, float]:
 
 
 @lru_cache(maxsize=ROTATIONS)
-def _bench(setting: Setting, source: Source, data: DataConfig, cache: Path, seed: int) -> Bench:
+def _bench(setting: Setting, source: BenchData, data: DataConfig, cache: Path, seed: int) -> Bench:
     """Return the bench of a seed; cached, because reading the cases and fitting the codec take seconds."""
     roles = source.roles(data, seed=seed)
     largest = max(len(site) for site in roles.private)

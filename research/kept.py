@@ -19,7 +19,7 @@ from common.objects import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ResultFolder:
     """A folder of stored results.
 
     Attributes:
@@ -80,7 +80,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Numbers:
     """Numbers by name in one JSON file, each written as soon as it is known."""
 
     path: Path

@@ -31,7 +31,7 @@ from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of
 from common.study_mechanism import study_mechanism
 from research.bench import Bench
-from research.kept import Cell
+from research.kept import Numbers
 from research.scores import named
 from research.setting import Setting, settings_json, study_of
 from research.utility import PAPER_CLIP, PARTS, Report, run_part
@@ -57,7 +57,7 @@ def measure_pate(bench: Bench, report: Report) -> dict[str, float]:
             for key, value in run_part(at, part, report).items():
                 own = part != "bounds" or key.partition("|")[0] == "non_private"  # the other bounds ask nobody
                 values[f"{name}: {key}" if own else key] = value
-    cell = Cell(bench.kept.file("pate", [repr(bench.setting), bench.seed], ".json"))
+    cell = Numbers(bench.kept.file("pate", [repr(bench.setting), bench.seed], ".json"))
     for arm in DP_SGD:
         if arm not in cell.values():
             report(arm)

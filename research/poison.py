@@ -33,7 +33,7 @@ from common.protocols.joint import FrameEncoder
 from common.protocols.site_protocol import Encoder
 from research.asked import ask as ask_study
 from research.bench import Bench
-from research.kept import Cell, weights_hash
+from research.kept import Numbers, weights_hash
 from research.setting import Setting, settings_json
 from research.table import heading, paired
 from server.protocols.decode import labels_of
@@ -179,7 +179,7 @@ def measure(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
     frame = bench.frame(start)
     erased = np.stack([_erased(bench, model) for model in teachers[: MOST_POISONED * setting.voters]])
     parts = [repr(setting), bench.seed, sha256_bytes(frame.to_bytes()), DRAWS]
-    cell = Cell(bench.kept.file("poison", parts, ".json"))
+    cell = Numbers(bench.kept.file("poison", parts, ".json"))
 
     def keep(name: str, each: Sequence[Float[np.ndarray, "n l"]], *, warned: float) -> None:
         values = {

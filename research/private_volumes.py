@@ -45,7 +45,7 @@ from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Unit
 from common.privacy.training import Neighbours, epsilon_of
 from research.bench import Bench
-from research.roles import Cases, Roles, Source
+from research.roles import BenchData, CaseRoles, Cases
 from research.setting import Setting
 from research.volumes import LAYER_CLIP
 
@@ -60,7 +60,7 @@ CHUNK = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SharedTerms:
     """What all trainings of a measurement share; everything else is each strategy's default.
 
     Attributes:
@@ -86,9 +86,9 @@ class Terms:
 
 
 def measure(
-    source: Source,
+    source: BenchData,
     data: DataConfig,
-    terms: Terms,
+    terms: SharedTerms,
     *,
     seeds: int,
     cache: Path,
@@ -129,9 +129,9 @@ def measure(
 
 
 def _cells(
-    source: Source,
+    source: BenchData,
     data: DataConfig,
-    terms: Terms,
+    terms: SharedTerms,
     *,
     seeds: int,
     cache: Path,
@@ -146,7 +146,7 @@ def _cells(
 
 
 def _cell(
-    roles: Roles, data: DataConfig, terms: Terms, cache: Path, *, method: str, begun: bool, seed: int
+    roles: CaseRoles, data: DataConfig, terms: SharedTerms, cache: Path, *, method: str, begun: bool, seed: int
 ) -> dict[str, Any]:
     settings, site = terms.settings(method, begun=begun), roles.private[0]
     facts = {"method": method, "begun": begun, "seed": seed, "recipe": {k: str(v) for k, v in settings.facts().items()}}

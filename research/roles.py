@@ -52,7 +52,7 @@ class Cases:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Roles:
+class CaseRoles:
     """The cases by role.
 
     Attributes:
@@ -81,7 +81,7 @@ class Roles:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class BenchData:
     """A benchmark's dataset on disk, in any layout, and the number of cases in each role.
 
     Attributes:
@@ -166,7 +166,7 @@ class Source:
         """Return the number of private cases of every site in the first seed's assignment."""
         return tuple(len(cases) for cases in self.split(self.read(), seed=0).sites.values())
 
-    def roles(self, data: DataConfig, *, seed: int) -> Roles:
+    def roles(self, data: DataConfig, *, seed: int) -> CaseRoles:
         """Read the cases of a seed's assignment onto the study's grid, and return them by role.
 
         Args:
@@ -178,7 +178,7 @@ class Source:
         if self.test is not None:
             second = match_study(open_dataset(self.test, layout=self.layout), data).labelled
             tested = [case for case in second if self._scores(case.patient or case.id)]
-        return Roles(
+        return CaseRoles(
             private=tuple(on_grid(cases, data) for cases in split.sites.values()),
             public=on_grid(split.public_images, data),
             maps=on_grid(split.label_maps, data),

@@ -30,7 +30,7 @@ from consilium.memory.asked import Drawn
 from research.asked import ask, noised
 from research.bench import Bench, hard
 from research.home import CHOSEN, HOME, measure_home
-from research.kept import Cell, array_hash, weights_hash
+from research.kept import Numbers, array_hash, weights_hash
 from research.roles import Cases
 from research.scores import at_site, scored
 from research.setting import CENTRAL, CENTRAL_PAPER, SHARED
@@ -79,11 +79,11 @@ def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
     teachers = bench.teachers(start)
     named = [repr(bench.setting), bench.seed, bench.codec_hash, "" if start is None else weights_hash(start.model)]
     named += bench.schooling
-    cell = Cell(bench.kept.file("cell", [*named, part], ".json"))
+    cell = Numbers(bench.kept.file("cell", [*named, part], ".json"))
     if part == "bounds":
         bounds(bench, teachers, start, cell, report)
     report("frame")
-    study = Asked(bench, start, bench.codes(teachers))
+    study = BenchAnswers(bench, start, bench.codes(teachers))
     if part in (HOME, CHOSEN):
         return measure_home(bench, study.trained("student"), part, cell, report)
     for arm in _ARMS_OF[part]:
@@ -93,7 +93,7 @@ def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
     return cell.values()
 
 
-class Asked:
+class BenchAnswers:
     """A setting's study with its answers, drawn once and stored, so that the student and its controls read one release.
 
     Args:
@@ -171,7 +171,7 @@ class Asked:
         return labels
 
 
-def bounds(bench: Bench, teachers: list[torch.nn.Module], start: Start | None, cell: Cell, report: Report) -> None:
+def bounds(bench: Bench, teachers: list[torch.nn.Module], start: Start | None, cell: Numbers, report: Report) -> None:
     """Add what the student is compared with besides its controls: teachers, and networks on all patients.
 
     Args:

@@ -39,7 +39,7 @@ from common.privacy.mechanism import Unit
 from common.privacy.training import Neighbours, epsilon_of
 from research.bench import Bench
 from research.recipes import changes_text, with_fields
-from research.roles import Cases, Roles, load_cases
+from research.roles import CaseRoles, Cases, load_cases
 from research.setting import Setting
 
 DATA = DataConfig(labels=("background", "anterior", "posterior"), spacing_mm=(1, 1, 1), grid=(32, 48, 32))
@@ -140,15 +140,15 @@ def volume_cells(seeds: int) -> list[VolumeCell]:
     return cells
 
 
-def split(cases: Cases) -> Roles:
+def split(cases: Cases) -> CaseRoles:
     """Return the fixed split of the cases."""
     order = np.random.default_rng(SPLIT).permutation(len(cases))
     test, images, maps, private = np.split(order, np.cumsum([TEST, PUBLIC_IMAGES, PUBLIC_MAPS]))
-    return Roles(private=(cases[private[:PATIENTS]],), public=cases[images], maps=cases[maps], held_out=cases[test])
+    return CaseRoles(private=(cases[private[:PATIENTS]],), public=cases[images], maps=cases[maps], held_out=cases[test])
 
 
 @lru_cache(maxsize=1)
-def _roles(directory: str) -> Roles:
+def _roles(directory: str) -> CaseRoles:
     return split(load_cases(Path(directory) / "Task04_Hippocampus", DATA))
 
 
@@ -175,7 +175,7 @@ def run_volume_cell(cell: VolumeCell, directory: Path, cache: Path, checkpoint: 
 Answer = Callable[[Float[np.ndarray, "c x y z"]], Float[np.ndarray, "k x y z"]]
 
 
-def _trained(cell: VolumeCell, roles: Roles, cache: Path, checkpoint: Path | None) -> tuple[Answer, dict[str, Any]]:
+def _trained(cell: VolumeCell, roles: CaseRoles, cache: Path, checkpoint: Path | None) -> tuple[Answer, dict[str, Any]]:
     """Return the prediction function of the cell's method, and facts about its training."""
     site, classes = roles.private[0], len(DATA.labels)
     if cell.method == "mean-shape":

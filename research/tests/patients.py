@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from common.config import DataConfig
-from research.roles import Cases, Roles
+from research.roles import CaseRoles, Cases
 from tests.consilium import balls as made
 
 DATA = DataConfig(labels=("background", "core"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
@@ -16,10 +16,10 @@ def balls(count: int) -> Cases:
     return Cases(*made.balls(count))
 
 
-def deal(cases: Cases, *, hospitals: int) -> Roles:
+def deal(cases: Cases, *, hospitals: int) -> CaseRoles:
     """12 public images, 10 public maps, 12 held-out cases, the rest private."""
     public, maps, held_out, private = np.split(np.arange(len(cases)), [12, 22, 34])
     names = tuple(f"hospital-{i + 1:02d}" for i in range(hospitals))
     dealt = tuple(cases[part] for part in np.array_split(private, hospitals))
     sites = tuple(names[row % hospitals] for row in range(12))
-    return Roles(dealt, cases[public], cases[maps], cases[held_out], sites=names, held_out_sites=sites)
+    return CaseRoles(dealt, cases[public], cases[maps], cases[held_out], sites=names, held_out_sites=sites)

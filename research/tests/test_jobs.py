@@ -13,8 +13,8 @@ from common.config import TrainingConfig
 from common.data.split import SplitCounts
 from common.privacy.mechanism import Unit
 from research import jobs
-from research.jobs import Job, run_jobs
-from research.roles import Source
+from research.jobs import BenchJob, run_jobs
+from research.roles import BenchData
 from research.setting import Setting
 from research.tests.patients import DATA
 
@@ -26,7 +26,7 @@ def test_results_stand_in_the_order_of_the_parts_whichever_ends_first(monkeypatc
     """The printed JSON was in the order of completion, so a second run of two processes printed another text."""
     last_has_ended = Event()
 
-    def ended(job: Job) -> dict[str, float]:
+    def ended(job: BenchJob) -> dict[str, float]:
         if job.part == "second":
             assert last_has_ended.wait(600)
         if job.part == "third":
@@ -38,6 +38,6 @@ def test_results_stand_in_the_order_of_the_parts_whichever_ends_first(monkeypatc
 
     monkeypatch.setattr(jobs, "ProcessPoolExecutor", threads)
     monkeypatch.setattr(jobs, "run_job", ended)
-    source = Source(Path("data"), SplitCounts(2))
-    work = [[Job(SETTING, source, DATA, Path("cache"), 7, part) for part in ("first", "second", "third")]]
+    source = BenchData(Path("data"), SplitCounts(2))
+    work = [[BenchJob(SETTING, source, DATA, Path("cache"), 7, part) for part in ("first", "second", "third")]]
     assert [list(row.items()) for row in run_jobs(work, jobs=2)] == [[("first", 7.0), ("second", 7.0), ("third", 7.0)]]

@@ -15,7 +15,7 @@ from client.training.private.settings import PrivateSettings
 from common.config import TrainingConfig
 from common.models.fit import one_hot, soft_dice_ce
 from common.models.unet import build_unet
-from research.private_volumes import LOOKED_AT, METHODS, Terms, heard, private_markdown, rows_of
+from research.private_volumes import LOOKED_AT, METHODS, SharedTerms, heard, private_markdown, rows_of
 from research.roles import Cases
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,14 +43,14 @@ def test_rows_pair_seeds_and_compare_time_within_a_run() -> None:
 
 
 def test_every_method_trains_at_the_same_terms_with_its_own_recipe() -> None:
-    terms = Terms(8.0, 1e-5, None, TrainingConfig())
+    terms = SharedTerms(8.0, 1e-5, None, TrainingConfig())
     found = {method: terms.settings(method, begun=True) for method in METHODS}
     assert {(one.epsilon, one.delta, one.steps, one.rate) for one in found.values()} == {
         (8.0, 1e-5, 40, found["dp-sgd"].rate)
     }
     assert found["dp-sgd-layers"].per_layer
     assert found["dp-sgd-layers"].clip == found["dp-mac"].clip
-    assert Terms(8.0, 1e-5, 7, TrainingConfig()).settings("dp-mac", begun=False).steps == 7
+    assert SharedTerms(8.0, 1e-5, 7, TrainingConfig()).settings("dp-mac", begun=False).steps == 7
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_recorded_cells_were_trained_by_todays_recipes(file: Path) -> None:
     """The defaults of ``site train`` are those that the documents' tables were measured with."""
     for one in json.loads(file.read_text(encoding="utf-8"))["cells"]:
         steps = {"tumours": 40, "tumours-100": 100}.get(file.stem)  # for both starts; elsewhere the default of each
-        settings = Terms(8.0, 1e-5, steps, TrainingConfig()).settings(one["method"], begun=one["begun"])
+        settings = SharedTerms(8.0, 1e-5, steps, TrainingConfig()).settings(one["method"], begun=one["begun"])
         assert one["recipe"] == {name: str(value) for name, value in settings.facts().items()}
 
 

@@ -20,7 +20,7 @@ from common.errors import InvalidInput
 from common.privacy.mechanism import Unit
 from research.bench import Bench
 from research.reports import Register
-from research.roles import Source
+from research.roles import BenchData
 from research.setting import ARMS, Setting
 from research.table import render, summary
 from research.utility import run
@@ -31,7 +31,7 @@ HOSPITALS = ["A"] * 15 + ["B"] * 7 + ["C"]
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
 
 
-def boxes(folder: Path) -> Source:
+def boxes(folder: Path) -> BenchData:
     """23 scans of two channels and two structures, slices twice as thick: hospitals of 14, 7 and 1 patients.
 
     Two scans of A are of one patient.
@@ -54,7 +54,7 @@ def boxes(folder: Path) -> Source:
     )
     rows = [f"{case.id},{hospital}" for case, hospital in zip(cases, HOSPITALS, strict=True)]
     (folder / "sites.csv").write_text("\n".join(["case_id,site", *rows]))
-    return Source(folder / "set", COUNTS, sites=folder / "sites.csv")
+    return BenchData(folder / "set", COUNTS, sites=folder / "sites.csv")
 
 
 def test_grid_spacing_channels_and_classes_are_the_datas(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_task01_is_dealt_to_eight_teachers_of_forty_eighty_students_and_eighty_f
             nib.save(nib.Nifti1Image(array, np.eye(4)), path)
         cases.append(Case(id=f"BRATS_{number:03d}", image=image, label=drawn))
     write_dataset(tmp_path / "set", name="Task01", labels=["background", "x"], channels=["c"], cases=cases)
-    source = Source(tmp_path / "set", SplitCounts(8, public_images=80, label_maps=0), tested=84)
+    source = BenchData(tmp_path / "set", SplitCounts(8, public_images=80, label_maps=0), tested=84)
     dataset = source.read()
     one, other = (source.split(dataset, seed=seed) for seed in (0, 1))
     assert [len(part) for part in one.sites.values()] == [40] * 8

@@ -35,7 +35,7 @@ from research.scores import at_site, named
 from research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, study_of
 from research.table import ablation_summary, render, render_ablation, summary
 from research.tests.patients import DATA, balls, deal
-from research.utility import OFFSETS, Asked, run, run_part
+from research.utility import OFFSETS, BenchAnswers, run, run_part
 from server.planning.recommend import OCTAVES, PAIRS, Recommendation, predicted_gain, recommend, recovered_share
 from server.protocols import public_start as joint
 from server.protocols.controls import CONTROLS
@@ -95,7 +95,7 @@ def test_all_arms_of_a_paired_bench_have_one_network_of_its_pairs(
         return done
 
     monkeypatch.setattr(joint, "fit", counted)
-    asked = Asked(other, start, other.codes(other.teachers(start)))
+    asked = BenchAnswers(other, start, other.codes(other.teachers(start)))
     found = [asked.arm(name) for name in ("student", "zero_code", "public_only")]
     both = len(other.images) + 3
     assert trained == [3, both, both]
@@ -109,7 +109,7 @@ def test_all_arms_of_a_paired_bench_have_one_network_of_its_pairs(
 def test_what_is_measured_is_what_a_study_makes_of_the_same_answers(bench: Bench) -> None:
     """One release a volume: labels are float16 in files, and the student is the recipe's on them, by one seed."""
     other = bench.at(replace(SETTING, recipe="pca", voters=1))
-    asked = Asked(other, None, other.codes(other.teachers(None)))
+    asked = BenchAnswers(other, None, other.codes(other.teachers(None)))
     dice = asked.arm("student")["student"]
     labels = []
     for number, answer in enumerate(asked.answers):
