@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 MAX_ALARMS, MAX_ALARM = 10, 200
 
 Ask = Callable[[], NDArray[np.float32] | None]
-"""Function that returns one voter's predicted probabilities, float32 [c, x, y, z], or None for an empty slot.
+"""Function that returns one voter's predicted probabilities, float32 [k, x, y, z], or None for an empty slot.
 
 If it raises, only this voter counts as the zero code."""
 

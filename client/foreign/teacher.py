@@ -364,7 +364,7 @@ def _one_hot(array: Float[np.ndarray, "x y z"], labels: Mapping[int, int], class
     return result
 
 
-def _summed(array: Float[np.ndarray, "c x y z"], labels: Mapping[int, int], classes: int) -> np.ndarray:
+def _summed(array: Float[np.ndarray, "k x y z"], labels: Mapping[int, int], classes: int) -> np.ndarray:
     if sorted(labels) != list(range(len(array))):
         raise InvalidInput("channels of the teacher's output", value=len(array), limit=f"{len(labels)}, as declared")
     low, high = float(array.min()), float(array.max())

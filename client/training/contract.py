@@ -25,8 +25,8 @@ class Part:
     """One voter's patients, as a trainer receives them.
 
     Attributes:
-        images: Float array [n, c, x, y, z], or :class:`~common.data.volume_cache.StoredVolumes` that are read one
-            volume at a time if memory is short.
+        images: Float array [n, c, x, y, z] of n scans with c channels, or
+            :class:`~common.data.volume_cache.StoredVolumes` that are read one volume at a time if memory is short.
         labels: uint8 label maps [n, x, y, z] with values below ``classes``.
         classes: Number of labels, background included.
         places: The patient of each scan, as a position among the voter's training patients. Patients without a usable

@@ -18,6 +18,7 @@ fast and reliable:
 
 The module imports torch, so it is registered by name and loaded on first use. Weights are plain float32 arrays in the
 codec's npz. Fitting is deterministic on one machine. Refuses arrays whose shapes do not fit the header.
+:mod:`common.codecs.codec` explains the letters of the arrays' shapes.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class BallAutoencoder:
     """The fitted autoencoder codec; see :class:`~common.codecs.codec.Codec`.
 
     Attributes:
-        centre: Log-ratios of the public mean shape, float64 [k, u, v, w], as in the linear codec.
+        centre: Log-ratios of the public mean shape, float64 [s, u, v, w], as in the linear codec.
         metric: Weight of each coarse voxel, float64 [u, v, w], above 0, as in the linear codec.
         powers: Variances p_i of the code's coordinates at the linear start, in units of C². Decoding shrinks
             coordinate i by p_i / (p_i + σ²), where σ² is the variance of the noise on it.
@@ -85,7 +86,7 @@ class BallAutoencoder:
         InvalidInput: If shapes do not match, or a value is not finite or not above 0 where it must be.
     """
 
-    centre: Float[np.ndarray, "k u v w"]
+    centre: Float[np.ndarray, "s u v w"]
     metric: Float[np.ndarray, "u v w"]
     powers: Float[np.ndarray, "l"]
     weights: Mapping[str, np.ndarray]
@@ -136,11 +137,11 @@ class BallAutoencoder:
     def _factor(self) -> int:
         return self.grid[0] // int(self.metric.shape[0])
 
-    def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
+    def encode(self, probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "l"]:
         """Encode class probabilities (:meth:`Codec.encode`).
 
         Args:
-            probabilities: Float array [c, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
+            probabilities: Float array [k, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
 
         Returns:
             Float64 array [l]. The activation φ guarantees ‖code‖₂ ≤ C.
@@ -155,7 +156,7 @@ class BallAutoencoder:
         code: np.ndarray = self.radius * ball_activation(inputs[0].numpy().astype(np.float64))
         return code
 
-    def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
+    def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "k x y z"]:
         """Decode a mean code (:meth:`Codec.decode`).
 
         The log-ratios are those of the public mean shape, plus the decoder's change for this code (shrunk for the
@@ -166,7 +167,7 @@ class BallAutoencoder:
             noise_std: Standard deviation of the noise on every coordinate, in the code's units.
 
         Returns:
-            Float32 array [c, x, y, z] that sums to 1 in every voxel.
+            Float32 array [k, x, y, z] that sums to 1 in every voxel.
 
         Raises:
             InvalidInput: If the code has another shape or a value is not finite.
@@ -296,13 +297,13 @@ def activation(inputs: Float[torch.Tensor, "*batch inputs"]) -> Float[torch.Tens
 
 
 def before_activation(
-    weights: Mapping[str, torch.Tensor], offsets: Float[torch.Tensor, "n k u v w"]
+    weights: Mapping[str, torch.Tensor], offsets: Float[torch.Tensor, "n s u v w"]
 ) -> Float[torch.Tensor, "n inputs"]:
     """Compute the encoder up to the activation φ.
 
     Args:
         weights: The weights by name.
-        offsets: Weighted offsets from the mean shape's log-ratios, shape [n, k, u, v, w].
+        offsets: Weighted offsets from the mean shape's log-ratios, shape [n, s, u, v, w].
 
     Returns:
         The inputs o₀, o₁ … o_l of φ, shape [n, l + 1].
@@ -321,7 +322,7 @@ def before_activation(
 
 def log_ratio_change(
     weights: Mapping[str, torch.Tensor], codes: Float[torch.Tensor, "n l"], *, coarse: tuple[int, ...]
-) -> Float[torch.Tensor, "n k u v w"]:
+) -> Float[torch.Tensor, "n s u v w"]:
     """Compute the decoder's output on the coarse grid, a change Δ(z) of the log-ratios of class probabilities.
 
     The caller subtracts Δ(0), so that the code 0 changes nothing.
@@ -332,7 +333,7 @@ def log_ratio_change(
         coarse: The coarse grid [u, v, w].
 
     Returns:
-        Changes of the log-ratios, shape [n, k, u, v, w].
+        Changes of the log-ratios, shape [n, s, u, v, w].
     """
     strides = pooling_strides(coarse)
     smallest = [n // math.prod(strides) for n in coarse]
@@ -344,7 +345,7 @@ def log_ratio_change(
         )
         features = F.relu(F.conv_transpose3d(features, weights[f"decoder_up{layer}"], stride=stride))
     learned = F.conv3d(features, weights["decoder_out"], weights["decoder_out_bias"], padding=1)
-    linear = torch.einsum("nl,lkuvw->nkuvw", codes, weights["decoder_linear"])
+    linear = torch.einsum("nl,lsuvw->nsuvw", codes, weights["decoder_linear"])
     return linear + learned
 
 
@@ -356,7 +357,13 @@ def pooling_strides(coarse: Sequence[int]) -> tuple[int, int]:
 
 
 def weight_shapes(coarse: Sequence[int], *, structures: int, dimension: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight of an autoencoder on a coarse grid."""
+    """Return the shape of every weight of an autoencoder, by the weight's name.
+
+    Args:
+        coarse: The coarse grid [u, v, w].
+        structures: Number s of structures.
+        dimension: Length l of a code.
+    """
     u, v, w = coarse
     first, second = pooling_strides(coarse)
     bottom = math.prod(n // (first * second) for n in coarse)
@@ -383,16 +390,16 @@ def weight_shapes(coarse: Sequence[int], *, structures: int, dimension: int) -> 
 
 
 def initial_weights(
-    encoder: Float[np.ndarray, "l d"], decoder: Float[np.ndarray, "l k u v w"], *, rng: np.random.Generator
+    encoder: Float[np.ndarray, "l d"], decoder: Float[np.ndarray, "l s u v w"], *, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
     """Return weights with which the autoencoder equals the linear codec.
 
-    The linear maps are the given ones. The last learned layer of the encoder and that of the decoder are zero. The
-    weights of the earlier layers are drawn uniformly.
+    The autoencoder's linear maps are those of the linear codec. Beside them, the last layer of the encoder and that of
+    the decoder are zero, and the weights of the earlier layers are drawn uniformly.
 
     Args:
-        encoder: The linear codec's encoder, shape [l, d].
-        decoder: The linear codec's decoder, shape [l, k, u, v, w].
+        encoder: The linear codec's encoder, shape [l, d] with d = s·u·v·w.
+        decoder: The linear codec's decoder, shape [l, s, u, v, w].
         rng: Source of the draws.
 
     Returns:
@@ -412,9 +419,9 @@ def initial_weights(
 def _train(
     initial: Mapping[str, np.ndarray],
     *,
-    ratios: Float[np.ndarray, "n k u v w"],
+    ratios: Float[np.ndarray, "n s u v w"],
     truths: UInt8[np.ndarray, "n x y z"],
-    centre: Float[np.ndarray, "k u v w"],
+    centre: Float[np.ndarray, "s u v w"],
     metric: Float[np.ndarray, "u v w"],
     powers: Float[np.ndarray, "l"],
     noise_std: float,
@@ -446,9 +453,9 @@ def _train(
             loss = F.cross_entropy(logits, torch.tensor(truths[picks], dtype=torch.long))
             if not math.isfinite(float(loss.detach())):
                 raise InvalidInput(
-                    "fitting the codec diverged at step",
+                    "step at which fitting the codec ball-ae diverged",
                     value=step,
-                    limit="a finite cross-entropy",
+                    limit="a finite cross-entropy at every step",
                     remedy="use the codec pca",
                 )
             optimizer.zero_grad()

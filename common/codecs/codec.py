@@ -4,6 +4,9 @@ A codec turns class probabilities into a code of ``dimension`` numbers, and a no
 codec is public: it is fitted on public label maps only, sent to every site by content hash, and part of every query's
 id. The planner and studies fit codecs; sites and the server load them. Refuses to fit on a label map whose hash is
 known as private, and refuses bytes that a codec would not have written.
+
+Shapes of arrays in all codecs: l numbers of a code, k classes with the background, s = k − 1 structures, x × y × z the
+study's grid, u × v × w the coarser grid of the log-ratios.
 """
 
 from __future__ import annotations
@@ -128,11 +131,11 @@ class Codec(Protocol):
         """The codec itself if it is a :class:`LinearCodec`, else None. Some protocols use a linear codec's basis."""
         ...
 
-    def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
+    def encode(self, probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "l"]:
         """Encode class probabilities as a code.
 
         Args:
-            probabilities: Float array of shape [c, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
+            probabilities: Float array of shape [k, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
 
         Returns:
             Float64 array of shape [l]. Its norm is not bounded; :func:`common.privacy.quantise.quantise` clips it.
@@ -143,7 +146,7 @@ class Codec(Protocol):
         """
         ...
 
-    def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
+    def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "k x y z"]:
         """Decode a noisy mean code; this is post-processing and costs no privacy.
 
         Args:
@@ -151,7 +154,7 @@ class Codec(Protocol):
             noise_std: Standard deviation of the noise on every coordinate of ``mean_code``, in the same units.
 
         Returns:
-            Float32 array of shape [c, x, y, z] that sums to 1 in every voxel. The zero code gives the public mean
+            Float32 array of shape [k, x, y, z] that sums to 1 in every voxel. The zero code gives the public mean
             shape, whatever ``noise_std`` is.
 
         Raises:
@@ -212,17 +215,17 @@ class LinearCodec(Codec, Protocol):
     with the shape's coordinates z_i. The code consists of the products w_i · z_i with fixed weights w_i.
 
     Attributes:
-        basis: Orthonormal directions, [l, k, u, v, w].
-        centre: Log-ratios of the public mean shape, [k, u, v, w].
+        basis: Orthonormal directions, [l, s, u, v, w].
+        centre: Log-ratios of the public mean shape, [s, u, v, w].
         metric: Weight of each coarse voxel, [u, v, w].
         variances: Variances of z_i over public shapes, [l].
         powers: Variances of the code's coordinates, [l].
     """
 
     @property
-    def basis(self) -> Float[np.ndarray, "l k u v w"]: ...
+    def basis(self) -> Float[np.ndarray, "l s u v w"]: ...
     @property
-    def centre(self) -> Float[np.ndarray, "k u v w"]: ...
+    def centre(self) -> Float[np.ndarray, "s u v w"]: ...
     @property
     def metric(self) -> Float[np.ndarray, "u v w"]: ...
     @property
@@ -549,7 +552,7 @@ def _check_size(member: IO[bytes], size: int) -> None:
 
 def check_probabilities(
     probabilities: np.ndarray, *, labels: int, grid: tuple[int, int, int]
-) -> Float[np.ndarray, "c x y z"]:
+) -> Float[np.ndarray, "k x y z"]:
     """Return class probabilities as float64 if they are valid, else refuse.
 
     Args:

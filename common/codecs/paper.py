@@ -58,8 +58,8 @@ class PaperPcaCodec:
     a code z is mean + A_lᵀ z.
 
     Attributes:
-        basis: The rows of A_l, float32 [l, c, x, y, z].
-        mean: Mean of the public maps, float64 [c, x, y, z].
+        basis: The rows of A_l, float32 [l, k, x, y, z].
+        mean: Mean of the public maps, float64 [k, x, y, z].
         radius: Clipping norm C = √d/2, with d = classes · voxels.
         provenance: Which public label maps it was fitted on.
 
@@ -67,8 +67,8 @@ class PaperPcaCodec:
         InvalidInput: If shapes do not match, a value is not finite, or the radius is not √d/2.
     """
 
-    basis: Float[np.ndarray, "l c x y z"]
-    mean: Float[np.ndarray, "c x y z"]
+    basis: Float[np.ndarray, "l k x y z"]
+    mean: Float[np.ndarray, "k x y z"]
     radius: float
     provenance: Provenance
     name: ClassVar[str] = "paper-pca"
@@ -103,11 +103,11 @@ class PaperPcaCodec:
         x, y, z = self.mean.shape[1:]
         return x, y, z
 
-    def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
+    def encode(self, probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "l"]:
         """Encode class probabilities (:meth:`Codec.encode`): subtract the mean and project to the components.
 
         Args:
-            probabilities: Float array [c, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
+            probabilities: Float array [k, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
 
         Returns:
             Float64 array [l], not yet clipped.
@@ -119,7 +119,7 @@ class PaperPcaCodec:
         code: np.ndarray = self.basis.reshape(self.dimension, -1).astype(np.float64) @ (values - self.mean).ravel()
         return code
 
-    def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
+    def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "k x y z"]:
         """Decode a mean code (:meth:`Codec.decode`) as mean + A_lᵀ z, cut at 0 and normalised.
 
         Args:
@@ -127,7 +127,7 @@ class PaperPcaCodec:
             noise_std: Standard deviation of the noise. It is checked, and has no influence on the result.
 
         Returns:
-            Float32 array [c, x, y, z] that sums to 1 in every voxel.
+            Float32 array [k, x, y, z] that sums to 1 in every voxel.
 
         Raises:
             InvalidInput: If the code has another shape or a value is not finite.

@@ -9,7 +9,8 @@ Follows Fay et al. 2021, Algorithm 1, with four changes:
 4. Decoding shrinks every coordinate by its signal-to-noise ratio.
 
 Everything is computed from public label maps, the planned noise and a seed. The planner and the joint protocol use the
-functions of this module too. Refuses label maps that are all alike.
+functions of this module too. Refuses label maps that are all alike. :mod:`common.codecs.codec` explains the letters of
+the arrays' shapes.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class PcaCodec:
     are w_i = √(p_i / λ_i), from the variances λ_i of the z_i and p_i of the code's coordinates.
 
     Attributes:
-        basis: Orthonormal directions, float32 [l, k, u, v, w].
-        centre: Log-ratios of the public mean shape, float64 [k, u, v, w].
-        metric: Weight of each voxel, float64 [u, v, w]: √(1 − Σ_c p̄_c² + .02), where p̄_c is the mean probability of
-            class c. Voxels whose label is uncertain weigh most.
+        basis: Orthonormal directions, float32 [l, s, u, v, w].
+        centre: Log-ratios of the public mean shape, float64 [s, u, v, w].
+        metric: Weight of each voxel, float64 [u, v, w]: √(1 − Σ_j p̄_j² + .02), where p̄_j is the mean probability of
+            class j. Voxels whose label is uncertain weigh most.
         variances: Variances λ_i of z_i over public shapes, [l].
         powers: Variances p_i of the code's coordinates, [l]; their sum is at most C².
         radius: Clipping norm C.
@@ -64,8 +65,8 @@ class PcaCodec:
         InvalidInput: If shapes do not match, or a value is outside its range.
     """
 
-    basis: Float[np.ndarray, "l k u v w"]
-    centre: Float[np.ndarray, "k u v w"]
+    basis: Float[np.ndarray, "l s u v w"]
+    centre: Float[np.ndarray, "s u v w"]
     metric: Float[np.ndarray, "u v w"]
     variances: Float[np.ndarray, "l"]
     powers: Float[np.ndarray, "l"]
@@ -115,11 +116,11 @@ class PcaCodec:
     def _factor(self) -> int:
         return self.grid[0] // int(self.metric.shape[0])
 
-    def encode(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "l"]:
+    def encode(self, probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "l"]:
         """Encode class probabilities (:meth:`Codec.encode`): weights · basis · metric · (log-ratios − centre).
 
         Args:
-            probabilities: Float array [c, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
+            probabilities: Float array [k, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
 
         Returns:
             Float64 array [l], not yet clipped.
@@ -133,7 +134,7 @@ class PcaCodec:
         code *= np.sqrt(self.powers / self.variances)
         return code
 
-    def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "c x y z"]:
+    def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "k x y z"]:
         """Decode a mean code (:meth:`Codec.decode`).
 
         Each coordinate is shrunk by Wiener's weight p / (p + σ²), where p is the coordinate's variance (``powers``).
@@ -143,7 +144,7 @@ class PcaCodec:
             noise_std: Standard deviation σ of the noise on every coordinate, in the code's units.
 
         Returns:
-            Float32 array [c, x, y, z] that sums to 1 in every voxel.
+            Float32 array [k, x, y, z] that sums to 1 in every voxel.
 
         Raises:
             InvalidInput: If the code has another shape or a value is not finite.
@@ -235,18 +236,18 @@ class PcaCodec:
 
 
 def centre_and_metric(
-    exact: Sequence[Float[np.ndarray, "c x y z"]], *, factor: int
-) -> tuple[Float[np.ndarray, "k u v w"], Float[np.ndarray, "u v w"]]:
+    exact: Sequence[Float[np.ndarray, "k x y z"]], *, factor: int
+) -> tuple[Float[np.ndarray, "s u v w"], Float[np.ndarray, "u v w"]]:
     """Return the log-ratios of the public mean shape on the coarse grid, and the voxels' weights.
 
-    A voxel's weight is √(1 − Σ_c p̄_c² + .02), where p̄_c is the mean probability of class c.
+    A voxel's weight is √(1 − Σ_j p̄_j² + .02), where p̄_j is the mean probability of class j.
 
     Args:
-        exact: Public maps as class probabilities, [c, x, y, z].
+        exact: Public maps as class probabilities, [k, x, y, z].
         factor: Pooling factor.
 
     Returns:
-        Centre [k, u, v, w] and metric [u, v, w].
+        Centre [s, u, v, w] and metric [u, v, w].
     """
     mean_shape = np.stack(exact).mean(axis=0, dtype=np.float64)
     doubt = 1 - (shapes.pool(mean_shape, factor=factor) ** 2).sum(axis=0)

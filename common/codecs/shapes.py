@@ -4,6 +4,8 @@ A log-ratio is the logarithm of a structure's probability over the background's.
 the joint protocol. Log-ratios of pooled probabilities behave like a truncated signed distance, so a linear combination
 of shapes is again a shape, and any vector maps back to probabilities. The module also makes deformed copies of public
 label maps, which stand in for a larger population.
+
+Shapes of arrays: k classes with the background, s = k − 1 structures, x × y × z the grid, u × v × w the pooled grid.
 """
 
 from __future__ import annotations
@@ -77,48 +79,48 @@ def enlarge(array: Float[np.ndarray, "... u v w"], *, factor: int) -> Float[np.n
 
 
 def to_log_ratios(
-    probabilities: Float[np.ndarray, "c x y z"], *, factor: int, floor: float = PROBABILITY_FLOOR
-) -> Float[np.ndarray, "k u v w"]:
+    probabilities: Float[np.ndarray, "k x y z"], *, factor: int, floor: float = PROBABILITY_FLOOR
+) -> Float[np.ndarray, "s u v w"]:
     """Return the log-ratios of pooled probabilities: for each structure, the logarithm of its probability divided by
     that of the background.
 
     Args:
-        probabilities: Class probabilities, shape [c, x, y, z].
+        probabilities: Class probabilities, shape [k, x, y, z].
         factor: Pooling factor.
         floor: Added to every probability, which bounds the result by ln((1 + floor) / floor).
 
     Returns:
-        Log-ratios, shape [k, u, v, w].
+        Log-ratios, shape [s, u, v, w].
     """
     pooled = np.log(np.maximum(pool(probabilities, factor=factor), 0) + floor)
     result: np.ndarray = pooled[1:] - pooled[:1]
     return result
 
 
-def to_probabilities(ratios: Float[np.ndarray, "k u v w"], *, factor: int) -> Float[np.ndarray, "c x y z"]:
+def to_probabilities(ratios: Float[np.ndarray, "s u v w"], *, factor: int) -> Float[np.ndarray, "k x y z"]:
     """Return the softmax of enlarged log-ratios, the approximate inverse of :func:`to_log_ratios`.
 
     Args:
-        ratios: Log-ratios, shape [k, u, v, w]; any finite numbers.
+        ratios: Log-ratios, shape [s, u, v, w]; any finite numbers.
         factor: Pooling factor.
 
     Returns:
-        Float32 array of shape [c, x, y, z], non-negative and summing to 1 in every voxel.
+        Float32 array of shape [k, x, y, z], non-negative and summing to 1 in every voxel.
     """
     full = enlarge(ratios, factor=factor)
     result: np.ndarray = softmax(np.concatenate([np.zeros_like(full[:1]), full]), axis=0).astype(np.float32)
     return result
 
 
-def one_hot(label_map: UInt8[np.ndarray, "x y z"], *, labels: int) -> Float[np.ndarray, "c x y z"]:
+def one_hot(label_map: UInt8[np.ndarray, "x y z"], *, labels: int) -> Float[np.ndarray, "k x y z"]:
     """Return a label map as float32 probabilities of 0 and 1.
 
     Args:
         label_map: Shape [x, y, z].
-        labels: Number c of classes.
+        labels: Number k of classes.
 
     Returns:
-        Float32 array of shape [c, x, y, z].
+        Float32 array of shape [k, x, y, z].
     """
     result: np.ndarray = np.arange(labels, dtype=np.uint8)[:, None, None, None] == label_map
     return result.astype(np.float32)
@@ -126,7 +128,7 @@ def one_hot(label_map: UInt8[np.ndarray, "x y z"], *, labels: int) -> Float[np.n
 
 def augmented(
     label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int, copies: int, seed: int, coarse: int = 1
-) -> Iterator[Float[np.ndarray, "c x y z"]]:
+) -> Iterator[Float[np.ndarray, "k x y z"]]:
     """Make deformed copies of label maps by MONAI's Rand3DElastic.
 
     The affine part has rotations of up to 0.15 rad, shears of up to 0.04, scaling by up to ±10 % and shifts of up to
@@ -142,7 +144,7 @@ def augmented(
             large grids.
 
     Returns:
-        An iterator over soft maps, float32 [c, x, y, z].
+        An iterator over soft maps, float32 [k, x, y, z].
     """
     if copies == 0:
         return

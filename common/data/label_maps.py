@@ -14,7 +14,7 @@ def one_hot(labels: UInt8[np.ndarray, "x y z"], classes: int) -> Float[np.ndarra
         classes: Number k of classes.
 
     Returns:
-        Float32 array of shape [k, x, y, z].
+        Float32 array of shape [k, x, y, z] for k classes.
 
     >>> one_hot(np.array([[[0, 1]]], dtype=np.uint8), 2)[1]
     array([[[0., 1.]]], dtype=float32)

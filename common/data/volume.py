@@ -280,7 +280,8 @@ def to_native(
     """Resample a result on the study's grid back to the file's own voxels.
 
     Args:
-        array: A label map [x, y, z], resampled by nearest neighbour, or probabilities [c, x, y, z], resampled linearly.
+        array: A label map [x, y, z], resampled by nearest neighbour, or probabilities [c, x, y, z] of c classes,
+            resampled linearly.
         volume: The volume that was segmented.
 
     Returns:
@@ -313,12 +314,12 @@ def onto_grid(
     """Resample probabilities linearly from one grid to another grid of the same scan, by their position in space.
 
     Args:
-        probabilities: Shape [k, x, y, z], on the grid of ``source``.
+        probabilities: Probabilities of k classes, [k, x, y, z], on the grid of ``source``.
         source: The volume they belong to.
         target: The volume whose grid is wanted.
 
     Returns:
-        Float32 array of shape [k, u, v, w], summing to 1 in every voxel.
+        Float32 array of shape [k, u, v, w] on the target's grid of u × v × w voxels, summing to 1 in every voxel.
     """
     resample = SpatialResample(mode="bilinear", padding_mode="border", align_corners=True)
     moved = resample(

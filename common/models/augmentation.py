@@ -48,8 +48,8 @@ def smooth(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
     """Apply the augmentation ``smooth`` (see the module).
 
     Args:
-        image: Tensor [c, x, y, z].
-        target: Tensor [k, x, y, z].
+        image: Tensor [c, x, y, z] with c channels.
+        target: Tensor [k, x, y, z] with k classes.
         seed: Seed below 2³².
 
     Returns:
@@ -79,8 +79,8 @@ def rotate_mirror(image: Image, target: Target, seed: int) -> tuple[Image, Targe
     """Apply the augmentation ``rotate-mirror`` (see the module).
 
     Args:
-        image: Tensor [c, x, y, z].
-        target: Tensor [k, x, y, z].
+        image: Tensor [c, x, y, z] with c channels.
+        target: Tensor [k, x, y, z] with k classes.
         seed: Seed below 2³².
 
     Returns:

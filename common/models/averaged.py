@@ -16,10 +16,10 @@ class Averaged(torch.nn.ModuleList):  # type: ignore[misc]
         """Return logits whose softmax is the mean of the networks' softmax.
 
         Args:
-            image: Tensor [n, c, x, y, z].
+            image: Tensor [n, c, x, y, z] of n volumes with c channels.
 
         Returns:
-            Logits [n, k, x, y, z].
+            Logits [n, k, x, y, z] for k classes.
         """
         each = torch.stack([torch.log_softmax(network(image).float(), dim=1) for network in self])
         return torch.logsumexp(each, dim=0)

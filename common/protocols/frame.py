@@ -49,9 +49,10 @@ class Frame:
     """A public basis, centre and weights, by which the codes of n volumes are combined into one code of d numbers.
 
     Attributes:
-        basis: Orthonormal directions over the first m coordinates of the n volumes' codes together, float32 [k, n, m].
-        variances: Expected squares of the offsets along each direction, above 0, [k].
-        weights: Factors of the projections, [k]; 0 for directions that this round leaves out. The other factors are d
+        basis: Orthonormal directions over the first q coordinates of the n volumes' codes together. Float32
+            [r, n, q] for r directions.
+        variances: Expected squares of the offsets along each direction, above 0, [r].
+        weights: Factors of the projections, [r]; 0 for directions that this round leaves out. The other factors are d
             in number.
         centre: The codes that are subtracted, [n, l].
         temperature: Temperature with which predictions are sharpened (:func:`sharpen`), in (0, 1].
@@ -61,9 +62,9 @@ class Frame:
         InvalidInput: If shapes do not match, a value is outside its range, or the basis is not orthonormal.
     """
 
-    basis: Float[np.ndarray, "k n m"]
-    variances: Float[np.ndarray, "k"]
-    weights: Float[np.ndarray, "k"]
+    basis: Float[np.ndarray, "r n q"]
+    variances: Float[np.ndarray, "r"]
+    weights: Float[np.ndarray, "r"]
     centre: Float[np.ndarray, "n l"]
     temperature: float
     codec: str
@@ -82,8 +83,8 @@ class Frame:
         )
         if not fits:
             limit = (
-                f"a basis of shape [k, n, m] with k at most n·m and {MAX_COORDINATES}, k weights and variances, and a "
-                "centre of shape [n, l] with l at least m"
+                f"a basis of shape [r, n, q] with r at most n·q and {MAX_COORDINATES}, r weights and variances, and a "
+                "centre of shape [n, l] with l at least q"
             )
             raise InvalidInput("frame", value=self.basis.shape, limit=limit)
         if not all(np.isfinite(getattr(self, name)).all() for name in _DTYPES):
@@ -110,7 +111,7 @@ class Frame:
         return int(np.count_nonzero(self.weights))
 
     @property
-    def _asked(self) -> Bool[np.ndarray, "k"]:
+    def _asked(self) -> Bool[np.ndarray, "r"]:
         return self.weights > 0
 
     def encode(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
@@ -254,12 +255,12 @@ class Frame:
         weights = _spread(variances, noise_std=noise_std, radius=radius)
         return replace(self, variances=variances, weights=weights, centre=self.estimate(seen))
 
-    def sharpen(self, probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "c x y z"]:
+    def sharpen(self, probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
         """Raise probabilities to the power 1 / temperature and normalise them, so that codes describe shape, not
         uncertainty.
 
         Args:
-            probabilities: Class probabilities, [c, x, y, z].
+            probabilities: Class probabilities, [k, x, y, z].
 
         Returns:
             Probabilities of the same shape.
@@ -303,7 +304,7 @@ class Frame:
             )
         return frame
 
-    def _flat(self, rows: slice | Bool[np.ndarray, "k"]) -> Float[np.ndarray, "r nm"]:
+    def _flat(self, rows: slice | Bool[np.ndarray, "r"]) -> Float[np.ndarray, "rows nq"]:
         result: np.ndarray = self.basis[rows].reshape(-1, math.prod(self.basis.shape[1:])).astype(np.float64)
         return result
 
@@ -318,7 +319,7 @@ class Observation:
 
 def plan_frame(
     *,
-    kernel: Float[np.ndarray, "k k"],
+    kernel: Float[np.ndarray, "nq nq"],
     centre: Float[np.ndarray, "n l"],
     variances: Float[np.ndarray, "l"],
     residual: float,
@@ -333,7 +334,7 @@ def plan_frame(
     them.
 
     Args:
-        kernel: Expected covariance of the volumes' offsets up to a factor, [n · m, n · m], over the first m coordinates
+        kernel: Expected covariance of the volumes' offsets up to a factor, [n · q, n · q], over the first q coordinates
             of each volume in turn. It describes how the codes change together when a public network is trained.
         centre: Public estimate of the volumes' codes, [n, l].
         variances: Variances of a code's coordinates over patients, [l].
@@ -374,7 +375,7 @@ def plan_frame(
     )
 
 
-def _spread(variances: Float[np.ndarray, "k"], *, noise_std: float, radius: float) -> Float[np.ndarray, "k"]:
+def _spread(variances: Float[np.ndarray, "r"], *, noise_std: float, radius: float) -> Float[np.ndarray, "r"]:
     """Return the weights by which offsets of these variances use the radius with the least error.
 
     A weight is 0 if the direction would not reduce the error.
@@ -386,11 +387,11 @@ def _spread(variances: Float[np.ndarray, "k"], *, noise_std: float, radius: floa
     return result
 
 
-def sharpen(probabilities: Float[np.ndarray, "c x y z"], *, temperature: float) -> Float[np.ndarray, "c x y z"]:
+def sharpen(probabilities: Float[np.ndarray, "k x y z"], *, temperature: float) -> Float[np.ndarray, "k x y z"]:
     """Return the probabilities to the power 1 / temperature, normalised in every voxel.
 
     Args:
-        probabilities: Shape [c, x, y, z].
+        probabilities: Shape [k, x, y, z].
         temperature: In (0, 1]; 1 changes nothing.
 
     Returns:

@@ -92,7 +92,7 @@ class Subject:
     codec: LinearCodec
     volumes: tuple[str, ...]
     frame: Frame | None = None
-    sayings: Mapping[str, Float[np.ndarray, "c x y z"]] = field(init=False)
+    sayings: Mapping[str, Float[np.ndarray, "k x y z"]] = field(init=False)
 
     def __post_init__(self) -> None:
         if len(self.limits) < self.study.privacy.quorum:
@@ -335,7 +335,7 @@ def _plain_frame(codec: LinearCodec, volumes: int, radius: float) -> Frame:
     )
 
 
-def code_of(predicted: Float[np.ndarray, "c x y z"], codec: LinearCodec, frame: Frame | None) -> Float[np.ndarray, "l"]:
+def code_of(predicted: Float[np.ndarray, "k x y z"], codec: LinearCodec, frame: Frame | None) -> Float[np.ndarray, "l"]:
     """Return the unclipped code of a voter that predicts the same for every volume, computed from codec and frame."""
     if frame is None:
         return codec.encode(predicted)
@@ -346,7 +346,7 @@ def code_of(predicted: Float[np.ndarray, "c x y z"], codec: LinearCodec, frame: 
     return code
 
 
-def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str, Float[np.ndarray, "c x y z"]]:
+def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str, Float[np.ndarray, "k x y z"]]:
     """Make the synthetic predictions, by name.
 
     The codes of ``near`` and ``far`` lie outside the ball along one direction, with opposite signs. ``inside`` and
@@ -355,12 +355,12 @@ def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str
     sharpness = 1.0 if frame is None else frame.temperature
     factor = codec.grid[0] // codec.metric.shape[0]
 
-    def said(component: int, size: float) -> Float[np.ndarray, "c x y z"]:
+    def said(component: int, size: float) -> Float[np.ndarray, "k x y z"]:
         shape = codec.basis[component % codec.dimension].astype(np.float64) / codec.metric
         ratios = codec.centre.astype(np.float64) + size * shape / max(float(np.abs(shape).max()), 1e-12)
         return to_probabilities(np.clip(ratios, -40, 40) * sharpness, factor=factor)
 
-    def sized(component: int, sign: int, wanted: float) -> Float[np.ndarray, "c x y z"]:
+    def sized(component: int, sign: int, wanted: float) -> Float[np.ndarray, "k x y z"]:
         """Return predictions whose code has at least the wanted norm.
 
         The predicted structure is deformed along one component, in steps of growing size, until its code reaches the

@@ -71,7 +71,7 @@ class SiteVoters:
         """
         return [partial(self._say, word) for word in self.world.sayings(self.subject, self.site)]
 
-    def _say(self, word: str) -> Float[np.ndarray, "c x y z"] | None:
+    def _say(self, word: str) -> Float[np.ndarray, "k x y z"] | None:
         if word == FAILS:
             raise RuntimeError("a voter that fails")
         return self.subject.sayings.get(word)

@@ -68,7 +68,7 @@ def labels_in(workspace: Workspace) -> StoredLabels:
 
 
 def write_labels(released: Released, *, events: EventLog) -> None:
-    """Decode every stored answer into ``labels/<volume>.npz``: float16 probabilities [c, x, y, z].
+    """Decode every stored answer into ``labels/<volume>.npz``: float16 probabilities [k, x, y, z] of k classes.
 
     If the protocol defines how large honest answers should be, the size of the answers is checked, and the result is
     logged for the operator.

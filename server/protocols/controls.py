@@ -144,14 +144,14 @@ def dealt(labels: Mapping[str, L]) -> dict[str, L]:
     return {volume: labels[volumes[other]] for volume, other in zip(volumes, order, strict=True)}
 
 
-def predicted(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
+def predicted(lesson: Lesson) -> dict[str, Float[np.ndarray, "k x y z"]]:
     """Return the soft predictions of the ``zero_code`` student for the student's volumes.
 
     Args:
         lesson: Gives the volumes and the trained ``zero_code`` network.
 
     Returns:
-        Probabilities [c, x, y, z] by volume hash, rounded as stored labels are.
+        Probabilities [k, x, y, z] of k classes by volume hash, rounded as stored labels are.
 
     Raises:
         InvalidInput: If the ``zero_code`` control is not trained yet.

@@ -17,20 +17,20 @@ from common.privacy.mechanism import GRID_BITS, Mechanism
 
 def decode_answer(
     codec: Codec, noisy_sum: Int64[np.ndarray, "l"], *, voters: int, mechanism: Mechanism
-) -> Float[np.ndarray, "c x y z"]:
+) -> Float[np.ndarray, "k x y z"]:
     """Decode one stored answer to pseudo-label probabilities.
 
     The mean code is ``noisy_sum`` / 2¹⁶ / ``voters``.
 
     Args:
         codec: The codec of the query.
-        noisy_sum: Int64 array [l], the integer sum with its noise, in grid steps of 2⁻¹⁶.
+        noisy_sum: Int64 array [l] for codes of length l, the integer sum with its noise, in grid steps of 2⁻¹⁶.
         voters: Number of codes in the sum: the roster's sites times voters per site. A site that failed after accepting
             still counts; its code is zero.
         mechanism: The query's mechanism, which gives the noise of the sum.
 
     Returns:
-        Float32 probabilities [c, x, y, z].
+        Float32 probabilities [k, x, y, z] of k classes.
 
     Raises:
         InvalidInput: If the sum is not int64 [l].
@@ -52,9 +52,9 @@ def labels_of(codec: Codec, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray
 
     Args:
         codec: The codec.
-        codes: Float array [n, l]; the decoder treats them as free of noise.
+        codes: n codes of length l, float array [n, l]; the decoder treats them as free of noise.
 
     Returns:
-        Float32 array [n, k, x, y, z].
+        Float32 array [n, k, x, y, z] for k classes.
     """
     return np.stack([codec.decode(code, noise_std=0.0) for code in codes])

@@ -166,7 +166,7 @@ class SaidOfEach(Said):
         return ((answer, codec_of(answer)) for answer in self.answers)
 
 
-def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "c x y z"]]:
+def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "k x y z"]]:
     """Return the labels that a control is trained on, rounded to float16 as the student's labels are.
 
     Args:
@@ -203,7 +203,7 @@ def codecs_in(objects: Objects) -> Callable[[Answer], Codec]:
     return lambda answer: load(answer.query.codec)
 
 
-def decoded(answer: Answer, codec: Codec, noisy_sum: np.ndarray) -> Float[np.ndarray, "c x y z"]:
+def decoded(answer: Answer, codec: Codec, noisy_sum: np.ndarray) -> Float[np.ndarray, "k x y z"]:
     """Decode a noisy sum with the number of voters and the noise of an answer.
 
     Args:
@@ -212,7 +212,7 @@ def decoded(answer: Answer, codec: Codec, noisy_sum: np.ndarray) -> Float[np.nda
         noisy_sum: Int64 array [l]; the answer's own sum, or zeros.
 
     Returns:
-        Float32 probabilities [c, x, y, z].
+        Float32 probabilities [k, x, y, z] of k classes.
     """
     return decode_answer(codec, noisy_sum, voters=answer.voters, mechanism=answer.query.mechanism)
 
@@ -224,7 +224,7 @@ def _voxels(probabilities: np.ndarray) -> np.ndarray:
 
 def _draws(
     answer: Answer, codec: Codec, *, count: int, rng: np.random.Generator
-) -> Iterator[Float[np.ndarray, "c x y z"]]:
+) -> Iterator[Float[np.ndarray, "k x y z"]]:
     """Sample labels from the posterior given an answer.
 
     Given noise of standard deviation σ, a coordinate of prior variance p has posterior variance p·σ²/(p + σ²).
@@ -240,7 +240,7 @@ def _draws(
             yield codec.decode(mean + noise * normal, noise_std=noise)
 
 
-def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "c x y z"]]:
+def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "k x y z"]]:
     """Decode the zero code in place of each volume's answer, with that answer's voters and noise."""
     codec_of = codecs_in(lesson.public.objects)
     silent: dict[tuple[str, int, Mechanism], np.ndarray] = {}

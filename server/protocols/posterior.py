@@ -35,12 +35,12 @@ class Doubt:
 
 
 def doubt_of(
-    label: Float[np.ndarray, "c x y z"], draws: Iterable[Float[np.ndarray, "c x y z"]]
+    label: Float[np.ndarray, "k x y z"], draws: Iterable[Float[np.ndarray, "k x y z"]]
 ) -> Float[np.ndarray, "x y z"]:
     """Return, for each voxel, the share of samples whose most probable class is not the label's.
 
     Args:
-        label: Probabilities [c, x, y, z] after the answers.
+        label: Probabilities of k classes after the answers, [k, x, y, z].
         draws: Sampled probabilities of the same shape.
 
     Returns:

@@ -39,7 +39,7 @@ class PublicCases:
     """Public cases on one grid.
 
     Attributes:
-        images: Float array [n, c, x, y, z].
+        images: Float array [n, c, x, y, z] of n cases with c channels.
         labels: Uint8 label maps [n, x, y, z].
         data: Meaning of the labels, and the grid.
     """

@@ -17,27 +17,27 @@ from common.canonical import sha256_bytes, sha256_file
 from common.objects import write_atomically
 
 
-def read_label(path: Path) -> Float[np.ndarray, "c x y z"]:
+def read_label(path: Path) -> Float[np.ndarray, "k x y z"]:
     """Return a stored label as a student is trained on it; see :func:`as_stored`.
 
     Args:
         path: The file (.npz).
 
     Returns:
-        Float32 probabilities [c, x, y, z] that sum to 1 in every voxel.
+        Float32 probabilities [k, x, y, z] of k classes that sum to 1 in every voxel.
     """
     with np.load(path, allow_pickle=False) as stored:
         return as_stored(stored["probabilities"])
 
 
-def as_stored(probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "c x y z"]:
+def as_stored(probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
     """Return probabilities as a student is trained on them: rounded to float16 as in their file, then renormalised.
 
     Args:
-        probabilities: Float array [c, x, y, z].
+        probabilities: Float array [k, x, y, z] for k classes.
 
     Returns:
-        Float32 array [c, x, y, z] that sums to 1 in every voxel.
+        Float32 array [k, x, y, z] that sums to 1 in every voxel.
 
     >>> as_stored(np.full((2, 1, 1, 1), 0.5)).ravel()
     array([0.5, 0.5], dtype=float32)
@@ -47,7 +47,7 @@ def as_stored(probabilities: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, 
     return result
 
 
-class Labels(Mapping[str, Float[np.ndarray, "c x y z"]]):
+class Labels(Mapping[str, Float[np.ndarray, "k x y z"]]):
     """Decoded labels by volume hash, as :func:`as_stored` gives them."""
 
     @abstractmethod
@@ -58,10 +58,10 @@ class Labels(Mapping[str, Float[np.ndarray, "c x y z"]]):
 class LabelsInMemory(Labels):
     """Decoded labels in memory, not stored in files."""
 
-    def __init__(self, probabilities: Mapping[str, Float[np.ndarray, "c x y z"]]) -> None:
+    def __init__(self, probabilities: Mapping[str, Float[np.ndarray, "k x y z"]]) -> None:
         self._labels = {volume: as_stored(label) for volume, label in probabilities.items()}
 
-    def __getitem__(self, volume: str) -> Float[np.ndarray, "c x y z"]:
+    def __getitem__(self, volume: str) -> Float[np.ndarray, "k x y z"]:
         return self._labels[volume]
 
     def __iter__(self) -> Iterator[str]:
@@ -90,18 +90,18 @@ class StoredLabels(Labels):
         self._rejected = frozenset(rejected)
         self._judged = {volume for volume, _ in rejected}
 
-    def store(self, volume: str, probabilities: Float[np.ndarray, "c x y z"]) -> None:
+    def store(self, volume: str, probabilities: Float[np.ndarray, "k x y z"]) -> None:
         """Write a volume's label.
 
         Args:
             volume: The volume's hash.
-            probabilities: Float array [c, x, y, z]; stored as float16.
+            probabilities: Float array [k, x, y, z] for k classes; stored as float16.
         """
         stream = io.BytesIO()
         np.savez_compressed(stream, probabilities=probabilities.astype(np.float16))
         write_atomically(self._files[volume], stream.getvalue())
 
-    def __getitem__(self, volume: str) -> Float[np.ndarray, "c x y z"]:
+    def __getitem__(self, volume: str) -> Float[np.ndarray, "k x y z"]:
         if volume not in self:
             raise KeyError(volume)
         return read_label(self._files[volume])

@@ -20,7 +20,7 @@ class Paired:
     """Public pairs (images with label maps) on the study's grid.
 
     Attributes:
-        images: Float array [n, c, x, y, z].
+        images: Float array [n, c, x, y, z] of n images with c channels.
         labels: Uint8 label maps [n, x, y, z].
         classes: Number of classes, the background included.
     """
@@ -31,7 +31,7 @@ class Paired:
 
     @property
     def targets(self) -> Float[np.ndarray, "n k x y z"]:
-        """The label maps as float32 probabilities of 0 and 1, [n, k, x, y, z]."""
+        """The label maps as float32 probabilities of 0 and 1, [n, k, x, y, z] for k classes."""
         same = self.labels[:, None] == np.arange(self.classes, dtype=np.uint8)[:, None, None, None]
         result: np.ndarray = same.astype(np.float32)
         return result

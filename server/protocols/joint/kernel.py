@@ -43,8 +43,8 @@ def tangent_kernel(
     *,
     temperature: float,
     on_volume: Callable[[int], None] | None = None,
-) -> Float[np.ndarray, "k k"]:
-    """Return the kernel of n volumes, [n·m, n·m], over the first m = :func:`coordinates` numbers of each volume's code.
+) -> Float[np.ndarray, "nq nq"]:
+    """Return the kernel of n volumes, [n·q, n·q], over the first q = :func:`coordinates` numbers of each volume's code.
 
     Args:
         model: The public start; it is not changed.
@@ -98,7 +98,7 @@ def coordinates(dimension: int, *, volumes: int) -> int:
 
 def _slopes(
     model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], codec: LinearCodec, *, size: int, temperature: float
-) -> Float[torch.Tensor, "m k x y z"]:
+) -> Float[torch.Tensor, "q k x y z"]:
     """Differentiate the first ``size`` coordinates of the sharpened prediction's code with respect to the logits."""
     scale = np.sqrt(codec.powers / codec.variances)[:size]
     rows = codec.basis[:size].astype(np.float64) * codec.metric * scale.reshape(-1, 1, 1, 1, 1)
@@ -125,7 +125,7 @@ def weight_gradients(
     Args:
         model: The network.
         image: One volume [c, x, y, z].
-        slopes: Gradients of the logits, [r, k, x, y, z].
+        slopes: r gradients of the logits, each of k classes: [r, k, x, y, z].
 
     Returns:
         For each weight, its flattened gradients [r, w].

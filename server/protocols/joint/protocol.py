@@ -158,10 +158,10 @@ def on_students_grid(public: Public, volume: str, label: Float[np.ndarray, "k x 
     Args:
         public: The study's public material, whose volumes are files.
         volume: The volume's hash.
-        label: Float array [k, x, y, z].
+        label: Probabilities, float array [k, x, y, z] for k classes.
 
     Returns:
-        Float array [k, u, v, w] on the student's grid.
+        Probabilities, float array [k, u, v, w] for k classes on the student's grid of u × v × w voxels.
     """
     from common.data.volume import onto_grid, volume_from_bytes  # imports torch
 
