@@ -91,7 +91,7 @@ def open_bytes(sealed: bytes, *, private_key: X25519PrivateKey, info: bytes) -> 
         The bytes.
 
     Raises:
-        InvalidTag: If key, ``info`` or ciphertext differ.
+        InvalidTag: If the key or ``info`` is not the one used for sealing, or the ciphertext was changed.
         ValueError: If the ciphertext is malformed.
     """
     return _SUITE.decrypt(sealed, private_key, info=info)
@@ -118,4 +118,8 @@ def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dim
         with contextlib.suppress(InvalidTag, ValueError):
             data = _SUITE.decrypt(sealed, key, info=context.info())
             return np.frombuffer(data, dtype="<i8").astype(np.int64)
-    raise Refused("sealed-code", "a sealed code cannot be opened for this study, query, site and attempt")
+    raise Refused(
+        "sealed-code",
+        "a sealed code cannot be decrypted, because it was changed, or was sealed to another key or for another study, "
+        "query, site or attempt",
+    )

@@ -330,7 +330,7 @@ def keep_running(logs: Path, kept: Sequence[KeptRunning], *, on_ready: Callable[
         on_ready: Called once, when all are ready.
 
     Raises:
-        DaemonFailed: If another process keeps them already.
+        DaemonFailed: If another process keeps the daemons running already.
     """
     report = json_report(logs / FACTS)
     with keeping(logs), ProcessGroup() as group:
@@ -400,7 +400,7 @@ def standings(folders: Iterable[Path]) -> tuple[DaemonStanding, ...]:
 
 
 def unrecorded(folders: Iterable[Path], *, command: str) -> str:
-    """Say why :func:`standings` knows no daemon: its records cannot be read, or there are none.
+    """Say why :func:`standings` knows no daemon: the folders' records cannot be read, or there are none.
 
     Args:
         folders: Folders of logs.
@@ -462,7 +462,7 @@ def _read_standings(path: Path) -> list[tuple[int, DaemonStanding, bool]]:
 
 @contextlib.contextmanager
 def keeping(logs: Path) -> Iterator[None]:
-    """Lock a folder, so that in the with-block this process alone keeps its daemons running.
+    """Lock the folder of the daemons' logs, so that in the with-block no other process keeps these daemons running.
 
     Args:
         logs: The folder. If no lock can be written there, none is held.
@@ -471,7 +471,7 @@ def keeping(logs: Path) -> Iterator[None]:
         A context.
 
     Raises:
-        DaemonFailed: If another process keeps them running.
+        DaemonFailed: If another process keeps the daemons running.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
@@ -487,9 +487,10 @@ def keeping(logs: Path) -> Iterator[None]:
 
 
 def _keeper(logs: Path) -> tuple[int | None, bool]:
-    """Return the length that the file of events had when the newest supervising process started, and if it runs.
+    """Return the length that the file of events had when the newest supervising process started, and whether that
+    process still runs.
 
-    The length is None without a record of such a process.
+    The length is None if no such process is recorded.
     """
     try:
         with (logs / _LOCK).open() as lock:
@@ -499,13 +500,13 @@ def _keeper(logs: Path) -> tuple[int | None, bool]:
 
 
 def are_kept(logs: Path) -> bool:
-    """Tell whether a process keeps the daemons with logs in a folder running.
+    """Return whether a supervising process runs that keeps certain daemons running.
 
     Args:
-        logs: The folder.
+        logs: Folder of the daemons' logs.
 
     Returns:
-        True if one runs; False also if this cannot be read.
+        True if such a process runs; False if none runs, or if the folder cannot be read.
     """
     try:
         return _keeper(logs)[1]

@@ -44,7 +44,12 @@ Hospitals = Annotated[
 ]
 PublicImages = Annotated[int, typer.Option("--public-images", help="Number of public volumes without labels.", min=1)]
 PublicMaps = Annotated[
-    int, typer.Option("--public-maps", help="Number of public label maps, of other patients.", min=2)
+    int,
+    typer.Option(
+        "--public-maps",
+        help="Number of public label maps; their patients have no public volume and are at no hospital.",
+        min=2,
+    ),
 ]
 Paired = Annotated[
     int, typer.Option("--paired", help="Number of public volumes that are published with their label maps.", min=0)
@@ -90,7 +95,9 @@ app.command("private")(private)
 def papers(
     data: Annotated[Path, typer.Option("--data", help="Folder with mnist, usps and Task04_Hippocampus.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for results; results already there are used again.")],
-    seeds: Annotated[int, typer.Option(help="Number of seeds for each cell.", min=1)] = 3,
+    seeds: Annotated[
+        int, typer.Option(help="Number of seeds with which each cell (data set, method and ε) is trained.", min=1)
+    ] = 3,
     only: Annotated[str, typer.Option(help="Run only cells whose name contains this text, e.g. mnist/dp-mac/8.")] = "",
     changes: Annotated[
         list[str] | None,
@@ -277,8 +284,8 @@ def pate(
         int,
         typer.Option(
             min=0,
-            help="Number of public label maps of other patients; 0 uses those of the N volumes asked about, "
-            "as the paper does.",
+            help="Number of public label maps, of patients about whose volumes nothing is asked; with 0 the label maps "
+            "of the N volumes asked about are public, as in the paper.",
         ),
     ] = 0,
     test_cases: Annotated[

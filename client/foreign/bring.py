@@ -316,7 +316,8 @@ def _unpack(archive: zipfile.ZipFile, root: str, target: Path) -> None:
         raise InvalidInput(
             "bundle's zip file",
             value=f"{len(entries)} files of {total} bytes",
-            limit=f"at most {MAX_BUNDLE_FILES} files, and half of the {free} bytes that are free on the disk",
+            limit=f"at most {MAX_BUNDLE_FILES} files, which unpacked take at most half of the {free} bytes that are "
+            "free on the disk",
         )
     for entry in entries:
         path = (target / entry.filename.removeprefix(root)).resolve()

@@ -115,24 +115,27 @@ def _argument(number: int, *, high: bool = False) -> Line:
 
 
 def _one_of(values: Iterable[int]) -> list[Line]:
-    """Allow the call if the loaded word is one of ``values``; otherwise refuse it."""
+    """Allow the system call if the 32 bits that the filter loaded last are one of ``values``; otherwise refuse it."""
     found = [line for value in values for line in ((_EQUAL, 0, 1, value & 0xFFFFFFFF), _give(_ALLOW))]
     return [*found, _give(_NOT_PERMITTED)]
 
 
 def _none_of(values: Iterable[int]) -> list[Line]:
-    """Refuse the call if the loaded word is one of ``values``; otherwise allow it."""
+    """Refuse the system call if the 32 bits that the filter loaded last are one of ``values``; otherwise allow it."""
     found = [line for value in values for line in ((_EQUAL, 0, 1, value), _give(_NOT_PERMITTED))]
     return [*found, _give(_ALLOW)]
 
 
 def _is(line: Line, value: int) -> list[Line]:
-    """Refuse the call unless the word that ``line`` loads is ``value``; otherwise continue."""
+    """Refuse the system call unless ``line`` loads the 32 bits ``value``; otherwise continue."""
     return [line, (_EQUAL, 1, 0, value), _give(_NOT_PERMITTED)]
 
 
 def _block(name: str, *, scoped_signals: bool, group: int) -> list[Line]:
-    """Return the instructions that decide a call by its arguments. Where a call names a process, 0 means the caller."""
+    """Return the instructions that allow or refuse a system call by its arguments.
+
+    Where an argument names a process, 0 means the calling process.
+    """
     match name:
         case "clone":  # threads and children are allowed, but no new namespace and no other parent
             return [

@@ -69,8 +69,9 @@ class Checkup:
 def failure(check: str, error: Exception, remedy: str) -> Checkup:
     """Report an error that ended a check.
 
-    If a full or failing disk or a missing permission caused it, that is reported: no file has to be put back then.
-    Otherwise the remedy of the error itself takes precedence.
+    If a full or failing disk or a missing permission caused the error, the finding states that cause with its own
+    remedy, because ``remedy`` (such as to restore a file) would not help. Otherwise the finding states the remedy that
+    the error's text names, or else ``remedy``.
 
     Args:
         check: Name of the check.

@@ -89,11 +89,12 @@ class TeacherVoters:
 def serve(worker: Worker, *, socket: Path) -> grpc.Server:
     """Start serving a worker on a Unix socket.
 
-    Only this user can open the socket, and the group to which the socket's folder was given if there is one.
+    Only the user who runs this process can open the socket. If the socket's folder has the setgid bit, the folder's
+    group can open it too.
 
     Args:
         worker: The worker.
-        socket: The socket.
+        socket: Path of the socket.
 
     Returns:
         The started server.

@@ -161,7 +161,8 @@ class TrainingJournal:
                 raise InvalidInput(
                     "training journal cannot be read",
                     value=path.name,
-                    remedy=f"this training stays charged; for another training {ANOTHER_DIRECTORY}",
+                    remedy="restore the newest copy of the folder of this training, which stays charged; "
+                    f"or, for another training, {ANOTHER_DIRECTORY}",
                 ) from error
             if (
                 not whole
@@ -170,9 +171,10 @@ class TrainingJournal:
                 or header["identity"] != identity
             ):
                 raise InvalidInput(
-                    "the private training that was started in this folder has another plan or other data than this one",
+                    "the private training in this folder was started with another plan or other data",
                     value=path.name,
-                    remedy=f"this training stays charged; for another training {ANOTHER_DIRECTORY}",
+                    remedy="continue the training, which stays charged, with its own plan and data; "
+                    f"or, for another training, {ANOTHER_DIRECTORY}",
                 )
             if steps and not steps.endswith("\n"):  # the step of an incomplete line may have been drawn: count it
                 _append(descriptor, "\n")

@@ -118,7 +118,8 @@ class OpenLedger(ABC, Generic[B]):
         """Sign a statement with the ledger's Ed25519 key, on behalf of the ledger's owner.
 
         Args:
-            statement: Bytes that begin with the statement's own domain.
+            statement: Bytes that begin with the name of this kind of statement, so that the signature is valid for no
+                other kind.
 
         Returns:
             The signature.

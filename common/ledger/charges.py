@@ -440,9 +440,9 @@ class ReleaseRecord(Document):
         sealed = self.query.mechanism.colluders is not None
         if {sealed} != {self.draw is not None, self.masks is not None, not self.answer_sha256}:
             raise InvalidInput(
-                "release",
-                limit="in a sealed study a number of the draw, an id of masks and no answer; "
-                "in an open study an answer and neither a draw nor masks",
+                "fields of a release",
+                limit="in a sealed study the draw's number and the id of its masks, without an answer; "
+                "in an open study an answer, without a draw and masks",
             )
 
     def check_voters(self, roster: Roster) -> None:

@@ -315,15 +315,15 @@ class SealingKeyRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class ReceiptRecord(Document):
-    """A server's receipt that passed every check, word for word."""
+    """The whole text of a server's receipt that passed every check."""
 
     receipt: Receipt
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmRecord(Document):
-    """A genuine receipt that contradicts what the site knows, word for word. The site then answers no study until a
-    person ends the alarm.
+    """A receipt that the server signed and that contradicts what the site knows. The record contains the whole receipt.
+    The site then answers no study until a person ends the alarm.
     """
 
     receipt: Receipt
@@ -332,8 +332,8 @@ class AlarmRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class SupersededRecord(Document):
-    """A genuine receipt that the server signed after its ledger was restored from an older copy and before the ledger
-    was recovered. The recovered total must contain its charges.
+    """A receipt that the server signed after its ledger was restored from an older copy and before the ledger was
+    recovered. The total of the recovered ledger must contain the receipt's charges.
     """
 
     receipt: Receipt

@@ -84,7 +84,9 @@ class DealBooks:
         """
         if self._voters.get(record.deal, record.voters) != record.voters:
             raise InvalidInput(
-                "voters of a deal", value=record.voters, limit=f"{self._voters[record.deal]}, as recorded before"
+                "voters of a deal",
+                value=record.voters,
+                limit=f"{self._voters[record.deal]}, the number that the ledger records for this deal",
             )
         seats, slot_of = self._seats.get(record.deal, {}), self._slot_of.get(record.deal, {})
         new = tuple((slot, subject) for slot, subject in record.seats if seats.get(slot) != subject)
@@ -94,7 +96,9 @@ class DealBooks:
                     "slot of a patient", value=slot, limit="the slot that this patient got first and keeps for life"
                 )
             if slot in seats and seats[slot] not in self._withdrawn:
-                raise InvalidInput("slot of a patient", value=slot, limit="a slot that no other patient has")
+                raise InvalidInput(
+                    "slot of a patient", value=slot, limit="a slot that the ledger records for no other patient"
+                )
         if len({slot for slot, _ in new}) != len(new) or len({subject for _, subject in new}) != len(new):
             raise InvalidInput("seats of a deal", limit="each slot and each patient at most once")
         return new

@@ -51,8 +51,8 @@ class Spending:
         protection: Privacy unit and neighbouring relation.
         spend: Total cost for one unit: Σμ², releases, noisy coordinates.
         largest_roster: Number of sites of the largest roster among the releases; 0 for none.
-        doubt: Reason why more may have been spent than the ledger shows; None if there is none. With a doubt every
-            figure is a lower bound, and no guarantee is known to hold.
+        doubt: Reason why more may have been spent than the ledger shows; None if no reason is known. If there is a
+            reason, every figure is a lower bound, and no guarantee is known to hold.
         limit: The Σμ² that the budget allows.
     """
 
@@ -77,7 +77,7 @@ class Spending:
             terms: The study or pool.
             spend: Total cost for one unit.
             largest_roster: Number of sites of the largest roster.
-            doubt: Reason why more may have been spent; None if there is none.
+            doubt: Reason why more may have been spent than the ledger shows; None if no reason is known.
 
         Returns:
             The spending.
@@ -202,7 +202,7 @@ class Spending:
             sentence: The sentence.
 
         Returns:
-            The sentence, with a condition in front if there is a doubt.
+            The sentence, with the condition in front if :attr:`doubt` is not None.
         """
         return f"If no more was spent than the ledger shows: {sentence}" if self.doubt else sentence
 
@@ -228,7 +228,7 @@ def of_study(books: Books, study_id: str, *, doubt: str | None = None) -> Spendi
     Args:
         books: The totals of the server's ledger.
         study_id: The study's id.
-        doubt: Reason why more may have been spent; None if there is none.
+        doubt: Reason why more may have been spent than the ledger shows; None if no reason is known.
 
     Returns:
         The spending.
@@ -248,7 +248,7 @@ def of_pool_in_study(books: Books, study_id: str, pool: str, *, doubt: str | Non
         books: The totals of the server's ledger.
         study_id: The study's id.
         pool: Name of the pool.
-        doubt: Reason why more may have been spent; None if there is none.
+        doubt: Reason why more may have been spent than the ledger shows; None if no reason is known.
 
     Returns:
         The spending.
@@ -265,7 +265,7 @@ def of_pool(books: Books, pool: str, *, doubt: str | None = None) -> Spending:
     Args:
         books: The totals of the server's ledger.
         pool: Name of the pool.
-        doubt: Reason why more may have been spent; None if there is none.
+        doubt: Reason why more may have been spent than the ledger shows; None if no reason is known.
 
     Returns:
         The spending.

@@ -112,7 +112,13 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
                 limit=f"{SCHEMA_VERSION}, or an older version that this program can migrate",
             )
         if read_only:
-            raise InvalidInput("ledger schema", value=version, remedy="open it once with its signing key to migrate it")
+            writer = "consilium study run" if role == "server" else "consilium site up"
+            raise InvalidInput(
+                "ledger schema",
+                value=version,
+                limit=str(SCHEMA_VERSION),
+                remedy=f"migrate the ledger: run a command that writes to it, such as `{writer}`",
+            )
         connection.execute("BEGIN IMMEDIATE")
         try:
             if (

@@ -206,7 +206,7 @@ def checked_figures(figures: object) -> dict[str, float]:
         InvalidInput: If there are too many, or a value is not a finite number.
     """
     if not isinstance(figures, Mapping) or len(figures) > MAX_FIGURES:
-        raise InvalidInput("figures of a bundle", limit=f"at most {MAX_FIGURES}, by name")
+        raise InvalidInput("figures of a bundle", limit=f"a table of at most {MAX_FIGURES} names, each with its number")
     for name, value in figures.items():
         check_text(name, what="name of a bundle's figure")
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

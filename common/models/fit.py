@@ -117,7 +117,7 @@ class Pull:
         return repr(self.strength), sha256_bytes(tensors_to_bytes(self.weights))
 
     def apply(self, model: torch.nn.Module, *, rate: float) -> None:
-        """Move a model towards the weights by one step, in place.
+        """Move a model's weights towards w₀ by one step, in place.
 
         Args:
             model: The network.
@@ -153,10 +153,11 @@ def fit(
 
     Args:
         model: The network.
-        images: Float array [n, c, x, y, z], or :class:`~common.data.volume_cache.StoredVolumes` of that shape, from
-            which each step reads only the volumes that it uses.
-        targets: Probabilities [n, k, x, y, z] that sum to 1 in every voxel, or label maps [n, x, y, z] of ``classes``
-            classes, which need less memory and give the same weights.
+        images: Float array [n, c, x, y, z] of n volumes with c channels, or
+            :class:`~common.data.volume_cache.StoredVolumes` of that shape, from which each step reads only the volumes
+            that it uses.
+        targets: Probabilities [n, k, x, y, z] of k classes that sum to 1 in every voxel, or label maps [n, x, y, z] of
+            ``classes`` classes, which need less memory and give the same weights.
         recipe: Network, steps, learning rate and the other settings.
         seed: Seed of order and augmentation.
         classes: Number of classes if ``targets`` are label maps, else None.
@@ -263,14 +264,14 @@ def predict(
 
     Args:
         model: The network; it is set to evaluation mode.
-        image: Float array [c, x, y, z].
+        image: Float array [c, x, y, z] with c channels.
         patch: Size of a sliding window (Gaussian weights, a quarter's overlap); empty for the whole volume. Volumes of
             more than :data:`WHOLE_VOXELS` voxels are always tiled.
         amp: True for mixed precision.
         inferer: Used in place of :func:`inferer_of` if given.
 
     Returns:
-        Float32 array [k, x, y, z], summing to 1 in every voxel.
+        Float32 array [k, x, y, z] for k classes, summing to 1 in every voxel.
     """
     device = next(model.parameters()).device
     model.eval()
@@ -320,13 +321,14 @@ def mixed_precision(device: torch.device, *, enabled: bool) -> torch.autocast:
 def soft_dice_ce(
     logits: Float[torch.Tensor, "n k x y z"], target: Float[torch.Tensor, "n k x y z"]
 ) -> Float[torch.Tensor, "n"]:
-    """Return cross-entropy + soft Dice loss of each volume, minimal where softmax(logits) = target, hard or soft.
+    """Return the sum of cross-entropy and soft Dice loss of each volume.
 
+    It is smallest where softmax(logits) equals the target, for hard and for soft targets.
     Dice is that of soft labels (Wang et al. 2023, Dice semimetric losses, as in MONAI's ``soft_label``). On one-hot
     targets it equals the usual soft Dice.
 
     Args:
-        logits: Tensor [n, k, x, y, z].
+        logits: Tensor [n, k, x, y, z] of n volumes and k classes.
         target: Probabilities of the same shape.
 
     Returns:
@@ -386,7 +388,7 @@ def kept_channels(shape: Sequence[int], chance: float, *, seed: int, step: int) 
     """Draw which channels of a batch are shown in a step (modality dropout).
 
     Args:
-        shape: Shape [n, c, …] of the batch.
+        shape: Shape [n, c, …] of the batch: n volumes with c channels.
         chance: Probability that a channel is hidden.
         seed: Seed of the training.
         step: Number of the step.
@@ -401,7 +403,7 @@ def shown(draws: Float[np.ndarray, "n c"], chance: float) -> torch.Tensor:
     """Return which channels are shown, given uniform random numbers. At least one channel of each volume is shown.
 
     Args:
-        draws: Uniform random numbers, [n, c].
+        draws: Uniform random numbers, [n, c] for n volumes with c channels.
         chance: Probability that a channel is hidden.
 
     Returns:

@@ -98,13 +98,13 @@ def recorded_targets(directory: Path) -> tuple[str, ...]:
 
 
 def not_accepted(directory: Path) -> str:
-    """Describe the targets of a party that accept no lines.
+    """Describe the targets of a party's security log that did not accept the last line sent to them.
 
     Args:
         directory: The party's directory.
 
     Returns:
-        A sentence for each target, then the remedies; empty if all accept.
+        A sentence for each such target, then the remedies; empty if there is none.
     """
     found = failing_targets(directory / "logs" / STATE)
     remedies = "; ".join(remedy_of(one.target) for one in found)
@@ -114,7 +114,7 @@ def not_accepted(directory: Path) -> str:
 def kept_log(directory: Path, *, module: str, name: str, targets: Sequence[str]) -> KeptRunning:
     """Return a party's log process as a daemon that is restarted whenever it ends.
 
-    While a target accepts no lines, the daemon is reported as offline, but it is never restarted for that reason.
+    While a target does not accept lines, the daemon is reported as offline, but it is never restarted for that reason.
 
     Args:
         directory: The party's directory.
@@ -137,7 +137,8 @@ def with_backlog(found: Iterable[DaemonStanding], directory: Path) -> tuple[Daem
     """Return the states of a party's daemons, with the reason of the log process brought up to date.
 
     The recorded reason of an offline log process is that of the first failure. It is replaced by the targets that fail
-    now, if any. The reason of a stopped log process is removed, because it says that waiting lines will be sent.
+    now, if any. The reason of a stopped log process is removed, because it says that waiting lines will be sent, which
+    a stopped process does not do.
 
     Args:
         found: The daemons' recorded states.

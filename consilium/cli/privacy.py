@@ -168,7 +168,10 @@ def plan_command(
     result = planned(queries=privacy.planned_queries, voters_per_site=privacy.voters_per_site)
     terms = None if study is None else load_study(study)
     if cases is not None and label_maps is None:
-        raise InvalidInput("--cases", limit="only with --label-maps of other patients, from which the control is made")
+        raise InvalidInput(
+            "--cases",
+            limit="only with --label-maps (of patients who are not among these cases), from which the control is made",
+        )
     shapes = None
     if label_maps is not None:
         shapes = read_shapes(label_maps)

@@ -53,7 +53,11 @@ def simulate(
     ] = None,
     label_maps: Annotated[
         int | None,
-        typer.Option(help="Number of public label maps, of other patients [an eighth of the data].", **options.PLAIN),
+        typer.Option(
+            help="Number of public label maps; their patients have no public volume and are at no hospital [an eighth "
+            "of the data].",
+            **options.PLAIN,
+        ),
     ] = None,
     aggregation: options.Aggregation = None,
     colluders: options.Colluders = 1,

@@ -27,7 +27,11 @@ def disclose(
         Path | None, typer.Option(help="The new file for the auditor; disclosure-SITE-DRAW.json by default.")
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Disclose without asking, because key and cost were checked before.")
+        bool,
+        typer.Option(
+            "--yes",
+            help="Ask no question. Compare the fingerprint of the auditor's key, and read the cost, before you use it.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -296,7 +296,7 @@ class Provider:
         return client
 
     def _describe(self, client: Any) -> dict[str, Any] | InvalidInput:
-        """Request the provider's description; return it, or the error if it is missing or unsuitable."""
+        """Request and return the provider's description; return an error if it cannot be had or is unsuitable."""
         settings = self.settings
         try:
             found: dict[str, Any] = client.load_server_metadata()

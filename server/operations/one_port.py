@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BehindPort(Document):
-    """A study that is served at the port, with the absolute paths that the gateway needs.
+    """A study that is served at the port, with the absolute paths that the gateway needs to serve it.
 
     Attributes:
-        study: The study's id, 64 hexadecimal digits; empty for the study that owns the port.
+        study: The study's id, 64 hexadecimal digits; empty for the host, whose id is not needed.
         directory: The study's directory.
         objects: Folder of its object store.
         nodes: File that lists its admitted nodes.

@@ -76,7 +76,10 @@ def check_sender(route: str, body: bytes, *, node_id: int) -> None:
     if route != PUSH:
         return
     if sender == 0:
-        raise Refused("sender", "the request pushes a message and names no node")
+        raise Refused(
+            "sender",
+            "the request pushes a message but does not name its sender; a request of Flower's own SuperNode does",
+        )
     pushed = list(_fields(body))
     messages = [_bytes(value) for number, value in pushed if number == _MESSAGES]
     for message in messages:

@@ -359,7 +359,7 @@ def start_run(workspace: Workspace) -> int:
     If SuperLink is down and a supervisor restarts it, this function waits up to :data:`SUPERLINK_BACK_S` seconds for
     SuperLink. If the study's previous run has reported no end, this function stops that run first, as far as SuperLink
     allows. Without this, SuperLink would take about a minute to notice that the previous run's ServerApp was killed.
-    Until then SuperNodes would wait for messages that it had announced but not sent.
+    Until then SuperNodes would wait for messages that this ServerApp had announced but not sent.
 
     Returns:
         Flower's id of the run.
@@ -400,7 +400,7 @@ def request_stop(workspace: Workspace, *, now: bool = False) -> None:
 
 
 def _submitted(workspace: Workspace, run_id: int | None) -> bool:
-    """Return whether Flower has a run of the study that has not ended. It need not hold the study's lock yet."""
+    """Return whether Flower has a run of the study that has not ended. Such a run may not have locked the study yet."""
     try:
         return run_id is not None and not run_status(flower_server(workspace), run_id).finished
     except (DaemonFailed, InvalidInput):

@@ -1,4 +1,4 @@
-"""Measures what public label maps show about a task: Dice through a codec, and Dice of the mean shape.
+"""Measures how well a codec and the mean shape describe a task's public label maps, as values of Dice.
 
 The planner, `consilium plan` and the dashboard call it. A joint query (one query about all public volumes at once) can
 only add to public data what the codec can express. If the codec loses the structures, or if public maps do not show
@@ -36,7 +36,9 @@ MOST_VOXELS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class PublicShapes:
-    """What public label maps show about a task, as two values of Dice, each the mean over structures and maps.
+    """How well a codec and the mean shape describe the public label maps of a task, as two values of Dice.
+
+    Each is the mean over structures and maps.
 
     Attributes:
         held: Dice between a map and the same map after encoding and decoding by a codec fitted on the other half of
@@ -60,7 +62,7 @@ class PublicShapes:
 
     @property
     def room(self) -> float:
-        """Dice through the codec minus Dice of the mean shape, at least 0: the largest gain that codes can express."""
+        """``held`` minus ``mean_shape``, at least 0: the largest gain in Dice that codes can express."""
         return max(0.0, self.held - self.mean_shape)
 
 
@@ -93,7 +95,7 @@ def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
         Uint8 maps [x, y, z] of one shape, and the number of label values.
 
     Raises:
-        InvalidInput: If there are fewer maps, or one cannot be read.
+        InvalidInput: If there are fewer than four maps, or one cannot be read.
     """
     from common.data.grid import choose_both
     from common.data.volume import load_label
@@ -106,16 +108,16 @@ def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
 
 
 def read_shapes(folder: Path) -> PublicShapes:
-    """Measure what the label maps in a folder show about a task.
+    """Measure how well a codec and the mean shape of other patients describe the label maps in a folder.
 
     Args:
         folder: Folder with at least four label maps (.nii or .nii.gz).
 
     Returns:
-        The mean Dice of maps through a codec, and of the mean shape.
+        Two mean values of Dice: of each map with its decoded code, and of each map with the mean shape of other maps.
 
     Raises:
-        InvalidInput: If there are fewer maps, or one cannot be read.
+        InvalidInput: If there are fewer than four maps, or one cannot be read.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -129,17 +131,17 @@ def read_shapes(folder: Path) -> PublicShapes:
 
 
 def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> PublicShapes:
-    """Measure what label maps show about a task.
+    """Measure how well a codec and the mean shape of other patients describe label maps.
 
-    Each half of the maps is encoded and decoded by a codec fitted on the other half. It is also compared with the other
-    half's mean shape.
+    Each half of the maps is encoded and decoded by a codec fitted on the other half. Each map is also compared with the
+    mean shape of the other half.
 
     Args:
         label_maps: uint8 arrays [x, y, z] of one shape, at least four.
         labels: Number of label values, the background included.
 
     Returns:
-        Two mean values of Dice: of the maps through the codec, and of the mean shape.
+        Two mean values of Dice: of each map with its decoded code, and of each map with the mean shape.
 
     Raises:
         InvalidInput: If there are fewer than four maps.

@@ -38,13 +38,14 @@ REMEDY = "Ask sites to run `consilium site evaluate` before anybody uses the stu
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """The part of the answers' expected squared size that is due to noise alone, summed over all coordinates.
+    """How much noise alone adds to :attr:`Plausible.surprise`, over all coordinates of all answers.
 
-    For each coordinate this part is its share w = noise variance / (expected variance + noise variance).
+    The test expects in each coordinate of an answer the sum of two variances: the variance of the mean code, predicted
+    from public data, and the variance of the noise. The noise's share of this sum is called w.
 
     Attributes:
-        shares: Sum of the shares w of all coordinates.
-        squares: Sum of their squares.
+        shares: Sum of w over all coordinates. This is the mean of ``surprise`` if the answers were only noise.
+        squares: Sum of w² over all coordinates.
     """
 
     shares: float = 0.0
@@ -52,10 +53,10 @@ class Silence:
 
     @classmethod
     def of(cls, shares: Float[np.ndarray, "d"]) -> Silence:
-        """Sum up the shares of noise in single coordinates, as the class defines them.
+        """Add up the noise's shares w of single coordinates.
 
         Args:
-            shares: The shares, float array [d].
+            shares: The shares w of d coordinates, float array [d].
 
         Returns:
             Their sum and the sum of their squares.
@@ -74,7 +75,7 @@ class Plausible:
         surprise: Sum over all coordinates of the squared answer divided by its expected variance
             (:meth:`~common.protocols.frame.Frame.surprise`). For honest sites it has about a χ² distribution.
         dimension: Number of coordinates, which is the number of degrees of freedom.
-        silence: The contribution of noise alone to ``surprise``.
+        silence: How much noise alone adds to ``surprise``.
         volumes: Each structure's name, and its number of voxels in the labels divided by that in the public mean shape.
     """
 

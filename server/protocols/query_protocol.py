@@ -51,7 +51,7 @@ class Answer(Protocol):
 
     Attributes:
         query: The query that was asked.
-        noisy_sum: Int64 array [d] in grid steps of 2⁻¹⁶, with noise.
+        noisy_sum: The noisy sum of the codes, int64 array [d] in steps of 2⁻¹⁶, for codes of d coordinates.
         voters: Number of voters whose codes it sums.
     """
 
@@ -136,7 +136,7 @@ class Label:
     Attributes:
         volume: The volume's hash.
         query: Id of the newest query that contributed.
-        probabilities: Float32 array [k, x, y, z].
+        probabilities: Float32 array [k, x, y, z] for k classes, the background first.
     """
 
     volume: str
@@ -236,7 +236,7 @@ class NetworkTraining:
 class Said(Protocol):
     """Computes labels from a study's stored answers, and tests of whether the answers are plausible.
 
-    Each is computed when it is asked for. All of it is post-processing of released answers.
+    A method computes its result when it is called. All results are post-processing of released answers.
     """
 
     def labels(self) -> Iterator[Label]:
@@ -247,12 +247,14 @@ class Said(Protocol):
         """Test whether the answers are as large as expected.
 
         Returns:
-            The result; None before the first answer, or if the protocol defines no expected size.
+            The test's result; None before the first answer, or if the protocol defines no expected size.
         """
         ...
 
     def doubts(self, *, draws: int) -> Iterator[Doubt]:
-        """Yield, for each volume, the label before any answer and how uncertain the noise makes the label afterwards.
+        """Yield for each volume its label before any answer, and how uncertain its label after the answers is.
+
+        The answers' noise causes this uncertainty. It is measured by samples from the label's posterior.
 
         Args:
             draws: Number of samples.

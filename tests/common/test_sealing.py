@@ -22,7 +22,7 @@ def test_the_core_reads_what_a_site_sealed():
 
 @pytest.mark.parametrize("change", [{"study": "c" * 64}, {"query": "c" * 64}, {"site": "south"}, {"attempt": 2}])
 def test_a_code_opens_only_under_its_own_study_query_site_and_attempt(change):
-    with pytest.raises(Refused, match="cannot be opened"):
+    with pytest.raises(Refused, match="cannot be decrypted"):
         unseal(sealed(), private_key=KEY, context=replace(CONTEXT, **change), dimension=5)
 
 
