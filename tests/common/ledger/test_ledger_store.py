@@ -561,7 +561,7 @@ def test_an_old_schema_is_migrated_once_by_its_hook(world: World, monkeypatch: p
 
     monkeypatch.setattr(sqlite_file, "SCHEMA_VERSION", 2)
     monkeypatch.setitem(sqlite_file.MIGRATIONS, 1, upgrade)
-    with pytest.raises(InvalidInput, match="migrate.*consilium study run"):
+    with pytest.raises(InvalidInput, match="consilium study run"):
         Ledger.open(world.path)
     for _ in range(2):
         with Ledger.open(world.path, signing_key=world.key) as ledger:
