@@ -2,15 +2,18 @@
 
 The appearance query calls it. A voxel's probability for a structure is proportional to two factors: the public atlas at
 this voxel, and the likelihood of the voxel's values for the structure. A mean-field approximation makes the label agree
-with those of neighbouring voxels. In each pass the atlas is shifted as a whole to where the structures were found, and
-a bias gives the structures the mean size of public shapes. If there is a public start, a network trained on public data
-alone, its prediction is a further factor. Controls use the same function, with the appearance that is assumed before
-any answer. Everything here is post-processing. The module imports torch only to measure how far public shapes overlap.
+with those of neighbouring voxels. After each pass a volume's own prior replaces the atlas. Where public shapes overlap,
+this prior is the public shape nearest to the label; elsewhere it is the atlas, shifted as a whole to where the
+structures were found. A bias gives the structures the mean size of public shapes. If there is a public start, a network
+trained on public data alone, its prediction is a further factor. Controls use the same function, with the appearance
+that is assumed before any answer. Everything here is post-processing. The module imports torch only to measure how far
+public shapes overlap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float
@@ -43,11 +46,16 @@ START_SHARE = 0.5
 """Exponent of the public start's prediction. It is below 1 because the start and the atlas come from the same maps."""
 
 PLACED = 0.15
-"""A public start is used if the mean Dice between the codec's shapes and their mean is at least this."""
+"""Public shapes overlap if the mean Dice between the codec's shapes and their mean is at least this. Only then a public
+start is trained, and only then a label's nearest public shape is a prior for this label.
+"""
 
 PASSES, FIELD_PASSES = 4, 4
 BINS = 64
-LABELS = (SHAPES, BLUR, FLOOR, SHARPNESS, FAR, COUPLING, NEAR, START_SHARE, PLACED, PASSES, FIELD_PASSES, BINS)
+VERSION = 2
+"""Raised by every other change of this module that changes labels. Since 2, public shapes are priors of labels."""
+
+LABELS = (VERSION, SHAPES, BLUR, FLOOR, SHARPNESS, FAR, COUPLING, NEAR, START_SHARE, PLACED, PASSES, FIELD_PASSES, BINS)
 """All constants of this module that change labels. The digest of a network trained on the labels includes them."""
 
 
@@ -109,6 +117,7 @@ def labelled(
     evidence = [_evidence(image, atlas[0], look) for image in images]
     if begun is not None:
         evidence = [seen + START_SHARE * _said(start) for seen, start in zip(evidence, begun, strict=True)]
+    prior = partial(_nearest, codec) if placed(codec) else partial(_moved, atlas)
     places, bias = [np.log(atlas)] * len(images), np.zeros(len(mean))
     found: list[np.ndarray] = []
     for _ in range(PASSES):
@@ -119,7 +128,7 @@ def labelled(
             for _ in range(FIELD_PASSES):
                 label = _softmax(fields + COUPLING * np.stack([gaussian_filter(one, NEAR) for one in label]))
             found.append(label)
-            places[row] = np.log(_moved(atlas, label))
+            places[row] = np.log(prior(label))
         shares = np.mean([label.reshape(len(mean), -1).mean(axis=1) for label in found], axis=0)
         bias += np.clip(np.log((sizes + FLOOR / 10) / (shares + FLOOR / 10)), -2, 2)
         bias -= bias[0]
@@ -151,6 +160,11 @@ def _evidence(
     evidence *= SHARPNESS
     result: np.ndarray = np.maximum(evidence - evidence.max(axis=0), -FAR)
     return result
+
+
+def _nearest(codec: LinearCodec, label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
+    """Return the public shape that is nearest to a label: what the codec keeps of it."""
+    return _normal(codec.decode(codec.encode(label.astype(np.float32)), noise_std=0.0).astype(np.float64) + FLOOR)
 
 
 def _moved(atlas: Float[np.ndarray, "k x y z"], label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:

@@ -118,3 +118,21 @@ def test_looks_of_tumours_in_four_contrasts_come_through_the_clip_in_four_rounds
         frame = frame.after(seen, noise_std=NOISE, radius=1.0)
     short = np.abs(frame.centre - looks).reshape(3, 2, 4)[:, 0]
     assert short.max() < 0.4, short
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_nearest_public_shape_is_a_labels_prior_only_where_public_shapes_overlap(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the nearest shape were always the mean shape, labels would differ where shapes overlap, and nowhere else."""
+    near = [ball((x, y, 8)) for x in (10, 12, 14) for y in (10, 12, 14)]
+    used = codec_of(near if overlap else anywhere(np.random.default_rng(4)), labels=2)
+    rng, truth = np.random.default_rng(3), ball((14, 14, 8))
+    image = np.where(truth == 1, rng.normal(2.0, 0.5, GRID), rng.normal(0.0, 1.0, GRID))[None].astype(np.float32)
+    (label,) = labelled([image], used, DOUBTED)
+    monkeypatch.setattr(PcaCodec, "encode", lambda self, _probabilities: np.zeros(self.dimension))
+    (of_mean,) = labelled([image], used, DOUBTED)
+    assert np.array_equal(label, of_mean) is not overlap
+    if overlap:
+        dice = [dice_per_class(one.argmax(axis=0).astype(np.uint8), truth, 2)[0] for one in (label, of_mean)]
+        assert dice[0] > dice[1]
