@@ -54,6 +54,12 @@ PublicMaps = Annotated[
 Paired = Annotated[
     int, typer.Option("--paired", help="Number of public volumes that are published with their label maps.", min=0)
 ]
+PairedFrom = Annotated[
+    str,
+    typer.Option(
+        "--paired-from", help="Name of the hospital that publishes the pairs; it is no party, and is not scored."
+    ),
+]
 Grid = Annotated[str, typer.Option("--grid", help="Grid in voxels, e.g. 32,48,32; by default that of the public maps.")]
 Spacing = Annotated[str, typer.Option("--spacing", help="Voxel spacing in mm; by default that of the public maps.")]
 Labels = Annotated[str, typer.Option("--labels", help="Label names, background first; by default those of the data.")]
@@ -139,6 +145,7 @@ def utility(
     public_images: PublicImages = 30,
     public_maps: PublicMaps = 10,
     paired: Paired = 0,
+    paired_from: PairedFrom = "",
     grid: Grid = "",
     spacing: Spacing = "",
     labels: Labels = "",
@@ -173,7 +180,11 @@ def utility(
         int, typer.Option(help="Number of repetitions; without --test each uses another fifth for validation.")
     ] = 5,
     central: Annotated[
-        bool, typer.Option("--central", help="Also train with DP-SGD on all patients in one place.")
+        bool,
+        typer.Option(
+            "--central",
+            help="Also train with DP-SGD: on all patients in one place, and at each hospital near the hospitals' mean.",
+        ),
     ] = False,
     offsets: Annotated[
         bool, typer.Option("--offsets", help="Also run a control with the releases shuffled between volumes.")
@@ -245,7 +256,8 @@ def utility(
         raise InvalidInput("--report with --ablate", limit="one of them", remedy="choose on development cases")
     counts = SplitCounts(hospitals, public_images=public_images, label_maps=public_maps, paired=paired)
     scored = REPORT if report else DEVELOPMENT
-    source = _source(BenchData(data, counts, layout, sites, test, names(labels), names(channels), scored=scored))
+    terms_of_data = (data, counts, layout, sites, test, names(labels), names(channels))
+    source = _source(BenchData(*terms_of_data, paired_from=paired_from, scored=scored))
     patients = source.hospitals()
     voters = voters or _planned_voters(patients, Budget(epsilon, delta), unit)
     on = study_data(source, grid=grid, spacing=spacing)

@@ -95,6 +95,8 @@ class BenchData:
         labels: Names of the labels, if the dataset has none or others are wanted.
         channels: Names of the channels, if the dataset has none or others are wanted.
         tested: Number of cases to score on, chosen at random for each seed, in place of a fold.
+        paired_from: The hospital whose cases are the public pairs; its other cases play no role. If empty, the pairs
+            come from all hospitals.
         scored: Part of the patients (:func:`~research.reports.part_of`) that students are scored on; the others may
             play any other role.
     """
@@ -107,6 +109,7 @@ class BenchData:
     labels: tuple[str, ...] = ()
     channels: tuple[str, ...] = ()
     tested: int = 0
+    paired_from: str = ""
     scored: str = DEVELOPMENT
 
     def read(self) -> Dataset:
@@ -127,13 +130,32 @@ class BenchData:
         """
         counts = replace(self.counts, validation=0, test=self.tested)
         folds = None if self.test is not None or self.tested else ROTATIONS
+        paired: tuple[Case, ...] = ()
+        if self.paired_from:
+            dataset, paired = self._one_publishes(dataset, seed=seed)
+            counts = replace(counts, paired=0)
         split = plan_split(dataset, counts, seed=seed, folds=folds, tests=self._scores)
+        split = replace(split, paired=paired or split.paired)
         return split if counts.label_maps else replace(split, label_maps=split.public_images)
 
     def names(self) -> Iterator[str]:
         """Yield the names of the patients that may be scored, of both parts."""
         where = self.read() if self.test is None else open_dataset(self.test, layout=self.layout)
         return (case.patient or case.id for case in where.labelled)
+
+    def _one_publishes(self, dataset: Dataset, *, seed: int) -> tuple[Dataset, tuple[Case, ...]]:
+        """Return the dataset without the hospital that publishes the pairs, and the pairs, drawn by the seed."""
+        own = [case for case in dataset.labelled if case.hospital == self.paired_from]
+        if len(own) < self.counts.paired or not self.counts.paired:
+            raise InvalidInput(
+                f"cases of {self.paired_from}",
+                value=len(own),
+                limit=f"at least 1 and at least the number of pairs, {self.counts.paired}",
+                remedy="give --paired, and a hospital of the table of sites that has as many cases",
+            )
+        drawn = np.random.default_rng([2, seed]).permutation(len(own))[: self.counts.paired]
+        others = tuple(case for case in dataset.cases if case.hospital != self.paired_from)
+        return replace(dataset, cases=others), tuple(own[row] for row in sorted(drawn))
 
     def _scores(self, name: str) -> bool:
         return part_of(name) == self.scored

@@ -22,7 +22,11 @@ SHARED = "shuffled_offsets"
 ARMS = ("student", *CONTROLS, "non_private")
 CENTRAL = "central_dp_sgd"
 CENTRAL_PAPER = "central_dp_sgd_clip_4"
-BOUNDS = ("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data", CENTRAL, CENTRAL_PAPER)
+SILOS, SILOS_MEAN = "silo_dp_sgd", "silo_dp_sgd_mean"
+BOUNDS = (
+    *("mean_teacher", "ensemble", "mean_teacher_m1", "ensemble_m1", "all_data"),
+    *(CENTRAL, CENTRAL_PAPER, SILOS, SILOS_MEAN),
+)
 RECIPE = (FRAME, MAX_COORDINATES, RESIDUAL, TEMPERATURE, MAX_ROWS, MAX_WEIGHTS)
 """Constants of the joint recipe; they are part of the name of stored results."""
 
@@ -47,7 +51,8 @@ class Setting:
         queries: Number of queries of a recipe with one query per volume.
         teacher: Training recipe of a teacher.
         student: Training recipe of the student.
-        central: True to train with DP-SGD on all patients in one place too, at the same (ε, δ) for one patient.
+        central: True to train with DP-SGD too, at the same (ε, δ) for one patient: on all patients in one place, and at
+            each hospital (:mod:`research.silos`).
         rounds: Number of rounds of the recipes ``joint`` and ``appearance``.
         paired: Number of public cases with labels, in a joint query.
         colluders: Sites that may collude in a sealed sum, whose noise is drawn at the sites; None for an open study.

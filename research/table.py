@@ -20,7 +20,18 @@ from common.metrics import mean_present
 from common.privacy.figures import delta_text, epsilon_text
 from research.ablation import VARIANTS
 from research.scores import at_site
-from research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, settings_json
+from research.setting import (
+    ARMS,
+    BOUNDS,
+    CENTRAL,
+    CENTRAL_PAPER,
+    SHARED,
+    SILOS,
+    SILOS_MEAN,
+    Setting,
+    mean_noise,
+    settings_json,
+)
 from server.planning.recommend import PAIRS, predicted_gain
 from server.protocols.controls import CONTROLS
 
@@ -39,6 +50,8 @@ NAMES = {
     "all_data": "one network on all patients",
     CENTRAL: "DP-SGD on all patients, unit patient",
     CENTRAL_PAPER: "the same, every layer clipped to 4",
+    SILOS: "DP-SGD at each hospital near the hospitals' mean, mean over hospitals",
+    SILOS_MEAN: "the mean of these networks' weights",
 }
 """Name of each row in the table."""
 

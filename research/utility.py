@@ -33,7 +33,8 @@ from research.home import CHOSEN, HOME, measure_home
 from research.kept import Numbers, array_hash, weights_hash
 from research.roles import Cases
 from research.scores import at_site, scored
-from research.setting import CENTRAL, CENTRAL_PAPER, SHARED
+from research.setting import CENTRAL, CENTRAL_PAPER, SHARED, SILOS, SILOS_MEAN
+from research.silos import at_silos
 from server.postprocess.networks import fit_once
 from server.protocols.public_start import Start
 from server.protocols.query_protocol import FitFiles, Lesson, protocol_of
@@ -197,6 +198,12 @@ def bounds(bench: Bench, teachers: list[torch.nn.Module], start: Start | None, c
         if bench.setting.central and name not in cell.values():
             report(name)
             cell.add(bench.scored(name, central(bench, start, layer_clip=clip)))
+    if bench.setting.central and SILOS not in cell.values():
+        report(SILOS)
+        networks, mean = at_silos(bench, start)
+        each = [bench.scored(SILOS, network) for network in networks]
+        cell.add({name: mean_present(values[name] for values in each) for name in each[0]})
+        cell.add(bench.scored(SILOS_MEAN, mean))
 
 
 def of_teachers(bench: Bench, teachers: list[torch.nn.Module], *, suffix: str = "") -> dict[str, float]:

@@ -161,6 +161,22 @@ def at_home() -> str:
     return markdown([*head, *figures], rows)
 
 
+def many_at_home() -> str:
+    """What forty hospitals of three patients have alone, in the student, and by every way of `consilium site adapt`."""
+    rows = []
+    for part in PARTS:
+        hospitals = _home(f"utility/hippocampus-40-{part}").values()
+        for way in next(iter(hospitals))["ways"] if hospitals else ():
+            dice = statistics.mean(one["ways"][way]["mean"] for one in hospitals)
+            gains = [one["ways"][way]["over_own"]["mean"] for one in hospitals]
+            over = [figure(of(gains), sign=True) for of in (statistics.mean, min, max)]
+            ahead = f"{sum(each > 0 for each in gains)} of {len(gains)}"
+            words = [f"{part} cases", "alone" if way == "own" else way.replace("-", " "), figure(dice)]
+            rows.append([*words, *(("", "", "", "") if way == "own" else (*over, ahead))])
+    head = ["scored on", "network", "mean Dice", "mean gain over alone", "least", "largest", "hospitals that gain"]
+    return markdown(head, rows)
+
+
 def _home(name: str) -> dict[str, Any]:
     """The figures of ``--home`` by hospital; none without such a record."""
     return _record(name).get("home", {}) if (RESULTS / f"{name}.json").exists() else {}
@@ -263,6 +279,8 @@ def table(name: str) -> str:
         return recipe(SETTINGS[name])
     if name == "utility/at-home":
         return at_home()
+    if name == "utility/many-at-home":
+        return many_at_home()
     if name.endswith("-blocks"):
         return heard(_record(name.removesuffix("-blocks")))
     kind = name.partition("/")[0]

@@ -183,3 +183,18 @@ def test_uneven_hospitals_are_each_beside_the_student_in_table_and_json(tmp_path
     text = io.StringIO()
     render(document, Console(file=text, width=200))
     assert all(name in text.getvalue() for name in ("left", "right", "HD95", "its own teacher", "on its own cases"))
+
+
+def test_one_hospital_publishes_the_pairs_and_is_neither_party_nor_scored(tmp_path: Path) -> None:
+    source = replace(boxes(tmp_path), paired_from="B")
+    dataset, pairs = source.read(), set()
+    for seed in range(5):
+        split = source.split(dataset, seed=seed)
+        assert {case.hospital for case in split.paired} == {"B"}
+        assert len(split.paired) == COUNTS.paired
+        others = (*split.test, *split.public_images, *split.label_maps, *(c for s in split.sites.values() for c in s))
+        assert {case.hospital for case in others} == {"A", "C"} == set(split.sites)
+        pairs.add(tuple(case.id for case in split.paired))
+    assert len(pairs) > 1
+    with pytest.raises(InvalidInput, match="cases of C"):
+        replace(source, paired_from="C").split(dataset, seed=0)

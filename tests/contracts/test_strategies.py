@@ -67,7 +67,7 @@ def test_what_is_asked_for_is_what_a_strategy_trains_with() -> None:
 
 def test_a_private_network_begins_by_answering_background() -> None:
     """Half of a short training would go into learning that structures are small."""
-    first = teachers._network(part(), RECIPE, 1)
+    first = teachers.untrained(part(), RECIPE, seed=1)
     assert predict(first, part().images[0])[1].mean() < 0.15
 
 

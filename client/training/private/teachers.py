@@ -93,7 +93,7 @@ def train_privately(
         InvalidInput: If the part has more patients than the plan, the start has other weights, or the strategy refuses
             the network.
     """
-    model = _network(part, recipe, seed)
+    model = untrained(part, recipe, seed=seed)
     if start is not None:
         load_weights(start, model)
     patients = Patients(
@@ -116,7 +116,7 @@ def train_privately(
     strategy: VolumeStrategy = registered(STRATEGIES[settings.strategy])(setup)
     told = None if on_step is None else lambda step: on_step(step, math.nan)
     spent = run(strategy, journal, checkpoint=checkpoint, on_step=told)
-    fresh = _network(part, recipe, seed)
+    fresh = untrained(part, recipe, seed=seed)
     load_weights_into(fresh, strategy.weights)
     fresh.eval()
     return PrivatelyTrained(fresh, spent.event, spent.applied, spent.seconds, strategy.deviations)
@@ -139,10 +139,18 @@ def check_network(recipe: TrainingConfig, settings: PrivateSettings, *, channels
     registered(STRATEGIES[settings.strategy])(Setup(model, nobody, settings, 1, 0, False))
 
 
-def _network(part: Part, recipe: TrainingConfig, seed: int) -> torch.nn.Module:
+def untrained(part: Part, recipe: TrainingConfig, *, seed: int) -> torch.nn.Module:
     """Return a new network whose output bias favours background; the bias is a constant, not a statistic of data.
 
     With a bias of zero, the first half of a short private training only learns that structures are small.
+
+    Args:
+        part: The patients, of which only the numbers of channels and classes are used.
+        recipe: The recipe of the training.
+        seed: Seed of the first weights.
+
+    Returns:
+        The network.
     """
     model = build_unet(
         recipe.channels, network=recipe.network, in_channels=part.images.shape[1], out_channels=part.classes, seed=seed
