@@ -165,7 +165,7 @@ def many_at_home() -> str:
     """What forty hospitals of three patients have alone, in the student, and by every way of `consilium site adapt`."""
     rows = []
     for part in PARTS:
-        hospitals = _home(f"utility/hippocampus-40-{part}").values()
+        hospitals = _home(f"home/hippocampus-40-{part}").values()
         for way in next(iter(hospitals))["ways"] if hospitals else ():
             dice = statistics.mean(one["ways"][way]["mean"] for one in hospitals)
             gains = [one["ways"][way]["over_own"]["mean"] for one in hospitals]
@@ -279,7 +279,7 @@ def table(name: str) -> str:
         return recipe(SETTINGS[name])
     if name == "utility/at-home":
         return at_home()
-    if name == "utility/many-at-home":
+    if name == "home/forty":
         return many_at_home()
     if name.endswith("-blocks"):
         return heard(_record(name.removesuffix("-blocks")))
