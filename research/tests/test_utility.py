@@ -32,7 +32,18 @@ from research.asked import noised
 from research.bench import Bench
 from research.home import CHOSEN, HOME
 from research.scores import at_site, named
-from research.setting import ARMS, BOUNDS, CENTRAL, CENTRAL_PAPER, SHARED, Setting, mean_noise, study_of
+from research.setting import (
+    ARMS,
+    BOUNDS,
+    CENTRAL,
+    CENTRAL_PAPER,
+    SHARED,
+    SILOS,
+    SILOS_MEAN,
+    Setting,
+    mean_noise,
+    study_of,
+)
 from research.table import ablation_summary, render, render_ablation, summary
 from research.tests.patients import DATA, balls, deal
 from research.utility import OFFSETS, BenchAnswers, run, run_part
@@ -57,7 +68,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 def test_a_bench_has_every_arm_and_a_second_run_trains_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     stages: list[str] = []
     first = run(bench, stages.append)
-    arms = {*ARMS, *BOUNDS, "labels"} - {CENTRAL, CENTRAL_PAPER}
+    arms = {*ARMS, *BOUNDS, "labels"} - {CENTRAL, CENTRAL_PAPER, SILOS, SILOS_MEAN}
     assert {name for name in first if "|" not in name and "@" not in name} == arms
     assert {name for name in run_part(bench, OFFSETS, stages.append) if "|" not in name and "@" not in name} == {SHARED}
     assert all(0 <= first[arm] <= 1 and first[arm] == first[named(arm, "dice", "core")] for arm in arms)
@@ -201,7 +212,7 @@ def test_dp_sgd_on_pooled_patients_is_run_only_when_asked_for(bench: Bench, monk
 
     monkeypatch.setattr(utility, "train_privately", trained)
     row = run(bench.at(replace(SETTING, voters=1, central=True)), lambda _stage: None)
-    assert {CENTRAL, CENTRAL_PAPER} <= row.keys()
+    assert {CENTRAL, CENTRAL_PAPER, SILOS, SILOS_MEAN} <= row.keys()
     assert seen == [(8, "replace-one", 8.0, False), (8, "replace-one", 8.0, 4.0)]
 
 
