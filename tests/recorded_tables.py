@@ -284,7 +284,7 @@ def table(name: str) -> str:
     if name.endswith("-blocks"):
         return heard(_record(name.removesuffix("-blocks")))
     kind = name.partition("/")[0]
-    return {"utility": rotations, "codecs": codecs, "digits": digits, "tables": plain, "private": private}[kind](
+    return {"utility": rotations, "pairs": rotations, "codecs": codecs, "digits": digits, "tables": plain, "private": private}[kind](
         _record(name)
     )
 
