@@ -23,7 +23,7 @@ from research.recipes import PUBLISHED
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MARK = re.compile(
-    r"(<!-- recorded: ((?:codecs|digits|private|tables|utility)/[a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- recorded: ((?:codecs|digits|home|pairs|private|tables|utility)/[A-Za-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
 
