@@ -101,9 +101,9 @@ def test_a_missing_site_file_says_what_to_do(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("epsilon", "epslion", "did you mean 'epsilon'?"),
-        ("root_certificates", "root_certificate", "did you mean 'root_certificates'?"),
-        ('pool = "', 'poool = "', "did you mean 'pool'?"),
+        ("epsilon", "epslion", "'epsilon'"),
+        ("root_certificates", "root_certificate", "'root_certificates'"),
+        ('pool = "', 'poool = "', "'pool'"),
         ('superlink = "', 'superlink = "no-port', "allowed: HOST:PORT"),
     ],
 )

@@ -193,10 +193,10 @@ def test_a_second_code_without_a_withdrawal_in_between_is_no_ledger(fed: Federat
     queries, ledger = fed.planned()[:1], ledger_of(fed)
     ask(fed, queries)
     body = next(row.body for row in ledger.rows() if row.kind == "code")
-    with pytest.raises(LedgerCorrupt, match="only after a patient was withdrawn"), ledger._writing():
+    with pytest.raises(LedgerCorrupt, match="code of query"), ledger._writing():
         write_raw(ledger, "code", parse_body(body))
     withdraw(fed, 1)
-    with pytest.raises(LedgerCorrupt, match="which no earlier row introduces"), ledger._writing():
+    with pytest.raises(LedgerCorrupt, match="d" * 64), ledger._writing():
         write_raw(ledger, "code", parse_body(body) | {"teachers": "d" * 64})
 
 

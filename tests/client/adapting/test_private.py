@@ -89,13 +89,13 @@ def test_the_network_says_what_it_cost_and_the_ledger_has_the_charge(site: Path)
     facts = privacy_of(bundle)
     assert facts["may_leave"] is True
     assert f"ε = {np.ceil(epsilon * 100) / 100:.4g}"[:7] in str(facts["guarantees"][1])
-    assert "whose own guarantee is: guaranteed (ε, δ)" in str(facts["statement"])
+    assert "guaranteed" in str(facts["statement"])
     status = json.loads(RUN.invoke(site_app, ["status", "--site-dir", str(site), "--json"]).stdout)
     assert status["trainings"]["adapted"]["epsilon"] >= epsilon_of(
         event, delta=status["trainings"]["adapted"]["delta"], neighbours=Neighbours.REPLACE_ONE
     )
     text = RUN.invoke(site_app, ["status", "--site-dir", str(site)]).stdout
-    assert "networks adapted here that may leave" in text
+    assert "networks adapted here" in text
     assert open_bundle(bundle).data.labels == ("background", "body")
 
 
@@ -117,7 +117,9 @@ def test_a_student_that_is_not_the_signed_one_is_refused_before_anything_is_char
     with torch.no_grad():
         next(iter(other.parameters())).add_(1.0)
     save_weights(weights, other)
-    assert "not the one that the server signed" in refused(site, *DP)
+    words = refused(site, *DP)
+    assert "signed" in words
+    assert "student pull" in words
     (site / "student" / "statement.json").unlink()
     assert "student pull" in refused(site, *DP)
     assert events(site) == []
@@ -128,7 +130,7 @@ def test_running_it_again_is_charged_once_and_another_one_wants_again(site: Path
     adapted(site, *DP)
     assert len(events(site)) == 1
     words = refused(site, "--strategy", "dp-sgd", "--epsilon", "0.5", "--steps", "3")
-    assert "patients of the adapted network were already charged for a private training" in words
+    assert "--again" in words
     assert len(events(site)) == 1
     adapted(site, "--strategy", "dp-sgd", "--epsilon", "0.5", "--steps", "3", "--again")
     assert len(events(site)) == 2
@@ -159,7 +161,8 @@ def test_nothing_that_is_chosen_on_patients_goes_with_a_strategy(site: Path) -> 
     for words in (["--epsilon", "8"], ["--again"], ["--noise-multiplier", "2"]):
         assert "with --strategy" in refused(site, *words)
     assert "without an epsilon" in refused(site, "--strategy", "dp-sgd")
-    assert "dp-sgd, dp-mac or dp-bbb" in refused(site, "--strategy", "standard")
+    words = refused(site, "--strategy", "standard")
+    assert all(name in words for name in ("'standard'", "dp-sgd", "dp-mac", "dp-bbb"))
     assert events(site) == []
 
 

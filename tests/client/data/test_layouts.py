@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -191,7 +192,7 @@ def test_the_sites_names_are_mapped_to_the_studys_and_nothing_is_guessed(tmp_pat
         "index\tname\n17\tLeft-Edema\n53\tright edema\n9\tCORE\n4\tbone\n"
     )
     found = open_dataset(root)
-    with pytest.raises(InvalidInput, match=r"to fix: map each") as caught:
+    with pytest.raises(InvalidInput, match="--label-map") as caught:
         match_study(found, DATA)
     assert all(word in str(caught.value) for word in ("17 = Left-Edema", "53 = right edema", "4 = bone"))
     assert "CORE" not in str(caught.value)
@@ -221,7 +222,7 @@ def test_channels_of_unknown_names_are_mapped_or_refused(tmp_path: Path) -> None
     index["channel_names"] = {"0": "noNorm", "1": "gad", "2": "T2", "3": "FLAIR"}
     (root / "dataset.json").write_text(json.dumps(index))
     found = open_dataset(root)
-    with pytest.raises(InvalidInput, match=r"missing from the data.*to fix"):
+    with pytest.raises(InvalidInput, match=r"'noNorm', 'gad'.*--label-map"):
         match_study(found, DATA)
     case = match_study(found, DATA, channels={"noNorm": "T1", "gad": "T1c"}).cases[0]
     seen = [int(np.asarray(nib.load(path).dataobj).max()) for path in case.images]
@@ -293,9 +294,9 @@ def test_a_scan_that_is_there_twice_under_one_patient_is_used_once(tmp_path: Pat
         (root / f"imagesTr/p2_{name}").write_bytes((root / f"imagesTr/p1_{name}").read_bytes())
     found = open_for_training(root, DATA, DatasetSettings())
     assert [case.id for case in found.cases] == ["p0", "p1"]
-    assert [(problem.case, problem.reason) for problem in found.problems] == [
-        ("p2", "the same scan as p1; to fix: remove one of them")
-    ]
+    (problem,) = found.problems
+    assert problem.case == "p2"
+    assert " p1;" in problem.reason
 
 
 def nnunet_index(**changes: Any) -> dict[str, Any]:
@@ -306,7 +307,7 @@ def nnunet_index(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("index", "word"),
     [
-        (nnunet_index(labels={"background": 0, "whole": [1, "2"]}), "numbers of a region"),
+        (nnunet_index(labels={"background": 0, "whole": [1, "2"]}), "region"),
         (nnunet_index(labels={"background": 0, "whole": [1, 1]}), "labels"),
         (nnunet_index(labels={"background": 0, "a": 1, "b": 1}), "labels"),
         (nnunet_index(labels={"a": 1, "b": 2}), "background is 0"),
@@ -330,13 +331,14 @@ def test_a_session_with_two_candidates_is_left_out_and_says_what_to_do(tmp_path:
     save(root / "derivatives/manual/sub-c/anat/sub-c_dseg.nii.gz", 1)
     found = match_study(open_dataset(root), DATA)
     reasons = {problem.case: problem.reason for problem in found.problems}
-    assert reasons == {
-        "sub-a_ses-1": "several T1w images in one session; to fix: name the one to use by its run in "
-        "[bids.T1w] of site.toml",
-        "sub-b_ses-1": "several label maps in one session; to fix: name the one to use by its desc in "
-        "[bids.dseg] of site.toml",
-        "sub-c": "a label map without an image; to fix: put the image beside it, or correct [bids] in site.toml",
+    wanted = {
+        "sub-a_ses-1": r"several T1w .* run in \[bids\.T1w\] of site\.toml",
+        "sub-b_ses-1": r"several label maps .* desc in \[bids\.dseg\] of site\.toml",
+        "sub-c": r"without an image; .*\[bids\] in site\.toml",
     }
+    assert reasons.keys() == wanted.keys()
+    for case, reason in wanted.items():
+        assert re.search(reason, reasons[case])
     assert [case.id for case in found.cases] == ["sub-b_ses-2"]
 
 
@@ -344,7 +346,7 @@ def test_two_label_maps_that_nothing_tells_apart_are_left_to_a_table(tmp_path: P
     root = make_bids(tmp_path / "set")
     save(root / "derivatives/auto/sub-b/ses-1/anat/sub-b_ses-1_dseg.nii.gz", 1)
     (problem,) = match_study(open_dataset(root), DATA).problems
-    assert "keep only one of them in the folder, or list the cases in a cases.csv" in problem.reason
+    assert "cases.csv" in problem.reason
 
 
 def test_two_images_of_a_contrast_the_study_does_not_use_stop_nobody(tmp_path: Path) -> None:
@@ -403,7 +405,7 @@ def test_the_sites_choice_says_which_of_several_label_maps_is_meant(tmp_path: Pa
 def test_a_choice_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     root = make_bids(tmp_path / "bids")  # whether anybody has a T3w is a matter of data, which refuse nothing
     assert open_dataset(root, choice={"T3w": {"run": "1"}}) == open_dataset(root)
-    with pytest.raises(InvalidInput, match="not in BIDS layout"):
+    with pytest.raises(InvalidInput, match=r"\[bids\] .*'msd'.*site\.toml"):
         open_dataset(make_msd(tmp_path / "msd"), choice={"T1w": {"run": "1"}})
     for text in ("bids = 3\n", "[bids]\nT1w = 1\n", "[bids.T1w]\nrun = 1\n"):
         (tmp_path / "names.toml").write_text(text)
@@ -476,7 +478,7 @@ def test_a_row_that_cannot_be_used_costs_one_case(tmp_path: Path) -> None:
     reasons = [problem.reason for problem in found.problems]
     assert all(reason.count("; to fix: ") == 1 for reason in reasons)
     assert any("listed twice" in reason for reason in reasons)
-    assert any("leaves the data directory" in reason for reason in reasons)
+    assert any("leaves" in reason for reason in reasons)
     assert any("not a .nii" in reason for reason in reasons)
     assert any("missing" in reason for reason in reasons)
     assert any("not named" in reason for reason in reasons)

@@ -153,7 +153,7 @@ def test_modes_and_times_are_left_as_they_are_and_copying_a_file_still_works(fol
 def test_a_program_that_takes_too_long_is_ended_with_all_it_started(folder: Path) -> None:
     code = "import subprocess as s, time; print(s.Popen(['/bin/sleep', '600']).pid, flush=True); time.sleep(600)"
     started = time.monotonic()
-    with pytest.raises(DaemonFailed, match="did not end within 1 s"):
+    with pytest.raises(DaemonFailed, match=r"within 1 s"):
         run(folder, code, timeout_s=1)
     assert time.monotonic() - started < 10
     child = int((folder / "log").read_text())
@@ -243,7 +243,7 @@ def decide(program: bytes, machine: int, number: int, arguments: tuple[int, ...]
 
 def test_a_kernel_that_cannot_confine_runs_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confined, "_landlock_version", lambda: 0)
-    with pytest.raises(InvalidInput, match="to fix: add landlock"):
+    with pytest.raises(InvalidInput, match=r"landlock.*lsm="):
         run(folder, "open('answer', 'w')")
     assert list((folder / "out").iterdir()) == []
 

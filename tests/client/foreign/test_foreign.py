@@ -181,7 +181,7 @@ def patient(site: Path) -> None:
 
 def test_unit_patient_takes_no_teacher_that_was_not_trained_by_slots(site: Path, made: Path) -> None:
     patient(site)
-    with pytest.raises(InvalidInput, match="got 'patient'; allowed: hospital; to fix: train teachers with"):
+    with pytest.raises(InvalidInput, match=r"'patient'; allowed: hospital;.*site train"):
         bring.add(site, copying(made))
     assert not (site / "teachers" / "voter-000").exists()
 
@@ -192,7 +192,7 @@ def test_files_laid_by_hand_are_refused_by_the_worker_of_a_study_of_unit_patient
     shutil.copytree(site, other, ignore=shutil.ignore_patterns("site-ledger*"))
     patient(other)
     consent(other, by="Ada", sheet="")
-    with pytest.raises(InvalidInput, match="added and not trained here"):
+    with pytest.raises(InvalidInput, match=r"'patient'; allowed: hospital;.*site train"):
         open_worker(other)
 
 
@@ -235,7 +235,7 @@ def test_a_model_changed_while_the_worker_runs_is_a_zero_vote(site: Path, made: 
     bring.add(site, copying(mine))
     teacher = ForeignTeacher.load(voter_directory(site / "teachers", 0), DATA)
     (mine / "label.nii").write_bytes(b"another")
-    with pytest.raises(InvalidInput, match="differs from the one on record"):
+    with pytest.raises(InvalidInput, match=r"label\.nii.*site teacher add"):
         teacher.ask(nifti(noise()))
 
 
@@ -257,7 +257,7 @@ def test_a_bundle_s_zip_file_writes_nowhere_else(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
         archive.writestr("configs/inference.json", "{}")
         archive.writestr("../outside", "x")
-    with pytest.raises(InvalidInput, match="entry of the bundle"):
+    with pytest.raises(InvalidInput, match="outside"):
         bring._copied(tmp_path / "b.zip", tmp_path / "model")
     assert not (tmp_path / "outside").exists()
 
@@ -323,7 +323,7 @@ def test_what_is_no_json_is_refused_as_metadata_and_as_a_declaration(tmp_path: P
     (tmp_path / "configs").mkdir()
     for path in (tmp_path / DECLARED, tmp_path / "configs/metadata.json"):
         path.write_bytes(text)
-    with pytest.raises(InvalidInput, match="to fix: name the label of each output"):
+    with pytest.raises(InvalidInput, match="--labels"):
         bring._own_labels(ForeignKind.BUNDLE, tmp_path, DATA)
     with pytest.raises(InvalidInput, match="site teacher add"):
         Declared.read(tmp_path / DECLARED)
@@ -347,7 +347,7 @@ def test_a_bundle_whose_link_leads_out_of_its_folder_copies_nothing_of_this_user
     assert (tmp_path / "model/models/latest.pt").read_text() == "{}"
     for target in (tmp_path / "private", tmp_path, "../../private"):
         (tmp_path / "bundle/models/model.pt").symlink_to(target)
-        with pytest.raises(InvalidInput, match="link in the folder of a teacher"):
+        with pytest.raises(InvalidInput, match=r"models/model\.pt.*cp -rL"):
             bring._copied(tmp_path / "bundle", tmp_path / "again")
         assert not (tmp_path / "again").exists()
         (tmp_path / "bundle/models/model.pt").unlink()
@@ -376,13 +376,13 @@ MAPPING = {0: 0, 1: 1, 2: 2}
 @pytest.mark.parametrize(
     ("array", "affine", "word"),
     [
-        (np.full((1, 16, 16, 16), 3.0), np.eye(4), "values in the teacher's label map"),
-        (np.full((1, 16, 16, 16), 0.5), np.eye(4), "values in the teacher's label map"),
+        (np.full((1, 16, 16, 16), 3.0), np.eye(4), "label map"),
+        (np.full((1, 16, 16, 16), 0.5), np.eye(4), "label map"),
         (np.full((3, 16, 16, 16), np.nan), np.eye(4), "NaN or infinite"),
-        (np.full((3, 16, 16, 16), 0.5), np.eye(4), "probabilities that sum to 1"),
-        (np.stack([np.full((16, 16, 16), v) for v in (-1.0, 1.0, 1.0)]), np.eye(4), "probabilities that sum to 1"),
-        (np.full((2, 16, 16, 16), 0.5), np.eye(4), "channels of the teacher's output"),
-        (np.full((4, 16, 16, 16), 0.25), np.eye(4), "channels of the teacher's output"),
+        (np.full((3, 16, 16, 16), 0.5), np.eye(4), "sum to 1"),
+        (np.stack([np.full((16, 16, 16), v) for v in (-1.0, 1.0, 1.0)]), np.eye(4), "sum to 1"),
+        (np.full((2, 16, 16, 16), 0.5), np.eye(4), "channels"),
+        (np.full((4, 16, 16, 16), 0.25), np.eye(4), "channels"),
         (np.zeros((1, 16, 16, 16)), np.array([[1, 0, 0, 500], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]]), "affine"),
     ],
 )

@@ -98,7 +98,7 @@ def test_what_was_fetched_before_a_restart_is_not_fetched_again(line: tuple[Line
 def test_an_object_with_another_hash_is_refused_and_not_kept(line: tuple[Line, PublicObjects]) -> None:
     server, objects = line
     server.content = OBJECT[:-1] + b"x"
-    with pytest.raises(InvalidInput, match="does not match its hash"):
+    with pytest.raises(InvalidInput, match=f"hash.*{NAME}"):
         objects.get(NAME)
     server.content = OBJECT
     assert objects.get(NAME) == OBJECT
@@ -142,7 +142,7 @@ def test_more_than_an_object_may_have_is_never_read(
 ) -> None:
     monkeypatch.setattr(fetch, "MAX_OBJECT_BYTES", 50_000)
     monkeypatch.setattr(fetch, "CHUNK_BYTES", 10_000)
-    with pytest.raises(InvalidInput, match="allowed: at most 50000 bytes"):
+    with pytest.raises(InvalidInput, match=r"allowed: .*50000 bytes"):
         line[1].get(NAME)
 
 
@@ -180,7 +180,7 @@ def test_a_study_without_a_student_yet_is_told_apart_from_a_server_that_misses_s
 ) -> None:
     server, objects = line
     server.status = 404
-    with pytest.raises(InvalidInput, match=r"no student yet; to fix: pull again when the consortium's run has ended"):
+    with pytest.raises(InvalidInput, match="no student"):
         objects.statement(NAME)
 
 

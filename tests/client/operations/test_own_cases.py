@@ -146,7 +146,7 @@ def test_no_case_of_a_withdrawn_patient_is_shown_and_the_training_agrees(site: P
     assert cases.listed().numbers == (0, 1, 2, 3)
     cases.shown(1)
     staff_decisions.withdraw_patient(site, gone)
-    with pytest.raises(InvalidInput, match="a case that this page offers"):
+    with pytest.raises(InvalidInput, match="case: got 2"):
         cases.shown(1)  # before any page was loaded again
     found = cases.listed()
     assert (found.numbers, found.withdrawn, found.left_out, found.problem) == ((0, 2, 3), 1, 0, "")
@@ -207,7 +207,7 @@ def test_nothing_is_shown_where_nobody_can_say_who_was_withdrawn(site: Path) -> 
     staff_decisions.withdraw_patient(site, ids(site)[1])
     cases.shown(0)
     (site / "teachers" / "slots.json").unlink()
-    with pytest.raises(InvalidInput, match="slots file that identifies withdrawn patients is missing"):
+    with pytest.raises(InvalidInput, match=r"slots\*\.json"):
         cases.shown(0)
     found = cases.listed()
     assert found.numbers == ()
@@ -225,7 +225,7 @@ def test_nothing_is_shown_by_an_older_copy_of_the_ledger(site: Path) -> None:
     (site / "teachers" / "slots.json").write_bytes(slots)
     found = cases_of(site).listed()
     assert (found.numbers, found.withdrawn) == ((), 0)
-    assert "withdrawals of patients may be missing" in found.problem
+    assert "recover --own-ledger" in found.problem
 
 
 def test_cases_that_the_site_leaves_out_are_not_shown_and_counted(site: Path) -> None:
@@ -233,7 +233,7 @@ def test_cases_that_the_site_leaves_out_are_not_shown_and_counted(site: Path) ->
     a, b, *_ = ids(site)
     cases.listed()
     record_cases(site / "teachers", dataset, [Problem(a, "blurred"), Problem("not-listed", "elsewhere")])
-    with pytest.raises(InvalidInput, match="a case that this page offers"):
+    with pytest.raises(InvalidInput, match="case: got 1"):
         cases.shown(0)
     found = cases.listed()
     assert (found.numbers, found.left_out, found.withdrawn) == ((1, 2, 3), 1, 0)
@@ -241,7 +241,7 @@ def test_cases_that_the_site_leaves_out_are_not_shown_and_counted(site: Path) ->
     found = cases.listed()
     assert (found.numbers, found.left_out, found.withdrawn) == ((1, 2, 3), 0, 1)
     (site / "teachers" / "cases.json").write_text(json.dumps({"schema": 1}))
-    assert "record of the training cases" in cases.listed().problem
+    assert "site train" in cases.listed().problem
     (site / "teachers" / "cases.json").unlink()
     next((site.parent / "data").rglob(f"labelsTr/{b}*")).unlink()
     assert cases.listed().left_out == 1  # the index says so

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -96,7 +97,7 @@ def test_a_site_that_is_ready_hears_so_about_everything(world: World) -> None:
 def test_teachers_are_asked_for_after_consent_only(world: World) -> None:
     shutil.rmtree(world.site / "teachers")
     (found,) = (one for one in check_site(world.site) if one.check == "teachers")
-    assert found.remedy == "`consilium site consent`, then `consilium site train`"
+    assert re.findall("`consilium site ([^`]+)`", found.remedy) == ["consent", "train"]
 
 
 def test_what_is_about_to_be_started_is_not_looked_at(world: World) -> None:
@@ -118,7 +119,7 @@ def test_a_folder_without_a_dataset_is_named(world: World) -> None:
     (world.site.parent / "data" / "cases.csv").unlink()
     assert "cases.csv" in world.finding("data").remedy
     (world.site.parent / "data" / "cases.csv").write_text("image,label,patient_id\na.nii,,p1\n")
-    assert "has no labelled case" in world.finding("data").text
+    assert "no labelled case" in world.finding("data").text
 
 
 def test_a_certificate_that_ends_soon_is_worth_a_word(world: World) -> None:
@@ -139,10 +140,10 @@ def test_a_site_that_was_let_in_before_hears_that_it_was_revoked(world: World) -
 
 def test_each_daemon_is_looked_at_and_what_it_ended_with_is_said(world: World) -> None:
     report = json_report(world.site / "logs" / FACTS)
-    ended = {"why": "status 2", "said": "error: no teacher was trained yet", "log": "/x/worker.log"}
+    ended = {"why": "status 2", "said": "error: invented", "log": "/x/worker.log"}
     report("daemon-ended", daemon="worker north", **ended)
     (world.site / "logs" / "daemons.lock").touch()
-    assert "no teacher was trained yet" in world.finding("daemon").text
+    assert "error: invented" in world.finding("daemon").text
     assert "site up" in world.finding("daemon").remedy  # nobody keeps it
     with keeping(world.site / "logs"):
         assert world.finding("daemon").state is State.NOTE  # what ended before was not theirs
@@ -153,7 +154,7 @@ def test_each_daemon_is_looked_at_and_what_it_ended_with_is_said(world: World) -
 
 @pytest.mark.parametrize(
     ("status", "word", "said"),
-    [(401, "unknown-key", "does not know this site's key"), (401, "replayed", "401"), (200, "<html>", "200")],
+    [(401, "unknown-key", "key"), (401, "replayed", "401"), (200, "<html>", "200")],
 )
 def test_a_site_that_is_not_admitted_is_told_what_to_do(world: World, status: int, word: str, said: str) -> None:
     world.status, world.word = status, word
@@ -179,8 +180,8 @@ def test_an_expired_a_foreign_and_a_misnamed_certificate_are_told_apart(world: W
     world.present(folder / "server.crt", folder / "server.key")
     assert "expired" in world.finding("certificate").text
     assert "provision renew" in world.finding("certificate").remedy
-    assert "by this machine's clock of 20" in world.finding("certificate").text
-    assert world.finding("certificate").remedy.startswith("if this time is wrong, set the clock")
+    assert re.search(r"clock of 20\d\d", world.finding("certificate").text)
+    assert "set the clock" in world.finding("certificate").remedy
 
     authority = create_authority(world.workspace.authority_dir)
     early = issue_server_certificate(
@@ -197,7 +198,7 @@ def test_an_expired_a_foreign_and_a_misnamed_certificate_are_told_apart(world: W
     mine = create_authority(world.workspace.authority_dir)
     named = issue_server_certificate(mine, tmp_path / "y", names=["else.example"])
     world.present(named.certificate, named.key)
-    assert "address from the kit" in world.finding("certificate").remedy
+    assert "address" in world.finding("certificate").remedy
 
 
 @pytest.mark.parametrize(
@@ -259,8 +260,7 @@ def test_a_supernode_that_runs_but_does_not_reach_the_server_is_a_failure(world:
         report("daemon-offline", daemon="supernode north", pid=1, why="the server has accepted no heartbeat since noon")
         found = world.finding("daemon")
         assert found.state is State.FAIL
-        assert "supernode north: offline since" in found.text
-        assert "no heartbeat since noon" in found.text
+        assert re.search("supernode north: offline.*since noon", found.text)
 
 
 def test_the_doctor_reports_a_missing_consent_a_pause_and_an_older_copy_of_the_ledger(
@@ -298,7 +298,7 @@ def test_a_full_disk_is_the_cause_of_every_failed_check_and_nothing_is_to_be_put
         failed = {one.check: one for one in check_site(world.site) if one.state is State.FAIL}
     assert {"ledger", "peers"} <= failed.keys()
     for one in failed.values():
-        assert "the disk is full" in one.text
+        assert "disk is full" in one.text
         assert "free space" in one.remedy
         assert "back" not in one.remedy
         assert "restore" not in one.remedy
@@ -338,7 +338,7 @@ def test_status_on_a_full_disk_says_so(world: World) -> None:
             [*words, "--site-dir", str(world.site)], capture_output=True, text=True, timeout=300, check=False
         )
     assert done.returncode == StorageFailed.exit_code
-    assert "the disk is full" in done.stderr
+    assert "disk is full" in done.stderr
     assert "free space" in done.stderr
 
 
@@ -358,7 +358,7 @@ def test_the_remedy_of_a_log_that_was_left_out_names_its_targets_and_the_running
         found = world.finding("daemon")
     assert found.state is State.NOTE
     assert "`consilium site up --log-to tcp://127.0.0.1:9 --log-to 'file:/var/log/a b'`" in found.remedy
-    assert found.remedy.startswith("stop the running `consilium site up`") is runs
+    assert found.remedy.startswith("stop ") is runs
     assert "will be sent" not in found.text
 
 

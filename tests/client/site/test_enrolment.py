@@ -42,7 +42,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("wrong", ["nowhere", "a-file"])
 def test_data_that_are_not_there_are_refused_and_nothing_is_made(tmp_path: Path, kit: SiteKit, wrong: str) -> None:
     (tmp_path / "a-file").touch()
-    with pytest.raises(InvalidInput, match="folder of the dataset: got"):
+    with pytest.raises(InvalidInput, match=r"dataset.*: got"):
         create_site(tmp_path / "site", pool="north", data=tmp_path / wrong, kit=kit)
     assert not (tmp_path / "site").exists()
 
@@ -58,10 +58,10 @@ def test_data_that_are_not_there_are_refused_and_nothing_is_made(tmp_path: Path,
 def test_a_kit_that_is_damaged_is_refused_whole(tmp_path: Path, kit: SiteKit, name: str, content: bytes) -> None:
     folder = kit.study_file.parent
     (folder / name).write_bytes(content)
-    with pytest.raises(InvalidInput, match=r"^startup kit.* to fix: unpack the kit that the consortium sent"):
+    with pytest.raises(InvalidInput, match=r"^startup kit.*kit\.json, ca\.crt, study\.toml; to fix: "):
         SiteKit.load(folder)
     (folder / name).unlink()
-    with pytest.raises(InvalidInput, match=r"^startup kit.* to fix: unpack the kit that the consortium sent"):
+    with pytest.raises(InvalidInput, match=r"^startup kit.*kit\.json, ca\.crt, study\.toml; to fix: "):
         SiteKit.load(folder)
 
 
@@ -87,7 +87,7 @@ def test_a_kit_whose_file_leads_elsewhere_since_it_was_read_copies_nothing(
     tmp_path: Path, kit: SiteKit, name: str
 ) -> None:
     led_elsewhere(kit.study_file.parent, name)
-    with pytest.raises(InvalidInput, match="a regular file, not a symbolic link"):
+    with pytest.raises(InvalidInput, match=f"{name}.*symbolic link"):
         create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit)
     assert not (tmp_path / "site").exists()
 
@@ -132,7 +132,7 @@ def test_another_pool_or_kit_in_the_same_directory_is_refused(tmp_path: Path, ki
     create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit)
     before = everything(tmp_path / "site")
     for pool, other in (("south", kit), ("north", make_kit(tmp_path, "second"))):
-        with pytest.raises(InvalidInput, match="already contains a site"):
+        with pytest.raises(InvalidInput, match=f"{tmp_path}/site.*site join"):
             create_site(tmp_path / "site", pool=pool, data=tmp_path / "data", kit=other)
     assert everything(tmp_path / "site") == before
 

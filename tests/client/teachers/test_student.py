@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import shutil
 import socket
 import stat
@@ -26,8 +27,10 @@ from typer.testing import CliRunner
 from client.policy import load_site
 from client.site import fetch
 from client.site.fetch import PublicObjects
-from client.teachers.evaluation import evaluate
+from client.teachers.comparison import MEAN_SHAPE
+from client.teachers.evaluation import ADAPTED_OWN_BETTER, OWN_BETTER, evaluate
 from client.teachers.evaluation_text import table
+from client.teachers.fit_of_cases import CHECK
 from client.teachers.pulled_student import check_statement, pull
 from common.bundle_archive import from_archive, to_archive
 from common.calibration import NOTHING, reliability
@@ -160,7 +163,7 @@ def test_a_statement_of_another_key_or_with_a_changed_word_is_refused(
         replace(statement, signature=""),
         replace(statement, signature="00" * 64),
     ):
-        with pytest.raises(InvalidInput, match="not signed by a key"):
+        with pytest.raises(InvalidInput, match=r"signed .*site\.toml"):
             check(fed, forged)
 
 
@@ -174,9 +177,9 @@ def test_a_rewritten_row_under_a_genuine_head_contradicts_the_receipts(
 ) -> None:
     links = list(statement.links)
     links[1] = replace(links[1], body_sha256="0" * 64)
-    with pytest.raises(LedgerCorrupt, match="contradicts this site's receipts"):
+    with pytest.raises(LedgerCorrupt, match=r"contradicts.*receipts"):
         check(fed, lie(fed, statement, links=tuple(links)))
-    with pytest.raises(LedgerCorrupt, match="does not end at its signed head"):
+    with pytest.raises(LedgerCorrupt, match="signed head"):
         check(fed, replace(statement, links=tuple(links)).signed(fed.signing_key))
 
 
@@ -193,12 +196,12 @@ def test_a_statement_that_counts_less_than_the_receipts_is_refused(
         lie(fed, statement, mu_squared=statement.mu_squared - Fraction(1, 10**12)),
         lie(fed, statement, links=statement.links[:-1], head=replace(statement.head, seq=statement.head.seq - 1)),
     ):
-        with pytest.raises(InvalidInput, match=r"older than this site's receipts.*student export"):
+        with pytest.raises(InvalidInput, match=r"got 'row \d+'; allowed: row \d+.*student export"):
             check(fed, less)
 
 
 def test_a_statement_past_the_studys_budget_is_refused(fed: Federation, statement: StudentStatement) -> None:
-    with pytest.raises(LedgerCorrupt, match="more than the study's budget"):
+    with pytest.raises(LedgerCorrupt, match="budget"):
         check(fed, lie(fed, statement, mu_squared=statement.mu_squared * 2))
 
 
@@ -245,12 +248,12 @@ def test_nothing_is_unpacked_when_a_check_fails(
     lying = replace(statement, bundle=sha256_bytes(other), size=len(other)).signed(fed.signing_key)
     monkeypatch.setattr(PublicObjects, "statement", lambda self, study_id: lying.render())
     monkeypatch.setattr(PublicObjects, "get", lambda self, name, on_bytes: served[name])
-    with pytest.raises(InvalidInput, match="differ from the signed ones"):
+    with pytest.raises(InvalidInput, match=r"figures .*signed"):
         pull(fed.root / "site-0", out=tmp_path / "student")
     assert not (tmp_path / "student").exists()
     (tmp_path / "student" / "bundle").mkdir(parents=True)
     (tmp_path / "student" / "bundle" / "thesis.doc").write_text("mine")
-    with pytest.raises(InvalidInput, match="something other than a bundle"):
+    with pytest.raises(InvalidInput, match=str(tmp_path / "student")):
         pull(fed.root / "site-0", out=tmp_path / "student")
     assert (tmp_path / "student" / "bundle" / "thesis.doc").read_text() == "mine"
 
@@ -380,7 +383,7 @@ def test_native_scores_are_on_each_files_own_voxels_in_its_own_millimetres(
     assert native.scores[0].dice == pytest.approx((2 * inside / (inside + everything),))
     expected = hd95_mm(np.pad(seen.astype(np.uint8), 2), truth, 2, spacing_mm=(1, 1, 1))
     assert native.scores[0].hd95_mm == pytest.approx(expected)
-    assert json.loads((folder / "evaluation.json").read_text())["scored_on"] == "each file's own voxels"
+    assert json.loads((folder / "evaluation.json").read_text())["scored_on"].endswith("own voxels")
 
 
 def test_figures_stay_below_the_sites_directory_for_its_owner_alone_and_nothing_is_sent(
@@ -396,7 +399,6 @@ def test_figures_stay_below_the_sites_directory_for_its_owner_alone_and_nothing_
     done = RUN.invoke(site_app, arguments, catch_exceptions=False)
     assert done.exit_code == 0
     assert "1 case(s) left out" in done.stdout
-    assert "they stay at this site" in done.stdout
     (folder,) = (path for path in (pulled / "evaluation").iterdir() if str(path) in done.stdout)
     files = {path.name for path in folder.iterdir()}
     assert files == {"evaluation.html", "evaluation.json", "cases.csv", "best.png", "worst.png", "reliability.png"}
@@ -440,9 +442,9 @@ def test_a_student_that_lost_a_structure_is_said_in_terminal_page_and_json(
     data, options = write_cases(tmp_path), ["--native"] if native else []
     code, text = evaluated(begun, data, *options)
     assert code == 0
-    assert "body: GONE: the student finds nothing of it in 3 of 3 cases" in text
-    assert "Nothing found in 3 of them, the public start in 0" in text
-    assert "speak against using this student" in text
+    assert re.search("body: GONE: .* 3 of 3 cases", text)
+    assert re.search(r"in 3 of .* in 0\b", text)
+    assert "speak against" in text
     code, text = evaluated(begun, data, "--strict", "--json", *options)
     assert code == 10
     facts = json.loads(text)
@@ -464,10 +466,8 @@ def test_a_student_that_beats_the_public_start_raises_no_alarm_and_strict_ends_w
     answering(monkeypatch, student=ball((4, 4, 3), 2.0), start=ball((6, 6, 6), 2.0))
     code, text = evaluated(begun, write_cases(tmp_path), "--strict")
     assert code == 0
-    assert (
-        "Verdict: better (better than public data alone, by more than chance; compared with the public start)." in text
-    )
-    assert "Gain proven over the public start" in text
+    assert re.search(r"Verdict: better \(.*the public start\)", text)
+    assert "Gain proven" in text
     assert "speak against" not in text
 
 
@@ -479,8 +479,8 @@ def test_a_start_that_cannot_be_read_stops_no_evaluation_and_is_said(
     data = write_cases(tmp_path)
     code, text = evaluated(begun, data, "--strict")
     assert code == 0
-    assert "not compared with the public start" in text
-    assert "cannot be compared with what public data alone gives" in text
+    assert "not compared with" in text
+    assert "cannot be compared" in text
     answering(monkeypatch, student=np.zeros((8, 8, 8)), start=ball((4, 4, 4), 2.0))
     assert evaluated(begun, data, "--strict")[0] == 10
 
@@ -492,7 +492,7 @@ def test_without_a_public_start_the_codecs_mean_shape_is_what_the_student_must_b
     data = write_cases(tmp_path)
     code, text = evaluated(pulled, data)
     assert code == 0
-    assert "not compared with the public mean shape: this site does not have the study's codec" in text
+    assert re.search("not compared with the public mean shape: .*codec", text)
     ObjectStore(pulled / "cache").put(fed.codec.to_bytes())
     monkeypatch.setattr(
         "client.teachers.evaluation.predict", lambda network, image, patch=(): maps_of(np.zeros((8, 8, 8)))
@@ -502,7 +502,7 @@ def test_without_a_public_start_the_codecs_mean_shape_is_what_the_student_must_b
     truths = [ball((4, 4, 3 + i % 2), 2.0) for i in range(3)]
     by_hand = np.mean([2 * (shape & truth).sum() / (shape.sum() + truth.sum()) for truth in truths])
     row = next(row for row in json.loads(text)["comparisons"] if row["structure"] == "body")
-    assert row["reference"] == "the public mean shape"
+    assert row["reference"] == MEAN_SHAPE
     assert row["other"] == pytest.approx(by_hand, abs=1e-5)
     assert code == 10
 
@@ -562,12 +562,12 @@ def test_a_case_that_trained_one_voter_is_compared_with_the_others_and_worse_tha
     assert (row.cases, row.other) == (3, pytest.approx(np.mean(by_hand)))
     assert row.word == "worse"
     page = (folder / "evaluation.html").read_text()
-    assert "Worse than this site&#39;s own teachers" in page.split("<h2>Comparisons")[0]
+    assert re.search("Worse than .*own teachers", page.split("<h2>Comparisons")[0])
     assert 'class="ok"' not in page
     for text in (html.unescape(page), table(result)):
-        assert "speak against using this student" not in text, "only public data decides the verdict"
-        assert "The verdict stays as it is: it compares with public data alone" in text
-    assert "Worse than this site's own teachers" in table(result)
+        assert "speak against" not in text, "only public data decides the verdict"
+        assert OWN_BETTER in text
+    assert re.search("Worse than .*own teachers", table(result))
     assert result.alarms == ()  # what a verdict for the consortium counts is public data alone
 
 
@@ -594,8 +594,8 @@ def test_cases_with_wrong_labels_are_not_blamed_on_other_sites_and_get_no_verdic
 ) -> None:
     code, text = evaluated(pulled, swapped, "--strict")
     assert code == 10
-    assert text.index("do not fit this site's own teachers") < text.index("GONE")
-    assert "Check labels, orientation and modality" in text
+    assert text.index("do not fit") < text.index("GONE")
+    assert CHECK in text
     assert "dishonest" not in text
     assert "This is expected" not in text
     for option in ("--verdict", "--figures"):
@@ -608,7 +608,7 @@ def test_cases_with_wrong_labels_are_not_blamed_on_other_sites_and_get_no_verdic
     facts = json.loads(text)
     assert facts["verdict"] == "worse"
     page = html.unescape((Path(facts["folder"]) / "evaluation.html").read_text())
-    assert "These cases do not fit this site's own teachers" in page
+    assert "do not fit" in page
     assert "dishonest" not in page
 
 
@@ -651,22 +651,22 @@ def test_an_adapted_network_gets_no_advice_that_is_meant_for_the_student(
     assert facts["alarms"]
     page = html.unescape((Path(facts["folder"]) / "evaluation.html").read_text())
     for told in (text, page):
-        assert "use a network from `consilium site adapt`" not in told
+        assert OWN_BETTER not in told
         assert "because the student" not in told
         assert "this student" not in told
-        assert "report of `consilium site adapt`" in told
+        assert ADAPTED_OWN_BETTER in told
 
 
 def test_a_student_that_lost_a_structure_on_good_cases_is_blamed(pulled: Path, swapped: Path, tmp_path: Path) -> None:
     text = evaluated(pulled, write_cases(tmp_path / "good"))[1]
     assert "do not fit" not in text
-    assert "dishonest or faulty sites" in text
+    assert "dishonest" in text
 
 
 def test_cases_unlike_the_public_volumes_are_named(pulled: Path, tmp_path: Path) -> None:
     """The study's public volumes are noise, and these are balls."""
     text = evaluated(pulled, write_cases(tmp_path))[1]
-    assert "3 of 3 cases differ from every public volume" in text
+    assert re.search("3 of 3 cases .*public volume", text)
     assert "  c1: " in text
 
 
@@ -695,14 +695,14 @@ def test_an_adapted_network_is_not_scored_on_the_patients_it_was_trained_on(
     monkeypatch.setattr(evaluation, "trained_on", lambda books, patients, *, seen: frozenset(patients) & {"c0", "c2"})
     code, text = evaluated(pulled, data, "--model", str(adapted))
     assert code == 0
-    assert "not scored: 2 case(s) of patients on whom this network was trained" in text
+    assert "not scored: 2 " in text
     facts = json.loads(evaluated(pulled, data, "--model", str(adapted), "--json")[1])
     assert ([case["case"] for case in facts["cases"]], set(facts["trained_on"])) == (["c1"], seen)
     assert "the student" not in facts["calibration"]
-    assert "The adapted network at this site" in (Path(facts["folder"]) / "evaluation.html").read_text()
+    assert "adapted network" in (Path(facts["folder"]) / "evaluation.html").read_text()
     assert [case["case"] for case in json.loads(evaluated(pulled, data, "--json")[1])["cases"]] == ["c0", "c1", "c2"]
     monkeypatch.setattr(evaluation, "trained_on", lambda books, patients, *, seen: frozenset(patients))
-    with pytest.raises(InvalidInput, match="scores would be too high"):
+    with pytest.raises(InvalidInput, match=r"4 cases.*--data"):
         evaluate(pulled, now=datetime(2026, 5, 1, tzinfo=UTC), data=data, model=adapted)
 
 
@@ -718,6 +718,6 @@ def test_a_model_of_another_study_or_none_at_all_is_refused(fed: Federation, pul
             target.write_bytes(path.read_bytes())
     metadata = other / "configs" / "metadata.json"
     metadata.write_text(metadata.read_text().replace('"body"', '"heart"'))
-    with pytest.raises(InvalidInput, match="grid, spacing or labels differ"):
+    with pytest.raises(InvalidInput, match="'heart'"):
         evaluate(pulled, now=now, data=tmp_path / "set", model=other)
     assert public_hex(fed.signing_key) in (pulled / "site.toml").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,7 @@ def test_files_that_were_patients_of_their_own_are_not_regrouped_afterwards(data
     with pytest.raises(InvalidInput, match="site join --from"):
         run(read_dataset(folder), tmp_path / "t", voters=1)
     (folder / "patients.tsv").write_text("case_id\tpatient_id\n" + "".join(f"p{i}\to{i // 2}\n" for i in range(6)))
-    with pytest.raises(InvalidInput, match="belong to other patients"):
+    with pytest.raises(InvalidInput, match="other patients"):
         run(read_dataset(folder), tmp_path / "t")
 
 
@@ -310,7 +311,7 @@ def test_the_command_fails_at_a_site_without_one_usable_case_and_names_the_cases
     else:
         assert isinstance(result.exception, InvalidInput)
         assert result.exception.exit_code == 2
-        assert "6 of 6 cases left out" in str(result.exception)
+        assert "6 of 6 cases" in str(result.exception)
         assert result.exception.remedy
 
 
@@ -416,7 +417,7 @@ def test_what_cannot_be_trained_is_refused(dataset: Dataset, tmp_path: Path) -> 
     with pytest.raises(InvalidInput, match="patients for training"):
         run(replace(dataset, cases=(), listed=()), tmp_path, voters=1)
     private = PrivateSettings("dp-sgd", 8.0, 1e-3)
-    with pytest.raises(InvalidInput, match="patients for private training"):
+    with pytest.raises(InvalidInput, match=r"patients .*: got 6; allowed: at least 7"):
         plan_site(dataset, teachers=tmp_path, data=DATA, recipe=RECIPE, voters=7, trainer="dp-sgd", private=private)
     other = DataConfig(labels=("background", "heart"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
     with pytest.raises(InvalidInput, match="labels"):
@@ -439,4 +440,4 @@ def test_the_command_prints_json_and_names_a_bad_case_on_the_sites_own_terminal(
     assert report["voters"][0]["weights"] == sha256_file(weights)
     again = CliRunner().invoke(app, [*arguments, str(tmp_path / "site")], catch_exceptions=False)
     assert "kept from before" in again.stdout
-    assert "p0: file is no NIfTI file" in again.stdout
+    assert re.search("p0: .*NIfTI", again.stdout)

@@ -320,7 +320,7 @@ def test_a_second_training_on_the_same_patients_is_refused_unless_asked_for_and_
 ) -> None:
     record_trainings(site, tasks(dataset, site / "teachers", settings()), again=False)
     other = tasks(dataset, site / "teachers", settings("dp-bbb"))
-    with pytest.raises(InvalidInput, match="already charged for a private training"):
+    with pytest.raises(InvalidInput, match=r"already charged.*--again"):
         record_trainings(site, other, again=False)
     record_trainings(site, other, again=True)
     with ledger_of(site) as ledger:
@@ -335,7 +335,7 @@ def test_a_dp_mac_of_before_stays_on_record_and_the_new_one_is_charged_beside_it
     event = planned_charge(planned[0]).event
     with open_books(load_site(site)) as ledger:
         ledger.record_training("0" * 64, voter=0, deal=planned[0].deal, strategy="dp-mac", event=event)
-    with pytest.raises(InvalidInput, match="already charged for a private training"):
+    with pytest.raises(InvalidInput, match=r"already charged.*--again"):
         record_trainings(site, planned, again=False)
     record_trainings(site, planned, again=True)
     with ledger_of(site) as ledger:
@@ -448,7 +448,7 @@ def test_every_option_that_a_strategy_reads_is_taken(strategy: str) -> None:
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
 def test_an_epsilon_of_nothing_is_refused_and_not_taken_for_the_largest(epsilon: float) -> None:
     for noise in (None, "5"):
-        with pytest.raises(InvalidInput, match="epsilon of a training"):
+        with pytest.raises(InvalidInput, match=r"^epsilon"):
             PrivateOptions("dp-sgd", epsilon, noise_multiplier=noise).settings(begun=False)
 
 
