@@ -161,7 +161,7 @@ def test_a_superlink_without_its_guard_does_not_start(server: FlowerServer, brok
     started = [sys.executable, "-P", "-c", code, *argv[argv.index("--operator-secret-file") :]]
     done = subprocess.run(started, env=superlink(server).env, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode != 0
-    assert "account authentication is unavailable" in done.stderr or "secret" in done.stderr
+    assert "authentication" in done.stderr or "secret" in done.stderr
     assert not healthy(server)
 
 
@@ -286,7 +286,7 @@ def test_a_foreign_key_is_not_registered(server: FlowerServer, tmp_path: Path) -
 
 
 def test_an_absent_server_is_one_clear_error(server: FlowerServer, node: SiteNode) -> None:
-    with pytest.raises(DaemonFailed, match=r"SuperLink does not answer at .*to fix: `consilium server up`"):
+    with pytest.raises(DaemonFailed, match=rf"{server.address}; to fix: `consilium server up`"):
         register_node(server, node.keys.public, name="A")
 
 
@@ -350,18 +350,18 @@ def test_daemon_modules_do_not_import_flower() -> None:
     [
         (
             "ERROR:  Exit Code: 305\nFailed.\n[code: 2004] refused: unknown-key\nmore\n",
-            "a revoked key is never admitted",
+            "revoked",
         ),
         ("ERROR:  Exit Code: 305\n[code: 2001] refused: clock\n", "NTP"),
         (
             "ERROR:  Exit Code: 305\n[code: 2004] Node is not registered\n",
-            "ask the consortium whether you are admitted",
+            "admitted",
         ),
-        ("ERROR:  Exit Code: 305\n[code: 9] something new\n", "the server answered: [code: 9] something new"),
+        ("ERROR:  Exit Code: 305\n[code: 9] something new\n", "[code: 9] something new"),
         (
             "ERROR:  Exit Code: 305\nFailed to initialize the connection to the SuperLink.\n[SSL: "
             "CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired (_ssl.c:1006)\nmore\n",
-            "the server's certificate is not accepted: certificate has expired; to fix: `consilium site doctor`",
+            "certificate has expired; to fix: `consilium site doctor`",
         ),
         (
             "ERROR:  Exit Code: 300\nFailed to initialize.\nName or service not known\n\nmore\n",

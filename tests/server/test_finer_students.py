@@ -51,7 +51,7 @@ def test_a_study_that_says_nothing_of_it_is_as_it_was_and_one_that_does_says_it_
     assert "finer" not in str(study.to_json())
     finer = replace(study, data=replace(study.data, finer=2), codec=CodecConfig(joint=True))
     assert parse_study(render_study(finer)) == finer
-    assert "the student at 2 times that resolution" in for_consortium(finer, sites=3)
+    assert "2 times that resolution" in for_consortium(finer, sites=3)
     for codec in (CodecConfig(), CodecConfig(protocol="appearance"), CodecConfig(joint=True, paired=2)):
         with pytest.raises(InvalidInput, match=r"data\.finer"):
             replace(finer, codec=codec)

@@ -373,7 +373,7 @@ def test_a_later_draw_is_charged_again_and_an_earlier_one_is_never_answered(worl
     queries, second = accept(world, draw=2)
     assert world.site_ledgers["site-0"].spent().releases == 2
     ask(world, queries, second, draw=2)
-    with pytest.raises(Refused, match="than this site has accepted"):
+    with pytest.raises(Refused, match=f"draw of query {queries[0].id[:12]}"):
         ask(world, queries, first)
     offer = world.offer(queries, draw=1, peers=tuple(Peer(s.name, s.answer_key) for s in world.sites))
     reply = decode(world.workers[100].handle(encode(offer)))
@@ -486,7 +486,7 @@ def twin_of(key: str, trick: str) -> str:
 def test_an_offer_that_names_one_peer_again_and_again_makes_no_quorum_and_costs_nothing(world: Federation) -> None:
     known = [Peer(site.name, site.answer_key) for site in world.sites[:2]]
     offer = world.offer(world.planned()[:1], draw=1, peers=(*known, known[1], known[1]))
-    with pytest.raises(InvalidInput, match="peers of an offer"):
+    with pytest.raises(InvalidInput, match=r"^peers"):
         world.workers[100].handle(encode(offer))
     assert world.site_ledgers["site-0"].spent().releases == 0
 
@@ -574,7 +574,7 @@ def test_a_copy_that_forgot_what_was_sent_never_sends_a_second_message_under_the
     backup(world.root / "site-0" / "site-ledger.sqlite", tmp_path / "copy")
     ask(world, queries, members)
     ledger = restored(world, tmp_path / "copy")
-    with pytest.raises(Refused, match="than this site has accepted"):
+    with pytest.raises(Refused, match=f"draw of query {queries[0].id[:12]}"):
         ask(world, queries, members)
     peers = tuple(Peer(site.name, site.answer_key) for site in world.sites)
     reply = decode(world.workers[100].handle(encode(world.offer(queries, draw=1, peers=peers))))

@@ -43,7 +43,7 @@ def test_shares_that_carry_less_than_was_charged_are_found_at_every_draw(
     monkeypatch.setattr(verifying, "share_std", smaller)
     found = verifying.verify(ledger).problems
     assert len(found) == 2
-    assert all("add up to less noise than was charged" in problem.what for problem in found)
+    assert all("less noise" in problem.what for problem in found)
 
 
 def test_shares_among_all_sites_instead_of_the_honest_are_found(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,4 +77,4 @@ def test_a_sum_under_the_masks_of_others_than_were_charged_is_found(
     federation.close()
     found = verifying.verify(tmp_path / "ledger.sqlite").problems
     assert len(found) == 2
-    assert all("masks belong to other sites" in problem.what for problem in found)
+    assert all("masks" in problem.what for problem in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -85,7 +86,7 @@ def test_every_site_countersigns_the_newest_head_and_everybody_can_check_it(worl
     assert told(world, "witnessed") == [(f"site-{i}", rows) for i in range(SITES)]
     found = seen_by(world)
     assert (found.size, sorted(found.witnesses), found.problems) == (rows, ["site-0", "site-1", "site-2"], ())
-    assert found.line.startswith("witnesses: 3 of 3 have countersigned the newest row: site-0 (2027-01-15)")
+    assert re.search(r"^witnesses: 3 of 3 .*newest row: site-0 \(2027-01-15\)", found.line)
     for site in world.sites:  # each site has the same head with all the others' signatures
         note = world.workers[site.node_id]._witness.memory.note(origin_of("server", world.ledger.ledger_id))
         assert note is not None
@@ -143,10 +144,8 @@ def test_a_site_warns_in_words_of_hospitals_that_stay_away_and_not_of_the_first_
     countersign(world)
     said = {record.getMessage() for record in caplog.records if "witness-missing" in record.getMessage()}
     (line,) = said
-    assert f"event=witness-missing ledger={world.ledger.ledger_id} peers=1 says='1 of the other hospitals" in line
-    assert (
-        "they cannot prove a later change of it; if every run says this, ask them for `consilium site status`" in line
-    )
+    assert f"event=witness-missing ledger={world.ledger.ledger_id} peers=1 says='1 of " in line
+    assert "`consilium site status`" in line
     event = logged_event(f"2026-11-24 09:00:00,000 WARNING client.witnessing {line}", security_events._LINES)
     assert event is not None
     assert event.facts == {"ledger": world.ledger.ledger_id, "peers": 1}
@@ -195,7 +194,8 @@ def test_a_fork_that_is_as_long_or_longer_is_an_alarm_and_stops_every_answer(wor
         world.root / "site-0", head, leaves, signers=[public_hex(world.signing_key)], witnesses={}
     ).problems
     rows = world.ledger.row_count
-    assert problem == (f"the ledger's rows up to {rows} differ from the rows that a signed head covers",)
+    (what,) = problem
+    assert re.search(rf"rows up to {rows} differ .*signed head", what)
     assert all(world.workers[site.node_id]._witness.memory.server_forked for site in world.sites)
     with pytest.raises(QuorumNotReached):
         world.core().run(world.transport)
@@ -375,7 +375,7 @@ def test_sites_of_earlier_versions_are_no_alarm(world: Federation) -> None:
         worker._witness = None
     countersign(world)
     assert world.events("witness-missing") == []
-    assert seen_by(world).line == "witnesses: 0 of 3 have countersigned a head"
+    assert seen_by(world).line.startswith("witnesses: 0 of 3 ")
 
 
 def test_a_rolled_back_server_is_noticed_also_by_a_witness_that_holds_no_receipt(world: Federation) -> None:

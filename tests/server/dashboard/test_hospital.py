@@ -45,15 +45,18 @@ def test_the_page_says_what_staff_ask_for_and_escapes_it() -> None:
         assert said in text, said
 
 
+BAR = '<svg class="bar'
+"""Where the bar of the spent share begins."""
+
 WORDS = {
-    "alarm": ("Alarm: nothing is answered", 'value="consilium site pause'),
-    "away": ("Not connected: nothing is answered", 'value="consilium site pause'),
-    "unconsented": ("Nobody consented: nothing is answered", "so there is nothing to stop"),
-    "paused": ("Paused", "End the pause", "declines every offer until somebody runs this"),
-    "withdrawn": ("Withdrawn for good", "This site left the study for good"),
+    "alarm": ("Alarm: nothing", 'value="consilium site pause'),
+    "away": ("Not connected: nothing", 'value="consilium site pause'),
+    "unconsented": ("Nobody consented", "nothing to stop"),
+    "paused": ("Paused", "End the pause"),
+    "withdrawn": ("Withdrawn for good", "left the study"),
     "spent": ("Budget spent", 'value="consilium site pause'),
-    "answering": ("Answering", "stops all further answers at once"),
-    "joined": ("Consented, nothing answered yet", "stops all further answers at once"),
+    "answering": ("Answering", 'value="consilium site pause'),
+    "joined": ("Consented, nothing", 'value="consilium site pause'),
 }
 """What the page says in each state, beside the state itself."""
 
@@ -72,20 +75,20 @@ def test_every_state_has_its_words_and_no_other_states(state: str) -> None:
 def test_books_in_doubt_give_a_lower_bound_in_words_and_no_bar() -> None:
     whole = client_of(Fixed(facts())).get("/").text
     assert "at least" not in whole
-    assert "share of the budget that is spent" in whole
+    assert BAR in whole
     site = replace(facts().site, doubt="this ledger is an <older> copy")
     text = client_of(Fixed(facts(site=site, state="alarm"))).get("/").text
     assert "at least" in text
-    assert "These figures are a lower bound: this ledger is an &lt;older&gt; copy." in text
-    assert "share of the budget that is spent" not in text
+    assert "this ledger is an &lt;older&gt; copy" in text
+    assert BAR not in text
 
 
 def test_a_site_where_nobody_consented_says_so_instead_of_names() -> None:
     site = replace(facts().site, studies=(), accepted=0)
     text = client_of(Fixed(facts(site=site, here=None, state="unconsented", answers=()))).get("/").text
-    assert "Nobody has consented yet. This site answers nothing until" in text
-    assert "No study is on record yet" in text
-    assert "Nothing was asked yet." in text
+    assert "consented yet" in text
+    assert "No study" in text
+    assert "Nothing was asked" in text
     assert "A. Noether" not in text
 
 
@@ -99,13 +102,13 @@ def test_cases_that_are_not_shown_are_counted_and_the_others_offered() -> None:
         ("1", "mri_1: Dice 0.500"),
         ("4", "mri_4"),
     ]
-    assert "by the evaluation of 2026-11-25" in text
-    assert "Not shown: 2 cases of withdrawn patients." in text
-    assert "Not shown: 1 case that this site leaves out; <code>consilium site cases</code>" in text
+    assert "2026-11-25" in text
+    assert "Not shown: 2 cases of withdrawn" in text
+    assert re.search("Not shown: 1 case .*<code>consilium site cases</code>", text)
     text = (
         client_of(Fixed(facts(networks=networks, not_shown="the slots file is missing; `put` it back"))).get("/").text
     )
-    assert "No case is shown: the slots file is missing; <code>put</code> it back" in text
+    assert "the slots file is missing; <code>put</code> it back" in text
     assert "Not shown" not in text
 
 
@@ -166,7 +169,7 @@ def test_a_sites_own_books_are_read_and_not_written(tmp_path: Path, state: str, 
     assert all(said in text for said in WORDS[shown])
     assert files(site) == before
     assert found.state == shown
-    assert found.sheet == "sheet of trial, 4 patients"
+    assert re.search(r"\btrial, 4 patients", found.sheet)
     if state == "consented":
         assert found.here is not None
         assert (found.site.accepted, found.answers) == (0, ())
@@ -184,10 +187,10 @@ def test_a_sites_own_books_are_read_and_not_written(tmp_path: Path, state: str, 
     if state == "alarm":
         assert found.alarms[0].stops
         assert found.site.doubt
-        assert "These figures are a lower bound" in text
-        assert "at least 0 queries accepted, 0 offers declined" in text
-        assert "This copy of the ledger holds no answer." in text
-        assert "Nothing was asked yet." not in text
+        assert "lower bound" in text
+        assert re.search("at least 0 queries .*0 offers", text)
+        assert "holds no answer" in text
+        assert "Nothing was asked" not in text
 
 
 def test_the_page_shows_no_case_of_a_withdrawn_patient_and_counts_it(tmp_path: Path) -> None:
@@ -195,13 +198,14 @@ def test_the_page_shows_no_case_of_a_withdrawn_patient_and_counts_it(tmp_path: P
     before, client = files(site), client_of(page_of(site))
     text = client.get("/?case=1").text
     assert re.findall(r'<option value="(\d+)"', text) == ["1", "3", "4"]
-    assert "Not shown: 1 case of withdrawn patients." in text
-    assert "without those that may have seen a withdrawn patient" in text
+    assert "Not shown: 1 case of withdrawn" in text
+    assert "own teachers, without" in text
     for path in ("/?case=2", "/api/labels/2/voxels", "/api/labels/2/slice.png?plane=axial&index=0"):
         assert client.get(path).status_code == 400, path
     assert client.get("/api/labels/1/voxels").headers["x-arrays"] == "image,label,student"
-    assert "may have been trained on a patient who was withdrawn since. Make <code>" in text
-    assert "The adapted network was trained on" not in text  # it is not shown
+    assert "withdrawn since" in text
+    assert "<code>consilium site adapt --replace</code>" in text
+    assert "adapted network was trained" not in text  # it is not shown
     assert files(site) == before
 
 

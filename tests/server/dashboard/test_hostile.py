@@ -20,6 +20,7 @@ from common.events import EventLog
 from common.ledger.rollback_guard import standing_path
 from common.privacy.figures import epsilon_text
 from server.dashboard.app import Options, create_app
+from server.dashboard.ledger_fold import STANDING_MISSING
 from server.dashboard.notify import FAILED, Webhook
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import read_reports
@@ -105,7 +106,7 @@ def test_no_answer_is_promised_from_a_ledger_that_does_not_hold(workspace, what)
     for budget in (view.budget, *(site.budget for site in view.sites if site.budget)):
         assert budget.answers_left == 0
         assert budget.words.startswith("at least ε")
-        assert "what is left is not known" in budget.words
+        assert "not known" in budget.words
         assert budget.doubt
 
 
@@ -119,7 +120,7 @@ def test_a_ledger_that_is_cut_while_it_is_followed_stays_an_alarm(workspace):
         view = overview(follower, now=datetime.now(UTC))
         assert "ledger-cut" in names(view)
         assert view.budget.answers_left == 0
-        assert view.budget.doubt == "the ledger was cut or replaced"
+        assert "cut" in view.budget.doubt
 
 
 def test_an_older_copy_put_in_the_ledgers_place_is_an_alarm_and_its_figures_are_in_doubt(workspace, tmp_path):
@@ -133,10 +134,10 @@ def test_an_older_copy_put_in_the_ledgers_place_is_an_alarm_and_its_figures_are_
     view = overview(follower, now=datetime.now(UTC))
     (alarm,) = (alarm for alarm in view.alarms if alarm.name == "ledger-older")
     assert alarm.level == "critical"
-    assert f"ends at row 8 and lacks row {newest}, which the standing file kept beside it names" in alarm.title
+    assert re.search(rf"row 8 .*row {newest}\b.*standing file", alarm.title)
     assert "consilium ledger recover" in alarm.remedy
     assert view.budget.answers_left == 0
-    assert view.budget.doubt == "the ledger's standing file names a row that the ledger lacks"
+    assert "names a row" in view.budget.doubt
     shutil.copy(tmp_path / "newest.sqlite", workspace.ledger_file)
     follower.poll()
     assert "ledger-older" not in names(overview(follower, now=datetime.now(UTC)))
@@ -151,7 +152,7 @@ def test_a_standing_that_cannot_be_read_is_an_alarm_and_a_doubt_about_every_figu
     view = seen(workspace)
     assert "standing-unread" in names(view)
     assert view.budget.words.startswith("at least ε")
-    assert view.budget.doubt == "the ledger's standing file cannot be read"
+    assert "cannot be read" in view.budget.doubt
     assert view.budget.epsilon == before.epsilon
 
 
@@ -160,10 +161,10 @@ def test_a_ledger_whose_standing_is_missing_is_an_alarm_and_its_figures_are_in_d
     standing_path(workspace.ledger_file).unlink()
     view = seen(workspace)
     (alarm,) = (alarm for alarm in view.alarms if alarm.name == "ledger-older")
-    assert "its standing file is missing" in alarm.title
+    assert STANDING_MISSING in alarm.title
     assert view.budget.words.startswith("at least ε")
     assert view.budget.guaranteed is None
-    assert view.budget.doubt == "the ledger's standing file is missing"
+    assert "is missing" in view.budget.doubt
 
 
 def test_every_page_stands_over_everything_hostile_at_once(workspace, state):
@@ -184,9 +185,9 @@ def test_every_page_stands_over_everything_hostile_at_once(workspace, state):
             assert len(answer.content) < 300_000, path
         text = client.get("/").text
         assert "is set aside" in text
-        assert "The event log is damaged" in text
+        assert "log is damaged" in text
         assert "at least" in text
-        assert "what is left is not known" in text
+        assert "not known" in text
         assert client.get("/healthz").status_code == 503
         left = [
             line for line in client.get("/metrics").text.splitlines() if line.startswith("pate_privacy_answers_left")
@@ -400,10 +401,10 @@ def test_while_the_ledger_is_in_doubt_every_figure_of_spending_is_at_least_that_
             before = re.split(rf"ε {re.escape(spent)}\b", text)[:-1]
             assert before, path
             assert all(words.rstrip().endswith("at least") for words in before), path
-            assert "whatever is still asked" not in text, path
+            assert "still asked" not in text, path
         assert "ε spent, at least" in text
         assert "gate, guaranteed" not in text
-        assert "The curve is a lower bound: the ledger is not valid" in text
+        assert "is a lower bound" in text
         assert "every query fitted" not in text
         assert "in progress" not in text
 

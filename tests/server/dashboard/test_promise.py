@@ -25,16 +25,15 @@ def test_the_promise_is_six_plain_sentences_and_a_table_of_against_whom_it_holds
     if sealed:
         everybody, with_one, with_two, pair = holds.values()
         assert everybody < with_one == budget < with_two, "each further share of the noise that is known costs"
-        assert "the server's operator too" in found.against[0][0]
+        assert "server's operator" in found.against[0][0]
     else:
         everybody, pair = holds.values()
         assert everybody == budget
-        assert found.against[-1] == (
-            "The server's operator, who sees every hospital's code",
-            "none: trusted to add the noise",
-        )
+        whom, holds_not = found.against[-1]
+        assert "server's operator" in whom
+        assert holds_not.startswith("none")
     assert pair > budget
-    assert ("trusted to add the noise" in " ".join(found.plainly)) is not sealed
+    assert ("is trusted" in " ".join(found.plainly)) is not sealed
 
 
 def test_the_page_shows_them_and_folds_the_rest(reader) -> None:
@@ -43,7 +42,7 @@ def test_the_page_shows_them_and_folds_the_rest(reader) -> None:
     shown = re.sub(r"<details>.*?</details>", "", panel, flags=re.DOTALL)
     assert shown.count("<li>") == 6
     assert "Against" in shown
-    assert "are hidden less well" in panel
-    assert "are hidden less well" not in shown
+    assert "hidden less" in panel
+    assert "hidden less" not in shown
     consent = page.partition('id="consent"')[2].partition("</section>")[0]
-    assert consent.index("<details") < consent.index("What is asked of you")
+    assert consent.index("<details") < consent.index("asked of you")

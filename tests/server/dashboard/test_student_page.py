@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_the_curve_stays_when_a_resumed_run_finds_the_student_trained(workspace:
     events.emit("stage-finished", stage="student", seconds=0.1)
     page = open_page("/student")
     assert "trained" in page
-    assert "The loss is now 0.5 at step 40 of 40" in page
+    assert re.search("loss .*0.5 at step 40 of 40", page)
     assert "No training yet" not in page
 
 
@@ -82,7 +83,7 @@ def test_a_student_that_the_gate_keeps_is_nowhere_offered_as_released(gated, sta
     for text in (first, api["gate"], "\n".join(status.lines()), str(status.to_json()["gate"])):
         assert (missing in text) is (better < 2)
     assert ("Download bundle" in page) is (better == 2)
-    assert ("Download for evaluation only" in page) is (better < 2)
+    assert ("evaluation only" in page) is (better < 2)
     assert ("NOT RELEASED" in page) is (better < 2)
     assert ("not-released" in file) is (better < 2)
 
@@ -93,6 +94,6 @@ def test_a_student_whose_verdicts_cannot_be_read_counts_as_not_released(gated) -
     try:
         file.write_bytes(b"{")
         assert not shown_gate(Workspace(gated.root)).released
-        assert "2 must find it better: NOT RELEASED" in shut_line(Workspace(gated.root))
+        assert re.search(r"\b2 .*: NOT RELEASED", shut_line(Workspace(gated.root)))
     finally:
         file.write_bytes(kept)

@@ -50,7 +50,7 @@ def test_a_ledgers_studies_stand_side_by_side_whichever_is_followed(first, secon
         assert (other.answers, other.planned, other.sites) == (QUERIES, QUERIES, len(SITES))
         assert other.epsilon == pytest.approx(8.0, abs=1e-3)
         assert other.share == pytest.approx(1.0, abs=1e-6)
-        assert (one.asks, other.asks) == ("all volumes in one query, in rounds", "one volume a query")
+        assert ("rounds" in one.asks, "rounds" in other.asks) == (True, False)
         assert one.gain is None
 
 

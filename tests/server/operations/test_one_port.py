@@ -170,12 +170,12 @@ def test_what_cannot_stand_behind_a_port_is_refused_with_its_remedy(
     for port in (8000, 8001):
         with pytest.raises(InvalidInput, match=r"--internal-port.*to fix: --internal-port 8002"):
             provision.set_up_behind(third, first, internal_port=port)
-    with pytest.raises(InvalidInput, match=f"gateway of its own; to fix: --behind {first.root}"):
+    with pytest.raises(InvalidInput, match=f"to fix: --behind {first.root}"):
         provision.set_up_behind(third, second, internal_port=8002)
-    with pytest.raises(InvalidInput, match="another study than the one to set up"):
+    with pytest.raises(InvalidInput, match=r"--behind.*another study"):
         provision.set_up_behind(first, first, internal_port=8002)
     provision.set_up_server(third, Endpoint(host="localhost", port=9443, internal_port=8002))
-    with pytest.raises(InvalidInput, match="certificate authority of its own"):
+    with pytest.raises(InvalidInput, match=str(third.authority_dir)):
         provision.set_up_behind(third, first, internal_port=8002)
 
 
@@ -188,5 +188,5 @@ def test_one_node_key_is_admitted_to_one_study_of_a_port(studies: tuple[Workspac
     approve(first, request)
     copied = join(second, tmp_path / "two", "north")
     object.__setattr__(copied, "node_key", request.node_key)
-    with pytest.raises(InvalidInput, match="node key is registered already"):
+    with pytest.raises(InvalidInput, match="node key"):
         approve(second, copied, fingerprint=copied.fingerprint)

@@ -122,10 +122,8 @@ def test_approvals_that_were_broken_off_anywhere_are_finished_by_the_same_approv
     begun = {"add_site": ["north", "south"], "save_sites": ["north", "south"]}.get(name, [])
     assert provision.broken_off(workspace) == begun
     shown = CliRunner().invoke(app, ["provision", "list", str(workspace.root)]).stdout
-    assert [line for line in shown.splitlines() if "was interrupted" in line] == [
-        f"{site}: its approval was interrupted; to fix: run the same `consilium provision approve` again"
-        for site in begun
-    ]
+    again = [line for line in shown.splitlines() if "`consilium provision approve` again" in line]
+    assert [line.partition(":")[0] for line in again] == begun
     assert "revoked" not in shown
     for request in requests:
         if name == "publish_peers":  # all but the list that this one publishes first
@@ -231,14 +229,14 @@ def test_a_request_that_was_exchanged_on_the_way_is_seen_by_its_fingerprint(work
 
 def test_names_pools_keys_and_studies_are_not_mixed_up(workspace: Workspace, tmp_path: Path) -> None:
     approve(workspace, join(workspace, tmp_path / "a", "north"))
-    with pytest.raises(InvalidInput, match="site is registered already"):
+    with pytest.raises(InvalidInput, match=r"^site is registered"):
         approve(workspace, join(workspace, tmp_path / "b", "north", pool="else"), node_id=8)
-    with pytest.raises(InvalidInput, match="patient pool is registered already"):
+    with pytest.raises(InvalidInput, match="pool is registered"):
         approve(workspace, join(workspace, tmp_path / "c", "south", pool="north"), node_id=8)
     other = Workspace(tmp_path / "other")
     setup.create_study(other, make_study(planned_queries=5))
     provision.set_up_server(other, Endpoint(host="localhost", port=8443, internal_port=8000))
-    with pytest.raises(InvalidInput, match="study of the join request"):
+    with pytest.raises(InvalidInput, match=f"{other.study().id[:16]}.*{workspace.study().id[:16]}"):
         approve(workspace, join(other, tmp_path / "d", "east"), node_id=9)
 
 
@@ -319,10 +317,7 @@ def test_a_certificate_that_ran_out_is_said_to_the_operator(
         assert words in provision.certificate(workspace, now=now + timedelta(days=days)).line
     monkeypatch.setattr(provision, "expires", lambda _: now - timedelta(days=1))
     for command in (["provision", "list", root], ["server", "status", root]):
-        assert (
-            "no site can open a new connection; to fix: `consilium provision renew"
-            in CliRunner().invoke(app, command).stdout
-        )
+        assert re.search("EXPIRED.*to fix: `consilium provision renew", CliRunner().invoke(app, command).stdout)
 
 
 def test_the_server_s_status_says_that_an_older_copy_of_the_ledger_was_put_in_its_place(
@@ -353,7 +348,7 @@ def test_the_server_s_status_names_each_site_that_is_not_online() -> None:
         for name, node in (("north", "online"), ("south", "offline"))
     )
     assert online_text([north]) == "sites: 1 of 1 online"
-    assert online_text([north, south]).startswith("sites: 1 of 2 online; not online: south (offline); to fix: ")
+    assert re.search(r"^sites: 1 of 2 online; .*south \(offline\); to fix: ", online_text([north, south]))
 
 
 def test_the_network_s_part_of_a_server_has_no_ledger_to_speak_of(workspace: Workspace) -> None:
@@ -437,7 +432,7 @@ def test_two_sites_with_one_key_are_not_both_admitted(tmp_path: Path) -> None:
     assert requests[0].books is not None
     assert requests[1].books is not None
     copied = replace(requests[1], books=replace(requests[1].books, answer_key=requests[0].books.answer_key))
-    with pytest.raises(InvalidInput, match="key of the replies"):
+    with pytest.raises(InvalidInput, match=r"^key of"):
         approve(workspace, copied, node_id=8)
 
 
@@ -445,7 +440,7 @@ def test_a_site_that_was_revoked_hears_so_and_not_that_it_is_registered(workspac
     request = join(workspace, tmp_path, "north")
     approve(workspace, request)
     provision.revoke(workspace, "north", unregister=lambda node: None)
-    with pytest.raises(InvalidInput, match=r"was revoked.*never admitted to this study again"):
+    with pytest.raises(InvalidInput, match=r"was revoked.*study init.*site join"):
         approve(workspace, request)
 
 
@@ -457,10 +452,10 @@ def test_a_site_that_was_forgotten_is_admitted_no_more_by_its_name_or_its_key(
     provision.revoke(workspace, "north", unregister=lambda node: None)
     forget(workspace, "north")
     assert workspace.registered() == ()
-    with pytest.raises(InvalidInput, match="never admitted to this study again"):
+    with pytest.raises(InvalidInput, match="revoked"):
         approve(workspace, request)
     other = replace(join(workspace, tmp_path / "b", "south"), node_key=request.node_key)
-    with pytest.raises(InvalidInput, match="never admitted to this study again"):
+    with pytest.raises(InvalidInput, match="revoked"):
         approve(workspace, other)
 
 
@@ -473,4 +468,4 @@ def test_each_fingerprint_is_printed_with_the_name_of_its_key(workspace: Workspa
     peers = CliRunner().invoke(app, ["provision", "peers", str(workspace.root)]).stdout
     (signing,) = re.findall(r"SHA256:\S+", peers)
     assert signing != site.fingerprint
-    assert f"{signing}  signing key: the site reads this out to the other sites" in peers
+    assert f"{signing}  signing key" in peers

@@ -107,8 +107,8 @@ def says_at_least(seen: View) -> None:
     assert "spent at least" in places.command(places.study_app, "status", root)
     for more in ((), ("--for-site",)):
         told = " ".join(places.command(places.study_app, "show", root, *more).split())
-        assert "ore may have been spent than the ledger shows" in told
-        assert "If no more was spent than the ledger shows: A guess" in told
+        assert "More may have been spent" in told
+        assert re.search("If no more was spent [^:]*: A guess", told)
     assert json.loads(places.command(places.study_app, "show", root, "--json"))["guess_right_at_most"] is None
     for path in ("/", "/study"):
         assert "at least" in seen.text(path)
@@ -122,10 +122,10 @@ def says_more_was_spent(seen: View) -> None:
     root = seen.workspace.root
     for more in ((), ("--for-site",)):
         told = " ".join(places.command(places.study_app, "show", root, *more).split())
-        assert "More was spent than the budget" in told
-    assert "More was spent than the budget" in places.command(places.study_app, "status", root)
+        assert "More was spent" in told
+    assert "More was spent" in places.command(places.study_app, "status", root)
     for path in ("/", "/study"):
-        assert "More was spent than the budget" in seen.text(path)
+        assert "More was spent" in seen.text(path)
 
 
 def holds_over(seeds: range, folder: Path) -> tuple[int, Truth]:
@@ -286,7 +286,7 @@ def test_a_sealed_sentence_of_the_budget_is_found(
     monkeypatch.setattr(
         f"{where}.sealed_sentences", lambda study, *, sites=0, spent=0: sealed_sentences(study, sites=sites)
     )
-    with pytest.raises(AssertionError, match=r"sealed:\w+ is .* and is stated as"):
+    with pytest.raises(AssertionError, match=r"sealed:\w+ is "):
         hold(passed, tmp_path / "found")
 
 

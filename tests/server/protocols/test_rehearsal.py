@@ -70,8 +70,8 @@ def test_stand_ins_are_ahead_only_where_images_show_what_labels_say() -> None:
 def test_a_rehearsal_of_the_studys_own_pairs_trains_starts_on_half_of_them() -> None:
     trained = []
     found = rehearsed(6.0, protocol="joint", paired=True, patients=2, on_training=trained.append)
-    assert trained.count("the control without answers") == 2
-    assert trained.count("a stand-in teacher") == 4
+    assert sum("control" in one for one in trained) == 2
+    assert sum("teacher" in one for one in trained) == 4
     assert len(found.control) == 8
 
 
@@ -86,7 +86,7 @@ def test_an_interval_that_holds_nothing_says_do_not_spend_and_less_noise_makes_i
     for epsilon in (2.0, 8.0, 100.0):
         found = advised(even, epsilon=epsilon)
         assert found.low < 0 < found.high
-        assert "Do not spend this budget: there may be no gain" in found.summary
+        assert "Do not spend" in found.summary
 
 
 def test_a_lead_is_worth_more_the_more_of_it_comes_through() -> None:
@@ -94,7 +94,7 @@ def test_a_lead_is_worth_more_the_more_of_it_comes_through() -> None:
     ends = [(found.low, found.gain, found.high) for found in (advised(lead, epsilon=each) for each in (0.5, 2.0, 8.0))]
     assert ends == sorted(ends)
     assert all(low < gain < high for low, gain, high in ends)
-    assert "by stand-in teachers of 3 patients" in advised(lead).summary
+    assert "3 patients" in advised(lead).summary
 
 
 @pytest.mark.slow

@@ -47,8 +47,8 @@ def test_codec_and_public_volumes_stay_what_a_study_s_answers_were_asked_with(tm
     with tarfile.open(HERE / "per-volume-0.1.0.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     workspace, before = Workspace(tmp_path / "study"), (tmp_path / "study" / "codec.json").read_bytes()
-    with pytest.raises(InvalidInput, match=r"codec of a study that has answers.*--ledger"):
+    with pytest.raises(InvalidInput, match=r"^codec .*--ledger"):
         setup.fit_study_codec(workspace, [tmp_path / "map.nii"], sites=9)
-    with pytest.raises(InvalidInput, match="public volumes of a study that has answers"):
+    with pytest.raises(InvalidInput, match=r"^public volumes"):
         setup.publish_volumes(workspace, [tmp_path / "image.nii"])
     assert (tmp_path / "study" / "codec.json").read_bytes() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,7 +64,7 @@ def test_a_wrong_file_of_figures_is_named_with_what_to_do(fed: Federation, tmp_p
     done = RUN.invoke(study_app, ["evaluate", str(fed.root), str(wrong)])
     assert isinstance(done.exception, InvalidInput), done.output
     assert str(done.exception).startswith(f"{wrong}: ")
-    assert "to fix: give the file that the hospital wrote with `site evaluate --figures`" in str(done.exception)
+    assert "`site evaluate --figures`" in done.exception.remedy
 
 
 def figures(fed: Federation, site: str, hundredths: int = 80, *, time: str = EARLY, **other: object) -> SiteFigures:
@@ -78,7 +79,7 @@ def test_two_of_three_hospitals_consent_and_the_third_is_named(fed: Federation, 
         files.append(str(tmp_path / f"{site}.json"))
         Path(files[-1]).write_bytes(figures(fed, site, value).render())
     done = RUN.invoke(study_app, ["evaluate", str(fed.root), *files], catch_exceptions=False)
-    assert "2 of 3 hospitals measured and signed it (site-0, site-2)" in done.stdout
+    assert re.search(r"2 of 3 hospitals .*\(site-0, site-2\)", done.stdout)
     assert "nothing sent: site-1" in done.stdout
     assert "body: mean 0.705" in done.stdout
     assert "worst 0.61 at site-2" in done.stdout
@@ -152,14 +153,14 @@ def test_the_figures_of_a_hospital_that_was_revoked_count_no_more(fed: Federatio
 def test_what_was_measured_stands_in_the_model_card_with_the_signed_figures(fed: Federation, tmp_path: Path) -> None:
     workspace = Workspace(fed.root)
     publish_student(workspace, tmp_path / "without")
-    assert "No hospital sent figures" in (tmp_path / "without" / "MODEL_CARD.md").read_text()
+    assert "No hospital sent" in (tmp_path / "without" / "MODEL_CARD.md").read_text()
     genuine = figures(fed, "site-1", 74)
     take_figures(workspace, genuine.render())
     names = publish_student(workspace, tmp_path / "out")
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
-    assert "body: mean 0.740 of 1; worst 0.74 at site-1" in card
+    assert re.search(r"body: mean 0\.740 .*0\.74 at site-1", card)
     assert "nothing sent: site-0, site-2" in card
-    assert "No hospital sent figures" not in card
+    assert "No hospital sent" not in card
     assert "figures/1.json" in names
     assert (tmp_path / "out" / "figures" / "1.json").read_bytes() == genuine.render()
 

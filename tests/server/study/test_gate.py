@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from client.teachers.comparison import ALL, OWN_TEACHERS, PUBLIC_START, CaseComparison, Gone, Missing
-from client.teachers.evaluation import Evaluation
+from client.teachers.evaluation import OWN_BETTER, Evaluation
 from client.teachers.evaluation_text import comparison_lines
 from client.teachers.pulled_student import check_gate
 from client.teachers.verdict import word_of
@@ -90,7 +91,7 @@ def test_a_student_is_pulled_for_evaluation_only_until_enough_hospitals_found_it
         pulled(fed)
     take(fed, verdict(fed, "site-2"))
     assert pulled(fed).endswith("released")
-    assert "3 verdicts of hospitals (2 better, 1 worse)" in pulled(fed)
+    assert re.search(r"3 verdicts .*\(2 better, 1 worse\)", pulled(fed))
 
 
 def test_a_site_that_has_voted_is_not_told_to_vote_again(fed: Federation) -> None:
@@ -113,7 +114,7 @@ def test_a_gate_that_the_verdicts_given_keep_shut_is_named_to_sites_and_operator
     take(fed, verdict(fed, "site-1", "not-better"))
     shown = "\n".join(study_status(workspace).lines())
     assert "(1 not-better, 1 worse)" in shown
-    assert "stays shut: 2 of the 3 hospitals" in shown
+    assert "stays shut: 2 of the 3 " in shown
     for site in ("site-0", "site-2"):
         with pytest.raises(Refused, match="stays shut") as refused:
             pulled(fed, at=site)
@@ -141,7 +142,7 @@ def test_the_command_takes_verdicts_in_and_says_where_the_gate_stands(fed: Feder
         files[-1].write_bytes(verdict(fed, site, word).render())
     done = CliRunner().invoke(student_app, ["verdict", str(fed.root), *map(str, files)])
     assert done.exit_code == 0, done.output
-    assert "2 verdicts of hospitals (1 better, 1 not-better), 2 must find it better: NOT RELEASED" in done.stdout
+    assert re.search(r"2 verdicts .*\(1 better, 1 not-better\).* 2 .*: NOT RELEASED", done.stdout)
     taken = [event for event in read_events(fed.events_file) if event["event"] == "verdict-taken"]
     assert [(one["site"], one["word"]) for one in taken[-2:]] == [("site-0", "better"), ("site-1", "not-better")]
 
@@ -254,14 +255,12 @@ def test_consent_sheet_and_plan_say_what_the_gate_asks_and_what_each_mode_costs(
         plain = " ".join(text.split())
         assert "one signed word" in plain
         assert "no ε covers it" in plain
-        assert "Sealed: the server's operator is not trusted. One dishonest hospital can spoil a sum or steer" in plain
-        assert "The other choice. Open: the server's operator is trusted" in plain
-    assert "Everybody with the student: each hospital's signed verdict. No ε covers it." in " ".join(
-        for_site(gated()).split()
-    )
+        assert "Sealed: the server's operator is not trusted." in plain
+        assert "Open: the server's operator is trusted" in plain
+    assert "signed verdict. No ε covers it." in " ".join(for_site(gated()).split())
     open_text = " ".join(for_site(make_study()).split())
     assert "signed verdict" not in open_text
-    assert "The other choice. Sealed:" in open_text
+    assert "other choice. Sealed:" in open_text
     assert "one signed word" not in open_text
 
 
@@ -297,10 +296,10 @@ def test_better_own_teachers_stand_beside_one_verdict_and_do_not_change_it() -> 
     both = replace(made, comparisons=(*made.comparisons, own))
     assert word_of(both) == "better"
     lines = comparison_lines(both)
-    assert lines[0] == f"Verdict: better ({MEANINGS['better']}; compared with the public start)."
+    assert lines[0].startswith(f"Verdict: better ({MEANINGS['better']};")
     assert sum("erdict" in line for line in lines) == 2, "the verdict, and that the teachers do not change it"
     assert "speak against" not in " ".join(lines)
-    assert any("compares with public data alone, because no other hospital has your teachers" in line for line in lines)
+    assert any(OWN_BETTER in line for line in lines)
 
 
 def test_there_is_no_word_without_anything_public_to_compare_with() -> None:

@@ -106,15 +106,15 @@ def test_hospitals_read_its_hash_its_name_and_where_it_comes_from(given: GivenSt
     said = " ".join(for_site(study).split())
     assert sha256_bytes(given.weights) in said
     assert '"zoo.pt"' in said
-    assert "your teachers, the student and its controls begin from the weights" in said
-    assert "the consortium is responsible for their being public" in said
+    assert "your teachers, the student and" in said
+    assert "consortium is responsible" in said
     assert given.config.weights in for_consortium(study, sites=2)
     assert facts(study)["start"] == {"weights": given.config.weights, "name": "zoo.pt"}
     grown = " ".join(for_site(study_of(replace(given.config, study="b" * 64))).split())
-    assert f"It is the student of the study {'b' * 64}" in grown
+    assert f"study {'b' * 64}" in grown
     other = " ".join(for_site(study_of(given.config, teacher=replace(RECIPE, channels=(8, 16)))).split())
-    assert "the student and its controls begin from" in other
-    assert "your teachers, the student" not in other
+    assert "the student and" in other
+    assert "your teachers, the student and" not in other
 
 
 @pytest.mark.parametrize("wrong", [{"name": "zoo"}, {"study": "b" * 64}, {"weights": "abc"}, {"weights": "A" * 64}])
@@ -126,9 +126,9 @@ def test_a_section_that_names_no_weights_is_refused(wrong: dict[str, str]) -> No
 def test_a_study_is_not_made_without_the_weights_it_names_nor_with_others(given: GivenStart, tmp_path: Path) -> None:
     study = study_of(given.config)
     for start in (None, weights_of(seed=6)):
-        with pytest.raises(InvalidInput, match="weights of the given network"):
+        with pytest.raises(InvalidInput, match=r"allowed: .*--start BUNDLE"):
             setup.create_study(Workspace(tmp_path / "refused"), study, start=start)
-    with pytest.raises(InvalidInput, match="weights of the given network"):
+    with pytest.raises(InvalidInput, match=r"allowed: none.*--start"):
         setup.create_study(Workspace(tmp_path / "refused"), study_of(StartConfig()), start=given.weights)
     assert not (tmp_path / "refused").exists()
 
@@ -136,7 +136,7 @@ def test_a_study_is_not_made_without_the_weights_it_names_nor_with_others(given:
 def test_weights_of_another_network_are_refused_and_the_message_says_which_it_must_be(tmp_path: Path) -> None:
     (tmp_path / "three.pt").write_bytes(weights_of(classes=3))
     three = read_given(tmp_path / "three.pt", DATA)
-    with pytest.raises(InvalidInput, match=r"does not fit the student.*channels \(4, 8\).*2 labels"):
+    with pytest.raises(InvalidInput, match=r"does not fit.*'three\.pt'.*channels \(4, 8\).*2 labels"):
         setup.create_study(Workspace(tmp_path / "refused"), study_of(three.config), start=three.weights)
 
 
@@ -215,7 +215,7 @@ class TestARun:
         alone = {STUDENT: scores[STUDENT], PUBLIC_NETWORK: scores[PUBLIC_NETWORK]}
         worth = worth_of(alone)
         assert worth is not None
-        assert worth.reference == "the control public network"
+        assert worth.reference.endswith("control public network")
 
     def test_student_and_every_control_begin_from_it(self, first: Path, grown: Recorded) -> None:
         lesson = lesson_of(read_released(grown.workspace))
@@ -255,16 +255,16 @@ def test_study_init_takes_a_bundles_network_and_says_what_is_not_known(tmp_path:
     assert study.teacher.channels == study.student.channels == (4, 8)
     assert study.start.weights == sha256_file(bundle / WEIGHTS)
     assert f"plan: {NOT_REHEARSED}" in done.output
-    assert f"student of the study {made.workspace.study().id[:16]}" in done.output
+    assert f"study {made.workspace.study().id[:16]}" in done.output
     wrong = init("third", labels="background,liver,spleen")()
     assert isinstance(wrong.exception, InvalidInput)
-    assert "labels of the given network" in str(wrong.exception)
+    assert "liver" in str(wrong.exception)
     assert not (tmp_path / "third").exists()
 
     seen = tmp_path / "seen"
     shutil.copytree(bundle, seen)
     (seen / WEIGHTS).rename(seen / SEEN_WEIGHTS)
-    with pytest.raises(InvalidInput, match="has seen a hospital's patients"):
+    with pytest.raises(InvalidInput, match=f"patients.*{seen}"):
         read_given(seen, study.data)
 
 
@@ -348,5 +348,5 @@ def test_a_study_that_asks_about_all_volumes_at_once_takes_none_in_and_says_what
     workspace = Workspace(tmp_path / "joint")
     study = replace(study_of(StartConfig()), codec=CodecConfig(joint=True))
     setup.create_study(workspace, study)
-    with pytest.raises(InvalidInput, match=r"all of its volumes at once.*--start STUDY/bundle"):
+    with pytest.raises(InvalidInput, match="--start STUDY/bundle"):
         setup.add_volumes(workspace, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shutil
 import socket
 import sys
@@ -58,7 +59,7 @@ def events_of(workspace: Workspace) -> EventLog:
 def test_a_study_that_waits_for_sites_is_not_said_to_have_spent_its_budget(workspace: Workspace) -> None:
     status = study_status(workspace)
     assert status.state == "not running"
-    assert "sites admitted: 0, of the 2 that a release needs" in status.lines()
+    assert any(re.search(r"^sites admitted: 0\b.* 2 ", line) for line in status.lines())
 
 
 def test_a_ledger_that_its_standing_does_not_fit_is_said_before_anything_is_run(
@@ -134,9 +135,9 @@ def test_a_run_that_was_killed_is_said_to_have_died_and_by_no_count_to_be_comple
     status = study_status(workspace)
     assert (status.state, status.running, status.facts.answers_left) == ("died", False, 0)
     assert "consilium study resume" in " ".join(status.warnings)
-    events.emit("run-failed", run="1", reason="the disk is full")
+    events.emit("run-failed", run="1", reason="invented reason")
     assert study_status(workspace).state == "failed"
-    assert "the disk is full" in " ".join(study_status(workspace).warnings)
+    assert "invented reason" in " ".join(study_status(workspace).warnings)
     events.emit("run-started", run="2", pid=1, resumed=True)
     events.emit("run-finished", run="2", seconds=1.0)
     assert study_status(workspace).state == "complete"
@@ -148,7 +149,7 @@ def test_a_budget_that_the_plan_says_not_to_spend_is_asked_for_at_a_terminal(
 ) -> None:
     ask_to_spend(go_on=True)
     ask_to_spend(go_on=False)  # no terminal: nobody can answer
-    assert "advises against spending this budget" in capsys.readouterr().err
+    assert "advises against" in capsys.readouterr().err
     terminal = io.StringIO(answer)
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stdin", terminal)
@@ -160,7 +161,7 @@ def test_a_budget_that_the_plan_says_not_to_spend_is_asked_for_at_a_terminal(
 
 
 def test_a_stop_with_no_run_is_refused_and_leaves_no_request_for_the_next(workspace: Workspace) -> None:
-    with pytest.raises(InvalidInput, match="no run is active"):
+    with pytest.raises(InvalidInput, match=r"no run.*study status"):
         request_stop(workspace)
     assert not workspace.stop_file.exists()
     with workspace.locked():
@@ -188,7 +189,7 @@ def test_who_watches_in_the_middle_sees_the_run_from_its_beginning_to_its_end(wo
 
 
 def test_a_run_that_ended_badly_or_never_was_is_said_to_who_watches(workspace: Workspace) -> None:
-    with pytest.raises(InvalidInput, match="no run to watch"):
+    with pytest.raises(InvalidInput, match=r"no run.*study run"):
         watch(workspace, on_event=lambda event: None)
     events = events_of(workspace)
     events.emit("run-started", run="1", pid=1, resumed=False)
@@ -203,7 +204,7 @@ def test_a_run_that_died_is_waited_for_while_somebody_submits_it_again_and_said_
     events, seen = events_of(workspace), []
     events.emit("run-started", run="1", pid=1, resumed=False)
     assert run_state(workspace).name == "died"
-    with pytest.raises(RunFailed, match="nobody is there to submit it again; to fix: `consilium study resume`"):
+    with pytest.raises(RunFailed, match="to fix: `consilium study resume`"):
         watch(workspace, on_event=lambda event: None)
 
     def again() -> None:
@@ -260,7 +261,7 @@ def test_a_run_waits_for_a_superlink_that_is_started_again_and_for_none_that_nob
         port = found.getsockname()[1]
     workspace.save_endpoint(Endpoint("localhost", 8443, port))
     prepare(flower_server(workspace))
-    with pytest.raises(DaemonFailed, match="SuperLink does not answer"):
+    with pytest.raises(DaemonFailed, match=r"SuperLink.*server up"):
         start_run(workspace)
 
     submitted, listening = [], threading.Event()
@@ -334,12 +335,12 @@ def test_a_complete_study_that_is_run_again_and_detached_is_said_to_be_complete(
     planned = workspace.study().privacy.planned_queries
     monkeypatch.setattr(supervisor, "detach", lambda _workspace: None)
     words = ["run", str(workspace.root), "--detach", "--json", "--yes"]
-    assert "the run goes on" in CliRunner().invoke(study_app, words).stdout
+    assert "goes on" in CliRunner().invoke(study_app, words).stdout
     monkeypatch.setattr(Books, "answers", lambda self, study_id: planned)
     events_of(workspace).emit("run-started", run="1", pid=1, resumed=False)
     events_of(workspace).emit("run-finished", run="1", seconds=1.0)
     said = CliRunner().invoke(study_app, words).stdout
-    assert "the study is complete" in said
+    assert "complete" in said
     assert "goes on" not in said
 
 
@@ -350,24 +351,25 @@ def test_answers_left_in_the_middle_of_a_sealed_batch_say_what_they_do_not_count
     found = study_status(made)
     short = replace(found, running=running, facts=replace(found.facts, quorum_room=4))
     (line,) = (one for one in short.lines() if one.startswith("answers "))
-    assert "room for 4 of the 6 left" in line
-    assert ("not counting draws under way" in line) is running
+    assert "4 of the 6 left" in line
+    assert ("draws under way" in line) is running
 
 
 def test_a_study_is_made_with_the_planner_s_verdict_and_what_it_recommends_in_its_place(tmp_path: Path) -> None:
     words = ["--name", "t", "--labels", "background,body", "--grid", "16,16,16", "--quorum", "5", "--delta", "1e-3"]
     weak = CliRunner().invoke(study_app, ["init", str(tmp_path / "weak"), *words, "--queries", "16"]).stdout
-    assert "plan: The labels will mostly reflect the public shapes" in weak
-    assert "recommended instead: a joint query in 4 rounds" in weak
+    assert re.search("plan: .*public shapes", weak)
+    assert re.search("instead: a joint query .*4 rounds", weak)
     joint = CliRunner().invoke(study_app, ["init", str(tmp_path / "joint"), *words, "--queries", "4", "--joint"]).stdout
-    assert "plan: this study with 5 hospitals: a joint query in 4 rounds" in joint
+    assert re.search("plan: .* 5 hospitals: a joint query .*4 rounds", joint)
     assert "instead" not in joint
 
 
 def test_a_joint_query_on_a_grid_that_is_too_fine_for_it_is_refused_when_the_study_is_made(tmp_path: Path) -> None:
     words = ["--name", "t", "--labels", "background,body", "--quorum", "5", "--queries", "4", "--grid", "200,200,200"]
     done = CliRunner().invoke(study_app, ["init", str(tmp_path / "joint"), *words, "--joint"])
-    assert "voxels of each volume in a query about all volumes" in str(done.exception)
+    assert f"got {200**3}" in str(done.exception)
+    assert "data.grid" in done.exception.remedy
     assert not (tmp_path / "joint").exists()
     assert CliRunner().invoke(study_app, ["init", str(tmp_path / "each"), *words]).exit_code == 0
 
@@ -378,6 +380,6 @@ def test_a_study_whose_ledger_is_gone_is_not_shown_as_one_that_spent_nothing(wor
         workspace.ledger_file.with_name(workspace.ledger_file.name + suffix).unlink(missing_ok=True)
     assert facts_of(workspace).spending.doubt is not None
     told = CliRunner().invoke(study_app, ["show", str(workspace.root)]).output
-    assert "nothing is known to be guaranteed" in " ".join(told.split())
+    assert "nothing is known" in " ".join(told.split())
     standing_path(workspace.ledger_file).unlink()
     assert facts_of(workspace).spending.doubt is None

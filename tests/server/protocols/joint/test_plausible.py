@@ -78,8 +78,8 @@ def test_at_either_end_of_the_honest_range_half_of_the_alarms_are_spent(frame: F
 def test_answers_that_cancel_each_other_and_answers_that_are_too_large_are_told_apart() -> None:
     silence = Silence(20.0, 8.0)  # a fifth of what is expected is noise
     weak, large = Plausible(18.0, 100, silence), Plausible(400.0, 100, silence)
-    assert "together are smaller than expected" in weak.warnings[0]
-    assert "together are larger than expected" in large.warnings[0]
+    assert "smaller" in weak.warnings[0]
+    assert "larger" in large.warnings[0]
     assert weak.warnings[-1] == large.warnings[-1] == REMEDY
     assert Plausible(100.0, 100, silence).warnings == ()
 
@@ -102,7 +102,7 @@ def test_a_structure_that_left_the_labels_is_named() -> None:
     volumes = shares(("left", "right", "none"), [30, 400, 0], [100, 1000, 0])
     assert volumes == (("left", 0.3), ("right", 0.4), ("none", 1.0))
     (what, remedy) = Plausible(100.0, 100, Silence(), volumes).warnings
-    assert what.startswith("left has 0.3 times the volume")
+    assert what.startswith("left has 0.3 times")
     assert remedy == REMEDY
     grown = Plausible(100.0, 100, Silence(), shares(("new",), [5], [0]))
     assert grown.warnings[0].startswith("new has inf times")
