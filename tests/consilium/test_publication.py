@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_the_student_is_published_with_card_certificate_and_checksums_that_opens
     assert listed == files - {"SHA256SUMS", "SHA256SUMS.sig"}
     secrets = [path.read_bytes() for path in (workspace.root / "keys").glob("*.key")]
     assert not any(secret in (out / name).read_bytes() for secret in secrets for name in files)
-    with pytest.raises(InvalidInput, match="does not exist yet"):
+    with pytest.raises(InvalidInput, match=f"{out}.*--out"):
         invoke(student_app, "publish", workspace.root, "--out", out)
 
 
@@ -87,7 +88,7 @@ def test_the_model_card_says_for_what_how_good_with_which_limits_and_what_is_not
     half = {n: float(student_t.ppf(0.975, n - 1)) / n**0.5 for n in (2, 3)}
     assert first[1:] == [f"0.700 ± {0.1 * half[3]:.3f}", "0.600", f"2.0 ± {half[3]:.1f}", "3"]
     assert second[1:] == [f"0.400 ± {2**-0.5 * 0.2 * half[2]:.3f}", "0.300", f"3.0 ± {2**0.5 * half[2]:.1f}", "2"]
-    assert "worst of 3 cases its mean Dice is 0.500" in card
+    assert re.search("worst of 3 cases .*0.500", card)
     assert "0.062" in card or "0.063" in card
     headings = ["Intended use", "How good it is", "As hospitals measured it", "Limits", "Not known", "Use"]
     places = [card.index(f"\n## {name}\n") for name in (*headings, "What it reveals about patients")]
@@ -145,10 +146,9 @@ def test_a_site_that_left_is_gone_from_the_server_but_for_what_must_stay_and_the
     with pytest.raises(InvalidInput, match="still admitted"):
         forget(workspace, name)
     provision.revoke(workspace, name, unregister=lambda _node: None)
-    with keeping(workspace.root / "logs"), pytest.raises(DaemonFailed, match="end `server up` first"):
+    with keeping(workspace.root / "logs"), pytest.raises(DaemonFailed, match="`server up`"):
         forget(workspace, name)
     said = invoke(provision_app, "forget", workspace.root, name)
-    assert "what it answered or declined" in said
     assert "GDPR" in said
 
     holding = {

@@ -256,7 +256,7 @@ def test_a_run_that_was_refused_at_once_does_not_hold_its_folder(tmp_path: Path)
     run._claim(out, replace(DemoOptions(), hospitals=8))
     (out / "split").mkdir()
     run._claim(out, replace(DemoOptions(), hospitals=8))
-    with pytest.raises(InvalidInput, match=r"other options: got '.*\(hospitals: 8 before\)"):
+    with pytest.raises(InvalidInput, match=r"got '.*\(hospitals: 8 "):
         run._claim(out, replace(DemoOptions(), hospitals=4))
 
 
@@ -264,7 +264,7 @@ def test_no_certificate_is_made_of_a_simulation(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY.replace('"trial"', '"simulation"'))
     workspace = Workspace(tmp_path / "server")
     create_study(workspace, load_study(tmp_path / "study.toml"))
-    with pytest.raises(InvalidInput, match="certificate of a simulation"):
+    with pytest.raises(InvalidInput, match="simulation"):
         certificate_facts(workspace)
 
 
@@ -311,7 +311,7 @@ def test_a_simulation_that_was_killed_goes_on_and_its_report_says_what_it_is(tmp
     assert report["privacy"]["queries"] == 4
     assert report["daemons"] == []
     page = (out / "report.html").read_text()
-    assert "This is a simulation, not a certificate." in page
+    assert "not a certificate" in page
 
 
 @pytest.mark.slow

@@ -133,7 +133,7 @@ def test_a_joint_studys_own_frame_is_audited(tmp_path: Path) -> None:
 
 def test_a_directory_is_audited_as_it_is_or_not_at_all(tmp_path: Path) -> None:
     workspace = directory(tmp_path, make_study(), sites=2)
-    with pytest.raises(InvalidInput, match="with its own settings"):
+    with pytest.raises(InvalidInput, match="directory of a study"):
         call("--study", str(workspace.root), "--epsilon", "4")
     (workspace.root / "sites.json").unlink()
     with pytest.raises(InvalidInput, match=r"sites\.json"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +44,22 @@ def said(folder: Path, worth: dict[str, Any] | None, *, alarms: tuple[str, ...] 
 
 def test_a_demo_ends_in_plain_sentences_with_the_gain_first(tmp_path: Path) -> None:
     gain, teachers, guarantee, home = said(tmp_path, WORTH)
-    assert gain == (
-        "The student has Dice 0.685, the control zero code 0.560, so the hospitals' answers gained +0.125 "
-        "(95 % interval +0.086 to +0.164 over 45 cases)."
-    )
-    assert teachers == "All 24 teachers together, without noise, have Dice 0.717, one of them 0.660 in the mean."
-    assert guarantee == (
-        "Each patient is protected by ε = 8 (exact), δ = 1e-05, unit patient, relation replace-one; "
-        "4 answers spent ε = 8 of it."
-    )
-    assert home.startswith("hospital-01 pulled the student")
+    for figure in ("0.685", "zero code 0.560", "+0.125", "95 % interval +0.086 to +0.164", "45 cases"):
+        assert figure in gain
+    for figure in ("24 teachers", "0.717", "0.660"):
+        assert figure in teachers
+    for fact in ("ε = 8 (exact)", "δ = 1e-05", "unit patient", "relation replace-one", "4 answers spent ε = 8"):
+        assert fact in guarantee
+    assert home.startswith("hospital-01 ")
     assert home.endswith(".")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"word": "not proven", "gain": 0.02, "interval": [-0.01, 0.05]}, "so no gain is proven: +0.020"),
-        ({"word": "worse", "gain": -0.1, "interval": [-0.2, -0.05]}, "so the answers made it worse: -0.100"),
-        ({"word": "not proven", "interval": None}, "(no interval, which needs at least two cases)"),
+        ({"word": "not proven", "gain": 0.02, "interval": [-0.01, 0.05]}, "no gain is proven: +0.020"),
+        ({"word": "worse", "gain": -0.1, "interval": [-0.2, -0.05]}, "worse: -0.100"),
+        ({"word": "not proven", "interval": None}, "no interval"),
     ],
 )
 def test_what_is_not_proven_is_not_called_a_gain(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -72,5 +70,5 @@ def test_what_is_not_proven_is_not_called_a_gain(tmp_path: Path, change: dict[st
 
 def test_what_speaks_against_the_student_is_said_and_so_is_that_nothing_was_measured(tmp_path: Path) -> None:
     lines = said(tmp_path, None, alarms=("anterior: GONE",))
-    assert lines[0] == "The student has Dice 0.685; the gain from the answers could not be measured."
-    assert lines[-1] == "hospital-01 on the student: anterior: GONE"
+    assert re.search("0.685; .*could not be measured", lines[0])
+    assert re.search("^hospital-01 .*: anterior: GONE$", lines[-1])

