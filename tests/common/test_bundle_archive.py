@@ -42,7 +42,7 @@ def test_the_bytes_depend_on_neither_time_nor_file_modes(tmp_path: Path, monkeyp
     "name", ["../x", "a/../../x", "/etc/passwd", "a//b", "a/", "", "C:\\x", "a\\..\\b", ".hidden", "a/.x", "ü", "a\nb"]
 )
 def test_a_path_that_could_leave_the_folder_is_refused_on_both_sides(name: str) -> None:
-    with pytest.raises(InvalidInput, match="path in a bundle"):
+    with pytest.raises(InvalidInput, match=r"^path"):
         to_archive({name: b"x"})
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
@@ -65,9 +65,9 @@ def test_links_compression_and_doubled_names_are_refused() -> None:
 
     regular = stat.S_IFREG | 0o644
     assert from_archive(archive(("a", regular, zipfile.ZIP_STORED))) == {"a": b"/etc/passwd"}
-    with pytest.raises(InvalidInput, match="regular file without compression"):
+    with pytest.raises(InvalidInput, match=r"entry of .*: got 'a'"):
         from_archive(archive(("a", stat.S_IFLNK | 0o777, zipfile.ZIP_STORED)))
-    with pytest.raises(InvalidInput, match="regular file without compression"):
+    with pytest.raises(InvalidInput, match=r"entry of .*: got 'a'"):
         from_archive(archive(("a", regular, zipfile.ZIP_DEFLATED)))
     with pytest.warns(UserWarning, match="Duplicate name"):
         doubled = archive(("a", regular, zipfile.ZIP_STORED), ("a", regular, zipfile.ZIP_STORED))

@@ -64,12 +64,12 @@ READERS: dict[str, Callable[[Path, int], object]] = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_newer_format_is_refused_and_the_remedy_is_to_upgrade(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConsiliumError, match=f"{name} schema: got 99; allowed: .; to fix: upgrade Consilium here"):
+    with pytest.raises(ConsiliumError, match=f"{name} schema: got 99; allowed: .; to fix: upgrade .*here"):
         READERS[name](tmp_path, 99)
 
 
 def test_an_older_format_is_to_be_written_anew_and_no_format_is_none_of_ours() -> None:
-    with pytest.raises(InvalidInput, match="upgrade Consilium where it was written"):
+    with pytest.raises(InvalidInput, match=r"upgrade .*where it was written"):
         check_schema("message", 1, known=2)
     for nonsense in (None, "1", True, 1.0):
         with pytest.raises(InvalidInput, match="another program"):

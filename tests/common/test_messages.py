@@ -226,7 +226,7 @@ def test_the_largest_batch_that_a_study_may_plan_is_read_and_so_are_its_codes():
 
 @pytest.mark.parametrize("kind", range(len(PARTS)))
 def test_a_message_in_several_stands_once(kind):
-    with pytest.raises(InvalidInput, match="one of each kind"):
+    with pytest.raises(InvalidInput, match="parts of a message"):
         decode(encode(Several((PARTS[kind], PARTS[kind]))))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -169,7 +170,7 @@ def test_a_daemon_that_dies_at_start_is_reported_with_its_last_words(tmp_path: P
     code = "import sys; print('\\033[31mno such\\x07 certificate\\033[0m'); sys.exit(3)"
     with ProcessGroup() as group, pytest.raises(DaemonFailed) as caught:
         group.start(spec(tmp_path, code, ready=lambda: False))
-    assert "test one ended with status 3" in str(caught.value)
+    assert re.search("test one .*status 3", str(caught.value))
     assert "no such certificate" in str(caught.value)
     assert str(tmp_path / "one.log") in str(caught.value)
 
@@ -227,7 +228,7 @@ def test_free_ports_are_distinct_and_no_outgoing_connection_takes_one(monkeypatc
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", ports[0]))
         assert free_ports(1) == (ports[1],)
-        with pytest.raises(OSError, match="fewer than 2 of the ports"):
+        with pytest.raises(OSError, match="fewer than 2 "):
             free_ports(2)
     with pytest.raises(OSError, match="assign"):
         free_ports(1, host="192.0.2.1")

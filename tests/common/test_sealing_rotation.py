@@ -88,13 +88,13 @@ def test_a_site_takes_a_key_from_a_known_signer_alone_and_never_goes_back(fed: F
     folder = fed.root / "site-0"
     first = rotate(fed)
     forged = SealingNotice(first.sealing_key, first.replaces).signed(Ed25519PrivateKey.generate())
-    with pytest.raises(InvalidInput, match=r"signed by a key in site\.toml"):
+    with pytest.raises(InvalidInput, match=r"signature.*site\.toml"):
         control.take_sealing_key(folder, forged)
-    with pytest.raises(InvalidInput, match=r"signed by a key in site\.toml"):
+    with pytest.raises(InvalidInput, match=r"signature.*site\.toml"):
         control.take_sealing_key(folder, replace(first, sealing_key="1b" * 32))
     second = rotate(fed)
     control.take_sealing_key(folder, second)  # it missed the first: the second names both old keys
-    with pytest.raises(InvalidInput, match=r"replaces the key in site\.toml"):
+    with pytest.raises(InvalidInput, match=f"got '{first.sealing_key}'.*{second.sealing_key}"):
         control.take_sealing_key(folder, first)
     assert load_site(folder).server.sealing_key == second.sealing_key
 

@@ -226,7 +226,7 @@ def test_a_frozen_daemon_is_offline_after_a_minute_without_an_answer_and_back_wh
         os.kill(pid, signal.SIGSTOP)
         assert [len(later(ASK_S)) for _ in range(5)] == [count] * 5
         assert [len(later(ASK_S)) for _ in range(2)] == [count + 1] * 2
-        assert "the gateway has not answered since" in world.of("daemon-offline")[-1]["why"]
+        assert world.of("daemon-offline")[-1]["why"].startswith("the gateway ")
         assert world.of("daemon-offline")[-1]["why"].endswith("; to fix: restart it")
         os.kill(pid, end)
         world.until(supervisor, lambda ready=ready: len(later(1.0)) > 0 and len(world.of("daemon-ready")) > ready)
@@ -368,7 +368,7 @@ def test_a_stopped_daemon_is_stopped_since_its_keeper_stopped_and_not_since_it_s
     assert (one.state, one.since) == ("stopped", "2026-11-24T17:30:00+00:00")
     (tmp_path / FACTS).write_text(json.dumps(facts[0]) + "\n")  # killed: nobody knows when
     (one,) = standings([tmp_path])
-    assert "stopped, last heard of" in one.line
+    assert "last heard of" in one.line
 
 
 def test_a_killed_daemon_was_last_heard_of_when_its_keeper_beat_last_and_not_when_it_started(tmp_path: Path) -> None:
@@ -403,7 +403,8 @@ def test_a_log_whose_lock_is_gone_still_says_what_ran(tmp_path: Path) -> None:
 
 def test_without_a_record_nothing_is_claimed_about_daemons(tmp_path: Path) -> None:
     said = unrecorded([tmp_path / "logs"], command="consilium site up")
-    assert said.startswith("`consilium site up` has recorded none here; daemons that were started in another way")
+    assert said.startswith("`consilium site up` ")
+    assert "`consilium demo`" in said
 
     def closed(*_: object) -> None:
         raise PermissionError
@@ -411,7 +412,8 @@ def test_without_a_record_nothing_is_claimed_about_daemons(tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "open", closed)
         said = unrecorded([tmp_path / "logs"], command="consilium site up")
-    assert said == f"not known, because user {os.getuid()} cannot read {tmp_path / 'logs' / FACTS}"
+    assert said.startswith("not known")
+    assert f"user {os.getuid()} cannot read {tmp_path / 'logs' / FACTS}" in said
 
 
 def test_a_daemon_that_the_next_start_has_not_come_to_yet_is_stopped(tmp_path: Path) -> None:

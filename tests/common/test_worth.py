@@ -9,7 +9,7 @@ from scipy.stats import ttest_rel
 
 from common.errors import InvalidInput
 from common.metrics import Score
-from common.worth import GainWord, Worth, of_means, over_best, worth
+from common.worth import GainWord, Worth, control_name, of_means, over_best, worth
 
 OURS, THEIRS = [0.71, 0.64, 0.8, 0.69, 0.75], [0.66, 0.66, 0.71, 0.65, 0.72]
 
@@ -45,10 +45,8 @@ def test_the_word_is_read_off_the_interval_alone(gain: float, half: float | None
 
 def test_an_interval_that_holds_nothing_is_never_said_to_prove_nothing() -> None:
     sentence = Worth(0.558, 0.5, "the control zero code", 0.058, 0.06, 12).sentence
-    assert sentence == (
-        "Gain not proven over the control zero code: +0.058 Dice (95 % interval -0.002 to "
-        "+0.118, paired over 12 cases); student 0.558, the control zero code 0.500."
-    )
+    for fact in ("not proven", "zero code: +0.058", "95 % interval -0.002 to +0.118", "12 cases", "0.558", "0.500"):
+        assert fact in sentence
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -71,7 +69,7 @@ def test_the_best_control_is_the_one_that_is_hardest_to_beat() -> None:
     }
     found = over_best(student, controls)
     assert found is not None
-    assert found.reference == "the control public only"
+    assert found.reference == control_name("public_only")
     assert found.word is GainWord.NOT_PROVEN
     assert over_best(student, {}) is None
     assert over_best(student, {"shuffled_codes": None}) is None

@@ -104,6 +104,6 @@ def test_a_keyhole_is_a_hole() -> None:
 
 def test_contours_that_cross_are_refused_unless_the_file_defines_it() -> None:
     crossing = [fill(box(2, 10, 2, 10), SHAPE), fill(box(6, 14, 6, 14), SHAPE)]
-    with pytest.raises(InvalidInput, match="contours of one structure cross"):
+    with pytest.raises(InvalidInput, match=r"contours .*cross"):
         combine(crossing, SHAPE)
     assert np.array_equal(combine(crossing, SHAPE, crossing=True), mask(box(2, 10, 2, 10)) ^ mask(box(6, 14, 6, 14)))

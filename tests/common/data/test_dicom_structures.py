@@ -98,7 +98,7 @@ def test_a_contour_inside_another_is_a_hole_and_one_in_the_hole_an_island(read: 
 
 def test_crossing_contours_are_refused_unless_their_type_defines_them(read: Callable[..., np.ndarray]) -> None:
     crossing = [box(3, 2.5, 12.5, 2.5, 12.5), box(3, 8.5, 20.5, 8.5, 20.5)]
-    with pytest.raises(InvalidInput, match="contours of one structure cross"):
+    with pytest.raises(InvalidInput, match=r"contours .*cross"):
         read(("body", crossing))
     found = read(("body", [("CLOSEDPLANAR_XOR", corners) for _, corners in crossing]))
     expected = block(slice(3, 13), slice(3, 13), slice(3, 4))
@@ -141,7 +141,7 @@ def test_structures_are_matched_by_name_as_labels_are(tmp_path: Path, series: Pa
     assert np.array_equal(found, expected)
     assert sorted(np.unique(load_example(case, DATA).label).tolist()) == [0, 1, 2]
     plain = match_study(TableLayout().read(folder), DATA, labels={"gtv_1": "core", "bone": "background", "7": "core"})
-    with pytest.raises(InvalidInput, match="neither the study's nor mapped") as refused:
+    with pytest.raises(InvalidInput, match=r"\['empty'\].*\[labels\] of site\.toml") as refused:
         load_example(plain.labelled[0], DATA)
     assert refused.value.value == ["empty"]  # a name that nobody mapped, though nothing is drawn of it
 
@@ -168,20 +168,20 @@ def test_structures_of_two_labels_may_touch_and_not_overlap(read: Callable[..., 
     found = read(("body", [box(3, 2, 12, 2, 12)]), ("core", [box(3, 12, 20, 2, 12)]))
     assert (found[2:12, 2:12, 3] == 1).all()
     assert (found[12:20, 2:12, 3] == 2).all()
-    with pytest.raises(InvalidInput, match=r"structures body and core overlap: got '10 voxels"):
+    with pytest.raises(InvalidInput, match=r"body and core.*: got '10 voxels"):
         read(("body", [box(3, 2, 12, 2, 12)]), ("core", [box(3, 11, 20, 2, 12)]))
 
 
 def test_a_structure_on_slices_with_another_step_or_one_gap_is_read(read: Callable[..., np.ndarray]) -> None:
     for slices in ((1, 2, 5, 6), (1, 4), (1, 3, 4), (1, 3, 6)):
         assert (read(("body", [box(k, 2.5, 9.5, 2.5, 9.5) for k in slices])) == 1).any(axis=(0, 1)).sum() == len(slices)
-    with pytest.raises(InvalidInput, match="structure body is drawn on one slice in 2"):
+    with pytest.raises(InvalidInput, match=r"body .*one slice in 2"):
         read(("body", [box(k, 2.5, 9.5, 2.5, 9.5) for k in (1, 3, 5)]))
 
 
 def test_points_within_the_tolerance_of_a_slice_lie_in_it(read: Callable[..., np.ndarray]) -> None:
     assert (read(("body", [box(3.08, 2.5, 9.5, 2.5, 9.5)]))[..., 3] == 1).sum() == 49
-    with pytest.raises(InvalidInput, match="plane of no slice"):
+    with pytest.raises(InvalidInput, match="slices off"):
         read(("body", [box(3.12, 2.5, 9.5, 2.5, 9.5)]))
 
 
@@ -254,7 +254,7 @@ def test_an_unknown_structure_is_refused_by_its_name_and_long_lists_are_cut(read
 def test_an_image_that_is_no_dicom_series_is_refused(tmp_path: Path, volume: Volume) -> None:
     path = write_structure_set(tmp_path / "label.dcm", [("body", [GOOD])])
     for other in (replace(volume, frame=""), None):
-        with pytest.raises(InvalidInput, match="needs its image as the DICOM series"):
+        with pytest.raises(InvalidInput, match=r"RT Structure Set.*series"):
             load_label(path, DATA, volume=other)
 
 

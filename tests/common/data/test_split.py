@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,15 +95,15 @@ def test_a_scan_under_two_names_is_used_once_and_reported(tmp_path: Path) -> Non
     dataset = make(tmp_path)
     dataset.cases[7].image.write_bytes(dataset.cases[2].image.read_bytes())
     split = plan_split(dataset, COUNTS, seed=1)
-    assert [(problem.case, problem.reason) for problem in split.problems] == [
-        ("p07", "the same scan as p02; to fix: remove one of them")
-    ]
+    (problem,) = split.problems
+    assert problem.case == "p07"
+    assert " p02; to fix: " in problem.reason
     assert "p07" not in {case.id for place in places(split) for case in place}
 
 
 def test_counts_that_cannot_be_filled_are_refused_with_the_numbers(tmp_path: Path) -> None:
     dataset = make(tmp_path, count=16)
-    with pytest.raises(InvalidInput, match=r"got 16.*14 for the public parts.*3 hospitals"):
+    with pytest.raises(InvalidInput, match=r"got 16.*\b14 .*3 hospitals"):
         plan_split(dataset, COUNTS, seed=1)
     with pytest.raises(InvalidInput, match="hospitals is missing"):
         plan_split(dataset, SplitCounts(test=1), seed=1)
@@ -118,7 +119,7 @@ def test_the_command_splits_and_a_missing_case_is_named(tmp_path: Path) -> None:
     arguments = ["split", "--data", str(tmp_path / "set"), "--out", str(tmp_path / "out"), "--seed", "1", *counts]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert "hospital-01 6, hospital-02 6" in result.stdout
-    assert "left out p00: the image file is missing" in result.stdout
+    assert re.search("left out p00: .*image", result.stdout)
 
 
 def test_paired_cases_are_public_with_both_and_the_record_says_so(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_uneven_hospitals_give_in_proportion_and_one_patient_stays(tmp_path: Pat
     named = with_sites(dataset, tmp_path / "sites.csv")
     split = plan_split(named, SplitCounts(public_images=6, label_maps=6, validation=3, test=3), seed=1)
     assert {name: len(cases) for name, cases in split.sites.items()} == {"big": 7, "middle": 4, "small": 1}
-    with pytest.raises(InvalidInput, match="for the public parts"):
+    with pytest.raises(InvalidInput, match=r"got 30; allowed: .*\b28 .*3 hospitals"):
         plan_split(named, SplitCounts(public_images=20, label_maps=4, validation=2, test=2), seed=1)
 
 

@@ -45,7 +45,7 @@ def test_a_database_that_is_full_is_not_damaged_either(world: World) -> None:
         for number in range(1, 60):
             one_more(world, number)
 
-    with pytest.raises(StorageFailed, match="the disk is full"):
+    with pytest.raises(StorageFailed, match="disk is full"):
         fill()
     database.execute("PRAGMA max_page_count = 1073741823")
     assert verify(world.path).ok
@@ -55,7 +55,7 @@ def test_a_damaged_file_is_still_called_damaged_and_one_out_of_reach_is_not(tmp_
     world.ledger.close()
     torn = tmp_path / "torn.sqlite"
     torn.write_bytes(b"not a database at all" * 1000)
-    with pytest.raises(LedgerCorrupt, match="is not a ledger or is damaged"):
+    with pytest.raises(LedgerCorrupt, match=f"{torn}.*damaged"):
         Ledger.open(torn)
     with pytest.raises(InvalidInput, match="does not exist"):
         Ledger.open(tmp_path / "none.sqlite")

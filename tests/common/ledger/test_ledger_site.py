@@ -553,7 +553,7 @@ def test_recovery_takes_only_this_ledgers_genuine_receipts(world: World, site: H
     with pytest.raises(InvalidInput, match="signed"):
         world.ledger.recover([receipt.signed(Ed25519PrivateKey.generate())])
     (tmp_path / "other").mkdir()
-    with World.create(tmp_path / "other").ledger as other, pytest.raises(InvalidInput, match="ledger of the receipt"):
+    with World.create(tmp_path / "other").ledger as other, pytest.raises(InvalidInput, match=r"^ledger of"):
         other.recover([receipt])
     assert world.ledger.recover([receipt]) == 0
 
@@ -654,7 +654,7 @@ def test_a_restored_copy_is_refused_until_what_it_forgot_is_charged(site: Hospit
     assert site.ledger.charge_lost(kept) == Spend(3 * spent.mu_squared / 5, 3, 3 * MECHANISM.dimension)
     assert site.ledger.spent() == spent
     assert site.ledger.alarms() == ()
-    with pytest.raises(InvalidInput, match="this copy of the ledger lacks"):
+    with pytest.raises(InvalidInput, match=r"^standing .*got 'row"):
         site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
     site.reopen()
     assert site.ledger.spent() == spent
@@ -810,7 +810,7 @@ def test_what_a_kept_standing_accepted_since_the_fork_is_charged_beside_what_was
     assert site.ledger.spent() == Spend((4 + after) * one, 4 + after, (4 + after) * MECHANISM.dimension)
     assert site.ledger.spent(site.study.id) == site.ledger.spent()
     assert site.ledger.facts("aachen").today == 4 + after
-    with pytest.raises(InvalidInput, match="shows no further loss"):
+    with pytest.raises(InvalidInput, match=r"^standing .*got 'row"):
         recovered(site, kept)
     site.reopen()
     assert site.ledger.spent().releases == 4 + after, "the same standing is charged once"

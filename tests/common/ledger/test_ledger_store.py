@@ -391,9 +391,9 @@ def test_an_answer_of_fewer_sites_than_a_studys_quorum_is_not_reused_by_it(world
     larger = ledger_study("larger", quorum=3)
     world.ledger.register_study(larger)
     rows = world.ledger.row_count
-    with pytest.raises(QuorumNotReached, match="another study with 2 sites"):
+    with pytest.raises(QuorumNotReached, match="2 sites"):
         world.release(queries(1), study=larger.id)
-    with pytest.raises(LedgerCorrupt, match="roster of a reused answer"), world.ledger._writing():
+    with pytest.raises(LedgerCorrupt, match=r"roster .*quorum"), world.ledger._writing():
         write_raw(world.ledger, "reuse", ReuseRecord(larger.id, (queries(1)[0].id,)).to_json())
     assert world.ledger.row_count == rows
     assert world.ledger.answers(larger.id) == ()
@@ -490,7 +490,7 @@ def test_opening_something_else_is_refused(tmp_path: Path) -> None:
     connection.execute("CREATE TABLE rows (a)")
     connection.commit()
     connection.close()
-    with pytest.raises(LedgerCorrupt, match="not a Consilium ledger"):
+    with pytest.raises(LedgerCorrupt, match=f"{other}.* not "):
         Ledger.open(other)
     other.write_bytes(b"not a database at all" * 100)
     with pytest.raises(LedgerCorrupt):
@@ -664,7 +664,7 @@ def test_a_file_that_another_is_put_in_place_of_is_charged_nothing_more(world: W
     if what == "an older copy":
         copy.rename(world.path)
     drawn = len(world.answers.drawn)
-    with pytest.raises(LedgerCorrupt, match="while it was open"):
+    with pytest.raises(LedgerCorrupt, match=r"while .*open"):
         world.release(queries(2), batch="b2")
     assert len(world.answers.drawn) == drawn
 

@@ -261,8 +261,8 @@ def test_the_forger_of_these_tests_makes_receipts_that_pass(world: World, site: 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda body: body["roster"].pop(0), "does not name the site"),
-        (lambda body: body["roster"][0].__setitem__(1, "bergen-x"), "does not name the site"),
+        (lambda body: body["roster"].pop(0), "the site"),
+        (lambda body: body["roster"][0].__setitem__(1, "bergen-x"), "the site"),
         (lambda body: body.update(roster=body["roster"][:1]), "fewer sites"),
     ],
     ids=["without the site", "with another pool of it", "below the quorum"],
@@ -296,7 +296,7 @@ def test_a_roster_that_is_none_is_not_read(
 def test_a_server_that_names_a_roster_it_never_showed_stops_the_site(world: World, site: Hospital) -> None:
     first, second = batches(world, site, 2)
     take(world, site, first)
-    with pytest.raises(LedgerCorrupt, match="no receipt has shown"):
+    with pytest.raises(LedgerCorrupt, match=r"roster .*no receipt"):
         take(world, site, forged(world, second, lambda body: body["roster"].pop(), shown=False))
     assert len(site.ledger.alarms()) == 1
     assert verify(site.path, server_key=world.key.public_key()).ok
@@ -380,14 +380,14 @@ def test_rows_appended_by_these_tests_hold_where_nothing_is_wrong(world: World) 
 @pytest.mark.parametrize(
     ("rows", "what"),
     [
-        (lambda world: [release_row(world, named_row()[1])], "which no earlier row introduces"),
-        (lambda world: [release_row(world, named_row()[1]), named_row()], "which no earlier row introduces"),
-        (lambda world: [named_row(), named_row()], "one row in the whole ledger"),
+        (lambda world: [release_row(world, named_row()[1])], "no earlier row"),
+        (lambda world: [release_row(world, named_row()[1]), named_row()], "no earlier row"),
+        (lambda world: [named_row(), named_row()], "whole ledger"),
         (lambda world: [named_row(*sorted(NAMES, reverse=True))], "sorted by site"),
-        (lambda world: [named_row(*sorted((*NAMES, "aachen")))], "one site is named twice"),
+        (lambda world: [named_row(*sorted((*NAMES, "aachen")))], "site is named twice"),
         (
             lambda world: [("roster", {"roster": [[name, "aachen-mri"] for name in sorted(NAMES)]})],
-            "one pool is named twice",
+            "pool is named twice",
         ),
         (lambda world: [named_row(), release_row(world, named_row()[1], voters=16)], "voters"),
         (lambda world: _of(world, named_row("aachen")), "quorum"),
@@ -397,7 +397,7 @@ def test_rows_appended_by_these_tests_hold_where_nothing_is_wrong(world: World) 
                 named_row(),
                 release_row(world, named_row()[1], roster=[["aachen", "aachen-mri"], ["bergen", "bergen-mri"]]),
             ],
-            "or the id of the row that names them",
+            "id of the row",
         ),
     ],
     ids=[
@@ -476,10 +476,10 @@ def test_every_pool_of_a_lost_roster_is_charged_again_from_one_sites_receipts(wo
     receipts = batches(world, site, 2)
     spent = {name: world.ledger.spent(f"{name}-mri") for name in NAMES}
     restored(world, copy)
-    with pytest.raises(InvalidInput, match=r"roster that this ledger does not know.*complete receipts file"):
+    with pytest.raises(InvalidInput, match=r"roster .*does not know.*complete receipts"):
         world.ledger.recover(receipts[1:])
     assert world.ledger.spent("cadiz-mri").releases == 0
-    with pytest.raises(InvalidInput, match=r"contains every roster|does not know"):
+    with pytest.raises(InvalidInput, match=r"every roster|does not know"):
         world.ledger.recover([replace(receipts[0], rosters=None)])
     assert world.ledger.recover(receipts) == 4
     assert world.ledger.recover(receipts) == 0

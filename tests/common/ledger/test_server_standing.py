@@ -6,6 +6,7 @@ The oracle is how often noise was drawn: every draw of a query is one release th
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from itertools import permutations
@@ -52,10 +53,8 @@ def test_an_older_server_ledger_releases_nothing_until_what_it_lost_is_charged(w
     with Ledger.open(world.path) as readable:
         assert "older copy" in (readable.forgotten() or "")
     found = verify(world.path)
-    assert [str(problem) for problem in found.problems] == [
-        f"row {found.rows + 1}: the head in the standing beside the file is of row {found.rows + 2}: "
-        "the ledger's tail was cut off"
-    ]
+    (problem,) = map(str, found.problems)
+    assert re.search(rf"^row {found.rows + 1}: .*\brow {found.rows + 2}: .*cut off", problem)
 
     world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
     assert world.ledger.recover([]) == 0
@@ -117,7 +116,7 @@ def test_a_server_cannot_charge_a_site_for_more_losses_than_it_accepted(world: W
     site.reserve(world.study.id, [query])
     world.release([query], batch="b2")
     (receipt,) = world.ledger.site_receipts("aachen")
-    with pytest.raises(LedgerCorrupt, match="more than the cost of all accepted"):
+    with pytest.raises(LedgerCorrupt, match="charges as lost more"):
         site.record_receipt(receipt, public_key=world.key.public_key())
     assert site.spent().releases == 1
     assert len(site.alarms()) == 1
@@ -158,7 +157,7 @@ def test_the_command_recovers_from_a_standing_alone_and_restores_pools_declared_
         app, ["recover", str(world.path), "--key", str(tmp_path / "ledger.key"), "--standing", str(kept)]
     )
     assert done.exit_code == 0, done.output
-    assert f"pool {POOL}: 1 releases without a receipt" in done.stdout
+    assert f"pool {POOL}: 1 " in done.stdout
     with Ledger.open(world.path, signing_key=key) as ledger:
         assert {pool.pool for pool in ledger.pools()} == {"aachen-mri", "bergen-mri", "cadiz-mri"}
         assert ledger.spent(POOL).releases == 1
@@ -176,7 +175,7 @@ def test_no_new_ledger_takes_the_place_of_one_that_is_gone(world: World) -> None
     world.ledger.close()
     for suffix in ("", "-wal", "-shm"):
         Path(f"{world.path}{suffix}").unlink(missing_ok=True)
-    with pytest.raises(LedgerCorrupt, match="but its standing exists"):
+    with pytest.raises(LedgerCorrupt, match="standing exists"):
         Ledger.create(world.path, signing_key=world.key)
 
 
@@ -222,7 +221,7 @@ def test_a_ledger_that_charged_does_not_go_on_without_its_standing(world: World)
     world.release([make_query(1, MECHANISM)])
     receipts = world.ledger.site_receipts("aachen")
     standing_path(world.path).unlink()
-    with pytest.raises(LedgerCorrupt, match=r"standing file of .* is missing.*consilium ledger recover"):
+    with pytest.raises(LedgerCorrupt, match=r"standing .*missing.*consilium ledger recover"):
         world.reopen()
     with Ledger.open(world.path) as copy:
         assert copy.study_spending(world.study.id).doubt is None, "a copy in no study's folder has no standing"
@@ -265,7 +264,7 @@ def test_pools_have_one_book_and_books_one_pool(world: World) -> None:
     assert world.ledger.row_count == rows
     with pytest.raises(InvalidInput, match="as first declared"):
         world.ledger.declare_books(POOL, "b" * 32)
-    with pytest.raises(InvalidInput, match="one ledger for each pool"):
+    with pytest.raises(InvalidInput, match=f"bergen-mri.*got '{'a' * 32}'"):
         world.ledger.declare_books("bergen-mri", "a" * 32)
     world.reopen()
     assert world.ledger.books_of(POOL) == "a" * 32
@@ -275,8 +274,8 @@ def test_pools_have_one_book_and_books_one_pool(world: World) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        ("another ledger's", "is of another ledger"),
-        ("cut short", "run `consilium ledger recover` with every site's receipts"),
+        ("another ledger's", "another ledger"),
+        ("cut short", "`consilium ledger recover`"),
         ("a link that leads nowhere", "mount that disk"),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_key_names_one_site_only(tmp_path: Path) -> None:
 def test_a_site_is_no_peer_of_its_own(tmp_path: Path) -> None:
     with opened(tmp_path) as ledger:
         for peer in (Peer("north", A), Peer("south", ledger.public_key)):
-            with pytest.raises(InvalidInput, match="a site other than this one"):
+            with pytest.raises(InvalidInput, match=f"peer: got '{peer.site}'"):
                 ledger.confirm_peer(STUDY.id, peer)
 
 

@@ -28,7 +28,7 @@ def enter(books: SealedRecords, record: MaskedRecord, *, seq: int = 2) -> None:
 def test_a_draw_of_a_query_has_one_message_under_its_masks(again: MaskedRecord) -> None:
     books = SealedRecords()
     enter(books, SENT)
-    with pytest.raises(InvalidInput, match="masked code of draw"):
+    with pytest.raises(InvalidInput, match="masked code"):
         enter(books, again, seq=3)
     assert books.masked[QUERY, 1].seq == 2
     assert books.masked_under(QUERY, 1) == ROSTER
@@ -39,7 +39,7 @@ def test_a_draw_of_a_query_has_one_message_under_its_masks(again: MaskedRecord) 
 def test_no_code_goes_under_another_roster_than_the_receipt_charges_its_draw_to() -> None:
     books = SealedRecords()
     books.enter_receipted(QUERY, 1, OTHER)
-    with pytest.raises(InvalidInput, match="the server's receipt charges"):
+    with pytest.raises(InvalidInput, match=r"roster .*receipt"):
         enter(books, SENT)
     assert books.masked == {}
     enter(books, replace(SENT, masks=OTHER))

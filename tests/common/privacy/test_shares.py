@@ -39,7 +39,7 @@ def test_a_roster_with_fewer_than_two_honest_sites_has_no_share(sites: int) -> N
 
 
 def test_a_share_too_small_for_the_lemma_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="share of the noise"):
+    with pytest.raises(InvalidInput, match=r"^share.*: got"):
         shares.share_std(mechanism(noise_std=Fraction(30)), sites=64)
 
 
@@ -58,7 +58,7 @@ def test_an_honest_sum_is_within_its_bound_even_where_every_site_sends_the_longe
 def test_a_sum_that_honest_sites_cannot_have_made_is_refused(extra: int) -> None:
     total = np.zeros(64, dtype=np.int64)
     total[7] = extra
-    with pytest.raises(Refused, match="the sum is larger"):
+    with pytest.raises(Refused, match="sum is larger"):
         shares.unmasked(total.view(np.uint64), mechanism(), sites=5)
 
 
