@@ -23,7 +23,8 @@ from research.recipes import PUBLISHED
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MARK = re.compile(
-    r"(<!-- recorded: ((?:codecs|digits|home|pairs|private|tables|utility)/[A-Za-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- recorded: ((?:codecs|digits|home|pairs|private|tables|utility)/[A-Za-z0-9-]+) -->\n).*?(<!-- end -->)",
+    re.DOTALL,
 )
 DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
 
@@ -284,9 +285,14 @@ def table(name: str) -> str:
     if name.endswith("-blocks"):
         return heard(_record(name.removesuffix("-blocks")))
     kind = name.partition("/")[0]
-    return {"utility": rotations, "pairs": rotations, "codecs": codecs, "digits": digits, "tables": plain, "private": private}[kind](
-        _record(name)
-    )
+    return {
+        "utility": rotations,
+        "pairs": rotations,
+        "codecs": codecs,
+        "digits": digits,
+        "tables": plain,
+        "private": private,
+    }[kind](_record(name))
 
 
 def page(text: str) -> str:
