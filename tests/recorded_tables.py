@@ -23,7 +23,7 @@ from research.recipes import PUBLISHED
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MARK = re.compile(
-    r"(<!-- recorded: ((?:codecs|digits|home|pairs|private|tables|utility)/[A-Za-z0-9-]+) -->\n).*?(<!-- end -->)",
+    r"(<!-- recorded: ((?:bars|codecs|digits|home|pairs|private|tables|utility)/[A-Za-z0-9-]+) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
 DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
@@ -85,6 +85,15 @@ AT_HOME = {
     "tumours": "tumours-patient-8",
 }
 """Dataset → the start of the names of its records with figures of ``--home``."""
+BARS = {
+    "student": "student",
+    "central_dp_sgd": "DP-SGD on all patients in one place",
+    "silo_dp_sgd": "DP-SGD at each hospital near the mean (MR-MTL), mean over hospitals",
+    "silo_dp_sgd_mean": "the mean of their weights",
+    "all_data": "all patients, no privacy",
+}
+"""Networks of the same (ε, δ) for one patient that the student is compared with, and one without privacy."""
+
 PARTS = ("development", "report")
 """The parts of the cases, as the ends of these names."""
 
@@ -160,6 +169,18 @@ def at_home() -> str:
     head = ["", "hospital", "private patients", "adapted by"]
     figures = [cell for part in PARTS for cell in (f"{part} cases: alone", "student", "adapted", "over alone")]
     return markdown([*head, *figures], rows)
+
+
+def bars() -> str:
+    """The student beside networks that DP-SGD trains at the same budget, on development cases."""
+    rows = []
+    for path in sorted((RESULTS / "bars").glob("*.json")):
+        dice = _record(f"bars/{path.stem}")["dice"]
+        rotations_run = str(len(dice["student"]["each"]))
+        rows.append(
+            [path.stem, rotations_run, *(figure(dice[arm]["mean"]) if arm in dice else "not run" for arm in BARS)]
+        )
+    return markdown(["data", "rotations", *BARS.values()], rows)
 
 
 def many_at_home() -> str:
@@ -280,6 +301,8 @@ def table(name: str) -> str:
         return recipe(SETTINGS[name])
     if name == "utility/at-home":
         return at_home()
+    if name == "bars/all":
+        return bars()
     if name == "home/forty":
         return many_at_home()
     if name.endswith("-blocks"):
