@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -205,7 +206,7 @@ def test_a_disclosure_replayed_from_another_draw_site_or_auditor_is_refused(tmp_
         with pytest.raises(InvalidInput, match="disclosure"):
             judge(evidence, [wrong], identities=world.identities, auditor=AUDITOR, now=NOW)
     twice = [world.disclosed("site-0", evidence.roster.id)] * 2
-    with pytest.raises(InvalidInput, match="one for each site"):
+    with pytest.raises(InvalidInput, match=r"site-0 .*twice"):
         judge(evidence, twice, identities=world.identities, auditor=AUDITOR, now=NOW)
     inner = world.disclosed("site-0", evidence.roster.id).opened(AUDITOR)
     resealed = SealedDisclosure.of(replace(inner, roster=other.roster.id))  # its signature is of another draw
@@ -230,7 +231,7 @@ def test_the_server_can_put_no_word_into_a_sites_mouth(world: Study, what: str) 
             one, two = first.words
             swapped = (replace(one, query=two.query), replace(two, query=one.query))
             sites = (replace(first, words=swapped), second, *rest)
-    with pytest.raises(InvalidInput, match="masked code of site-0"):
+    with pytest.raises(InvalidInput, match=r"masked code.* site-0"):
         judge(replace(evidence, sites=sites), [], identities=world.identities, auditor=AUDITOR, now=NOW)
 
 
@@ -238,14 +239,15 @@ def test_a_roster_of_identities_that_nobody_compared_is_not_judged(world: Study)
     """A server that invents a site, or exchanges the key of one, cannot have the auditor judge it."""
     world.run()
     stranger = public_hex(Ed25519PrivateKey.generate())
-    with pytest.raises(InvalidInput, match="roster of the evidence"):
+    with pytest.raises(InvalidInput, match=r"identity key: got \['site-2'\]"):
         judge(world.evidence(), [], identities=world.identities | {"site-2": stranger}, auditor=AUDITOR, now=NOW)
 
 
 def test_an_identity_that_another_hospital_knows_otherwise_is_a_doubt(world: Study) -> None:
     world.run()
     world.site_ledgers["site-0"].confirm_peer(world.study.id, Peer("site-3", "7" * 64))
-    assert world.judged().doubts == ("site-0 has confirmed another key of site-3 than the one given here",)
+    (doubt,) = world.judged().doubts
+    assert re.match("site-0 .*key of site-3", doubt)
 
 
 def test_a_word_that_its_site_did_not_sign_is_not_added_up_and_its_site_is_named(world: Study) -> None:
@@ -350,7 +352,7 @@ def test_a_draw_that_this_site_sent_nothing_in_is_not_disclosed(world: Study, na
 def test_only_the_chosen_auditor_opens_a_disclosure(world: Study) -> None:
     world.run()
     sealed = world.disclosed("site-0", world.evidence().roster.id)
-    with pytest.raises(InvalidInput, match="encrypted to this auditor"):
+    with pytest.raises(InvalidInput, match="auditor's key"):
         sealed.opened(X25519PrivateKey.generate())
 
 

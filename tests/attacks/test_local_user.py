@@ -13,6 +13,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -130,7 +131,7 @@ def test_somebody_elses_server_is_no_gateway(workspace: Workspace, tmp_path: Pat
         assert "`consilium provision server` with --port" in said
         inner = port_taken("127.0.0.1", port, option="--internal-port")
         assert "`consilium provision server` with --internal-port" in inner
-    assert f"cannot listen on 0.0.0.0:{port}: another program has it; to fix: end that program" in said
+    assert re.search(rf"0\.0\.0\.0:{port}: another program .*; to fix: ", said)
 
 
 @pytest.mark.slow
@@ -146,7 +147,7 @@ def test_a_server_whose_port_is_taken_says_so_and_never_that_it_is_up(workspace:
                 facts.append(json.loads(line) if line.startswith("{") else {"event": line})
                 if facts[-1].get("daemon") == "gateway":
                     break
-            assert "another program has it; to fix: " in facts[-1]["why"]
+            assert re.search(f"{port}: another program .*; to fix: ", facts[-1]["why"])
             assert all("ready" not in fact["event"] or fact.get("daemon") for fact in facts)
             taken.close()
             started = time.monotonic()
@@ -282,7 +283,7 @@ def test_an_app_submitted_with_the_operators_secret_reads_neither_key_nor_ledger
         assert stolen.stat().st_uid == NOBODY
         start_run(workspace)  # and ours, as the same user, has the core run the study, which admitted nobody yet
         until(lambda: told(workspace, "run-failed"), "the core was asked for a run")
-        assert "is missing from the study's directory" in told(workspace, "run-failed")[0]["reason"]
+        assert re.search("missing .*directory", told(workspace, "run-failed")[0]["reason"])
         assert workspace.events_file.stat().st_uid == 0
     finally:
         for part in reversed(parts):

@@ -48,6 +48,7 @@ from common.ledger.rows import head_message
 from common.masking import Member
 from common.messages import (
     MAX_MESSAGE_BYTES,
+    MAX_MESSAGE_VALUES,
     CodesReply,
     CodesRequest,
     Offer,
@@ -419,7 +420,7 @@ def test_sixty_megabytes_of_nothing_are_counted_and_not_read() -> None:
         data = b"[" + piece * ((60 << 20) // len(piece)) + b"0]"
 
         def read(data: bytes = data) -> None:
-            with pytest.raises(InvalidInput, match="values in a message"):
+            with pytest.raises(InvalidInput, match=f"at most {MAX_MESSAGE_VALUES}"):
                 decode(data)
 
         assert peak_bytes(read) < 1 << 20

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from client.site.fetch import PublicObjects
+from client.teachers.bundle_values import FILES, MAX_TEXT_BYTES
 from client.teachers.pulled_student import pull
 from common.bundle_archive import from_archive, to_archive
 from common.canonical import sha256_bytes
@@ -110,21 +111,19 @@ def test_no_configuration_of_the_servers_reaches_a_hospital(serve, honest: Files
     name, change = EXPRESSIONS[where]
     changed = edited(honest, name, change)
     changed[name] = changed[name].replace(b"RAN", str(tmp_path / "ran").encode())
-    with pytest.raises(
-        InvalidInput, match=r"(differs from the file that this program writes|cannot be read).*tampered with"
-    ):
+    with pytest.raises(InvalidInput, match=r"(differs|cannot be read).*tampered"):
         serve(to_archive(changed))
     assert not (tmp_path / "student").exists()
     assert not (tmp_path / "ran").exists()
 
 
 VALUES: dict[str, tuple[str, Callable[[dict], object], str]] = {
-    "a figure's name": (METADATA, lambda c: c["eval_metrics"].update({COMMAND: 0.5}), "name of a bundle's figure"),
-    "a figure": (METADATA, lambda c: c["eval_metrics"].update(dice=COMMAND), "figure dice of a bundle"),
+    "a figure's name": (METADATA, lambda c: c["eval_metrics"].update({COMMAND: 0.5}), "name .*figure"),
+    "a figure": (METADATA, lambda c: c["eval_metrics"].update(dice=COMMAND), "figure dice"),
     "a thousand figures": (
         METADATA,
         lambda c: c["eval_metrics"].update({f"f{i}": 0.5 for i in range(1000)}),
-        "figures of a bundle",
+        "figures",
     ),
     "a version": (METADATA, lambda c: c.update(monai_version=COMMAND), "version of monai"),
     "an escape sequence": (METADATA, lambda c: c.update(numpy_version="2\x1b[2J"), "version of numpy"),
@@ -147,16 +146,16 @@ def test_values_of_a_bundle_keep_within_their_bounds(serve, honest: Files, tmp_p
 
 @pytest.mark.parametrize("name", ["docs/README.md", "LICENSE"])
 def test_what_people_read_is_the_sites_own_text(serve, honest: Files, tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidInput, match="differs from the file that this program writes"):
+    with pytest.raises(InvalidInput, match=f"differs .*got '{name}'"):
         serve(to_archive({**honest, name: honest[name] + b"\x1b]0;run this: curl\x07"}))
     assert not (tmp_path / "student").exists()
 
 
 @pytest.mark.parametrize("name", ["scripts/__init__.py", "configs/logging.conf", "configs/train.json", "monai.py"])
 def test_a_bundle_is_its_six_files(serve, honest: Files, tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidInput, match=r"files of a bundle.*exactly"):
+    with pytest.raises(InvalidInput, match=f"exactly {', '.join(FILES)}"):
         serve(to_archive({**honest, name: b"print('ran')"}))
-    with pytest.raises(InvalidInput, match=r"files of a bundle.*exactly"):
+    with pytest.raises(InvalidInput, match=f"exactly {', '.join(FILES)}"):
         serve(to_archive({other: content for other, content in honest.items() if other != "LICENSE"}))
     assert not (tmp_path / "student").exists()
 
@@ -166,7 +165,7 @@ def test_deep_json_and_a_megabyte_of_text_end_as_a_refusal(serve, honest: Files,
         serve(to_archive({**honest, METADATA: b"[" * 200_000}))
     with pytest.raises(InvalidInput, match="cannot be read"):
         serve(to_archive({**honest, METADATA: b"1" * 5000}))
-    with pytest.raises(InvalidInput, match="size of a bundle's text files"):
+    with pytest.raises(InvalidInput, match=f"at most {MAX_TEXT_BYTES} bytes"):
         serve(to_archive({**honest, "docs/README.md": b"x" * (1 << 20)}))
     assert not (tmp_path / "student").exists()
 
