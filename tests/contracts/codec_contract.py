@@ -177,10 +177,10 @@ class CodecContract:
         assert fit_codec(self.study(), maps, noise_std=0.05, map_hashes=named).provenance.label_maps == named
 
     def test_it_refuses_to_be_fitted_on_a_private_case(self, maps: list[np.ndarray]) -> None:
-        with pytest.raises(InvalidInput, match="label map 3 is also a private"):
+        with pytest.raises(InvalidInput, match=r"label map 3 .*private"):
             fit_codec(self.study(), maps, noise_std=0.05, private_hashes={label_map_hash(maps[2])})
         named = tuple(hashlib.sha256(bytes([i])).hexdigest() for i in range(len(maps)))
-        with pytest.raises(InvalidInput, match="label map 5 is also a private"):
+        with pytest.raises(InvalidInput, match=r"label map 5 .*private"):
             fit_codec(self.study(), maps, noise_std=0.05, map_hashes=named, private_hashes=[named[4]])
 
     @pytest.mark.parametrize("fault", ["grid", "type", "label", "twice", "one", "alike", "hashes"])
@@ -239,7 +239,7 @@ class CodecContract:
         for bad in (b"", b"PK", data[:-10], data[: len(data) // 2], data + b"x", b"x" + data):
             with pytest.raises(InvalidInput):
                 load_codec(bad)
-        with pytest.raises(InvalidInput, match="hash of a codec file"):
+        with pytest.raises(InvalidInput, match="hash .*allowed: " + "0" * 64):
             load_codec(data, expected_hash="0" * 64)
 
     def test_an_unknown_codec_version_or_part_is_refused(self, codec: Codec) -> None:
