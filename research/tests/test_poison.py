@@ -100,7 +100,8 @@ def test_every_arm_is_there_and_a_second_run_trains_nothing(bench: Bench, monkey
     assert document["arms"]["honest"]["student"]["lost"] == {"mean": 0.0, "half_width": 0.0}
     text = io.StringIO()
     render_poison(document, Console(file=text, width=160))
-    assert "ε = 8, δ = 0.001, unit hospital, relation replace-one, 2 seeds" in text.getvalue()
+    for fact in ("ε = 8", "δ = 0.001", "unit hospital", "relation replace-one", "2 seeds"):
+        assert fact in text.getvalue()
     assert "2 of 4, last structure erased" in text.getvalue()
 
 
