@@ -238,7 +238,7 @@ def _status_is_no_less(life: Life, known: Facts | None) -> None:
         refused(error)
         return
     if facts.doubt:
-        assert "spent of it, at least:" in status_text(facts)
+        assert "at least:" in status_text(facts)
         return
     with read_books(load_site(life.folder)) as ledger:
         limit = ledger._books.limit

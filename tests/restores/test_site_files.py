@@ -11,7 +11,9 @@ where the journals are older too, what was drawn. The server's next receipt tell
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
@@ -148,16 +150,14 @@ class Person:
         """Whether there is something to do about a refusal, which is done."""
         text, site = str(error), self.hospital.site
         assert "to fix:" in text or isinstance(error, Refused), text
-        if "put back any copy" in text:
+        if "slots*.json" in text:
             self.did.add("put a file back")
             (site / "teachers").mkdir(exist_ok=True)
             shutil.copy(self.first / "teachers" / "slots.json", site / "teachers" / "slots.json")
-        elif "site.toml cannot be read" in text:
+        elif "site.toml" in text and os.strerror(errno.ENOENT) in text:
             self.did.add("put a file back")
             shutil.copy(self.first / "site.toml", site / "site.toml")
-        elif (
-            "the site ledger" in text and "missing, but its standing exists" in text
-        ) or "the pool's ledger is missing" in text:
+        elif re.search("the site ledger .*missing.* standing|the pool's ledger .*missing", text):
             self.did.add("put a file back")
             shutil.copy(self.first / "site-ledger.sqlite", site / "site-ledger.sqlite")
         elif "recover --own-ledger" in text:
@@ -195,7 +195,7 @@ class Person:
         for patient in sorted(self.hospital.truth.withdrawn):
             said = refused(partial(self.hospital.withdraw, patient))
             assert said is None or any(
-                known in said for known in ("a case that was assigned to a voter", "have not been assigned")
+                known in said for known in (f"case: got {patient!r}", "`consilium site train`")
             ), said
         decide(site, "trial", "resume")
 
