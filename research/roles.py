@@ -146,12 +146,16 @@ class BenchData:
     def _one_publishes(self, dataset: Dataset, *, seed: int) -> tuple[Dataset, tuple[Case, ...]]:
         """Return the dataset without the hospital that publishes the pairs, and the pairs, drawn by the seed."""
         own = [case for case in dataset.labelled if case.hospital == self.paired_from]
-        if len(own) < self.counts.paired or not self.counts.paired:
+        if not self.counts.paired:
             raise InvalidInput(
-                f"cases of {self.paired_from}",
+                "--paired-from", value=self.paired_from, limit="only with --paired", remedy="give --paired N"
+            )
+        if len(own) < self.counts.paired:
+            raise InvalidInput(
+                f"labelled cases of {self.paired_from}",
                 value=len(own),
-                limit=f"at least 1 and at least the number of pairs, {self.counts.paired}",
-                remedy="give --paired, and a hospital of the table of sites that has as many cases",
+                limit=f"at least {self.counts.paired}, the number of pairs",
+                remedy="give a smaller --paired, or name a hospital that has as many labelled cases",
             )
         drawn = np.random.default_rng([2, seed]).permutation(len(own))[: self.counts.paired]
         others = tuple(case for case in dataset.cases if case.hospital != self.paired_from)

@@ -85,6 +85,7 @@ AT_HOME = {
     "tumours": "tumours-patient-8",
 }
 """Dataset → the start of the names of its records with figures of ``--home``."""
+
 BARS = {
     "student": "student",
     "central_dp_sgd": "DP-SGD on all patients in one place",

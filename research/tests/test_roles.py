@@ -196,5 +196,7 @@ def test_one_hospital_publishes_the_pairs_and_is_neither_party_nor_scored(tmp_pa
         assert {case.hospital for case in others} == {"A", "C"} == set(split.sites)
         pairs.add(tuple(case.id for case in split.paired))
     assert len(pairs) > 1
+    with pytest.raises(InvalidInput, match="only with --paired"):
+        replace(source, counts=replace(COUNTS, paired=0)).split(dataset, seed=0)
     with pytest.raises(InvalidInput, match="cases of C"):
         replace(source, paired_from="C").split(dataset, seed=0)

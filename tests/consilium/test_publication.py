@@ -71,7 +71,7 @@ def test_the_student_is_published_with_card_certificate_and_checksums_that_opens
 def test_the_model_card_says_for_what_how_good_with_which_limits_and_what_is_not_known(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    """The test computes every figure again from the stored scores of three cases. Without scores the card says so."""
+    """The card shows the figures computed from the stored scores. Without scores it says that there are none."""
     study = workspace.study()
     invoke(student_app, "publish", workspace.root, "--out", tmp_path / "without")
     card = (tmp_path / "without" / "MODEL_CARD.md").read_text()

@@ -84,12 +84,7 @@ def placed(codec: LinearCodec) -> bool:
     Returns:
         True if the mean Dice between shapes drawn from the codec and their mean shape is at least :data:`PLACED`.
     """
-    from common.metrics import dice_per_class, mean_present  # imports torch
-
-    shapes = drawn_shapes(codec)
-    mean = shapes.mean(axis=0).argmax(axis=0).astype(np.uint8)
-    each = [dice_per_class(mean, shape.argmax(axis=0).astype(np.uint8), codec.labels) for shape in shapes]
-    return float(np.mean([mean_present(dice) for dice in each])) >= PLACED
+    return _overlap(drawn_shapes(codec))
 
 
 def labelled(
@@ -110,14 +105,15 @@ def labelled(
     Yields:
         Float32 probabilities [k, x, y, z] of each volume.
     """
-    window, mean = window_of(codec), drawn_shapes(codec).mean(axis=0)
+    window, shapes = window_of(codec), drawn_shapes(codec)
+    mean = shapes.mean(axis=0)
     images = [standardised(image, window) for image in images]
     sizes = mean.reshape(len(mean), -1).mean(axis=1)
     atlas = _normal(np.stack([gaussian_filter(one, BLUR) for one in mean]) + FLOOR)
     evidence = [_evidence(image, atlas[0], look) for image in images]
     if begun is not None:
         evidence = [seen + START_SHARE * _said(start) for seen, start in zip(evidence, begun, strict=True)]
-    prior = partial(_nearest, codec) if placed(codec) else partial(_moved, atlas)
+    prior = partial(_nearest, codec) if _overlap(shapes) else partial(_moved, atlas)
     places, bias = [np.log(atlas)] * len(images), np.zeros(len(mean))
     found: list[np.ndarray] = []
     for _ in range(PASSES):
@@ -133,6 +129,16 @@ def labelled(
         bias += np.clip(np.log((sizes + FLOOR / 10) / (shares + FLOOR / 10)), -2, 2)
         bias -= bias[0]
     return (label.astype(np.float32) for label in found)
+
+
+def _overlap(shapes: Float[np.ndarray, "s k x y z"]) -> bool:
+    """Return whether the mean Dice between the shapes and their mean is at least :data:`PLACED`."""
+    from common.metrics import dice_per_class, mean_present  # imports torch
+
+    mean = shapes.mean(axis=0)
+    hard = mean.argmax(axis=0).astype(np.uint8)
+    each = [dice_per_class(hard, shape.argmax(axis=0).astype(np.uint8), len(mean)) for shape in shapes]
+    return float(np.mean([mean_present(dice) for dice in each])) >= PLACED
 
 
 def _said(start: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
