@@ -57,7 +57,8 @@ Paired = Annotated[
 PairedFrom = Annotated[
     str,
     typer.Option(
-        "--paired-from", help="Name of the hospital that publishes the pairs; it is no party, and is not scored."
+        "--paired-from",
+        help="Name of the hospital that publishes the pairs; its other cases are not used, not even for scoring.",
     ),
 ]
 Grid = Annotated[str, typer.Option("--grid", help="Grid in voxels, e.g. 32,48,32; by default that of the public maps.")]

@@ -95,7 +95,7 @@ class BenchData:
         labels: Names of the labels, if the dataset has none or others are wanted.
         channels: Names of the channels, if the dataset has none or others are wanted.
         tested: Number of cases to score on, chosen at random for each seed, in place of a fold.
-        paired_from: The hospital whose cases are the public pairs; its other cases play no role. If empty, the pairs
+        paired_from: The hospital whose cases are the public pairs; its other cases are not used. If empty, the pairs
             come from all hospitals.
         scored: Part of the patients (:func:`~research.reports.part_of`) that students are scored on; the others may
             play any other role.

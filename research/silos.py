@@ -1,9 +1,9 @@
 """Trains a network with DP-SGD at each hospital, each kept near the hospitals' mean (MR-MTL, Liu et al. 2022).
 
-`consilium bench utility --central` calls it, as a bar for the student. The hospitals train in step. After every step
-each network is moved towards the mean of all hospitals' weights. That mean is post-processing of private steps, so it
-costs no further budget: a patient is protected by the (ε, δ) of the own hospital's training. Sampling, clip, noise and
-charges are the product's.
+`consilium bench utility --central` calls it, to compare the student with these networks. All hospitals take each
+training step together. After it, each network is moved towards the mean of all hospitals' weights. That mean is
+post-processing of private steps, so it costs no further budget. A patient is protected by the (ε, δ) of the training
+at the patient's hospital. Sampling, clip, noise and charges are the product's.
 """
 
 from __future__ import annotations

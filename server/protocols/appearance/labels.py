@@ -53,7 +53,7 @@ start is trained, and only then a label's nearest public shape is a prior for th
 PASSES, FIELD_PASSES = 4, 4
 BINS = 64
 VERSION = 2
-"""Raised by every other change of this module that changes labels. Since 2, public shapes are priors of labels."""
+"""Version of this computation. Increase it for a change that no constant above shows and that changes labels."""
 
 LABELS = (VERSION, SHAPES, BLUR, FLOOR, SHARPNESS, FAR, COUPLING, NEAR, START_SHARE, PLACED, PASSES, FIELD_PASSES, BINS)
 """All constants of this module that change labels. The digest of a network trained on the labels includes them."""
@@ -169,7 +169,7 @@ def _evidence(
 
 
 def _nearest(codec: LinearCodec, label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
-    """Return the public shape that is nearest to a label: what the codec keeps of it."""
+    """Return the public shape that is nearest to a label, by encoding the label and decoding its code."""
     return _normal(codec.decode(codec.encode(label.astype(np.float32)), noise_std=0.0).astype(np.float64) + FLOOR)
 
 
