@@ -58,7 +58,7 @@ PairedFrom = Annotated[
     str,
     typer.Option(
         "--paired-from",
-        help="Name of the hospital that publishes the pairs; its other cases are not used, not even for scoring.",
+        help="Name of the hospital that publishes the pairs; it trains no teacher and is not scored.",
     ),
 ]
 Grid = Annotated[str, typer.Option("--grid", help="Grid in voxels, e.g. 32,48,32; by default that of the public maps.")]
@@ -184,7 +184,7 @@ def utility(
         bool,
         typer.Option(
             "--central",
-            help="Also train with DP-SGD: on all patients in one place, and at each hospital near the hospitals' mean.",
+            help="Also train with DP-SGD: one network on all patients, and one per hospital, near their mean weights.",
         ),
     ] = False,
     offsets: Annotated[

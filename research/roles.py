@@ -155,7 +155,7 @@ class BenchData:
                 f"labelled cases of {self.paired_from}",
                 value=len(own),
                 limit=f"at least {self.counts.paired}, the number of pairs",
-                remedy="give a smaller --paired, or name a hospital that has as many labelled cases",
+                remedy="give a smaller --paired, or name a hospital with at least that many labelled cases",
             )
         drawn = np.random.default_rng([2, seed]).permutation(len(own))[: self.counts.paired]
         others = tuple(case for case in dataset.cases if case.hospital != self.paired_from)

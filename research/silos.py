@@ -1,9 +1,10 @@
-"""Trains a network with DP-SGD at each hospital, each kept near the hospitals' mean (MR-MTL, Liu et al. 2022).
+"""Trains a network with DP-SGD at each hospital and keeps it near the hospitals' mean (MR-MTL, Liu et al. 2022).
 
 `consilium bench utility --central` calls it, to compare the student with these networks. All hospitals take each
-training step together. After it, each network is moved towards the mean of all hospitals' weights. That mean is
-post-processing of private steps, so it costs no further budget. A patient is protected by the (ε, δ) of the training
-at the patient's hospital. Sampling, clip, noise and charges are the product's.
+training step together. After it, each network is moved towards the mean of all hospitals' weights. The mean uses only
+weights that are already private. So it costs no further budget (post-processing, adaptive composition): each patient
+has the (ε, δ) of the training at their own hospital. Sampling, clipping, noise and accounting are those of the
+product.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def at_silos(
 
 
 def _silo(bench: Bench, part: Part, settings: PrivateSettings, start: Start | None, *, key: bytes) -> VolumeSgd:
-    """Return DP-SGD on a hospital's patients, from the public start if there is one, else from the same random weights
-    at every hospital.
+    """Return a DP-SGD trainer for a hospital's patients.
+
+    It begins at the public start if there is one, otherwise at the same random weights at every hospital.
     """
     model = untrained(part, bench.setting.teacher, seed=bench.seed)
     if start is not None:

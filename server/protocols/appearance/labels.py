@@ -1,13 +1,13 @@
 """Computes labels of public volumes from how structures look.
 
-The appearance query calls it. A voxel's probability for a structure is proportional to two factors: the public atlas at
-this voxel, and the likelihood of the voxel's values for the structure. A mean-field approximation makes the label agree
-with those of neighbouring voxels. After each pass a volume's own prior replaces the atlas. Where public shapes overlap,
-this prior is the public shape nearest to the label; elsewhere it is the atlas, shifted as a whole to where the
-structures were found. A bias gives the structures the mean size of public shapes. If there is a public start, a network
-trained on public data alone, its prediction is a further factor. Controls use the same function, with the appearance
-that is assumed before any answer. Everything here is post-processing. The module imports torch only to measure how far
-public shapes overlap.
+The appearance query calls it. A voxel's probability for a structure is proportional to two factors: the public atlas
+at this voxel, and the likelihood of the voxel's values for the structure. A mean-field approximation makes the label
+agree with those of neighbouring voxels. After each pass a volume's own prior replaces the atlas. If public shapes
+overlap enough (:data:`PLACED`), this prior is the public shape nearest to the label. Otherwise it is the atlas,
+shifted as a whole to where the structures were found. A bias gives the structures the mean size of public shapes. If
+there is a public start, a network trained on public data alone, its prediction is a further factor. Controls use the
+same function, with the appearance that is assumed before any answer. Everything here is post-processing. The module
+imports torch only to measure how far public shapes overlap.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ START_SHARE = 0.5
 """Exponent of the public start's prediction. It is below 1 because the start and the atlas come from the same maps."""
 
 PLACED = 0.15
-"""Public shapes overlap if the mean Dice between the codec's shapes and their mean is at least this. Only then a public
-start is trained, and only then a label's nearest public shape is a prior for this label.
+"""Public shapes overlap if the mean Dice between the codec's shapes and their mean is at least this. Only then is a
+public start trained, and only then does a label's nearest public shape serve as its prior.
 """
 
 PASSES, FIELD_PASSES = 4, 4
