@@ -70,11 +70,12 @@ def test_the_same_command_finishes_what_was_interrupted(demo):
     report = json.loads((out / "report.json").read_text())
     assert report["privacy"]["queries"] == report["privacy"]["planned_queries"] == 4
     assert 8 * 0.999 <= report["privacy"]["epsilon_exact"] <= 8
-    assert "δ = 1e-05, unit patient, relation replace-one" in stdout
+    for fact in ("δ = 1e-05", "unit patient", "relation replace-one"):
+        assert fact in stdout
     worth, lines = report["worth"], stdout.splitlines()
     best = max(one["dice"]["mean"] for one in report["controls"].values())
     student = report["student"]["dice"]["mean"]
-    assert f"The student has Dice {student:.3f}, {worth['reference']} {best:.3f}, " in lines[0]
+    assert f"Dice {student:.3f}, {worth['reference']} {best:.3f}, " in lines[0]
     assert f" {student - best:+.3f} (95 % interval " in lines[0]
     assert [line.split()[0] for line in lines[:3]] == ["The", "All", "Each"]
     assert lines[-1].startswith("The report is ")
@@ -110,7 +111,7 @@ def test_a_hospital_took_the_student_home_and_its_figures_stayed_there(demo):
     assert {path.relative_to(home): path.read_bytes() for path in home.rglob("*") if path.is_file()} == files
     (figures,) = out.glob("sites/*/evaluation/*/evaluation.json")
     score = json.loads(figures.read_text())["all"]["mean_dice"]
-    assert re.search(rf"scored it on its own \d+ cases: Dice {score:.3f} ", stdout)
+    assert re.search(rf"\d+ cases: Dice {score:.3f} ", stdout)
     assert str(score) not in (out / "server" / "events.jsonl").read_text() + (out / "report.json").read_text()
 
 

@@ -36,6 +36,7 @@ from common.errors import ConsiliumError
 from common.events import read_events
 from common.pki import create_node_keys
 from common.privacy.mechanism import AccountantName
+from common.privacy.patient_guarantee import SMALLER
 from common.process import ProcessGroup
 from common.sockets import free_port, free_ports
 from consilium.cli.main import app
@@ -251,21 +252,21 @@ def consortium(road: Road) -> None:
     assert "`consilium study publish`" in office.wrong(
         "consilium codec fit joint --label-maps public/label-maps --sites 3"
     )
-    assert "folder of public volumes" in office.wrong("consilium study publish trial --images nowhere")
+    assert "public volumes: got" in office.wrong("consilium study publish trial --images nowhere")
     office.type("study publish trial")
     said = office.wrong("consilium codec fit trial --label-maps public/images --sites 3")
-    assert "to fix: give --label-maps a folder of label maps" in said
+    assert "to fix: give --label-maps" in said
     office.type("codec fit trial")
     office.type("study show trial")
     assert "--port: got 99999" in office.wrong("consilium provision server trial --host 127.0.0.1 --port 99999")
-    assert "set it with `consilium provision server`" in office.wrong("consilium study run trial")
+    assert "`consilium provision server`" in office.wrong("consilium study run trial")
     office.type("provision server trial --host", ("{port}", str(port)), ("{internal}", str(internal)))
-    assert "for instance 'hospital-4'" in office.wrong('consilium provision kit trial "hospital 4" --out kits/4')
+    assert "'hospital-4'" in office.wrong('consilium provision kit trial "hospital 4" --out kits/4')
     with socket.create_server(("", port)):
-        log = office.start("server up trial", until="another program has it; to fix: end that program")
+        log = office.start("server up trial", until="another program")
     office.until(lambda: "server is up" in log.read_text(), log)  # once the port is free, and without anybody
     assert "already" in office.wrong("consilium server up trial")
-    assert "no run is active" in office.wrong("consilium study stop trial")
+    assert "`consilium study status`" in office.wrong("consilium study stop trial")
 
 
 def hospital(road: Road, name: str) -> None:
@@ -275,16 +276,16 @@ def hospital(road: Road, name: str) -> None:
     where = ("/data/north", f"data/{name}"), ("data/north", f"data/{name}")
     if name == "north":
         said = party.wrong("consilium site init --kit kit --data nowhere --site-dir site")
-        assert "allowed: an existing folder" in said
+        assert "dataset: got" in said
         assert not (party.folder / "site").exists()
     said = party.type("site init", *where)
     if name == "north":
-        assert "`consilium site up` has recorded none here" in party.type("site status --site-dir site")
+        assert re.search("daemons: `consilium site up` .*none", party.type("site status --site-dir site"))
     fingerprint = re.findall(r"SHA256:\S+", said)[-1]
     if name == "north":
         assert re.findall(r"SHA256:\S+", party.type("site init", *where))[-1] == fingerprint
         again = "consilium site init --kit kit --data data/north --site-dir another"
-        assert "use that directory, which was set up for this study" in party.wrong(again)
+        assert "to fix: use that directory" in party.wrong(again)
         assert "# [dataset]" in (party.folder / "site" / "site.toml").read_text()
         assert "`consilium site consent`" in party.wrong("consilium site up --site-dir site")
     party.type("site consent --site-dir site --by", more=" --yes")
@@ -297,12 +298,12 @@ def hospital(road: Road, name: str) -> None:
     if name == "north":
         for beginning in ("site doctor --site-dir site", "site doctor --site-dir site --data data/north"):
             doctor = CliRunner().invoke(app, shlex.split(party._words(beginning, ()))[1:])
-            assert "FAIL admission: the server does not know this site's key" in doctor.stdout
-        assert "to fix: run `consilium site doctor`" in party.wrong("consilium site student pull --site-dir site")
+            assert re.search("FAIL admission: .*not know", doctor.stdout)
+        assert "`consilium site doctor`" in party.wrong("consilium site student pull --site-dir site")
     shutil.copy(party.folder / "site" / "request.json", office.folder / "request.json")
     printed = re.findall(r"SHA256:\S+", of_the_docs("provision approve trial"))[0]
     if name == "north":  # the one in the document is somebody else's
-        assert "fingerprint of the join request" in office.wrong(office._words("provision approve trial", ()))
+        assert "fingerprint" in office.wrong(office._words("provision approve trial", ()))
     office.type("provision approve trial", ("north", name), (printed, fingerprint))
     log = party.start("site up --site-dir site", until="connected: ")
     if name == "north":
@@ -320,7 +321,7 @@ def confirm_each_other(road: Road) -> None:
     for name, party in road.hospitals.items():
         for other in (one for one in NAMES if one != name):
             party.type("site peers --site-dir site --confirm south", ("south", other), answer=own[other] + "\n")
-    assert "has no student yet" in road.hospitals["north"].wrong("consilium site student pull --site-dir site")
+    assert "no student yet" in road.hospitals["north"].wrong("consilium site student pull --site-dir site")
 
 
 def test_a_run_that_is_killed_between_commit_and_decode_is_submitted_again_and_nothing_is_charged_twice(
@@ -343,7 +344,7 @@ def test_a_run_that_is_killed_between_commit_and_decode_is_submitted_again_and_n
         watching.send_signal(signal.SIGINT)
         said = first + watching.stderr.read()
     assert watching.returncode == 130
-    assert "the run goes on at the server; `consilium study watch trial` attaches again" in said
+    assert re.search("goes on .*`consilium study watch trial`", said)
     road.office.type("study watch trial")
     assert json.loads(road.office.type("study status trial", more=" --json"))["answers"] == QUERIES
     assert road.answers() == stored
@@ -387,7 +388,7 @@ def test_teachers_with_a_guarantee_give_each_patient_the_smaller_of_training_and
         with road.ledger() as ledger:
             released = ledger.pool_spending(name).readings()[AccountantName.EXACT]
         *_, both = trainings.lines(released)
-        assert both.endswith("unit patient, relation replace-one (the smaller of training and releases)")
+        assert both.endswith(f"unit patient, relation replace-one ({SMALLER})")
         epsilon = float(both.split("ε = ")[1].split(" ")[0])
         assert 3.9 < epsilon <= 4.0 < released.epsilon
     assert trained == {"dp-sgd", "dp-bbb"}
@@ -449,7 +450,7 @@ def test_the_student_comes_home_predicts_and_is_published(road: Road) -> None:
     image = nib.load(far)
     nib.save(nib.Nifti1Image(np.random.default_rng(0).normal(size=image.shape), image.affine), far)
     done = CliRunner().invoke(app, ["predict", "scans", "--model", "trial/bundle", "--out", "others"])
-    assert "unlike every public volume" in done.output
+    assert "unlike" in done.output
     assert done.exit_code == 12
     office.type("verify trial")
     office.type("student publish trial")
@@ -458,7 +459,7 @@ def test_the_student_comes_home_predicts_and_is_published(road: Road) -> None:
     office.other("consilium provision revoke trial west")
     request = office._words("provision approve trial", (("north", "west"),))
     doctor = CliRunner().invoke(app, ["site", "doctor", "--site-dir", str(road.site("west"))])
-    assert "has revoked this site's key" in doctor.stdout
+    assert re.search("FAIL admission: .*revoked", doctor.stdout)
     assert "was revoked" in office.wrong(re.sub(r"SHA256:\S+", fingerprint_of(road, "west"), request))
 
 

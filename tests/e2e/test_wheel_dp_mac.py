@@ -120,8 +120,8 @@ def test_a_fresh_environment_trains_by_dp_mac_is_killed_resumes_and_its_ledger_s
     assert STEPS - 1 <= voter["steps"] <= STEPS, "charged before the kill is spent, not taken again"
     assert len(voter["weights"]) == 64
     add_remove, replace_one = voter["guarantees"]
-    assert "unit patient, relation add-remove (training)" in add_remove
-    assert "unit patient, relation replace-one (training)" in replace_one
+    for relation, guarantee in (("add-remove", add_remove), ("replace-one", replace_one)):
+        assert all(fact in guarantee for fact in ("unit patient", f"relation {relation}", "(training)"))
     assert list(site.glob("teachers/voter-000/journal-*.jsonl")) == journals
     assert _lines(journals[0]) == 1 + STEPS, "no step more than planned, those before the kill included"
 
@@ -152,7 +152,7 @@ def test_a_fresh_environment_trains_by_dp_mac_is_killed_resumes_and_its_ledger_s
         [*command, "--temperature", "1"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "--temperature with strategy dp-mac" in refused.stderr
+    assert all(word in refused.stderr for word in ("--temperature", "dp-mac"))
     assert _lines(journals[0]) == 1 + STEPS
 
 
