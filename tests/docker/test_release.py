@@ -60,7 +60,7 @@ def test_a_report_with_another_version_or_without_a_hash_makes_no_list(tmp_path:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert made("2.0+cpu", sums).stdout.splitlines()[1:] == [f"torch-x==2.0 --hash=sha256:{'a' * 64}"]
-    assert "is not what constraints.txt pins" in made("2.1", sums).stderr
+    assert re.search("2.1 .*constraints.txt", made("2.1", sums).stderr)
     assert "names no SHA-256" in made("2.0", {"archive_info": {}}).stderr
 
 

@@ -81,8 +81,10 @@ def test_a_proxy_that_refuses_or_is_down_is_named_with_what_to_do(
         assert network.state is State.FAIL
         assert f"127.0.0.1:{port}" in network.text
         assert "secret" not in network.text + network.remedy
-    assert refused.remedy == f"allow CONNECT to this address at 127.0.0.1:{port}"
-    assert down.remedy == f"check that 127.0.0.1:{port} is running, and that HTTPS_PROXY is right"
+    for word in ("CONNECT", f"127.0.0.1:{port}"):
+        assert word in refused.remedy
+    for word in (f"127.0.0.1:{port}", "HTTPS_PROXY"):
+        assert word in down.remedy
 
 
 def test_a_proxy_that_inspects_tls_is_refused_until_the_hospital_s_authority_is_trusted(
@@ -97,7 +99,7 @@ def test_a_proxy_that_inspects_tls_is_refused_until_the_hospital_s_authority_is_
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
         before = next(one for one in check_site(site) if one.check in ("certificate", "network") and not one.ok)
         assert f"through the proxy 127.0.0.1:{port}" in before.text
-        assert "append the certificate of its authority to node/ca.crt" in before.remedy
+        assert "node/ca.crt" in before.remedy
         with pytest.raises((InvalidInput, OSError, ssl.SSLError)):
             fetched(site)
         with trusted.open("ab") as stream:

@@ -106,7 +106,7 @@ def test_the_spoiler_stops_the_run_and_the_pushers_student_never_passes_the_gate
 
     # 1. The first draw is spoiled: what the operator sees.
     said = typed(road, "study", "run", study, code=6)
-    assert "sent a value that no honest site can send" in said
+    assert "no honest site" in said
     assert "0 of 4 answers" in said
     status = json.loads(typed(road, "study", "status", study, "--json"))
     assert {name: site["spoiled"] for name, site in status["sites"].items()} == dict.fromkeys(road.sites, 1)
