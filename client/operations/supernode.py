@@ -12,8 +12,8 @@ the server has answered, such as a TLS handshake that timed out, is repeated wit
 accepted ends the process at once, as Flower intends. Each heartbeat that the server accepts sets the modification time
 of a file, by which the supervisor sees whether the node is online.
 
-Flower asks the server for a message every three seconds. This process asks every second for a while after each
-reply, because the steps of a query follow each other.
+Flower asks the server for a message every three seconds. This process asks sooner after each reply, because the steps
+of a query follow each other: first after a fifth of a second, then after waits that double up to one second.
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ import httpx
 LOST = 1
 """Exit status of a SuperNode that has lost the server."""
 BUSY_S = 60.0
-"""Seconds after a reply in which the SuperNode asks for the next one every :data:`BUSY_WAIT_S`."""
-BUSY_WAIT_S = 1.0
-"""Longest wait in seconds between two questions for a message during :data:`BUSY_S`."""
+"""Seconds after a reply in which no wait for the next message is longer than :data:`BUSY_WAIT_S`."""
+FIRST_WAIT_S, BUSY_WAIT_S = 0.2, 1.0
+"""First and longest wait in seconds between two questions for a message during :data:`BUSY_S`. Each wait is twice as
+long as the one before, so a thousand SuperNodes ask hardly more often than if each waited a second.
+"""
+LOCAL_WAIT_S = 0.1
+"""Longest wait in seconds before the SuperNode looks again whether the worker on this machine has answered."""
 
 
 def main() -> None:
@@ -69,24 +73,38 @@ class Waits:
         self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._clock, self._sleep = clock, sleep
-        self._busy_until = -math.inf
+        self._busy_until, self._wait_s = -math.inf, FIRST_WAIT_S
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for a number of seconds, or for :data:`BUSY_WAIT_S` at most for :data:`BUSY_S` after a reply."""
-        self._sleep(min(seconds, BUSY_WAIT_S) if self._clock() < self._busy_until else seconds)
+        """Wait for a number of seconds, or less.
+
+        Flower waits for less than a second until the worker on this machine answers, and for longer until the server
+        has a message. The first of these waits is at most :data:`LOCAL_WAIT_S`. The second is at most the next wait
+        since the last reply, for :data:`BUSY_S` after it.
+
+        Args:
+            seconds: The wait that Flower wants.
+        """
+        if seconds < 1:
+            self._sleep(min(seconds, LOCAL_WAIT_S))
+        elif self._clock() < self._busy_until:
+            self._sleep(min(seconds, self._wait_s))
+            self._wait_s = min(2 * self._wait_s, BUSY_WAIT_S)
+        else:
+            self._sleep(seconds)
 
     def busy_after(self, push: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap Flower's function that sends a reply: after each call, even a failed one, waits are short."""
+        """Wrap Flower's function that sends a reply: after each call, even a failed one, waits are short again."""
 
         @functools.wraps(push)
         def pushed(*args: Any, **kwargs: Any) -> Any:
             try:
                 return push(*args, **kwargs)
             finally:
-                self._busy_until = self._clock() + BUSY_S
+                self._busy_until, self._wait_s = self._clock() + BUSY_S, FIRST_WAIT_S
 
         return pushed
 

@@ -15,7 +15,16 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 
 from client.operations import daemons
 from client.operations.daemons import explain_supernode, offline
-from client.operations.supernode import BUSY_S, BUSY_WAIT_S, LOST, Waits, noting, repeating
+from client.operations.supernode import (
+    BUSY_S,
+    BUSY_WAIT_S,
+    FIRST_WAIT_S,
+    LOCAL_WAIT_S,
+    LOST,
+    Waits,
+    noting,
+    repeating,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -88,9 +97,20 @@ def test_a_supernode_asks_more_often_for_a_while_after_it_answered() -> None:
     waits = Waits(clock=lambda: now[0], sleep=waited.append)
     waits.sleep(3)
     assert waits.busy_after(lambda: "sent")() == "sent"
+    for _ in range(5):
+        waits.sleep(3)
+    assert waited == [3, FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S, BUSY_WAIT_S, BUSY_WAIT_S]
+    waits.busy_after(lambda: None)()
     waits.sleep(3)
-    waits.sleep(0.5)
     now[0] = BUSY_S
     waits.sleep(3)
-    assert waited == [3, BUSY_WAIT_S, 0.5, 3]
+    assert waited[-2:] == [FIRST_WAIT_S, 3]
     assert waits.time is time.time
+
+
+def test_a_supernode_waits_shortly_for_the_worker_on_its_own_machine() -> None:
+    waited: list[float] = []
+    waits = Waits(clock=lambda: 0.0, sleep=waited.append)
+    waits.sleep(0.5)
+    waits.sleep(LOCAL_WAIT_S / 2)
+    assert waited == [LOCAL_WAIT_S, LOCAL_WAIT_S / 2]
