@@ -59,11 +59,14 @@ def from_message(message: Message) -> bytes:
         InvalidInput: If it contains anything else.
     """
     content = message.content
-    if set(content) != {RECORD}:
-        raise InvalidInput("content of a Flower message", limit="exactly one record, with one body of bytes")
-    record = content[RECORD]
+    record = content[RECORD] if set(content) == {RECORD} else None
     if not isinstance(record, ConfigRecord) or set(record) != {"body"}:
-        raise InvalidInput("content of a Flower message", limit="exactly one record, with one body of bytes")
+        raise InvalidInput(
+            "content of a Flower message",
+            value=f"{len(content)} records",
+            limit="exactly one record, with one body of bytes",
+            remedy="install the same version of Consilium at the server and the sites",
+        )
     body = record["body"]
     if not isinstance(body, bytes) or len(body) > MAX_BODY_BYTES:
         raise InvalidInput("message body", limit=f"at most {MAX_BODY_BYTES} bytes")

@@ -152,7 +152,8 @@ def utility(
     labels: Labels = "",
     channels: Channels = "",
     recipe: Annotated[
-        RecipeName | None, typer.Option(help="How the teachers are asked; by default the planner's recommendation.")
+        RecipeName | None,
+        typer.Option(help="What the study asks its teachers and how; by default what the planner recommends."),
     ] = None,
     voters: Annotated[
         int | None,

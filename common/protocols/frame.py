@@ -31,6 +31,7 @@ from common.errors import InvalidInput
 from common.reading import parsing
 
 FRAME = "round-frame"
+SAME_VERSION = "use the same version of Consilium at the server and the site"
 FILL = 1.0
 """Expected norm of a code, as a share of the radius."""
 
@@ -291,8 +292,11 @@ class Frame:
         """
         header, arrays = unpack(data)
         fields = checked_fields(header, {"codec": str, "name": str, "schema": int, "temperature": str})
-        if fields["name"] != FRAME or arrays.keys() != _DTYPES.keys():
-            raise InvalidInput("frame of a joint query", value=fields["name"], limit="a file that contains a frame")
+        if fields["name"] != FRAME:
+            raise InvalidInput("name in a frame's header", value=fields["name"], limit=FRAME, remedy=SAME_VERSION)
+        if arrays.keys() != _DTYPES.keys():
+            names, limit = ", ".join(sorted(arrays)), ", ".join(sorted(_DTYPES))
+            raise InvalidInput("arrays of a frame of a joint query", value=names, limit=limit, remedy=SAME_VERSION)
         if any(arrays[name].dtype != dtype for name, dtype in _DTYPES.items()):
             raise InvalidInput("frame of a joint query", limit="a float32 basis, everything else float64")
         with parsing("frame of a joint query", limit="the arrays of a frame"):
@@ -300,7 +304,7 @@ class Frame:
             same = frame.to_bytes() == data
         if not same:
             raise InvalidInput(
-                "frame of a joint query", limit="exactly the bytes that this version writes for the frame"
+                "frame of a joint query", limit="the one form in which this version stores it", remedy=SAME_VERSION
             )
         return frame
 

@@ -254,10 +254,13 @@ def _keys(
     doubts: list[str] = []
     for sealed in disclosures:
         site = sealed.site
-        if site not in members or sealed.roster != evidence.roster.id or sealed.auditor != sealed_to:
-            raise InvalidInput(
-                f"disclosure of {site}", limit="a disclosure about this draw, by one of its sites, for this auditor"
-            )
+        ask = f"ask {site} to make a disclosure about draw {evidence.roster.id[:12]} for this auditor's key"
+        if site not in members:
+            raise InvalidInput(f"disclosure of {site}", limit=f"a site of the draw: {', '.join(sorted(members))}")
+        if sealed.roster != evidence.roster.id:
+            raise InvalidInput(f"draw of the disclosure of {site}", value=sealed.roster, limit="this draw", remedy=ask)
+        if sealed.auditor != sealed_to:
+            raise InvalidInput(f"auditor of the disclosure of {site}", limit="this auditor", remedy=ask)
         if site in keys or site in false:
             raise InvalidInput(f"disclosure of {site} occurs twice", limit="one for each site")
         opened = sealed.opened(auditor)

@@ -24,7 +24,10 @@ def _codec() -> None:
 @codec_app.command("fit")
 def fit(
     directory: StudyDir,
-    label_maps: Annotated[Path, typer.Option(help="Folder of public label maps of other cases (.nii, .nii.gz).")],
+    label_maps: Annotated[
+        Path,
+        typer.Option(help="Folder of public label maps (.nii, .nii.gz) of people whose images are not in the study."),
+    ],
     sites: Annotated[
         int,
         typer.Option(help="Expected number of sites in a release. It determines the planned noise on the mean code."),

@@ -67,7 +67,7 @@ StartNetwork = Annotated[
     Path | None,
     typer.Option(
         help="MONAI bundle or file of weights: a public network, or an earlier study's student. Teachers, student and "
-        "controls begin from these weights, and the network is a control itself."
+        "controls begin from these weights. The network as it is becomes a further control."
     ),
 ]
 

@@ -349,10 +349,11 @@ class Aggregator:
         *,
         until: float,
     ) -> None:
-        """Make one attempt: ask each node for its missing codes, and every site for its answer to the batch ``ahead``.
+        """Make one attempt: ask the sites in ``missing`` for these codes, and each site for its answer to ``ahead``.
 
-        Each reply's codes are passed to ``take`` as they arrive and are not kept. The attempt ends when every node has
-        sent its codes, at the site's deadline plus :data:`REPLY_MARGIN_S`, or at ``until``. # sensitive until noised
+        Each reply's codes are passed to ``take`` as they arrive and are not kept. The attempt ends when every site that
+        was asked has replied, at the latest :data:`REPLY_MARGIN_S` after the study's ``collection.deadline_s``, or at
+        ``until``. # sensitive until noised
         """
         questions = self._questions(batch, attempt, missing, roster, ahead, transport)
         started, deadline_s = self._clock(), self._study.collection.deadline_s
