@@ -1,0 +1,49 @@
+"""The first look at a dataset: unreadable cases are left out, and no case for where its structures lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from client.data.case_checks import readable
+from common.data.dataset import Dataset
+from common.data.msd import Case, write_dataset
+from common.errors import InvalidInput
+
+
+def _dataset(root: Path, **places: tuple[int, int, int]) -> Dataset:
+    """Write volumes of 96 mm, each with one structure of 6 mm at the given corner."""
+    cases = []
+    for name, (x, y, z) in places.items():
+        labels = np.zeros((96, 96, 96), dtype=np.uint8)
+        labels[x : x + 6, y : y + 6, z : z + 6] = 1
+        image = np.random.default_rng(0).integers(20, 90, labels.shape).astype(np.int16)
+        paths = [root / f"{name}-{kind}.nii.gz" for kind in ("image", "label")]
+        for path, array in zip(paths, (image, labels), strict=True):
+            nib.save(nib.Nifti1Image(array, np.eye(4)), path)
+        cases.append(Case(name, paths[0], paths[1]))
+    return write_dataset(root / "set", name="n", labels=["background", "core"], channels=["MRI"], cases=cases)
+
+
+def test_no_case_is_left_out_for_where_its_structure_lies(tmp_path: Path) -> None:
+    dataset = _dataset(tmp_path, corner=(0, 0, 0), centre=(45, 45, 45), edge=(88, 40, 3))
+    left = readable(dataset)
+    assert [case.id for case in left.cases] == [case.id for case in dataset.cases]
+    assert left.problems == ()
+
+
+def test_a_case_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+    dataset = _dataset(tmp_path, good=(45, 45, 45), torn=(45, 45, 45))
+    torn = next(case for case in dataset.cases if case.id == "torn")
+    torn.image.write_bytes(torn.image.read_bytes()[:200])
+    left = readable(dataset)
+    assert [case.id for case in left.cases] == ["good"]
+    assert [problem.case for problem in left.problems] == ["torn"]
+    (tmp_path / "other").mkdir()
+    torn_only = _dataset(tmp_path / "other", torn=(9, 9, 9))
+    torn_only.cases[0].image.write_bytes(b"no image")
+    with pytest.raises(InvalidInput, match="torn"):
+        readable(torn_only)
