@@ -2,8 +2,8 @@
 
 Training, withdrawal and the worker call it. A *deal* assigns patients to voters; each patient has a slot in it. A
 patient is recorded as a keyed hash, never by name. A training step is *drawn* when its random batch and noise are
-drawn. Withdrawing a patient deletes every code stored before. It refuses a training's end without its beginning, a
-patient in two slots, and two runs that draw the same steps.
+drawn. Withdrawing a patient deletes every code stored before. The module refuses to record the end of a training whose
+beginning is not on record, a patient in two slots, and two runs that draw the same steps.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Withdrawal:
     Attributes:
         places: The patient's slot in each assignment of patients to voters. The withdrawal empties these slots. The
             voter of an emptied slot does not vote until it is trained again.
-        directories: The directories of the pool.
+        directories: The site's directories that share the pool's ledger, one for each study.
         releases: Number of releases already made, which cannot be undone.
         repeated: True if the patient was withdrawn before.
         adapted: Adapted bundles that may have been trained on the patient.

@@ -7,7 +7,7 @@ the same brightness, partial volume, a bias field and Rician noise make brightne
 
 Each hospital has its own scanner: contrast, noise, voxel spacing and axis order. A case depends only on the seed and
 its number. A :class:`Drawing` sets how cluttered the images are and where annotators draw the border between the two
-structures; collections may differ in both.
+structures. Each set of phantoms (a collection) has one Drawing, so two collections may differ in clutter and in border.
 """
 
 from __future__ import annotations

@@ -335,12 +335,12 @@ def onto_grid(
 def save_label(
     path: Path, native: Num[np.ndarray, "i j k ..."], volume: Volume, *, description: str = "", comment: str = ""
 ) -> None:
-    """Write an array on the file's own voxels as NIfTI, with the affine that was read, in mm.
+    """Write an array as NIfTI, on the voxels of the file that ``volume`` was read from, with that file's affine in mm.
 
     Args:
         path: Where to write.
-        native: Array of the file's shape.
-        volume: The volume that was read.
+        native: Array with the shape of the file that ``volume`` was read from.
+        volume: The volume whose voxels and affine are used.
         description: ASCII text of at most 79 characters for the header's field ``descrip``.
         comment: Text of any length for a header extension of the kind "comment"; empty for none.
     """

@@ -35,7 +35,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class ChargedTotals:
-    """Totals after a release that has not been entered yet, by pool and by (study, pool)."""
+    """What will have been spent, by pool and by (study, pool), once a release or the reuse of an answer is entered."""
 
     pools: dict[str, Spend]
     studies: dict[tuple[str, str], Spend]

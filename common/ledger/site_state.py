@@ -339,7 +339,9 @@ class SiteBooks(RowState):
                 )
 
     def check_peer(self, record: PeerRecord) -> None:
-        """Refuse a peer that this site cannot have in a study it consented to.
+        """Refuse the record of a peer (another site and its key) that breaks a rule of this ledger.
+
+        The record must be for a study that this site consented to, and :meth:`SealedRecords.check_peer` must allow it.
 
         Args:
             record: The peer and its key.

@@ -86,7 +86,9 @@ def guess_sentence(protection: Protection, mu_squared: Fraction, *, colluders: i
 
 
 def spent_sentence(mu_squared: Fraction, *, sealed: bool) -> str:
-    """Return a sentence that bounds how often a guess is right after what was released so far.
+    """Return a sentence with an upper bound on how often a guess is right, given what was released so far.
+
+    The guess is the one that :func:`guess_sentence` describes: whether one unit's data were used.
 
     Args:
         mu_squared: Σμ² of the releases so far.

@@ -141,8 +141,8 @@ class Combined:
         delta: δ, above 0 and below 1.
         protection: Always :data:`EXCHANGED`: unit patient, relation replace-one.
         rule: Name of the rule that gave the figure.
-        reasons: The conditions that are not met for stating the smaller of two ε, that of the trainings and that of the
-            releases; empty if all are met.
+        reasons: The conditions that are not met; empty if all are met. Only if they all are may the smaller of two ε be
+            stated: that of the trainings or that of the releases. The module lists the conditions.
 
     Raises:
         InvalidInput: If a value is outside its range, or unit and relation are others.

@@ -239,7 +239,9 @@ class HeadMemory:
 
         Args:
             note: The head.
-            of: The ledger that it contradicts, if that is not the ledger that it names.
+            of: Name under which the conflict is stored; by default the ledger's name in the head. It is another name if
+                the ledger is remembered under one, or if the head's key signed for another ledger before
+                (:meth:`other_ledger`).
         """
         for number in range(MAX_CONFLICTS):
             path = self.folder / f"{_file(of or note.origin)}.conflict-{number}"

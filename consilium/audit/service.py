@@ -181,7 +181,7 @@ class Service:
     # --- asking for more than the budget allows
 
     def planned(self) -> tuple[QuerySpec, ...]:
-        """Return the queries that the study asks before any answer.
+        """Return the queries of the study's first round, which depend on no answer.
 
         Returns:
             The queries.

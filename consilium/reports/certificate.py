@@ -186,8 +186,8 @@ def certificate_facts(
 
     Args:
         workspace: The study's directory.
-        sources: Reports and a key that are not taken from the study's directory: of an audit, of hospitals, and the
-            server's public key. By default what the directory contains.
+        sources: An audit's report, hospitals' reports and the server's public key from outside the study's directory.
+            By default only what that directory contains is used.
         clock: Source of the time of issue.
 
     Returns:

@@ -49,8 +49,8 @@ log = logging.getLogger(__name__)
 class RelayTransport:
     """The core's transport over a ServerApp: pushes messages once, then polls until all replies are in or time is up.
 
-    If the ServerApp disconnects, stays silent or breaks the protocol, this process ends (SystemExit) without reporting
-    an end, and the next run resumes the study.
+    If the ServerApp disconnects, stays silent or breaks the protocol, this process exits with status 1 (SystemExit). It
+    then does not tell the ServerApp that the run has ended. The next run resumes the study.
 
     Args:
         connection: Connected socket of the ServerApp.

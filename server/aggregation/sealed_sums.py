@@ -142,9 +142,13 @@ class SealedSums(Aggregator):
         return Batch(self._offer(batch.queries, able, draw=draw), able=batch.able)
 
     def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
-        """Make one draw (steps 1 to 4), and return the queries still open and the next batch, if it is offered already.
+        """Make one draw (steps 1 to 4).
 
-        The queries of a lost draw are put at the end, because sites may have accepted the remaining queries already.
+        If the draw is lost, its queries are put behind ``later``, because sites may have accepted the next batch, which
+        is taken from ``later``.
+
+        Returns:
+            The queries that have no answer yet, and the next batch if it was offered during this draw.
         """
         try:
             batch, roster, masks = self._masked_roster(batch, transport)  # step 1

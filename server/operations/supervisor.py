@@ -204,16 +204,16 @@ def gateway_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
 
 
 def study_daemons(root: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
-    """Describe how to start all daemons of another study that is served at this study's port.
+    """Return the daemon that starts all daemons of another study, which is served at this study's port.
 
-    One process, `consilium server up`, starts them.
+    This daemon is the process `consilium server up` for the other study.
 
     Args:
         root: The other study's directory.
         log_to: Targets of its security events.
 
     Returns:
-        That process, as a daemon.
+        How to start that process.
     """
     workspace = Workspace(root)
     return all_of_a_study(

@@ -197,7 +197,7 @@ class Lesson:
         answers: Its stored answers.
         labels: Labels in query order, without the rejected ones.
         seed: Seed of the training.
-        trained: Returns, by its name, a network that was trained before this one.
+        trained: Function that takes the name of a control and returns its network, which was trained earlier.
     """
 
     public: Public
@@ -333,7 +333,7 @@ class QueryProtocol(Protocol):
         ...
 
     def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
-        """Return how a control is trained (step 5).
+        """Return the training of a control, a network for comparison with the student (step 5 of the module).
 
         Args:
             lesson: Public data and released labels to learn from.

@@ -60,7 +60,7 @@ class Begin(Protocol):
         pairs: np.ndarray | None,
         given: torch.nn.Module | None,
     ) -> tuple[torch.nn.Module | None, torch.nn.Module]:
-        """Return the public start, or None if there is none, and the control without any hospital's answer.
+        """Train two networks on the public cases, without any hospital's answer.
 
         Args:
             cases: The public cases.
@@ -70,7 +70,7 @@ class Begin(Protocol):
             given: The network that the study begins from; None if there is none.
 
         Returns:
-            The public start and the control.
+            The public start, or None if there is none; and the control ``zero_code``.
         """
         ...
 

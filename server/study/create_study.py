@@ -70,7 +70,8 @@ def create_study(
         ledger: Directory or ledger file of another study. The new study then shares that study's ledger and signing
             key, but has a new sealing key. By default a new ledger is created.
         standing: File on another disk for a new ledger's standing, the small file that records its newest row.
-        start: Weights that the study's section [start] names, which become a public object.
+        start: Content of the file of weights that the study's section [start] names. It is stored among the study's
+            public objects.
 
     Raises:
         InvalidInput: If the directory holds a study, if the ledger cannot be shared, if no pool of the shared ledger

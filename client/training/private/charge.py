@@ -189,9 +189,10 @@ def _record(ledger: SiteLedger, charge: Charge) -> None:
 
 
 def _older_copy(ledger: SiteLedger, charge: Charge, task: VoterTask, *, spent: int) -> str | None:
-    """Explain why a voter's folder must be older than the recorded training, so that steps would be drawn again.
+    """Return the reason why a voter's folder may be an older copy, in which steps of the recorded training are missing.
 
-    Returns None if nothing shows that the folder is older. ``spent`` is the number of steps in the folder's journal.
+    A training continued from such a folder would draw these steps again. Returns None if nothing indicates an older
+    copy. ``spent`` is the number of steps in the folder's journal.
     """
     made, drawn = ledger.made(charge.training_id), ledger.drawn(charge.training_id)
     if made:

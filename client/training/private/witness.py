@@ -52,9 +52,9 @@ class LedgerWitness:
         return self._drawn
 
     def claim(self, steps: int) -> None:
-        """Count all steps up to ``steps`` as drawn in the ledger, before the noise of the last of them is drawn.
+        """Record in the ledger that all steps up to ``steps`` are drawn, before the noise of the last of them is drawn.
 
-        One ledger row stands for several steps, so the row can count later steps as well.
+        One ledger row covers several steps. It may therefore also count later steps, some of which may never be drawn.
 
         Args:
             steps: Number of steps that the ledger must count as drawn.

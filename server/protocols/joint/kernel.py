@@ -169,7 +169,11 @@ def weight_gradients(
 
 
 class _SharedRows(torch.autograd.Function):  # type: ignore[misc]
-    """A convolution with the same input in all rows: forward computes it once, backward records each row's gradient."""
+    """A convolution of a batch that holds copies of one input.
+
+    The forward pass repeats the output that was computed for one copy. The backward pass stores, for each copy, the
+    gradient with respect to the layer's weights.
+    """
 
     @staticmethod
     def forward(
