@@ -96,4 +96,4 @@ def test_a_job_does_not_touch_a_site_whose_worker_runs(site: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as whoever keeps the daemons holds it
         assert until(submit(site), ENDED) == "FAILED"
     assert "to fix: stop it" in (site / "job.out").read_text()
-    assert not (site / "site-ledger.sqlite").exists()
+    assert trainings(site) == []  # the ledger, made by the consent, records none
