@@ -22,6 +22,9 @@ from reprlib import Repr
 
 from common.plain import plain, plain_lines
 
+SAME_VERSION = "install the same version of Consilium at the server and the sites"
+"""Remedy for a message or a file that another version wrote."""
+
 _SHOWN_CHARACTERS = 500
 _SHOWN = Repr()
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN_CHARACTERS

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from common.errors import InvalidInput
+from common.errors import SAME_VERSION, InvalidInput
 
 RECORD = "consilium"
 MESSAGE_TYPE = "query.consilium"
@@ -65,7 +65,7 @@ def from_message(message: Message) -> bytes:
             "content of a Flower message",
             value=f"{len(content)} records",
             limit="exactly one record, with one body of bytes",
-            remedy="install the same version of Consilium at the server and the sites",
+            remedy=SAME_VERSION,
         )
     body = record["body"]
     if not isinstance(body, bytes) or len(body) > MAX_BODY_BYTES:

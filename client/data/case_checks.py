@@ -17,7 +17,7 @@ import numpy as np
 
 from common.config import DataConfig
 from common.data.dataset import Case, Dataset, Problem
-from common.data.volume import Example, load_case, load_example
+from common.data.volume import Example, load_case, load_example, load_native_label
 from common.errors import InvalidInput
 
 UNUSUAL_FACTOR = 4.0
@@ -60,7 +60,7 @@ class Examined:
 def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda done, total: None) -> Dataset:
     """Leave out the cases whose files cannot be used. Every file is opened once; no study is needed.
 
-    The cases are read on a coarse grid of half a metre, so that no structure lies outside it.
+    Where structures lie does not matter: a label map is read on its image's own voxels, and not on a study's grid.
 
     Args:
         dataset: The dataset.
@@ -72,11 +72,14 @@ def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda d
     Raises:
         InvalidInput: If no case is left.
     """
-    terms = DataConfig(dataset.labels, (16.0, 16.0, 16.0), (32, 32, 32), dataset.channels, dataset.regions)
+    terms = DataConfig(dataset.labels, (1.0, 1.0, 1.0), (8, 8, 8), dataset.channels, dataset.regions)
     good, bad = [], []
     for number, case in enumerate(dataset.cases, start=1):
         try:
-            load_case(case, terms) if case.label is None else load_example(case, terms)
+            volume = load_case(case, terms)
+            if case.label is not None:
+                mapping, structures = dict(case.label_map), dict(case.structures)
+                load_native_label(case.label, terms, volume=volume, mapping=mapping, structures=structures)
             good.append(case)
         except InvalidInput as error:
             bad.append(Problem(case.id, str(error)))

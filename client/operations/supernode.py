@@ -37,7 +37,7 @@ BUSY_S = 60.0
 """Seconds after a reply in which no wait for the next message is longer than :data:`BUSY_WAIT_S`."""
 FIRST_WAIT_S, BUSY_WAIT_S = 0.2, 1.0
 """First and longest wait in seconds between two questions for a message during :data:`BUSY_S`. Each wait is twice as
-long as the one before, so a thousand SuperNodes ask hardly more often than if each waited a second.
+long as the one before, so a reply costs the server at most two more questions than waits of a second would.
 """
 LOCAL_WAIT_S = 0.1
 """Longest wait in seconds before the SuperNode looks again whether the worker on this machine has answered."""

@@ -27,11 +27,10 @@ from scipy.linalg import eigh
 from common.canonical import check_hash, checked_fields, parse_float
 from common.codecs.codec import CODEC_SCHEMA, check_code, check_noise_std, check_probabilities, frozen, pack, unpack
 from common.codecs.pca import water_fill
-from common.errors import InvalidInput
+from common.errors import SAME_VERSION, InvalidInput
 from common.reading import parsing
 
 FRAME = "round-frame"
-SAME_VERSION = "use the same version of Consilium at the server and the site"
 FILL = 1.0
 """Expected norm of a code, as a share of the radius."""
 

@@ -35,6 +35,17 @@ def test_no_case_is_left_out_for_where_its_structure_lies(tmp_path: Path) -> Non
     assert left.problems == ()
 
 
+def test_a_structure_at_the_end_of_a_scan_of_a_metre_is_no_reason_either(tmp_path: Path) -> None:
+    labels = np.zeros((32, 32, 256), dtype=np.uint8)
+    labels[:6, :6, -3:] = 1
+    image = np.random.default_rng(0).integers(20, 90, labels.shape).astype(np.int16)
+    for name, array in (("image", image), ("label", labels)):
+        nib.save(nib.Nifti1Image(array, np.diag([2, 2, 4, 1])), tmp_path / f"{name}.nii.gz")
+    case = Case("long", tmp_path / "image.nii.gz", tmp_path / "label.nii.gz")
+    dataset = write_dataset(tmp_path / "set", name="n", labels=["background", "core"], channels=["MRI"], cases=[case])
+    assert readable(dataset).problems == ()
+
+
 def test_a_case_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
     dataset = _dataset(tmp_path, good=(45, 45, 45), torn=(45, 45, 45))
     torn = next(case for case in dataset.cases if case.id == "torn")
