@@ -79,11 +79,12 @@ class Waits:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for a number of seconds, or less.
+        """Wait for a number of seconds, or shorter. Flower's loop has two kinds of waits.
 
-        Flower waits for less than a second until the worker on this machine answers, and for longer until the server
-        has a message. The first of these waits is at most :data:`LOCAL_WAIT_S`. The second is at most the next wait
-        since the last reply, for :data:`BUSY_S` after it.
+        * Waits below one second are for the answer of the worker on this machine. They last at most
+          :data:`LOCAL_WAIT_S`.
+        * Longer waits are for a message from the server. In the :data:`BUSY_S` after a reply, the first lasts
+          :data:`FIRST_WAIT_S`, and each further one twice as long, up to :data:`BUSY_WAIT_S`.
 
         Args:
             seconds: The wait that Flower wants.
