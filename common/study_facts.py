@@ -28,9 +28,10 @@ class PoolFacts:
         in_study: What this study may spend of the pool, and what it has spent.
         for_life: Lifetime budget of the pool, and the part that all studies spent.
         room: Number of further queries of the study that both budgets allow according to the ledger.
-        answers_left: Number of planned queries without an answer that both budgets allow. It is at most
-            ``room``, which in a sealed study also covers repeated sums. It is 0 if the site is revoked or more may
-            have been spent than the ledger shows.
+        answers_left: Number of planned queries that have no answer yet and that both budgets (``in_study`` and
+            ``for_life``) still cover. It is never more than ``room``. In a sealed study ``room`` can be larger, because
+            it also counts repetitions of failed sums. It is 0 if the site is revoked, or if more budget may have been
+            spent than the ledger shows.
         revoked: True if the site's admission to the study was revoked.
     """
 

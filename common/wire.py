@@ -64,7 +64,7 @@ def from_message(message: Message) -> bytes:
         raise InvalidInput(
             "content of a Flower message",
             value=f"{len(content)} records",
-            limit="exactly one record, with one body of bytes",
+            limit="exactly one record, which holds bytes under the name body",
             remedy=SAME_VERSION,
         )
     body = record["body"]

@@ -58,9 +58,10 @@ class Examined:
 
 
 def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda done, total: None) -> Dataset:
-    """Leave out the cases whose files cannot be used. Every file is opened once; no study is needed.
+    """Return the dataset without the cases whose files cannot be used.
 
-    Where structures lie does not matter: a label map is read on its image's own voxels, and not on a study's grid.
+    Every file is opened once. The study's settings are not needed: each label map is read on the voxels of its own
+    image, so no case is left out for where its structures lie.
 
     Args:
         dataset: The dataset.

@@ -12,8 +12,9 @@ the server has answered, such as a TLS handshake that timed out, is repeated wit
 accepted ends the process at once, as Flower intends. Each heartbeat that the server accepts sets the modification time
 of a file, by which the supervisor sees whether the node is online.
 
-Flower asks the server for a message every three seconds. This process asks sooner after each reply, because the steps
-of a query follow each other: first after a fifth of a second, then after waits that double up to one second.
+Flower's SuperNode asks the server for a message every three seconds. The steps of a query follow each other closely, so
+this process asks sooner after each reply that it sends: first after .2 s, then after waits that double up to one
+second. A minute after the reply it waits three seconds again.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ import httpx
 LOST = 1
 """Exit status of a SuperNode that has lost the server."""
 BUSY_S = 60.0
-"""Seconds after a reply in which no wait for the next message is longer than :data:`BUSY_WAIT_S`."""
+"""For this many seconds after a reply, each wait for the next message is at most :data:`BUSY_WAIT_S`."""
 FIRST_WAIT_S, BUSY_WAIT_S = 0.2, 1.0
-"""First and longest wait in seconds between two questions for a message during :data:`BUSY_S`. Each wait is twice as
-long as the one before, so a reply costs the server at most two more questions than waits of a second would.
+"""First and longest wait in seconds between two requests for a message during :data:`BUSY_S`. Each wait is twice the
+one before, up to the longest. After each reply the server gets at most two more requests than if every wait were one
+second.
 """
 LOCAL_WAIT_S = 0.1
 """Longest wait in seconds before the SuperNode looks again whether the worker on this machine has answered."""

@@ -292,7 +292,12 @@ class Frame:
         header, arrays = unpack(data)
         fields = checked_fields(header, {"codec": str, "name": str, "schema": int, "temperature": str})
         if fields["name"] != FRAME:
-            raise InvalidInput("name in a frame's header", value=fields["name"], limit=FRAME, remedy=SAME_VERSION)
+            raise InvalidInput(
+                "kind of file, in the header of a joint query's frame",
+                value=fields["name"],
+                limit=FRAME,
+                remedy=SAME_VERSION,
+            )
         if arrays.keys() != _DTYPES.keys():
             names, limit = ", ".join(sorted(arrays)), ", ".join(sorted(_DTYPES))
             raise InvalidInput("arrays of a frame of a joint query", value=names, limit=limit, remedy=SAME_VERSION)
@@ -303,7 +308,7 @@ class Frame:
             same = frame.to_bytes() == data
         if not same:
             raise InvalidInput(
-                "frame of a joint query", limit="the one form in which this version stores it", remedy=SAME_VERSION
+                "bytes of a joint query's frame", limit="exactly those that this version writes", remedy=SAME_VERSION
             )
         return frame
 

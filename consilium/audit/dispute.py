@@ -258,7 +258,9 @@ def _keys(
         if site not in members:
             raise InvalidInput(f"disclosure of {site}", limit=f"a site of the draw: {', '.join(sorted(members))}")
         if sealed.roster != evidence.roster.id:
-            raise InvalidInput(f"draw of the disclosure of {site}", value=sealed.roster, limit="this draw", remedy=ask)
+            raise InvalidInput(
+                f"draw of the disclosure of {site}", value=sealed.roster, limit=evidence.roster.id, remedy=ask
+            )
         if sealed.auditor != sealed_to:
             raise InvalidInput(f"auditor of the disclosure of {site}", limit="this auditor", remedy=ask)
         if site in keys or site in false:
