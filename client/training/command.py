@@ -186,7 +186,7 @@ class TrainResult:
 
         Raises:
             DaemonFailed: If a voter crashed; the same command continues it.
-            InvalidInput: If no voter has a usable case. The report was written as for any other result.
+            InvalidInput: If no voter has a usable case to train on. The report was written as for any other result.
         """
         if self.report.crashes:
             voters = len(self.report.voters) + len(self.report.crashes)
@@ -195,10 +195,12 @@ class TrainResult:
                 "to fix: run the same command again"
             )
         if not any(voter.weights for voter in self.report.voters):
+            held_out = sum(voter.held_out for voter in self.report.voters)
             raise InvalidInput(
-                "no teacher has a usable case, so this site would contribute only zero codes",
-                value=f"{self.cases.left_out} of {self.cases.listed} cases left out",
-                limit="at least one usable case",
+                "no teacher has a usable case to train on, so this site would contribute only zero codes",
+                value=f"{self.cases.left_out} of {self.cases.listed} cases left out, "
+                f"{held_out} usable kept for scoring",
+                limit="at least one usable case that a teacher trains on",
                 remedy="mend the cases that are listed above with their reasons (again: `consilium site cases`), then "
                 "run the same command again",
             )

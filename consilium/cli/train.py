@@ -203,7 +203,7 @@ def _summary(report: SiteReport, structures: tuple[str, ...]) -> str:
     for voter in report.voters:
         if voter.weights is None:
             lines.append(
-                f"teacher {voter.voter}: {voter.problem or 'no usable case'}; it will contribute the zero code"
+                f"teacher {voter.voter}: {voter.problem or 'no usable case to train on'}; it will contribute the zero code"
             )
             continue
         dice = ", ".join(

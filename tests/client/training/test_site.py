@@ -294,7 +294,7 @@ def test_a_site_without_one_usable_case_ends_like_any_other(dataset: Dataset, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("usable", [0, 1])
+@pytest.mark.parametrize("usable", [0, 2])  # a teacher of six patients keeps one for scoring
 def test_the_command_fails_at_a_site_without_one_usable_case_and_names_the_cases(
     dataset: Dataset, tmp_path: Path, usable: int
 ) -> None:
@@ -313,6 +313,22 @@ def test_the_command_fails_at_a_site_without_one_usable_case_and_names_the_cases
         assert result.exception.exit_code == 2
         assert "6 of 6 cases" in str(result.exception)
         assert result.exception.remedy
+
+
+@pytest.mark.slow
+def test_the_command_says_that_the_only_usable_case_is_kept_for_scoring(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(STUDY)
+    arguments = ["--data", str(tmp_path / "set"), "--study", str(tmp_path / "study.toml"), "--jobs", "1"]
+    command = [*arguments, "--site-dir", str(tmp_path / "site")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    [slots] = (tmp_path / "site").rglob("slots.json")
+    scored = json.loads(slots.read_text())["order"][-1]
+    for case in dataset.cases:
+        if case.id != scored:
+            case.image.write_bytes(b"")
+    refused = CliRunner().invoke(app, command).exception
+    assert isinstance(refused, InvalidInput)
+    assert "5 of 6 cases" in str(refused) and "1 usable" in str(refused)
 
 
 def test_a_patient_who_is_no_longer_listed_leaves_the_other_voters_as_they_are(
