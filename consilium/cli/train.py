@@ -202,9 +202,8 @@ def _summary(report: SiteReport, structures: tuple[str, ...]) -> str:
     lines = []
     for voter in report.voters:
         if voter.weights is None:
-            lines.append(
-                f"teacher {voter.voter}: {voter.problem or 'no usable case to train on'}; it will contribute the zero code"
-            )
+            why = voter.problem or "no usable case to train on"
+            lines.append(f"teacher {voter.voter}: {why}; it will contribute the zero code")
             continue
         dice = ", ".join(
             f"{name} {'-' if value is None else format(value, '.3f')}"
