@@ -49,6 +49,25 @@ def comparable(name: str) -> str:
     return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
+_OTHER_MODALITIES = {"CT": ("ct", "cta", "cbct"), "PET": ("pet", "pt"), "US": ("us", "ultrasound")}
+
+
+def modality_in(name: str) -> str:
+    """Return the modality that a channel's name states: CT, PET, US, or else MR, whose contrasts have many names.
+
+    Args:
+        name: Name of a channel, or DICOM's word for a modality.
+
+    Returns:
+        The modality.
+
+    >>> modality_in("CT_arterial"), modality_in("PT"), modality_in("T1 gd")
+    ('CT', 'PET', 'MR')
+    """
+    words = comparable(name).split()
+    return next((kind for kind, names in _OTHER_MODALITIES.items() if any(word in names for word in words)), "MR")
+
+
 def region_names(regions: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of regions.
 

@@ -47,6 +47,7 @@ class Examined:
         findings: The reasons, without names.
         remedy: What to do about a broken case.
         volumes_ml: Size of each structure in ml on the study's grid; empty for a case that cannot be read.
+        foreign: Modalities of the scan that are not the study's.
     """
 
     number: int
@@ -55,6 +56,7 @@ class Examined:
     findings: tuple[str, ...] = ()
     remedy: str = ""
     volumes_ml: tuple[float, ...] = ()
+    foreign: frozenset[str] = frozenset()
 
 
 def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda done, total: None) -> Dataset:
@@ -152,7 +154,8 @@ def _examine(
             sizes,
         )
     findings = dict.fromkeys(example.notes)
-    return Examined(number, case.id, CaseVerdict.ODD if findings else CaseVerdict.GOOD, tuple(findings), "", sizes)
+    verdict = CaseVerdict.ODD if findings else CaseVerdict.GOOD
+    return Examined(number, case.id, verdict, tuple(findings), "", sizes, example.volume.foreign)
 
 
 def _compared(results: list[Examined], data: DataConfig) -> Iterator[Examined]:

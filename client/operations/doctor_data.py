@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from common.data.dataset import Case, Dataset, Doubled, PatientIdentity
 from common.data.patients import counted_once
 from common.data.volume import Volume, load_case, load_label
 from common.errors import InvalidInput
-from common.names import comparable
+from common.names import modality_in
 from common.objects import write_atomically
 from common.stated_budget import StatedBudget
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from jaxtyping import UInt8
 
 _STATES = {CaseVerdict.GOOD: State.OK, CaseVerdict.ODD: State.NOTE, CaseVerdict.BROKEN: State.FAIL}
-_OTHER_MODALITIES = {"CT": ("ct", "cta", "cbct"), "PET": ("pet", "pt"), "US": ("us", "ultrasound")}
+SHOWN_CASES = 5
+"""Number of cases that a finding about many cases names on the terminal."""
 _COLOURS = ("#ff5252", "#40c4ff", "#ffd740", "#69f0ae", "#e040fb", "#ff6e40")
 
 
@@ -77,6 +78,7 @@ def check_data(
             "" if usable else "repair the cases below",
         )
     )
+    findings += _foreign(results, data)
     cases = {case.id: case for case in dataset.cases}
     for result in results:
         if result.verdict is not CaseVerdict.GOOD:
@@ -131,7 +133,7 @@ def _modality(channels: tuple[str, ...], data: DataConfig, settings: DatasetSett
     if len(channels) != 1 or len(data.channels) != 1 or channels[0] in settings.channels:
         return []
     (own,), (wanted,) = channels, data.channels
-    if (kind := _kind(own)) == "MR" or kind == _kind(wanted):
+    if (kind := modality_in(own)) == "MR" or kind == modality_in(wanted):
         return []
     return [
         Checkup(
@@ -145,10 +147,23 @@ def _modality(channels: tuple[str, ...], data: DataConfig, settings: DatasetSett
     ]
 
 
-def _kind(channel: str) -> str:
-    """Return the modality that a channel's name states: CT, PET, US, or else MR, whose contrasts have many names."""
-    words = comparable(channel).split()
-    return next((kind for kind, names in _OTHER_MODALITIES.items() if any(word in names for word in words)), "MR")
+def _foreign(results: Sequence[Examined], data: DataConfig) -> list[Checkup]:
+    """Report scans whose DICOM header or Hounsfield values show another modality than the study's channels name."""
+    usable = [result for result in results if result.verdict is not CaseVerdict.BROKEN]
+    found = [result for result in usable if result.foreign]
+    if not found:
+        return []
+    kinds = ", ".join(sorted(frozenset().union(*(result.foreign for result in found))))
+    return [
+        Checkup(
+            "modality",
+            State.FAIL if len(found) == len(usable) else State.NOTE,
+            f"{len(found)} of {len(usable)} usable cases are {kinds} by their DICOM header or values; allowed: the "
+            f"modality of the study's channels, {', '.join(data.channels)}",
+            "use scans of that modality; if the study means these, ask the consortium to name its channel so",
+            subject=", ".join([*(result.case for result in found[:SHOWN_CASES]), *["…"] * (len(found) > SHOWN_CASES)]),
+        )
+    ]
 
 
 def _failure(check: str, error: InvalidInput) -> Checkup:

@@ -18,9 +18,12 @@ from common.data.dicom_header import read_pixels
 from common.data.geometry import LPS_TO_RAS, check_affine
 from common.data.nifti import ANY_ROOM, Scan, VoxelRoom
 from common.errors import InvalidInput
+from common.names import modality_in
 
 GAP_TOLERANCE = 0.01  # of the slice spacing
-_POSITION, _ORIENTATION, _FRAME = "0020|0032", "0020|0037", "0020|0052"
+_POSITION, _ORIENTATION, _FRAME, _MODALITY = "0020|0032", "0020|0037", "0020|0052", "0008|0060"
+_MODALITIES = ("CT", "PT", "US", "MR")
+"""DICOM's words for the modalities that a study's channel can name; others, such as OT, say nothing of the scan."""
 
 
 def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
@@ -65,8 +68,9 @@ def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
     affine = LPS_TO_RAS @ affine
     check_affine(affine)
     array = sitk.GetArrayFromImage(image).transpose(2, 1, 0)[None]
-    frame = _frame(reader, len(files))
-    return Scan(array=np.ascontiguousarray(array, dtype=np.float32), affine=affine, frame=frame)
+    frame, stated = (_stated(reader, len(files), tag) for tag in (_FRAME, _MODALITY))
+    modalities = (modality_in(stated),) if stated in _MODALITIES else ()
+    return Scan(np.ascontiguousarray(array, dtype=np.float32), affine, frame=frame, modalities=modalities)
 
 
 def slices_of(folder: Path) -> tuple[Path, ...]:
@@ -162,10 +166,10 @@ def _check_slices(reader: Any, count: int) -> None:
         )
 
 
-def _frame(reader: Any, count: int) -> str:
-    """Return the frame of reference of all slices; empty if they state none or several."""
+def _stated(reader: Any, count: int, tag: str) -> str:
+    """Return the value of a tag that all slices state; empty if they state none or several."""
     stated = {
-        reader.GetMetaData(number, _FRAME).strip(" \0") if reader.HasMetaDataKey(number, _FRAME) else ""
+        reader.GetMetaData(number, tag).strip(" \0") if reader.HasMetaDataKey(number, tag) else ""
         for number in range(count)
     }
     return stated.pop() if len(stated) == 1 else ""

@@ -39,6 +39,11 @@ _HEADERS = {348: nib.Nifti1Header, 540: nib.Nifti2Header}
 _SLACK = 1 << 20
 """Most bytes that may follow the voxels, such as padding to a block."""
 
+HOUNSFIELD_AIR = (-1100, -900)
+"""Values of air in CT, in Hounsfield units."""
+LEAST_AIR = 0.01
+"""Least share of voxels with the values of air by which a scan is recognised as CT."""
+
 _OTHERS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"PK\x03\x04", "is a zip archive", "unpack it"),
     (0, b"BZh", "is packed with bzip2", "unpack it, or pack it with gzip"),
@@ -70,12 +75,23 @@ class Scan:
         affine: Voxel → mm in RAS+, [4, 4].
         notes: Corrections that were made.
         frame: UID of a DICOM series' frame of reference; empty for other files.
+        modalities: Modality of each channel, CT, PET, US or MR, as a DICOM series states it; empty if unknown.
     """
 
     array: Float[np.ndarray, "c i j k"]
     affine: Affine
     notes: tuple[str, ...] = ()
     frame: str = ""
+    modalities: tuple[str, ...] = ()
+
+    def kinds(self) -> tuple[str, ...]:
+        """Return each channel's modality as a DICOM series states it, else CT if its values are plainly Hounsfield
+        units; empty if it is unknown.
+        """
+        stated = self.modalities or ("",) * len(self.array)
+        return tuple(
+            one or ("CT" if _in_hounsfield(channel) else "") for one, channel in zip(stated, self.array, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,3 +321,17 @@ def _intensities(array: np.ndarray, header: nib.Nifti1Header) -> Float[np.ndarra
     else:
         result = array.astype(np.float64 if array.dtype.kind == "f" else np.float32)
     return result
+
+
+def _in_hounsfield(channel: Float[np.ndarray, "i j k"]) -> bool:
+    """Tell whether values are plainly Hounsfield units: whole numbers, many of them air, only padding below air.
+
+    An MR image has no such values: magnitudes are not negative, and phases lie on both sides of air's values.
+    """
+    low, high = HOUNSFIELD_AIR
+    if channel.min() > high:
+        return False
+    below = channel[channel < low]
+    air = np.count_nonzero(channel <= high) - below.size
+    one_padding = not below.size or below.min() == below.max()
+    return bool(one_padding and air >= LEAST_AIR * channel.size and np.array_equal(channel, np.rint(channel)))

@@ -47,7 +47,7 @@ from common.data.nifti import (
     read_nifti,
 )
 from common.errors import InvalidInput
-from common.names import comparable
+from common.names import comparable, modality_in
 
 LABEL_ROUNDING = 1e-3
 LOST_WORTH_A_NOTE = 0.01
@@ -75,6 +75,8 @@ class Volume:
         notes: Corrections that were made.
         frame: UID of the frame of reference of a DICOM series; empty for other files.
         seen_shape: Shape of the part of the file that was used; the file's shape unless a box was cut out.
+        foreign: Modalities of channels that are not the modality the study's channel names, as a DICOM header or
+            Hounsfield units show.
     """
 
     image: Float[np.ndarray, "c x y z"]
@@ -84,6 +86,7 @@ class Volume:
     notes: tuple[str, ...] = ()
     frame: str = ""
     seen_shape: tuple[int, int, int] = (0, 0, 0)
+    foreign: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not any(self.seen_shape):
@@ -448,7 +451,8 @@ def _stack(scans: list[Scan]) -> Scan:
             raise InvalidInput("two channels hold the same image", remedy="give each contrast its own file")
         arrays.append(array)
         notes += scan.notes
-    return replace(first, array=np.concatenate(arrays), notes=tuple(dict.fromkeys(notes)))
+    modalities = tuple(modality for scan in scans for modality in scan.modalities or ("",))
+    return replace(first, array=np.concatenate(arrays), notes=tuple(dict.fromkeys(notes)), modalities=modalities)
 
 
 def _volume(whole: Scan, data: DataConfig, box: Box | None = None) -> Volume:
@@ -467,6 +471,9 @@ def _volume(whole: Scan, data: DataConfig, box: Box | None = None) -> Volume:
         notes=scan.notes,
         frame=scan.frame,
         seen_shape=(scan.array.shape[1], scan.array.shape[2], scan.array.shape[3]),
+        foreign=frozenset(
+            k for k, name in zip(whole.kinds(), data.channels, strict=True) if k and k != modality_in(name)
+        ),
     )
 
 

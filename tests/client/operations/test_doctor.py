@@ -6,6 +6,8 @@ import gzip
 import json
 import re
 import struct
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -21,6 +23,7 @@ from common.data.dataset import PatientIdentity
 from common.privacy.mechanism import Unit
 from consilium.cli.site import site_app
 from tests.common.data.corpus import NAME, ONE, RULES
+from tests.dicom_files import write_series
 from tests.worlds import make_privacy, study_toml
 
 pytestmark = pytest.mark.slow
@@ -164,6 +167,58 @@ def test_a_dataset_of_another_modality_than_the_studys_is_a_failure(
     (one,) = [one for one in check_data(root, ONE, settings) if one.check == "modality"] or [None]
     assert (one is not None) == found
     assert one is None or (one.state, one.subject) == (State.FAIL, "CT")
+
+
+def with_images(root: Path, count: int, change: Callable[[np.ndarray], np.ndarray]) -> Path:
+    """A good dataset, some of whose images are changed."""
+    make_good(root, 3)
+    for i in range(count):
+        image = nib.load(root / f"{i}-image.nii.gz")
+        nib.save(nib.Nifti1Image(change(np.asarray(image.dataobj)), np.eye(4)), root / f"{i}-image.nii.gz")
+    return root
+
+
+def in_hounsfield(image: np.ndarray) -> np.ndarray:
+    image[:2], image[2:4] = -1000, -image[2:4]
+    return image
+
+
+def modality_findings(root: Path, data: DataConfig = ONE) -> list[State]:
+    return [one.state for one in check_data(root, data, DatasetSettings()) if one.check == "modality"]
+
+
+@pytest.mark.parametrize(("count", "found"), [(3, [State.FAIL]), (1, [State.NOTE]), (0, [])])
+def test_scans_in_hounsfield_units_cannot_be_those_of_an_mri_study(
+    tmp_path: Path, count: int, found: list[State]
+) -> None:
+    root = with_images(tmp_path / "set", count, in_hounsfield)
+    assert modality_findings(root) == found
+    assert modality_findings(root, replace(ONE, channels=("CT",))) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda image: image.astype(np.float32) - 950.25,  # without its mean
+        lambda image: image.astype(np.float32) / 99,
+        lambda image: (image.astype(np.int16) - 50) * 80,  # as a phase: on both sides of -1000
+    ],
+)
+def test_no_mri_is_taken_for_ct_by_its_values(tmp_path: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    assert modality_findings(with_images(tmp_path / "set", 3, change)) == []
+
+
+@pytest.mark.parametrize(("modality", "found"), [("CT", [State.FAIL]), ("MR", [])])
+def test_a_dicom_series_of_another_modality_than_the_studys_is_a_failure(
+    tmp_path: Path, modality: str, found: list[State]
+) -> None:
+    root, rows = tmp_path / "set", ["case_id,image"]
+    for i in range(2):
+        scan = np.random.default_rng(i).integers(10, 99, (8, 8, 8)).astype(np.uint16)
+        write_series(root / f"series-{i}", scan, uid=f"1.2.3.{i + 1}", modality=modality)
+        rows.append(f"c{i},series-{i}")
+    (root / "cases.csv").write_text("\n".join(rows) + "\n")
+    assert modality_findings(root) == found
 
 
 def test_a_delta_that_is_large_for_the_sites_own_patients_is_noted_at_unit_patient(tmp_path: Path) -> None:
