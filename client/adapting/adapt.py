@@ -5,7 +5,7 @@ The result has no guarantee: its bundle states that it was trained on patients a
 of making the network (:mod:`client.adapting.ways`). Steps:
 
 1. Take the student that was fetched from the server, and the hospital's patients without withdrawn ones.
-2. Check that the cases fit the site's own teachers, and the student or a public model; refuse them if they do not.
+2. Score the student, the public models and the site's own teachers on the cases, and refuse cases that fit none.
 3. With enough patients, cross-validate: train every way on four fifths of them at a time and score it on the rest.
 4. Take the usual way for this number of patients, unless the cross-validation proves another way better.
 5. Train that way on all patients, and write the bundle and the report.
@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -29,11 +30,12 @@ import torch
 from client.adapting.adapted import Adapted, Figures
 from client.adapting.folder import FOLDER, NAME, REPORT
 from client.adapting.folder import TRAININGS as KEPT
-from client.adapting.material import Material, Patient, material_of, own_patients
+from client.adapting.material import Material, Own, Patient, material_of, own_patients
 from client.adapting.networks import Networks, Terms
 from client.adapting.report import write_report
 from client.adapting.seen_bundle import check_place, write_seen_bundle
 from client.adapting.ways import (
+    TEACHERS,
     TRAININGS,
     Way,
     by_choice,
@@ -49,7 +51,7 @@ from client.site.books import writing_teachers
 from client.site.deals import patients_seen
 from client.site.enrolment import study_start
 from client.teachers.comparison import OWN_TEACHERS, Answer, codec_of, references
-from client.teachers.evaluation_input import load_bundle
+from client.teachers.evaluation_input import PARTS, load_bundle, parts_of
 from client.teachers.fit_of_cases import Fit, level_at_home
 from client.teachers.pulled_student import STUDENT_DIR
 from client.training.voter import LabelledScan
@@ -104,6 +106,26 @@ The display is a context manager that yields a function. This function is called
 call, and with the newest loss."""
 
 
+Row = tuple[float, ...]
+"""Dice of each structure; empty if the network has seen the patient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The scores of the networks that need no training.
+
+    Attributes:
+        rows: The scores of the student and of the site's own teachers by patient and scan. The teachers are left out if
+            they have no score.
+        fit: Whether the cases fit this site's models.
+        no_teachers: Why the own teachers have no score; empty if they have one.
+    """
+
+    rows: Mapping[str, Sequence[Sequence[Row]]]
+    fit: Fit
+    no_teachers: str
+
+
 @dataclass(slots=True)
 class Folds:
     """The result of a cross-validation; empty if there were too few patients for one.
@@ -111,14 +133,14 @@ class Folds:
     Attributes:
         of: Each patient's fold.
         dice: For each way of making the network, the Dice of every patient and structure. Each patient is scored by a
-            network trained without that patient.
+            network trained without that patient. The site's own teachers stand beside the ways.
     """
 
     of: tuple[int, ...] = ()
-    dice: dict[Way, list[tuple[float, ...]]] = field(default_factory=dict)
+    dice: dict[str, list[Row]] = field(default_factory=dict)
 
-    def means(self) -> dict[Way, list[float]]:
-        """Return, for each way of making the network, every patient's Dice averaged over structures."""
+    def means(self) -> dict[str, list[float]]:
+        """Return, for each network, every patient's Dice averaged over structures."""
         return {way: [mean_present(row) for row in rows] for way, rows in self.dice.items()}
 
 
@@ -157,8 +179,8 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
         folder.chmod(0o700)
         with VolumeCache(folder / "cache", budget_bytes=DEFAULT_BUDGET_BYTES) as cache:
             material = material_of(found, study, folder=folder, cache=cache)
-            fit = fit_of(options, config, study, bundle, material)
-            fit.check_training()
+            before = scored_before(options, config, study, bundle, found, material)
+            before.fit.check_training()
             terms = Terms(
                 study.data.student,
                 recipe_for(bundle, study, options),
@@ -174,7 +196,7 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
                 material,
                 terms,
                 seen,
-                unfit=fit.sentence,
+                before=before,
                 folder=folder,
                 out=out,
                 report=report,
@@ -182,35 +204,64 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
             )
 
 
-def fit_of(options: AdaptOptions, config: SiteConfig, study: Study, bundle: Bundle, material: Material) -> Fit:
-    """Find out whether cases fit this site's models, as `site evaluate` does.
+def scored_before(
+    options: AdaptOptions, config: SiteConfig, study: Study, bundle: Bundle, found: Own, material: Material
+) -> Before:
+    """Score the networks that need no training, each on every case once, and find out whether the cases fit them.
+
+    The own teachers are scored if a table or the check of another folder's cases needs them. A voter does not answer
+    for a patient that it was trained on.
 
     Args:
         options: The options of `site adapt`.
         config: The site's policy.
         study: The study.
         bundle: The student.
+        found: The dataset and its patients.
         material: The cases.
 
     Returns:
-        The scores of the student and the public models; with cases of another folder, also those of the own teachers.
+        The scores of the student and of the own teachers, and the check.
     """
     folder = options.student or options.site_dir / STUDENT_DIR / "bundle"
-    found, _ = references(options.site_dir, study, codec=codec_of(folder))
-    own = next((one for one in found if one.name == OWN_TEACHERS), None) if options.data is not None else None
-    answers: dict[str, Answer] = {str(Way.STUDENT): partial(predict, bundle.network, patch=bundle.patch)}
-    answers |= {one.name: one.answer for one in found if one.public or one is own}
-    dice: dict[str, list[float]] = {name: [] for name in answers}
-    for scan in _scans(material.patients):
-        image, truth = read(scan.image), read(scan.label)
-        for name, answer in answers.items():
-            drawn = answer(image).argmax(axis=0).astype(np.uint8)
-            dice[name].append(mean_present(dice_per_class(drawn, truth, study.data.student.members)))
-    return Fit(
-        here=tuple(dice.pop(OWN_TEACHERS, ())),
-        home=() if own is None else level_at_home(options.site_dir, config, study, own),
-        public={name: mean_present(each) for name, each in dice.items()},
-        accepted=options.even_if_unfit,
+    others, missing = references(options.site_dir, study, codec=codec_of(folder))
+    own = next((one for one in others if one.name == OWN_TEACHERS), None)
+    parts, elsewhere = ({} if own is None else parts_of(options.site_dir, found.dataset)), options.data is not None
+    answers: dict[str, Answer] = {
+        Way.STUDENT: partial(predict, bundle.network, patch=bundle.patch, amp=study.student.amp)
+    }
+    answers |= {one.name: one.answer for one in others if one.public}
+    if own is not None and (elsewhere or (parts and folds_for(len(material.patients)))):
+        answers[OWN_TEACHERS] = own.answer
+    rows: dict[str, list[list[Row]]] = {name: [[] for _ in material.patients] for name in answers}
+    for place, patient in enumerate(material.patients):
+        for case, scan in zip(patient.cases, patient.scans, strict=True):
+            image, truth = read(scan.image), read(scan.label)
+            part, voter = parts.get(case.id, (PARTS[2], -1))
+            for name, usual_answer in answers.items():
+                seen = own is not None and name == OWN_TEACHERS and part == PARTS[0]
+                answer = own.without(voter) if own is not None and seen else usual_answer
+                drawn = None if answer is None else answer(image).argmax(axis=0).astype(np.uint8)
+                row = () if drawn is None else dice_per_class(drawn, truth, study.data.student.members)
+                rows[name][place].append(tuple(row))
+    dice = {name: [mean_present(row) for each in per_patient for row in each] for name, per_patient in rows.items()}
+    here = dice.pop(OWN_TEACHERS, [])
+    teachers = {TEACHERS: rows[OWN_TEACHERS]} if here and parts and not all(map(math.isnan, here)) else {}
+    if own is None:
+        why = next((one.reason for one in missing if one.name == OWN_TEACHERS), "")
+    elif not parts:
+        why = "it is not known which patients trained them"
+    else:
+        why = "every patient trained the only one that could answer"
+    return Before(
+        {Way.STUDENT: rows[Way.STUDENT], **teachers},
+        Fit(
+            here=tuple(here) if elsewhere else (),
+            home=level_at_home(options.site_dir, config, study, own) if own is not None and elsewhere else (),
+            public={name: mean_present(each) for name, each in dice.items()},
+            accepted=options.even_if_unfit,
+        ),
+        no_teachers="" if teachers else why,
     )
 
 
@@ -278,7 +329,7 @@ def _adapt(
     terms: Terms,
     seen: Mapping[str, Sequence[str]],
     *,
-    unfit: str,
+    before: Before,
     folder: Path,
     out: Path,
     report: Path,
@@ -290,7 +341,7 @@ def _adapt(
     most = len(TRAININGS[options.way]) if options.way is not None else max(map(len, TRAININGS.values()))
     with progress(terms.recipe.steps * (folds * len(trainings) + most)) as on_step:
         make = partial(Networks, terms, folder / KEPT, on_step=on_step)
-        checked = cross_validated(patients, make, terms)
+        checked = cross_validated(patients, make, terms, before=before.rows)
         means = checked.means()
         way = options.way or chosen_way(checked, len(patients))
         network = make(_scans(patients)).of(way)
@@ -304,7 +355,7 @@ def _adapt(
         folds=folds,
         figures=figures,
         by_choice=mean_interval(_there(by_choice(means, checked.of))) if folds and options.way is None else None,
-        ahead={each: _ahead(means, way, each) for each in (Way.STUDENT, Way.OWN)} if folds else {},
+        ahead={each: _ahead(means, way, each) for each in (Way.STUDENT, Way.OWN, TEACHERS) if each in means},
         student=bundle.weights,
         bundle=out,
         report=report,
@@ -312,7 +363,8 @@ def _adapt(
         structures=study.data.structures,
         steps=terms.recipe.steps,
         recipe_steps=study.student.steps,
-        unfit=unfit,
+        unfit=before.fit.sentence,
+        no_teachers=before.no_teachers if folds else "",
     )
     write_seen_bundle(out, network, result, study=study, bundle=bundle, recipe=terms.recipe, seen=seen)
     make = partial(Networks, terms, folder / KEPT, on_step=lambda steps, loss: None)
@@ -345,7 +397,13 @@ def _scans(patients: Iterable[Patient]) -> list[LabelledScan]:
     return [scan for patient in patients for scan in patient.scans]
 
 
-def cross_validated(patients: Sequence[Patient], make: Callable[..., Networks], terms: Terms) -> Folds:
+def cross_validated(
+    patients: Sequence[Patient],
+    make: Callable[..., Networks],
+    terms: Terms,
+    *,
+    before: Mapping[str, Sequence[Sequence[Row]]] = MappingProxyType({}),
+) -> Folds:
     """Score every way of making the network by cross-validation over patients.
 
     Each patient is scored by networks that were trained without the patients of the same fold.
@@ -354,6 +412,7 @@ def cross_validated(patients: Sequence[Patient], make: Callable[..., Networks], 
         patients: The patients.
         make: Trains the networks of all ways on a sequence of scans.
         terms: The settings that all trainings have in common.
+        before: Scores by network, patient and scan that are known already; these networks do not predict again.
 
     Returns:
         The scores; none if the patients are too few (:func:`~client.adapting.ways.folds_for`).
@@ -362,50 +421,66 @@ def cross_validated(patients: Sequence[Patient], make: Callable[..., Networks], 
     if not folds:
         return Folds()
     of = fold_of([patient.name for patient in patients], folds=folds)
-    rows: dict[Way, list[tuple[float, ...]]] = {way: [()] * len(patients) for way in Way}
+    rows: dict[str, list[Row]] = {name: [()] * len(patients) for name in dict.fromkeys((*Way, *before))}
     for fold in range(folds):
         networks = make(_scans(patient for patient, own in zip(patients, of, strict=True) if own != fold))
-        models = {way: networks.of(way) for way in Way}
+        models = {way: networks.of(way) for way in Way if way not in before}
         for place, patient in enumerate(patients):
             if of[place] == fold:
-                for way, row in scored(patient, models, terms).items():
-                    rows[way][place] = row
+                known = {name: scans[place] for name, scans in before.items()}
+                for name, row in scored(patient, models, terms, known=known).items():
+                    rows[name][place] = row
     return Folds(of, rows)
 
 
-def scored(patient: Patient, models: Mapping[Way, torch.nn.Module], terms: Terms) -> dict[Way, tuple[float, ...]]:
+def scored(
+    patient: Patient,
+    models: Mapping[Way, torch.nn.Module],
+    terms: Terms,
+    *,
+    known: Mapping[str, Sequence[Row]] = MappingProxyType({}),
+) -> dict[str, Row]:
     """Compute each network's Dice of each structure for one patient, averaged over the patient's scans.
 
     Args:
         patient: The patient.
         models: The network that each way made.
         terms: The settings that all networks have in common.
+        known: Scores of further networks by scan.
 
     Returns:
-        Dice of each structure, by way.
+        Dice of each structure, by network; nan in every structure for teachers that all saw the patient.
     """
     members = terms.data.members
     scans = []
-    for scan in patient.scans:
+    for number, scan in enumerate(patient.scans):
         image, truth = read(scan.image), read(scan.label)
-        found = {
-            way: predict(model, image, patch=terms.recipe.patch, amp=terms.recipe.amp).argmax(axis=0).astype(np.uint8)
-            for way, model in models.items()
-        }
-        scans.append(filled({way: dice_per_class(each, truth, members) for way, each in found.items()}))
-    return {way: tuple(mean(column) for column in zip(*(row[way] for row in scans), strict=True)) for way in models}
+        found: dict[str, Row] = {name: rows[number] for name, rows in known.items()}
+        for way, model in models.items():
+            drawn = predict(model, image, patch=terms.recipe.patch, amp=terms.recipe.amp).argmax(axis=0)
+            found[way] = tuple(dice_per_class(drawn.astype(np.uint8), truth, members))
+        teachers = found.pop(TEACHERS, None)
+        rows = filled(found)
+        if teachers is not None:  # what they find changes no way's score, so it changes no choice
+            unseen = filled(found | {TEACHERS: teachers})[TEACHERS] if teachers else (math.nan,) * len(members)
+            rows[TEACHERS] = unseen
+        scans.append(rows)
+    return {
+        name: tuple(mean(column) for column in zip(*(row[name] for row in scans), strict=True)) for name in scans[0]
+    }
 
 
-def _figures(way: Way, rows: Sequence[Sequence[float]], structures: Sequence[str]) -> Figures:
-    columns = list(zip(*rows, strict=True))
+def _figures(name: str, rows: Sequence[Row], structures: Sequence[str]) -> Figures:
+    columns, means = list(zip(*rows, strict=True)), [mean_present(row) for row in rows]
     return Figures(
-        way,
-        interval=_interval([mean_present(row) for row in rows]),
-        structures={name: _interval(column) for name, column in zip(structures, columns, strict=True)},
+        name,
+        interval=_interval(means),
+        structures={each: _interval(column) for each, column in zip(structures, columns, strict=True)},
+        patients=len(_there(means)),
     )
 
 
-def _ahead(means: Mapping[Way, Sequence[float]], way: Way, other: Way) -> tuple[float, float | None] | None:
+def _ahead(means: Mapping[str, Sequence[float]], way: Way, other: str) -> tuple[float, float | None] | None:
     """Return the mean paired difference in Dice over patients, with half of its 95 % interval.
 
     It is None if no patient has both values.

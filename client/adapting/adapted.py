@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client.adapting.ways import LEAST_FOR_FOLDS, MANY_PATIENTS, WORDS, Way, usual
+from client.adapting.ways import LEAST_FOR_FOLDS, MANY_PATIENTS, TEACHERS, WORDS, Way, usual
 from common.data.dataset import Problem
 from common.plain import joined
 
@@ -31,23 +31,31 @@ LESS = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The Dice of one way of making a network; each patient was scored by a network that had not seen that patient.
+    """The Dice of one network; each patient was scored by a network that had not seen that patient.
 
     Attributes:
-        way: The way of making the network.
+        way: The way of making the network, or :data:`~client.adapting.ways.TEACHERS`.
         interval: Mean over patients; None if no patient has a score.
         structures: The same for each structure.
+        patients: Number of patients with a score.
     """
 
-    way: Way
+    way: str
     interval: Interval | None
     structures: Mapping[str, Interval | None]
+    patients: int
+
+    @property
+    def what(self) -> str:
+        """The network in words. The own teachers can have fewer patients than the ways, so their number is stated."""
+        return WORDS[self.way] + (f" ({self.patients} patients)" if self.way == TEACHERS else "")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {
             "way": str(self.way),
-            "what": WORDS[self.way],
+            "what": self.what,
+            "patients": self.patients,
             "dice": _json(self.interval),
             "structures": {name: _json(one) for name, one in self.structures.items()},
         }
@@ -64,12 +72,12 @@ class Adapted:
         patients: Number of patients.
         cases: Number of cases.
         folds: Folds of the cross-validation; 0 with too few patients.
-        figures: Scores of every way; empty without cross-validation.
+        figures: Scores of every way, and of the site's own teachers; empty without cross-validation.
         by_choice: Dice of the selection procedure: each patient is scored by the way chosen on the other folds. The
             chosen way's own mean is biased upwards, because it was chosen on these scores. None if a person named the
             way.
-        ahead: Paired difference in Dice: the chosen way's minus the student's, and minus that of the hospital's own
-            network.
+        ahead: Paired difference in Dice: the chosen way's minus the student's, minus that of the hospital's own
+            network, and minus that of its own teachers.
         student: SHA-256 of the student's weights.
         bundle: The bundle's folder.
         report: The report's folder.
@@ -77,6 +85,7 @@ class Adapted:
         steps: Steps of each training.
         recipe_steps: Steps of the study's recipe for its student.
         unfit: The finding that the cases do not fit this site's models, if a person accepted it; else empty.
+        no_teachers: Why the site's own teachers are not among the figures; empty if they are.
         problems: Cases left out.
         pictures: File names of the pictures.
     """
@@ -89,7 +98,7 @@ class Adapted:
     folds: int
     figures: tuple[Figures, ...]
     by_choice: Interval | None
-    ahead: Mapping[Way, Interval | None]
+    ahead: Mapping[str, Interval | None]
     student: str
     bundle: Path
     report: Path
@@ -97,6 +106,7 @@ class Adapted:
     steps: int
     recipe_steps: int
     unfit: str = ""
+    no_teachers: str = ""
     problems: tuple[Problem, ...] = ()
     pictures: Mapping[str, str] = field(default_factory=dict)
 
@@ -156,6 +166,7 @@ class Adapted:
             "figures": [one.to_json() for one in self.figures],
             "by_choice": _json(self.by_choice),
             "ahead": {str(way): _json(one) for way, one in self.ahead.items()},
+            "no_teachers": self.no_teachers,
             "steps": self.steps,
             "recipe_steps": self.recipe_steps,
             "even_if_unfit": bool(self.unfit),
@@ -205,12 +216,14 @@ def text(result: Adapted) -> str:
         lines.append(f"Dice over {result.patients} patients, each by networks trained without the patient:")
         for one in result.figures:
             structures = ", ".join(f"{name} {shown(each)}" for name, each in one.structures.items())
-            mark = "*" if one.way is result.way else " "
-            lines.append(f"{mark} {one.way:<11} {shown(one.interval):<15} {structures}   {WORDS[one.way]}")
+            mark = "*" if one.way == result.way else " "
+            lines.append(f"{mark} {one.way:<12} {shown(one.interval):<15} {structures}   {one.what}")
+        if result.no_teachers:
+            lines.append(f"not compared with this site's own teachers: {result.no_teachers}")
     lines.append(f"chosen: {WORDS[result.way]} ({result.way}); {result.why}")
     lines.append(result.length)
     for other, difference in result.ahead.items():
-        if other is not result.way:
+        if other != result.way:
             lines.append(f"gain in Dice over {WORDS[other]}: {shown(difference, sign=True)}, paired over patients")
     if result.by_choice is not None:
         lines.append(f"Dice if the way is chosen without the patient it is scored on: {shown(result.by_choice)}")

@@ -69,14 +69,14 @@ def _page(result: Adapted) -> str:
     page = Environment(loader=PackageLoader("client"), autoescape=select_autoescape(), undefined=StrictUndefined)
     rows: list[dict[str, Any]] = [
         {
-            "what": WORDS[one.way],
-            "taken": one.way is result.way,
+            "what": one.what,
+            "taken": one.way == result.way,
             "dice": shown(one.interval),
             "structures": [shown(one.structures[name]) for name in result.structures],
         }
         for one in result.figures
     ]
-    ahead = {WORDS[way]: shown(one, sign=True) for way, one in result.ahead.items() if way is not result.way}
+    ahead = {WORDS[way]: shown(one, sign=True) for way, one in result.ahead.items() if way != result.way}
     return page.get_template("adapted.html").render(
         adapted=result.to_json(),
         length=result.length,

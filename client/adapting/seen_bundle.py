@@ -106,7 +106,7 @@ def _privacy(result: Adapted, study: Study) -> dict[str, Any]:
 
 
 def _metadata(result: Adapted, study: Study, bundle: Bundle) -> dict[str, object]:
-    figures = next((one.interval for one in result.figures if one.way is result.way), None)
+    figures = next((one.interval for one in result.figures if one.way == result.way), None)
     return metadata_of(
         study,
         description=f"{SEEN} Made at {result.site} from the student of the study {study.name}: {WORDS[result.way]}.",
@@ -136,7 +136,7 @@ _AVERAGED = (
 
 
 def _readme(result: Adapted, study: Study) -> str:
-    table = "".join(f"| {WORDS[one.way]} | {shown(one.interval)} |\n" for one in result.figures)
+    table = "".join(f"| {one.what} | {shown(one.interval)} |\n" for one in result.figures)
     measured = (
         f"| Dice over {result.patients} patients, each left out of training | |\n|---|---|\n{table}"
         if table

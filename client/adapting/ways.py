@@ -30,13 +30,17 @@ class Way(StrEnum):
     AVERAGED = "averaged"
 
 
-WORDS = {
+TEACHERS = "own-teachers"
+"""Name of this site's own teachers in the comparison. They are no way to choose: they answer the study's queries."""
+
+WORDS: dict[str, str] = {
     Way.STUDENT: "the student, unchanged",
     Way.OWN: "a network of the hospital's own, without the student",
     Way.TRAINED_ON: "the student, trained further",
     Way.NEAR: "the student, trained further but kept near its weights",
     Way.HALF_WAY: "the mean of the student's weights before and after further training",
     Way.AVERAGED: "the mean prediction of the own network and the student trained further",
+    TEACHERS: "this site's own teachers of the study, without the one that the patient trained",
 }
 
 TRAININGS: dict[Way, tuple[Way, ...]] = {
@@ -111,14 +115,15 @@ def fold_of(patients: Sequence[str], *, folds: int) -> tuple[int, ...]:
     return tuple(places[name] for name in patients)
 
 
-def choose(figures: Mapping[Way, Dice], *, default: Way) -> Way:
+def choose(figures: Mapping[str, Dice], *, default: Way) -> Way:
     """Choose the way with the highest mean Dice if its lead over the default way is proven, else the default way.
 
     A lead is proven if the 95 % interval (Student's t) of the differences over patients with both scores lies above 0.
     Without this rule the choice among six ways on a dozen patients is mostly chance.
 
     Args:
-        figures: Each way's Dice, patient by patient in one order; nan for a patient without a score.
+        figures: Each way's Dice, patient by patient in one order; nan for a patient without a score. Other networks
+            are not chosen.
         default: The way to prefer; one of the ways in ``figures``.
 
     Returns:
@@ -149,7 +154,7 @@ def _proven(ours: Dice, theirs: Dice) -> bool:
     return half is not None and lead > half
 
 
-def by_choice(figures: Mapping[Way, Dice], folds: Sequence[int]) -> list[float]:
+def by_choice(figures: Mapping[str, Dice], folds: Sequence[int]) -> list[float]:
     """Score the procedure that chooses a way of making the network, without the bias of choosing on the same patients.
 
     For each patient, :func:`choose` chooses the way on the patients of the other folds, and the patient's Dice under
@@ -184,7 +189,7 @@ def mean(values: Dice) -> float:
     return math.fsum(there) / len(there) if there else math.nan
 
 
-def filled(rows: Mapping[Way, Sequence[float]]) -> dict[Way, tuple[float, ...]]:
+def filled(rows: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
     """Fill in missing Dice values (nan) of one case, so that the ways of adapting can be compared on it.
 
     If the truth lacks a structure and some way predicts it, that way has Dice 0 already; every way that correctly

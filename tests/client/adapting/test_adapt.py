@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import shutil
@@ -10,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import monai.bundle
 import nibabel as nib
@@ -19,24 +21,30 @@ import torch
 from typer.testing import CliRunner
 
 from client.adapting import networks
-from client.adapting.adapt import AdaptOptions, adapt
+from client.adapting.adapt import AdaptOptions, adapt, scored
 from client.adapting.adapted import Adapted
 from client.adapting.report import _shown_patients
-from client.adapting.ways import LEAST_FOR_FOLDS, Way, by_choice, choose, filled, fold_of, usual
+from client.adapting.ways import LEAST_FOR_FOLDS, TEACHERS, Way, by_choice, choose, filled, fold_of, usual
 from client.policy import load_site
 from client.records.lock import writing
-from client.records.patient_deal import load_or_deal
+from client.records.patient_deal import load_or_deal, load_slots
 from client.records.seen_patients import seen_by
 from client.site.books import open_books
 from client.teachers.comparison import Reference
+from client.teachers.evaluation_input import PARTS, parts_of
+from client.teachers.teacher import Teachers
 from common.config import TrainingConfig, load_study
-from common.data.volume import load_volume, to_native
+from common.data.msd import read_dataset
+from common.data.volume import load_example, load_volume, to_native
 from common.errors import InvalidInput, Refused
+from common.metrics import dice_per_class, mean_present
+from common.models.averaged import Averaged
 from common.models.bundle import SEEN_WEIGHTS, open_bundle
 from common.models.fit import Pull, fit, predict
-from common.models.unet import build_unet
+from common.models.unet import build_unet, network_for
 from consilium.cli.site import site_app
 from tests.client.adapting.written import privacy_of, student, write_site
+from tests.trained_sites import train_site
 from tests.undrawn import leave_undrawn
 
 pytestmark = pytest.mark.slow
@@ -164,9 +172,9 @@ def test_no_network_is_scored_on_a_patient_that_trained_it(tmp_path: Path, monke
     seen = []
     scored = module.scored
 
-    def scoring(patient, models, terms):
+    def scoring(patient, models, terms, **known):
         seen.append((trained[-1], {scan.hashes for scan in patient.scans}))
-        return scored(patient, models, terms)
+        return scored(patient, models, terms, **known)
 
     monkeypatch.setattr(module, "Networks", watched)
     monkeypatch.setattr(module, "scored", scoring)
@@ -174,6 +182,106 @@ def test_no_network_is_scored_on_a_patient_that_trained_it(tmp_path: Path, monke
     assert len(seen) == 5
     assert all(not training & own and len(own) == 2 and len(training) == 8 for training, own in seen)
     assert found.cases == 10
+
+
+@pytest.fixture(scope="module")
+def with_teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site with two own teachers, each trained on half of the patients."""
+    site = write_site(tmp_path_factory.mktemp("teachers") / "site", patients=5)
+    study, dataset = load_study(site / "study.toml"), read_dataset(site / "set")
+    recipe = TrainingConfig(channels=(4, 8), steps=2)
+    train_site(dataset, teachers=site / "teachers", data=study.data, recipe=recipe, voters=2)
+    return site
+
+
+def test_own_teachers_stand_in_the_table_each_without_the_patients_that_trained_it(with_teachers: Path) -> None:
+    """The oracle asks the teachers that did not train on a patient, one by one."""
+    site, found = with_teachers, adapted(with_teachers, steps=1)
+    study, dataset = load_study(site / "study.toml"), read_dataset(site / "set")
+    slots, teachers = load_slots(site / "teachers" / "slots.json"), Teachers.load(site / "teachers", data=study.data)
+    dice = []
+    for case in dataset.labelled:
+        example = load_example(case, study.data)
+        name, part = dataset.patient_of(case.id), parts_of(site, dataset)[case.id]
+        votes = [
+            one
+            for voter, one in enumerate(teachers.predict(example.volume.image))
+            if name not in slots.part(voter) or part == (PARTS[1], voter)
+        ]
+        drawn = np.mean(votes, axis=0).argmax(axis=0)
+        dice.append(mean_present(dice_per_class(drawn.astype(np.uint8), example.label, study.data.members)))
+    (row,) = [one for one in found.figures if one.way == TEACHERS]
+    assert row.patients == 5
+    assert row.interval[0] == pytest.approx(np.mean(dice), abs=1e-6)
+    assert TEACHERS in found.ahead
+    assert found.way in tuple(Way)
+    facts = json.loads((found.report / "adapted.json").read_text())
+    assert facts["ahead"][TEACHERS]["mean"] == pytest.approx(found.ahead[TEACHERS][0])
+    for text in ((found.report / "adapted.html").read_text(), (found.bundle / "docs" / "README.md").read_text()):
+        assert row.what in html.unescape(text)
+
+
+def test_own_teachers_that_all_saw_the_patients_are_left_out_with_the_reason(
+    with_teachers: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(with_teachers, tmp_path / "site")
+    shutil.rmtree(tmp_path / "site" / "teachers" / "voter-001")
+    slots = tmp_path / "site" / "teachers" / "slots.json"
+    held = json.loads(slots.read_text())
+    slots.write_text(json.dumps(held | {"voters": 1}))
+    found = adapted(tmp_path / "site", steps=1)
+    known = [one.patients for one in found.figures if one.way == TEACHERS]
+    assert known == [1]  # the one that the voter held out
+    shutil.rmtree(tmp_path / "site" / "teachers")
+    found = adapted(tmp_path / "site", steps=1)
+    assert TEACHERS not in found.ahead
+    assert found.no_teachers
+    assert found.no_teachers in html.unescape((found.report / "adapted.html").read_text())
+
+
+def test_own_teachers_change_no_score_and_no_choice(with_teachers: Path, tmp_path: Path) -> None:
+    shutil.copytree(with_teachers, tmp_path / "site")
+    beside = adapted(tmp_path / "site", steps=1)
+    shutil.rmtree(tmp_path / "site" / "teachers")
+    alone = adapted(tmp_path / "site", steps=1)
+    assert [one for one in beside.figures if one.way != TEACHERS] == list(alone.figures)
+    assert (beside.way, beside.by_choice) == (alone.way, alone.by_choice)
+
+
+@pytest.mark.parametrize(
+    ("teachers", "student", "expected"),
+    [((0.0,), (math.nan,), [0.0, math.nan]), ((math.nan,), (0.0,), [1.0, 0.0]), ((), (0.0,), [math.nan, 0.0])],
+)
+def test_what_teachers_alone_find_counts_against_them_and_for_nobody(
+    teachers: tuple[float, ...], student: tuple[float, ...], expected: list[float]
+) -> None:
+    """A structure that the truth lacks: Dice 0 for the teachers who find it, still none for the others."""
+    nothing = np.zeros((8, 8, 8), dtype=np.uint8)
+    scan = SimpleNamespace(image=nothing[None].astype(np.float32), label=nothing)
+    terms = SimpleNamespace(data=SimpleNamespace(members=((1,),)))
+    patient = SimpleNamespace(scans=(scan,))
+    rows = scored(patient, {}, terms, known={TEACHERS: [teachers], Way.STUDENT: [student]})
+    assert [*rows[TEACHERS], *rows[Way.STUDENT]] == pytest.approx(expected, nan_ok=True)
+
+
+def test_the_student_predicts_each_case_once_for_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from client.adapting import adapt as module
+
+    site = write_site(tmp_path / "site", patients=5)
+    asked, weights = (
+        [],
+        network_for(load_study(site / "study.toml").student, load_study(site / "study.toml").data, seed=5),
+    )
+    first = next(iter(weights.state_dict().values()))
+
+    def counted(model: torch.nn.Module, image: np.ndarray, **how: object) -> np.ndarray:
+        if not isinstance(model, Averaged) and torch.equal(next(iter(model.state_dict().values())).cpu(), first):
+            asked.append(image.tobytes())
+        return predict(model, image, **how)
+
+    monkeypatch.setattr(module, "predict", counted)
+    assert adapted(site, steps=1, way=Way.STUDENT).folds == 5
+    assert len(asked) == len(set(asked)) == 5
 
 
 def test_every_step_of_training_is_shown_once_and_no_more_than_were_announced(tmp_path: Path) -> None:
