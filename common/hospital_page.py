@@ -55,10 +55,15 @@ class OwnAlarm:
 
 @dataclass(frozen=True, slots=True)
 class OwnNetwork:
-    """A network that this hospital has: ``student``, ``own`` or ``adapted``, and a sentence about it."""
+    """A network that this hospital has: ``student``, ``own`` or ``adapted``, and a sentence about it.
+
+    ``verdict`` says whether the network is better than the hospital's own teachers; empty for these, and for the
+    student if cases of another folder are shown.
+    """
 
     name: str
     sentence: str
+    verdict: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ class HospitalFacts:
         not_shown: Why no case can be shown; empty if nothing forbids it.
         adapted_on: Number of the cases shown whose patients trained the adapted network; None if it is not shown.
         evaluated: Day of the evaluation that the cases' Dice comes from; empty without one.
+        elsewhere: True if the cases are not those of the site's own dataset.
     """
 
     site: SiteFacts
@@ -120,6 +126,7 @@ class HospitalFacts:
     not_shown: str
     adapted_on: int | None = None
     evaluated: str = ""
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

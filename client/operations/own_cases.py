@@ -5,6 +5,7 @@ Whenever a case is requested, these rules apply in order:
 1. Cases of withdrawn patients are not shown. Withdrawn patients are recognised by the keyed hashes in the pool's ledger
    and slots files, as before a training.
 2. Cases that this site leaves out are not shown: those that the dataset's index or the last training could not use.
+   The training counts for the site's own dataset only.
 3. A prediction in memory is used again only if the files of the case and of every network have not changed since, as
    their size, times and inode show. A new network or scan is therefore shown without a restart.
 4. An adapted network is not used if a patient it was trained on was withdrawn since, or if that cannot be excluded.
@@ -84,10 +85,11 @@ class OwnCases:
         directory: The site's directory.
         config: The site's policy.
         study: The study.
+        data: Folder of the cases; None for the site's own dataset.
     """
 
-    def __init__(self, directory: Path, config: SiteConfig, study: Study) -> None:
-        self._directory, self._config, self._study = directory, config, study
+    def __init__(self, directory: Path, config: SiteConfig, study: Study, *, data: Path | None = None) -> None:
+        self._directory, self._config, self._study, self._data = directory, config, study, data
         self._lock = RLock()  # a page asks for many slices at once: predict for the first, wait with the others
         self._dataset: Dataset | None = None
         self._list, self._books = CaseList(), _identity(())
@@ -103,7 +105,7 @@ class OwnCases:
         """
         with self._lock:
             try:
-                data = self._config.path(self._config.data)
+                data = self._data or self._config.path(self._config.data)
                 self._dataset = indexed(data, self._study.data, self._config.dataset)
             except (InvalidInput, OSError):
                 self._dataset = None
@@ -221,7 +223,7 @@ class OwnCases:
         try:
             gone = self._withdrawn(patients)
             left = {problem.case for problem in dataset.problems}
-            if has_trained(self._directory):
+            if self._data is None and has_trained(self._directory):
                 left |= {problem.case for problem in load_cases(self._directory).problems}
         except InvalidInput as error:
             self._forget(frozenset(), all_of_them=True)

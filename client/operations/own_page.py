@@ -10,9 +10,11 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from client.adapting.folder import FOLDER, REPORT
+from client.data.layouts import indexed
 from client.ledger.site_ledger import SiteLedger
 from client.operations.daemons import daemon_standings, trouble
-from client.operations.evaluated import student_dice
+from client.operations.evaluated import adapted_verdict, newest_evaluation, student_verdict
 from client.operations.own_cases import ADAPTED, OWN, STUDENT, CaseList, OwnCases
 from client.policy import load_site
 from client.site.books import joined_study, read_books
@@ -62,20 +64,29 @@ class SitesOwnPage(OwnPage):
     Args:
         site_dir: The site's directory.
         sheet: Returns the consent sheet's text.
+        data: Folder of the cases; None for the site's own dataset.
+
+    Raises:
+        InvalidInput: If the site's policy cannot be read, or ``data`` is not a dataset of the study.
     """
 
-    def __init__(self, site_dir: Path, *, sheet: Sheet) -> None:
-        self._directory, self._sheet = site_dir, sheet
+    def __init__(self, site_dir: Path, *, sheet: Sheet, data: Path | None = None) -> None:
+        self._directory, self._sheet, self._data = site_dir, sheet, data
         self._config = load_site(site_dir)
         self._study = joined_study(self._config)
-        self._cases = OwnCases(site_dir, self._config, self._study)
+        if data is not None:
+            indexed(data, self._study.data, self._config.dataset)
+        self._cases = OwnCases(site_dir, self._config, self._study, data=data)
 
     def facts(self) -> HospitalFacts:
         self._read_policy()
         config, study = self._config, self._study
         view, listed, networks = look_at_peers(self._directory), self._cases.listed(), self._cases.networks()
         outdated, away = self._cases.outdated(), _away(self._directory)
-        dice, evaluated = student_dice(self._directory)
+        own = newest_evaluation(self._directory) if self._data is None else None
+        verdicts = {ADAPTED: adapted_verdict(self._directory / FOLDER / REPORT)}
+        if self._data is None:
+            verdicts[STUDENT] = student_verdict(own, withdrawn=listed.withdrawn)
         with read_books(config) as ledger:
             site = facts_in(ledger, config)
             here = site.study(study.id)
@@ -85,7 +96,7 @@ class SitesOwnPage(OwnPage):
                 here=here,
                 study=study.name,
                 state=_state(here, stopped=stopped, away=any(one.stops for one in away)),
-                sheet=self._sheet(study, listed.patients),
+                sheet=self._sheet(study, listed.patients if self._data is None else None),
                 answers=_answers(ledger),
                 sealed=view.sealed,
                 own_fingerprint=fingerprint(view.own.key),
@@ -95,16 +106,17 @@ class SitesOwnPage(OwnPage):
                 ),
                 alarms=(*_alarms(site.alarms, view, stopped=stopped), *away),
                 networks=(
-                    *(OwnNetwork(name, _SAID[name]) for name in networks),
+                    *(OwnNetwork(name, _SAID[name], verdicts.get(name, "")) for name in networks),
                     *((OwnNetwork(ADAPTED, _OUTDATED.format(folder=outdated)),) if outdated else ()),
                 ),
                 pause=_command(self._directory, study, ended=here is not None and here.state == "pause"),
-                cases=_offered(listed, dice) if networks else (),
+                cases=_offered(listed, {} if own is None else own.dice) if networks else (),
                 withdrawn=listed.withdrawn,
                 left_out=listed.left_out,
                 not_shown=listed.problem,
                 adapted_on=self._cases.adapted_on() if ADAPTED in networks else None,
-                evaluated=evaluated,
+                evaluated="" if own is None else own.day,
+                elsewhere=self._data is not None,
             )
 
     def case(self, number: int) -> ShownCase:
@@ -116,7 +128,7 @@ class SitesOwnPage(OwnPage):
         study = joined_study(config)
         if (config, study) != (self._config, self._study):
             self._config, self._study = config, study
-            self._cases = OwnCases(self._directory, config, study)
+            self._cases = OwnCases(self._directory, config, study, data=self._data)
 
 
 def _offered(listed: CaseList, dice: Mapping[str, float]) -> tuple[OfferedCase, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,9 @@ from consilium.cli.say import say
 
 def dashboard(
     site_dir: SiteDir,
+    data: Annotated[
+        Path | None, typer.Option(help="Labelled cases to show, in any layout; by default all of this site's own.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1.", min=1, max=65535)] = 8051,
 ) -> None:
     """Serve this hospital's own page: consent, budget, peers, answers, alarms, and its networks side by side.
@@ -35,7 +39,7 @@ def dashboard(
             limit="a port that no other program uses",
             remedy="end that program, or give another port",
         )
-    page = SitesOwnPage(site_dir, sheet=lambda study, patients: consent_sheet(study, patients=patients))
+    page = SitesOwnPage(site_dir, sheet=lambda study, patients: consent_sheet(study, patients=patients), data=data)
     key = secrets.token_urlsafe(24)
     say(f"this site's page: http://localhost:{port}/?key={key}")
     sys.stdout.flush()

@@ -112,6 +112,18 @@ def test_cases_that_are_not_shown_are_counted_and_the_others_offered() -> None:
     assert "Not shown" not in text
 
 
+def test_every_networks_verdict_stands_beside_it_and_a_foreign_dataset_is_named() -> None:
+    networks = (OwnNetwork("student", "as it was pulled", "Gain <proven>: run `it`"), OwnNetwork("own", "the mean"))
+    text = client_of(Fixed(facts(networks=networks))).get("/").text
+    assert text.count("<br><strong>") == 1
+    assert "Gain &lt;proven&gt;: run <code>it</code>" in text
+    assert "own dataset" not in text
+    away = facts(networks=networks, elsewhere=True, cases=(OfferedCase(1, "mri_1"),))
+    text = client_of(Fixed(away)).get("/").text
+    assert "own dataset" in text
+    assert "were trained on these cases" not in text
+
+
 def test_nobody_without_the_key_sees_anything_and_the_key_is_for_one_start() -> None:
     for key in ("", "wrong", KEY[:-1]):
         client = client_of(Fixed(facts()), key=key)
