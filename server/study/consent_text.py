@@ -13,6 +13,7 @@ from textwrap import fill
 from common.canonical import check_integer
 from common.config import Study
 from common.ledger.spending import Spending
+from common.plain import RESEARCH_ONLY
 from common.privacy.accounting import guarantee
 from common.privacy.calibration import noise_multiplier
 from common.privacy.coalitions import against_whom, trade_sentences
@@ -274,6 +275,7 @@ def consent_sheet(study: Study, *, patients: int | None, counted: str, spending:
 YOUR SITE, HOW LONG IT LASTS AND HOW IT ENDS
   Purpose, contact        a model that segments {", ".join(study.data.labels[1:])}; the consortium's letter says what
                           for, and whom to ask there.
+  Use of the student      {RESEARCH_ONLY}
   Patients                {many}.
   Duration                {queries} questions, then no more; asking takes hours to days once your teachers are trained.
   Withdrawal              `consilium site pause` at any time, `site withdraw` for good, `site withdraw-patient` for one
