@@ -106,7 +106,19 @@ def not_accepted(directory: Path) -> str:
     Returns:
         A sentence for each such target, then the remedies; empty if there is none.
     """
-    found = failing_targets(directory / "logs" / STATE)
+    return not_accepted_of(directory / "logs" / STATE)
+
+
+def not_accepted_of(state: Path) -> str:
+    """Describe the failing targets of the security log that keeps its places in a file, as :func:`not_accepted` does.
+
+    Args:
+        state: The file.
+
+    Returns:
+        The text; empty if no target fails.
+    """
+    found = failing_targets(state)
     remedies = "; ".join(remedy_of(one.target) for one in found)
     return f"{'; '.join(one.sentence for one in found)}; to fix: {remedies}" if found else ""
 

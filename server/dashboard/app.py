@@ -118,6 +118,7 @@ def create_app(options: Options) -> FastAPI:
         decisions=DecisionStore(options.state / "decisions.jsonl"),
         certifier=options.certifier,
         webhook=options.webhook,
+        log_state=options.state / STATE if options.log_to else None,
         now=options.now,
     )
     users = users_file(options.state)

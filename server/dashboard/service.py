@@ -19,6 +19,7 @@ from fastapi import Depends, Request
 from common.errors import InvalidInput
 from common.ledger.spending import Spending
 from common.pki import expires
+from common.security_log.program import ROLE, not_accepted_of, with_backlog
 from common.supervision import standings
 from server.dashboard.jobs import Job, work
 from server.dashboard.label_files import LabelFiles
@@ -64,6 +65,7 @@ class DashboardService:
         certifier: Function that returns the command line that writes a privacy certificate; None if this dashboard
             issues none.
         webhook: URL to which a message is posted when an alarm begins or ends; None for no messages.
+        log_state: File in which the dashboard's security log keeps its places; None without such a log.
         now: Function that returns the current time.
     """
 
@@ -75,9 +77,11 @@ class DashboardService:
         decisions: DecisionStore,
         certifier: Certifier | None,
         webhook: str | None,
+        log_state: Path | None,
         now: Callable[[], datetime],
     ) -> None:
         self.follower, self.state, self.decisions, self.now = follower, state, decisions, now
+        self._log_state = log_state
         root = follower.workspace.root.absolute()
         self.pictures_dir = state / "pictures"
         self.certificate_dir = state / "certificate"
@@ -180,11 +184,13 @@ class DashboardService:
             return None
 
     def _own_alarms(self) -> list[Alarm]:
-        """Return the alarms about the webhook, the verification job, the gateway, the TLS certificate and decisions."""
+        """Return the alarms about the webhook, the verification job, the gateway, the logs, the TLS certificate and
+        decisions.
+        """
         found = [FAILED] if self.webhook is not None and self.webhook.failing else []
         if self.verify.state.state == "failed" or (self.verify.state.state == "done" and not self.verified["ok"]):
             found.append(NOT_VERIFIED)
-        found += self._gateway_alarms()
+        found += [*self._gateway_alarms(), *self._log_alarms()]
         ends = self.certificate_ends()
         left = None if ends is None else ends - self.now()
         if ends is not None and left is not None and left < ENDS_SOON:
@@ -211,6 +217,21 @@ class DashboardService:
             for one in found
             if one.daemon == "gateway" and one.state == "offline"
             for said, _, remedy in [one.why.partition("; to fix: ")]
+        ]
+
+    def _log_alarms(self) -> list[Alarm]:
+        """Return an alarm for the server's and for the dashboard's security log if a target does not accept it."""
+        workspace = self.follower.workspace
+        found = with_backlog(standings((workspace.root / "logs", workspace.flower_dir / "logs")), workspace.root)
+        offline = (one.why for one in found if one.daemon.partition(" ")[0] == ROLE and one.state == "offline")
+        why = [("server", text) for text in offline]
+        if self._log_state is not None:
+            why.append(("dashboard", not_accepted_of(self._log_state)))
+        return [
+            Alarm("log-fails", "warning", f"The {whose}'s security log is not delivered: {said}", f"Next: {remedy}.")
+            for whose, text in why
+            for said, _, remedy in [text.partition("; to fix: ")]
+            if text
         ]
 
     def certificate_ends(self) -> datetime | None:

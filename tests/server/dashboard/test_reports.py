@@ -147,6 +147,42 @@ def test_a_gateway_that_does_not_answer_is_an_alarm(desk, standing):
     assert standing != "offline" or "has not answered since X" in json.dumps(alarms["gateway-silent"])
 
 
+def test_a_log_target_of_the_server_that_fails_is_an_alarm_with_its_remedy(desk):
+    client, workspace = desk
+    logs = workspace.root / "logs"
+    named = lambda: [a for a in client.get("/api/overview").json()["alarms"] if a["name"] == "log-fails"]  # noqa: E731
+    with keeping(logs):
+        report = json_report(logs / FACTS)
+        report("daemon-ready", daemon="log server", pid=1)
+        assert named() == []
+        report("daemon-offline", daemon="log server", pid=1, why="target syslog accepts no line; to fix: start it")
+        client.app.state.service._views.clear()
+        (alarm,) = named()
+    assert "target syslog accepts no line" in alarm["title"]
+    assert "server" in alarm["title"]
+    assert "start it" in alarm["remedy"]
+    client.app.state.service._views.clear()
+    assert named() == []  # the log was stopped on purpose
+
+
+def test_a_log_target_of_the_dashboard_that_fails_is_an_alarm_with_its_remedy(collected, state, tmp_path):
+    (tmp_path / "full").write_text("a file where a folder is needed")
+    target = f"file:{tmp_path / 'full' / 'log.jsonl'}"
+    options = Options(study=collected.workspace.root, state=state, log_to=(target,), now=lambda: NOW)
+    app = create_app(options)
+    with TestClient(app, base_url="http://localhost", follow_redirects=False) as client:
+        until_followed(client)
+        client.post("/login", data={"name": "ada", "password": PASSWORD})
+        app.state.security_log.step()
+        app.state.service._views.clear()
+        found = {one["name"]: one for one in client.get("/api/overview").json()["alarms"]}
+    assert target in found["log-fails"]["title"]
+    assert "dashboard" in found["log-fails"]["title"]
+    assert "--log-to" in found["log-fails"]["remedy"]
+    without = create_app(Options(study=collected.workspace.root, state=state, now=lambda: NOW))
+    assert "log-fails" not in {alarm.name for alarm in without.state.service.overview().alarms}
+
+
 @pytest.mark.parametrize(("left", "level"), [(31, None), (29, "warning"), (-1, "critical")])
 def test_the_end_of_the_servers_certificate_is_an_alarm_thirty_days_before(desk, monkeypatch, left, level):
     client, _ = desk
