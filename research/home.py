@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 
 from client.adapting.adapt import STRENGTH, chosen_way, cross_validated
 from client.adapting.material import Patient
 from client.adapting.networks import Networks, Terms
-from client.adapting.ways import Way
+from client.adapting.ways import Way, usual
 from client.training.voter import LabelledScan
+from common.models.fit import predict
 from research.bench import Bench
 from research.kept import Numbers, array_hash
 from research.scores import at_site
@@ -45,7 +47,12 @@ def measure_home(
         :data:`CHOSEN` also returns the Dice of the chosen way, ``home chosen@site``.
     """
     start = bench.start_file() if bench.begun else None
-    terms = Terms(bench.study.data.student, bench.setting.student, student, start=start, strength=STRENGTH)
+    recipe = bench.setting.student
+    public = []
+    for image in bench.roles.public.images:
+        label = predict(student, image, patch=recipe.patch).argmax(axis=0).astype(np.uint8)
+        public.append(LabelledScan(image, label, (array_hash(image),)))
+    terms = Terms(bench.study.data.student, recipe, student, start=start, strength=STRENGTH, public=tuple(public))
     folder = bench.kept.folder / "home"
     folder.mkdir(exist_ok=True)
     make = partial(Networks, terms, folder, on_step=lambda steps, loss: None)
@@ -60,6 +67,6 @@ def measure_home(
                 cell.add({at_site(f"home {way}", site): dice, patients: float(len(scans))})
         if part == CHOSEN and at_site("home chosen", site) not in cell.values():
             checked = cross_validated([Patient(scan.hashes[0], (scan,), ()) for scan in scans], make, terms)
-            way = chosen_way(checked, len(scans))
+            way = chosen_way(checked, default=usual(len(scans), public=True))
             cell.add({at_site("home chosen", site): cell.values()[at_site(f"home {way}", site)]})
     return cell.values()

@@ -163,7 +163,7 @@ def at_home() -> str:
     for task, file in AT_HOME.items():
         parts = {part: _home(f"utility/{file}-{part}") for part in PARTS}
         for site, one in parts[PARTS[0]].items():
-            way = usual(math.floor(one["patients"]))
+            way = usual(math.floor(one["patients"]), public=True)
             patients = figure(one["patients"], digits=1).removesuffix(".0")
             cells = [cell for part in PARTS for cell in _adapted(parts[part].get(site), way)]
             rows.append([task, site, patients, way.replace("-", " "), *cells])

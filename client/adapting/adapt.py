@@ -4,7 +4,8 @@
 The result has no guarantee: its bundle states that it was trained on patients and must not leave. A *way* is one method
 of making the network (:mod:`client.adapting.ways`). Steps:
 
-1. Take the student that was fetched from the server, and the hospital's patients without withdrawn ones.
+1. Take the student that was fetched from the server, the hospital's patients without withdrawn ones, and the public
+   volumes about which the study asked this site.
 2. Score the student, the public models and the site's own teachers on the cases, and refuse cases that fit none.
 3. With enough patients, cross-validate: train every way on four fifths of them at a time and score it on the rest.
 4. Take the usual way for this number of patients, unless the cross-validation proves another way better.
@@ -30,7 +31,7 @@ import torch
 from client.adapting.adapted import Adapted, Figures
 from client.adapting.folder import FOLDER, NAME, REPORT
 from client.adapting.folder import TRAININGS as KEPT
-from client.adapting.material import Material, Own, Patient, material_of, own_patients
+from client.adapting.material import Material, Own, Patient, material_of, own_patients, public_material
 from client.adapting.networks import Networks, Terms
 from client.adapting.report import write_report
 from client.adapting.seen_bundle import check_place, write_seen_bundle
@@ -45,6 +46,7 @@ from client.adapting.ways import (
     folds_for,
     mean,
     usual,
+    ways_with,
 )
 from client.policy import SiteConfig, load_site
 from client.site.books import writing_teachers
@@ -187,7 +189,14 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
                 bundle.network,
                 start=study_start(options.site_dir, study) if study.data.finer == 1 else None,
                 strength=options.strength,
+                public=public_material(config, study, bundle, cache=cache),
             )
+            if options.way not in (None, *ways_with(public=bool(terms.public))):
+                raise InvalidInput(
+                    "this way needs the study's public volumes, and none is in the site's cache",
+                    value=str(options.way),
+                    limit=", ".join(ways_with(public=False)),
+                )
             seen = patients_seen(config.books_dir, [patient.name for patient in material.patients])
             return _adapt(
                 options,
@@ -337,13 +346,14 @@ def _adapt(
 ) -> Adapted:
     patients = material.patients
     folds = folds_for(len(patients))
-    trainings = [way for way in Way if TRAININGS[way] == (way,)]
+    default = usual(len(patients), public=bool(terms.public))
+    trainings = {training for way in ways_with(public=bool(terms.public)) for training in TRAININGS[way]}
     most = len(TRAININGS[options.way]) if options.way is not None else max(map(len, TRAININGS.values()))
     with progress(terms.recipe.steps * (folds * len(trainings) + most)) as on_step:
         make = partial(Networks, terms, folder / KEPT, on_step=on_step)
         checked = cross_validated(patients, make, terms, before=before.rows)
         means = checked.means()
-        way = options.way or chosen_way(checked, len(patients))
+        way = options.way or chosen_way(checked, default=default)
         network = make(_scans(patients)).of(way)
     figures = tuple(_figures(way, checked.dice[way], study.data.structures) for way in checked.dice)
     result = Adapted(
@@ -352,9 +362,12 @@ def _adapt(
         forced=options.way is not None,
         patients=len(patients),
         cases=sum(len(patient.scans) for patient in patients),
+        public=len(terms.public),
         folds=folds,
         figures=figures,
-        by_choice=mean_interval(_there(by_choice(means, checked.of))) if folds and options.way is None else None,
+        by_choice=mean_interval(_there(by_choice(means, checked.of, default=default)))
+        if folds and options.way is None
+        else None,
         ahead={each: _ahead(means, way, each) for each in (Way.STUDENT, Way.OWN, TEACHERS) if each in means},
         student=bundle.weights,
         bundle=out,
@@ -379,17 +392,16 @@ def _adapt(
     return write_report(result, patients, means.get(way, []), unseen=unseen)
 
 
-def chosen_way(checked: Folds, patients: int) -> Way:
+def chosen_way(checked: Folds, *, default: Way) -> Way:
     """Return the way of making the network that `site adapt` takes by itself.
 
     Args:
         checked: The cross-validation's scores; empty if there were too few patients for one.
-        patients: Number of patients.
+        default: The way to prefer.
 
     Returns:
         The way.
     """
-    default = usual(patients)
     return choose(checked.means(), default=default) if checked.of else default
 
 
@@ -421,10 +433,11 @@ def cross_validated(
     if not folds:
         return Folds()
     of = fold_of([patient.name for patient in patients], folds=folds)
-    rows: dict[str, list[Row]] = {name: [()] * len(patients) for name in dict.fromkeys((*Way, *before))}
+    ways = ways_with(public=bool(terms.public))
+    rows: dict[str, list[Row]] = {name: [()] * len(patients) for name in dict.fromkeys((*ways, *before))}
     for fold in range(folds):
         networks = make(_scans(patient for patient, own in zip(patients, of, strict=True) if own != fold))
-        models = {way: networks.of(way) for way in Way if way not in before}
+        models = {way: networks.of(way) for way in ways if way not in before}
         for place, patient in enumerate(patients):
             if of[place] == fold:
                 known = {name: scans[place] for name, scans in before.items()}

@@ -71,6 +71,7 @@ class Adapted:
         forced: True if a person named the way.
         patients: Number of patients.
         cases: Number of cases.
+        public: Number of public volumes that were at hand.
         folds: Folds of the cross-validation; 0 with too few patients.
         figures: Scores of every way, and of the site's own teachers; empty without cross-validation.
         by_choice: Dice of the selection procedure: each patient is scored by the way chosen on the other folds. The
@@ -95,6 +96,7 @@ class Adapted:
     forced: bool
     patients: int
     cases: int
+    public: int
     folds: int
     figures: tuple[Figures, ...]
     by_choice: Interval | None
@@ -115,12 +117,13 @@ class Adapted:
         """The reason why this way of making the network was chosen, in words."""
         if self.forced:
             return "named by --way"
-        default = usual(self.patients)
-        few = f"fewer than {MANY_PATIENTS}" if self.patients < MANY_PATIENTS else f"{MANY_PATIENTS} or more"
+        default = usual(self.patients, public=bool(self.public))
         if self.way is not default:
             return f"cross-validation over {self.patients} patients proves it better than the default, {default}"
         unproven = "; cross-validation proves no other way better" if self.folds else ""
-        return f"the default for {few} patients{unproven}"
+        few = f"fewer than {MANY_PATIENTS}" if self.patients < MANY_PATIENTS else f"{MANY_PATIENTS} or more"
+        known = f"a site with {self.public} public volumes" if self.public else f"{few} patients and no public volumes"
+        return f"the default for {known}{unproven}"
 
     @property
     def length(self) -> str:
@@ -162,6 +165,7 @@ class Adapted:
             "forced": self.forced,
             "patients": self.patients,
             "cases": self.cases,
+            "public": self.public,
             "folds": self.folds,
             "figures": [one.to_json() for one in self.figures],
             "by_choice": _json(self.by_choice),

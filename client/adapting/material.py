@@ -1,15 +1,20 @@
-"""Reads the hospital's own patients for an adaptation: all listed ones, without withdrawn ones.
+"""Reads the hospital's own patients and the public volumes for an adaptation.
 
-A scan that cannot be used is reported and left out, and so is a patient without a usable scan. It refuses a site
-without any usable case.
+The patients are all listed ones, without withdrawn ones. A scan that cannot be used is reported and left out, and so is
+a patient without a usable scan. The public volumes are those about which the study asked this site, as far as they are
+still in its cache. It refuses a site without any usable case.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from client.data.layouts import open_for_training
+from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig
 from client.site.deals import deal_for_training
 from client.training.site import scans_by_patient
@@ -17,8 +22,16 @@ from client.training.task import VoterTask
 from client.training.voter import LabelledScan, load_scans
 from common.config import Study
 from common.data.dataset import Case, Dataset, Problem, check_labels
+from common.data.volume import volume_from_bytes
 from common.data.volume_cache import VolumeCache
 from common.errors import InvalidInput
+from common.ledger.records import ReservationRecord, parse_record
+from common.models.bundle import Bundle
+from common.models.fit import predict
+from common.objects import ObjectStore
+
+MOST_PUBLIC = 64
+"""Most public volumes that an adaptation reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +138,38 @@ def material_of(own: Own, study: Study, *, folder: Path, cache: VolumeCache) -> 
             remedy="run `consilium site doctor --data`, which explains each case",
         )
     return Material(tuple(patients), problems)
+
+
+def public_material(
+    config: SiteConfig, study: Study, student: Bundle, *, cache: VolumeCache
+) -> tuple[LabelledScan, ...]:
+    """Read the public volumes about which the study asked this site, with the labels that the student predicts.
+
+    Nothing is fetched: a volume that is not in the site's cache is left out.
+
+    Args:
+        config: The site's policy.
+        study: The study.
+        student: The student.
+        cache: Where volumes beyond the memory limit are kept.
+
+    Returns:
+        At most :data:`MOST_PUBLIC` volumes; none if the study asked this site nothing.
+    """
+    store, data = ObjectStore(config.root / "cache"), study.data.student
+    found = []
+    for name in islice((volume for volume in _asked(config, study) if volume in store), MOST_PUBLIC):
+        image = volume_from_bytes(store.get(name), data).image
+        label = predict(student.network, image, patch=student.patch).argmax(axis=0).astype(np.uint8)
+        found.append(LabelledScan(cache.keep(image), cache.keep(label), (name,)))
+    return tuple(found)
+
+
+def _asked(config: SiteConfig, study: Study) -> tuple[str, ...]:
+    """Return the hashes of the public volumes of this study's accepted queries, each once."""
+    if not config.ledger_file.exists():
+        return ()
+    with SiteLedger.read(config.ledger_file) as ledger:
+        records = (parse_record("site", row.kind, row.body) for row in ledger.rows() if row.kind == "reservation")
+        accepted = (each for each in records if isinstance(each, ReservationRecord) and each.study_id == study.id)
+        return tuple(dict.fromkeys(volume for each in accepted for volume in each.query.volumes))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from client.adapting.ways import TRAININGS, Way
+from client.adapting.ways import TRAININGS, Training, Way
 from client.training.voter import LabelledScan
 from common.canonical import digest, sha256_bytes, sha256_file
 from common.config import DataConfig, TrainingConfig
@@ -24,7 +24,6 @@ from common.models.averaged import Averaged
 from common.models.fit import OnStep, Pull, best_device, fit
 from common.models.unet import load_weights, network_for, save_weights, weights_to_bytes
 
-HALF = 0.5
 SEED = 1
 
 OnSteps = Callable[[int, float], None]
@@ -39,9 +38,10 @@ class Terms:
         data: The student's labels, channels and grid.
         recipe: The student's recipe, the same for all trainings so that they can be compared.
         student: The student's network.
-        start: Public weights from which the way ``own`` begins, because it does not use the student; None for random
-            weights.
-        strength: Weight of the penalty on the distance to the student's weights, in the way ``near``.
+        start: Public weights from which the training ``own`` begins, because it does not use the student; None for
+            random weights.
+        strength: Weight of the penalty on the distance to the student's weights, in the training ``near``.
+        public: Public volumes with the labels that the student predicts, for the training ``rehearsed``; may be empty.
     """
 
     data: DataConfig
@@ -49,6 +49,7 @@ class Terms:
     student: torch.nn.Module
     start: Path | None = None
     strength: float = 0.0
+    public: tuple[LabelledScan, ...] = ()
 
 
 class Networks:
@@ -63,7 +64,7 @@ class Networks:
 
     def __init__(self, terms: Terms, folder: Path, scans: Sequence[LabelledScan], *, on_step: OnSteps) -> None:
         self._terms, self._folder, self._scans, self._on_step = terms, folder, tuple(scans), on_step
-        self._made: dict[Way, torch.nn.Module] = {}
+        self._made: dict[Training, torch.nn.Module] = {}
 
     def of(self, way: Way) -> torch.nn.Module:
         """Return the network that one way of adapting makes, ready to predict.
@@ -75,37 +76,47 @@ class Networks:
             The network.
         """
         trained = {each: self._once(each) for each in TRAININGS[way]}
-        if way is Way.AVERAGED:
-            return Averaged([trained[Way.OWN], trained[Way.TRAINED_ON]]).eval()
-        if way is Way.HALF_WAY:
-            return half_way(self._terms.student, copy.deepcopy(trained[Way.TRAINED_ON]))
-        return trained[way] if trained else self._terms.student
+        student = self._terms.student
+        match way:
+            case Way.STUDENT:
+                return student
+            case Way.HALF_WAY:
+                return mean_weights({student: 1, trained[Training.TRAINED_ON]: 1})
+            case Way.MERGED:
+                return _merged(student, trained)
+            case Way.AVERAGED:
+                return Averaged([trained[Training.OWN], trained[Training.TRAINED_ON]]).eval()
+            case Way.AVERAGED_MERGED:
+                return Averaged([trained[Training.OWN], _merged(student, trained)]).eval()
+        (only,) = trained.values()
+        return only
 
-    def _once(self, way: Way) -> torch.nn.Module:
+    def _once(self, training: Training) -> torch.nn.Module:
         """Return the network of a training, which is trained or read once even if several ways of adapting use it."""
-        if way not in self._made:
-            self._made[way] = self._trained(way)
-        return self._made[way]
+        if training not in self._made:
+            self._made[training] = self._trained(training)
+        return self._made[training]
 
-    def _trained(self, way: Way) -> torch.nn.Module:
+    def _trained(self, training: Training) -> torch.nn.Module:
         terms = self._terms
         model = network_for(terms.recipe, terms.data, seed=SEED)
-        name = self._name(way)
+        name = self._name(training)
         path = self._folder / f"{name}.pt"
         if path.is_file():
             load_weights(path, model)
             self._on_step(terms.recipe.steps, math.nan)
             return model.to(best_device()).eval()
-        if way is not Way.OWN:
+        if training is not Training.OWN:
             model.load_state_dict(terms.student.state_dict())
         elif terms.start is not None:
             load_weights(terms.start, model)
-        pull = Pull(terms.student.state_dict(), terms.strength) if way is Way.NEAR else None
+        pull = Pull(terms.student.state_dict(), terms.strength) if training is Training.NEAR else None
+        scans = rehearsed(self._scans, terms.public) if training is Training.REHEARSED else self._scans
         checkpoint = self._folder / f"{name}.checkpoint.pt"
         fit(
             model.to(best_device()),
-            together([scan.image for scan in self._scans]),
-            together([scan.label for scan in self._scans]),
+            together([scan.image for scan in scans]),
+            together([scan.label for scan in scans]),
             terms.recipe,
             seed=SEED,
             classes=len(terms.data.labels),
@@ -117,19 +128,21 @@ class Networks:
         checkpoint.unlink(missing_ok=True)
         return model.eval()
 
-    def _name(self, way: Way) -> str:
+    def _name(self, training: Training) -> str:
         terms = self._terms
         facts = {
             "data": repr(terms.data),
             "recipe": repr(terms.recipe),
             "scans": [list(scan.hashes) for scan in self._scans],
-            "way": str(way),
+            "way": str(training),
         }
-        if way is Way.OWN:
+        if training is Training.OWN:
             facts |= {} if terms.start is None else {"start": sha256_file(terms.start)}
         else:
             facts["student"] = sha256_bytes(weights_to_bytes(terms.student))
-        if way is Way.NEAR:
+        if training is Training.REHEARSED:
+            facts["public"] = [list(scan.hashes) for scan in terms.public]
+        if training is Training.NEAR:
             facts["strength"] = repr(terms.strength)
         return digest("adapted-training", facts)[:32]
 
@@ -153,19 +166,39 @@ def as_increments(show: OnSteps) -> OnStep:
     return on_step
 
 
-def half_way(student: torch.nn.Module, trained: torch.nn.Module) -> torch.nn.Module:
-    """Move a trained network's weights half way towards the student's, in place.
+def rehearsed(scans: Sequence[LabelledScan], public: Sequence[LabelledScan]) -> list[LabelledScan]:
+    """Mix a hospital's scans with public volumes, so that a training sees about as many of each.
+
+    Public volumes with the student's own labels keep what the student knows (learning without forgetting, Li and Hoiem
+    2016). The hospital's scans are repeated if they are fewer.
 
     Args:
-        student: The student.
-        trained: A network of the same architecture; it is changed.
+        scans: The hospital's scans, at least one.
+        public: Public volumes with the student's labels.
 
     Returns:
-        ``trained``.
+        The scans of the training.
     """
-    begun = student.state_dict()
+    return [*scans] * max(1, round(len(public) / len(scans))) + [*public]
+
+
+def mean_weights(shares: Mapping[torch.nn.Module, int]) -> torch.nn.Module:
+    """Return a network whose weights are a weighted mean of other networks' weights (Wortsman et al. 2022).
+
+    Args:
+        shares: The networks, all of one architecture, with their shares.
+
+    Returns:
+        A new network, ready to predict.
+    """
+    total, states = sum(shares.values()), {model: model.state_dict() for model in shares}
+    result = copy.deepcopy(next(iter(shares)))
     with torch.no_grad():
-        for name, weights in trained.state_dict().items():
+        for name, weights in result.state_dict().items():
             if weights.is_floating_point():
-                weights.lerp_(begun[name].to(weights), HALF)
-    return trained
+                weights.copy_(sum(states[model][name] * (share / total) for model, share in shares.items()))
+    return result.eval()
+
+
+def _merged(student: torch.nn.Module, trained: Mapping[Training, torch.nn.Module]) -> torch.nn.Module:
+    return mean_weights({student: 1, trained[Training.REHEARSED]: 1, trained[Training.TRAINED_ON]: 2})

@@ -27,7 +27,9 @@ class Way(StrEnum):
     TRAINED_ON = "trained-on"
     NEAR = "near"
     HALF_WAY = "half-way"
+    MERGED = "merged"
     AVERAGED = "averaged"
+    AVERAGED_MERGED = "averaged-merged"
 
 
 TEACHERS = "own-teachers"
@@ -39,17 +41,34 @@ WORDS: dict[str, str] = {
     Way.TRAINED_ON: "the student, trained further",
     Way.NEAR: "the student, trained further but kept near its weights",
     Way.HALF_WAY: "the mean of the student's weights before and after further training",
+    Way.MERGED: "the mean weights of the student before and after further training, without and with public volumes",
     Way.AVERAGED: "the mean prediction of the own network and the student trained further",
+    Way.AVERAGED_MERGED: "the mean prediction of the own network and the merged one",
     TEACHERS: "this site's own teachers of the study, without the one that the patient trained",
 }
 
-TRAININGS: dict[Way, tuple[Way, ...]] = {
+
+class Training(StrEnum):
+    """A training from which ways make their networks.
+
+    ``rehearsed`` trains the student on the hospital's cases and on public volumes with the student's own labels.
+    """
+
+    OWN = "own"
+    TRAINED_ON = "trained-on"
+    NEAR = "near"
+    REHEARSED = "rehearsed"
+
+
+TRAININGS: dict[Way, tuple[Training, ...]] = {
     Way.STUDENT: (),
-    Way.OWN: (Way.OWN,),
-    Way.TRAINED_ON: (Way.TRAINED_ON,),
-    Way.NEAR: (Way.NEAR,),
-    Way.HALF_WAY: (Way.TRAINED_ON,),
-    Way.AVERAGED: (Way.OWN, Way.TRAINED_ON),
+    Way.OWN: (Training.OWN,),
+    Way.TRAINED_ON: (Training.TRAINED_ON,),
+    Way.NEAR: (Training.NEAR,),
+    Way.HALF_WAY: (Training.TRAINED_ON,),
+    Way.MERGED: (Training.TRAINED_ON, Training.REHEARSED),
+    Way.AVERAGED: (Training.OWN, Training.TRAINED_ON),
+    Way.AVERAGED_MERGED: (Training.OWN, Training.TRAINED_ON, Training.REHEARSED),
 }
 """The trainings that each way needs."""
 
@@ -57,7 +76,17 @@ LEAST_FOR_FOLDS = 5
 """Least number of patients for a cross-validation."""
 
 MANY_PATIENTS = 7
-"""Least number of patients for which :data:`Way.AVERAGED` is the usual way (evidence: docs/lab/utility-measured.md)."""
+"""Least number of patients for which a mean prediction with the own network is the usual way (evidence:
+docs/lab/utility-measured.md).
+"""
+
+FOLDS = 5
+"""Least number of patients for a cross-validation."""
+
+MANY_PATIENTS = 7
+"""Least number of patients for which :data:`Way.AVERAGED` is the usual way where there are no public volumes (evidence:
+docs/lab/utility-measured.md).
+"""
 
 FOLDS = 5
 
@@ -65,18 +94,35 @@ Dice = Sequence[float]
 """Dice of each patient."""
 
 
-def usual(patients: int) -> Way:
+def ways_with(*, public: bool) -> tuple[Way, ...]:
+    """Return the ways that are possible with or without public volumes at the site.
+
+    Args:
+        public: True if the site has public volumes.
+
+    Returns:
+        The ways, in the order of :class:`Way`.
+    """
+    return tuple(way for way in Way if public or Training.REHEARSED not in TRAININGS[way])
+
+
+def usual(patients: int, *, public: bool) -> Way:
     """Return the way that is taken unless cross-validation proves another way better.
 
     Args:
         patients: Number of patients.
+        public: True if the site has public volumes.
 
     Returns:
         The way.
 
-    >>> print(usual(6), usual(7))
+    >>> print(usual(6, public=True), usual(7, public=True))
+    merged averaged-merged
+    >>> print(usual(6, public=False), usual(7, public=False))
     half-way averaged
     """
+    if public:
+        return Way.MERGED if patients < MANY_PATIENTS else Way.AVERAGED_MERGED
     return Way.HALF_WAY if patients < MANY_PATIENTS else Way.AVERAGED
 
 
@@ -119,7 +165,7 @@ def choose(figures: Mapping[str, Dice], *, default: Way) -> Way:
     """Choose the way with the highest mean Dice if its lead over the default way is proven, else the default way.
 
     A lead is proven if the 95 % interval (Student's t) of the differences over patients with both scores lies above 0.
-    Without this rule the choice among six ways on a dozen patients is mostly chance.
+    Without this rule the choice among eight ways on a dozen patients is mostly chance.
 
     Args:
         figures: Each way's Dice, patient by patient in one order; nan for a patient without a score. Other networks
@@ -154,7 +200,7 @@ def _proven(ours: Dice, theirs: Dice) -> bool:
     return half is not None and lead > half
 
 
-def by_choice(figures: Mapping[str, Dice], folds: Sequence[int]) -> list[float]:
+def by_choice(figures: Mapping[str, Dice], folds: Sequence[int], *, default: Way) -> list[float]:
     """Score the procedure that chooses a way of making the network, without the bias of choosing on the same patients.
 
     For each patient, :func:`choose` chooses the way on the patients of the other folds, and the patient's Dice under
@@ -164,11 +210,12 @@ def by_choice(figures: Mapping[str, Dice], folds: Sequence[int]) -> list[float]:
     Args:
         figures: Each way's Dice by patient.
         folds: Fold of each patient.
+        default: The way to prefer.
 
     Returns:
         Dice of each patient.
     """
-    found, default = [], usual(len(folds))
+    found = []
     for patient, fold in enumerate(folds):
         others = [place for place, other in enumerate(folds) if other != fold]
         way = choose({way: [dice[place] for place in others] for way, dice in figures.items()}, default=default)

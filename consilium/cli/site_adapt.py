@@ -29,9 +29,11 @@ def adapt(
         typer.Option(
             help="How the network is made: student (unchanged), own (trained on this site's cases alone), trained-on "
             "(the student, trained on them), near (the same, kept near the student's weights), half-way (mean of the "
-            "student's weights and those of trained-on) or averaged (mean prediction of own and trained-on). The "
-            "default is half-way with fewer than 7 patients and averaged with 7 or more, unless cross-validation "
-            "proves another way better."
+            "student's weights and those of trained-on), merged (mean of the weights of half-way, trained-on, and of a "
+            "training that sees public volumes too), averaged (mean prediction of own and trained-on) or "
+            "averaged-merged (of own and merged). The default is merged with fewer than 7 patients and "
+            "averaged-merged with 7 or more; without public volumes, half-way and averaged. Another way is taken if "
+            "cross-validation proves it better."
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each training; the student's own by default.")] = None,

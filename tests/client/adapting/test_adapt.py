@@ -10,6 +10,7 @@ import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,8 +22,9 @@ import torch
 from typer.testing import CliRunner
 
 from client.adapting import networks
-from client.adapting.adapt import AdaptOptions, adapt, scored
+from client.adapting.adapt import AdaptOptions, adapt, scored, student_of
 from client.adapting.adapted import Adapted
+from client.adapting.material import public_material
 from client.adapting.report import _shown_patients
 from client.adapting.ways import LEAST_FOR_FOLDS, TEACHERS, Way, by_choice, choose, filled, fold_of, usual
 from client.policy import load_site
@@ -33,17 +35,20 @@ from client.site.books import open_books
 from client.teachers.comparison import Reference
 from client.teachers.evaluation_input import PARTS, parts_of
 from client.teachers.teacher import Teachers
+from client.training.voter import LabelledScan
 from common.config import TrainingConfig, load_study
 from common.data.msd import read_dataset
-from common.data.volume import load_example, load_volume, to_native
+from common.data.volume import load_example, load_volume, to_native, volume_from_bytes
+from common.data.volume_cache import VolumeCache
 from common.errors import InvalidInput, Refused
 from common.metrics import dice_per_class, mean_present
 from common.models.averaged import Averaged
 from common.models.bundle import SEEN_WEIGHTS, open_bundle
 from common.models.fit import Pull, fit, predict
 from common.models.unet import build_unet, network_for
+from common.objects import ObjectStore
 from consilium.cli.site import site_app
-from tests.client.adapting.written import privacy_of, student, write_site
+from tests.client.adapting.written import ask, privacy_of, student, write_site
 from tests.trained_sites import train_site
 from tests.undrawn import leave_undrawn
 
@@ -63,7 +68,9 @@ def adapted(site: Path, **options: object) -> Adapted:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_site(tmp_path_factory.mktemp("adapt") / "site", patients=6)
+    site = write_site(tmp_path_factory.mktemp("adapt") / "site", patients=6)
+    ask(site, volumes=2)
+    return site
 
 
 @pytest.fixture(scope="module")
@@ -104,17 +111,18 @@ def test_the_default_is_taken_unless_another_way_is_proven_better() -> None:
         choose(nothing, default=Way.OWN)
 
 
-def test_few_patients_go_half_way_and_more_average() -> None:
-    assert {count: usual(count) for count in (1, 6, 7, 40)} == {
+def test_without_public_volumes_few_patients_go_half_way_and_more_average() -> None:
+    assert {count: usual(count, public=False) for count in (1, 6, 7, 40)} == {
         1: Way.HALF_WAY, 6: Way.HALF_WAY, 7: Way.AVERAGED, 40: Way.AVERAGED
     }  # fmt: skip
+    assert {count: usual(count, public=True) for count in (6, 7)} == {6: Way.MERGED, 7: Way.AVERAGED_MERGED}
 
 
 def test_the_choice_is_scored_without_the_patients_that_made_it() -> None:
     """Each patient is scored by a choice that has not seen the patient's fold."""
     half = [0.5] * 6
     figures = {Way.HALF_WAY: half, Way.OWN: [0.9, 0.91, 0.92, 0.1, 0.1, 0.1]}
-    assert by_choice(figures, [0, 0, 0, 1, 1, 1]) == [0.5, 0.5, 0.5, 0.1, 0.1, 0.1]
+    assert by_choice(figures, [0, 0, 0, 1, 1, 1], default=Way.HALF_WAY) == [0.5, 0.5, 0.5, 0.1, 0.1, 0.1]
 
 
 def test_folds_are_of_one_size_and_do_not_depend_on_the_order() -> None:
@@ -285,7 +293,7 @@ def test_the_student_predicts_each_case_once_for_the_figures(tmp_path: Path, mon
 
 
 def test_every_step_of_training_is_shown_once_and_no_more_than_were_announced(tmp_path: Path) -> None:
-    """Three trainings make six ways in each of five folds; a network that two ways share is trained once."""
+    """Four trainings make eight ways in each of five folds; a network that two ways share is trained once."""
     announced, shown = [], []
 
     @contextmanager
@@ -293,9 +301,11 @@ def test_every_step_of_training_is_shown_once_and_no_more_than_were_announced(tm
         announced.append(total)
         yield lambda steps, loss: shown.append(steps)
 
-    found = adapt(AdaptOptions(write_site(tmp_path / "site", patients=5), way=Way.AVERAGED, steps=2), progress=counting)
+    site = write_site(tmp_path / "site", patients=5)
+    ask(site, volumes=2)
+    found = adapt(AdaptOptions(site, way=Way.AVERAGED, steps=2), progress=counting)
     assert found.folds == 5
-    assert sum(shown) == announced[0] == 2 * (5 * 3 + 2)
+    assert sum(shown) == announced[0] == 2 * (5 * 4 + 2)
 
 
 def test_with_few_patients_the_default_is_taken_and_it_is_said_that_nothing_was_checked(few: Path) -> None:
@@ -396,15 +406,59 @@ def test_cases_in_which_student_and_public_start_find_nothing_train_no_network(
 def test_half_way_and_the_mean_are_what_their_names_say(few: Path) -> None:
     study = load_study(few / "study.toml")
     begun = student(study).state_dict()
+    ask(few, volumes=3)
     networks_of = {way: open_bundle(adapted(few, way=way).bundle).network for way in Way}
     trained, half = networks_of[Way.TRAINED_ON].state_dict(), networks_of[Way.HALF_WAY].state_dict()
     for name, weights in half.items():
         torch.testing.assert_close(weights, (begun[name] + trained[name]) / 2)
+    merged = networks_of[Way.MERGED].state_dict()
+    rehearsed = {name: 4 * merged[name] - begun[name] - 2 * trained[name] for name in merged}
+    seen = sum(float(((rehearsed[name] - trained[name]) ** 2).sum()) for name in merged)
+    assert seen > 1e-6  # a training of its own, on other cases
     kept = networks_of[Way.STUDENT].state_dict()
     assert all(torch.equal(kept[name], begun[name]) for name in begun)
     image = np.random.default_rng(0).normal(size=(1, 16, 16, 16)).astype(np.float32)
     both = [predict(networks_of[way], image) for way in (Way.OWN, Way.TRAINED_ON)]
     np.testing.assert_allclose(predict(networks_of[Way.AVERAGED], image), np.mean(both, axis=0), atol=1e-5)
+    both = [predict(networks_of[way], image) for way in (Way.OWN, Way.MERGED)]
+    np.testing.assert_allclose(predict(networks_of[Way.AVERAGED_MERGED], image), np.mean(both, axis=0), atol=1e-5)
+
+
+def test_a_rehearsal_sees_as_many_public_volumes_as_patients_scans() -> None:
+    def scan(name: str) -> LabelledScan:
+        return LabelledScan(np.zeros((1, 2, 2, 2)), np.zeros((2, 2, 2)), (name,))
+
+    for patients, public, times in ((3, 30, 10), (4, 30, 8), (30, 4, 1), (1, 1, 1)):
+        own = [scan(f"p{number}") for number in range(patients)]
+        mixed = [each.hashes[0] for each in networks.rehearsed(own, [scan("public")] * public)]
+        assert (mixed.count("p0"), mixed.count("public")) == (times, public)
+
+
+def test_the_studys_public_volumes_are_read_from_the_cache_and_labelled_by_the_student(few: Path) -> None:
+    study, config = load_study(few / "study.toml"), load_site(few)
+    bundle = student_of(few / "student" / "bundle", study)
+    kept, lost, *_ = ask(few, volumes=2)
+    ask(few, volumes=3, study=replace(study, name="another"))
+    (few / "cache" / lost).unlink()  # as after a full cache; nothing is fetched
+    with VolumeCache(few / "kept") as cache:
+        [scan] = public_material(config, study, bundle, cache=cache)
+    image = volume_from_bytes(ObjectStore(few / "cache").get(kept), study.data.student).image
+    assert scan.hashes == (kept,)
+    assert np.array_equal(scan.image, image)
+    assert np.array_equal(scan.label, predict(bundle.network, image).argmax(axis=0))
+
+
+def test_a_way_that_needs_public_volumes_is_refused_without_them(few: Path) -> None:
+    for way in (Way.MERGED, Way.AVERAGED_MERGED):
+        with pytest.raises(InvalidInput, match="public volumes"):
+            adapted(few, way=way)
+
+
+def test_with_public_volumes_the_merged_network_is_the_default(few: Path) -> None:
+    ask(few, volumes=3)
+    found = adapted(few)
+    assert (found.way, found.public) == (Way.MERGED, 3)
+    assert "3 public volumes" in found.why
 
 
 def test_a_pull_holds_the_weights_near_and_a_strong_one_at_the_student() -> None:

@@ -1,18 +1,23 @@
-"""A site with a pulled student and patients, without a server: what an adaptation reads."""
+"""A site with a pulled student, patients and public volumes, without a server: what an adaptation reads."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from client.policy import load_site
+from client.site.books import open_books
 from common.config import Study, load_study
 from common.data.msd import write_dataset
 from common.models.bundle_facts import BundlePrivacy
 from common.models.student_bundle import export_bundle
 from common.models.unet import network_for
+from common.objects import ObjectStore
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
+from tests.common.ledger.ledger_world import make_mechanism, make_query
 from tests.worlds import DATA, site_toml, study_toml, write_case
 
 STUDY = study_toml("front", "back", grid=DATA.grid) + "[student]\nchannels = [4, 8]\nsteps = 4\nbatch_size = 1\n"
@@ -61,3 +66,18 @@ def privacy_of(bundle: Path) -> dict[str, object]:
     """What a bundle says of privacy."""
     found: dict[str, object] = json.loads((bundle / "configs" / "privacy.json").read_text())
     return found
+
+
+def ask(directory: Path, *, volumes: int, study: Study | None = None) -> list[str]:
+    """Enter an accepted query about public volumes into the site's ledger, and put the volumes into its cache."""
+    store = ObjectStore(directory / "cache")
+    names = []
+    for number in range(volumes):
+        case = write_case(directory / "public", f"v{number}", 900 + number)
+        names.append(store.put(case.image.read_bytes()))
+    asked = study or load_study(directory / "study.toml")
+    query = replace(make_query(1, make_mechanism(room_for=12)), volumes=tuple(names))
+    with open_books(load_site(directory)) as ledger:
+        ledger.consent(asked)
+        ledger.reserve(asked.id, [query])
+    return names
