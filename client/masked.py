@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from common.config import PrivacyConfig
-from common.errors import InvalidInput, Refused
+from common.errors import ASK_OPERATOR, InvalidInput, Refused
 from common.masking import MaskedRoster, masks, unconfirmed
 from common.peers import Peer
 from common.privacy.gaussian import Sampler
@@ -59,7 +59,8 @@ def check_roster(roster: MaskedRoster, *, me: str, confirmed: Mapping[str, str],
     if me not in roster.sites or len(roster.members) < least:
         raise Refused(
             "roster",
-            f"the roster has {len(roster.members)} sites; at least {least} are needed, this site among them",
+            f"the roster has {len(roster.members)} sites; at least {least} are needed, this site among them; to fix: "
+            f"{ASK_OPERATOR}",
         )
     if unknown := unconfirmed(roster, me=me, peers=confirmed):
         raise Refused(

@@ -42,7 +42,7 @@ from common import __version__
 from common.codecs.codec import Codec, load_codec
 from common.config import DataConfig
 from common.envelope import answered, open_asked
-from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, Refused
+from common.errors import SAME_VERSION, ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.evidence import sign_word
 from common.ledger.receipts import Receipt
 from common.masking import MaskedRoster, signed_mask_key
@@ -267,7 +267,10 @@ class Worker:
         spent = self._clock() - arrived
         ticks = max(1, math.ceil(spent / self._tick_s))
         if self._sleep(max(0.0, ticks * self._tick_s - spent)):
-            raise Refused("stopping", "the worker was stopped before this reply was due")
+            raise Refused(
+                "stopping",
+                "the worker was stopped before this reply was due; to fix: `consilium site up` starts it again",
+            )
 
     def _begin(self, message: Part, *, arrived: float) -> Callable[[], Part]:
         """Do the slow part of a message's work, and return a function that makes the reply."""
@@ -289,7 +292,8 @@ class Worker:
             case _:
                 raise Refused(
                     "malformed",
-                    "this kind of message is not answered; a worker answers offers, codes requests, receipts and heads",
+                    "this kind of message is not answered; a worker answers offers, codes requests, receipts and "
+                    f"heads; to fix: {SAME_VERSION}",
                 )
 
     def _status(self) -> str:
@@ -407,7 +411,11 @@ class Worker:
         is checked for every code, because the staff may pause the study while a batch is computed.
         """
         if request.study != self._consent.study.id:
-            raise Refused("unknown-study", "the server asked for codes of a study this site has not consented to")
+            raise Refused(
+                "unknown-study",
+                "the server asked for codes of a study this site has not consented to; to fix: `consilium site "
+                "consent`, if staff agree",
+            )
         self._check_open(request)
         key = self._config.server.sealing_key
         asked = {"study_id": request.study, "ledger": request.ledger, "sealing_key": key}
@@ -419,7 +427,10 @@ class Worker:
         cause = cause or ("fork" if self._forked() else None)
         if cause is not None:
             log.warning("event=stopped cause=%s batch=%s", cause, request.batch[:12])
-            raise Refused("paused", f"this site sends no answers for this study now; cause: {cause}")
+            raise Refused(
+                "paused",
+                f"this site sends no answers for this study now; cause: {cause}; to fix: see `consilium site status`",
+            )
 
     def _forked(self) -> bool:
         """Tell whether the server signed two contradicting histories of its ledger."""

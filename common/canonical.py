@@ -18,6 +18,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from common import __version__
 from common.errors import InvalidInput
 
 MAX_INTEGER = 2**63 - 1
@@ -316,7 +317,9 @@ def check_integer(what: str, value: object, *, least: int, most: int | None = No
 
 
 def check_schema(what: str, found: object, *, known: int) -> None:
-    """Refuse a format version that is not the known one. The remedy says which side must be upgraded.
+    """Refuse a format version that is not the known one.
+
+    The error states who wrote it, the version found, the running version, and which side must be upgraded.
 
     Args:
         what: Name of the format in the error.
@@ -328,10 +331,13 @@ def check_schema(what: str, found: object, *, known: int) -> None:
     """
     if type(found) is int and found == known:
         return
-    remedy = "give a file that Consilium wrote; this one is damaged or from another program"
-    if type(found) is int:
-        remedy = "upgrade Consilium here" if found > known else "upgrade Consilium where it was written"
-    raise InvalidInput(f"{what} schema", value=found, limit=str(known), remedy=remedy)
+    who, remedy = "another program", "give a file that Consilium wrote; this one is damaged or from another program"
+    if type(found) is int and found > known:
+        who, remedy = "a newer Consilium", "upgrade Consilium here to the version that wrote it"
+    elif type(found) is int:
+        who, remedy = "an older Consilium", "upgrade Consilium where it was written"
+    limit = f"{known}, which Consilium {__version__} reads, the version that runs here"
+    raise InvalidInput(f"{what} schema of {who}", value=found, limit=limit, remedy=remedy)
 
 
 def checked_fields(data: object, kinds: dict[str, type]) -> dict[str, Any]:

@@ -111,7 +111,11 @@ def _opened(message: bytes, *, keys: Iterable[Ed25519PublicKey], statement: byte
         except InvalidSignature:
             continue
         return body_of(message)
-    raise Refused("unsigned", "the message is not signed by an expected key for this site and this request")
+    raise Refused(
+        "unsigned",
+        "the message is not signed by an expected key for this site and this request; to fix: compare the keys in "
+        "kit and site.toml with those of `consilium provision list`",
+    )
 
 
 def _question(body: bytes, *, site: str) -> bytes:

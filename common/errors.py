@@ -20,10 +20,19 @@ from __future__ import annotations
 
 from reprlib import Repr
 
+from common import __version__
 from common.plain import plain, plain_lines
 
-SAME_VERSION = "install the same version of Consilium at the server and the sites"
+SAME_VERSION = f"install the same version of Consilium at the server and the sites; {__version__} runs here"
 """Remedy for a message or a file that another version wrote."""
+
+ASK_OPERATOR = "tell the consortium's operator this line; its server may run another study or an older ledger"
+"""Remedy for a server's request that does not fit this site's record."""
+
+LEDGER_REMEDY = (
+    "let nothing write this ledger; `consilium verify` names its first bad row, docs/runbook.md what to do then"
+)
+"""Remedy of every :class:`LedgerCorrupt` that states none; the command line adds it."""
 
 _SHOWN_CHARACTERS = 500
 _SHOWN = Repr()

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from common.canonical import canonical_bytes, sha256_bytes
 from common.document import Between, Count, Document, Sha256
 from common.envelope import Sign
-from common.errors import InvalidInput, Refused
+from common.errors import ASK_OPERATOR, InvalidInput, Refused
 from common.ledger.charges import SiteName
 from common.ledger.keys import sealing_public_key, signing_public_key
 from common.public_keys import AgreementKey, point_of
@@ -216,7 +216,9 @@ def masks(
     own = next((member for member in roster.members if member.site == me), None)
     if own is None or own.mask.key != private.public_key().public_bytes_raw().hex():
         raise Refused(
-            "roster", "the roster lacks this site, or has another mask key for it than the one given for this draw"
+            "roster",
+            "the roster lacks this site, or has another mask key for it than the one given for this draw; to fix: "
+            f"{ASK_OPERATOR}",
         )
     total = np.zeros(dimension, dtype=np.uint64)
     for member in roster.members:
@@ -253,7 +255,11 @@ def _shared(private: X25519PrivateKey, member: Member) -> bytes:
     try:
         return private.exchange(sealing_public_key(member.mask.key))
     except InvalidInput as error:  # such as a point of small order, for which everybody knows the shared secret
-        raise Refused("roster", f"the mask key of {member.site} is not a valid public key") from error
+        raise Refused(
+            "roster",
+            f"the mask key of {member.site} is not a valid public key; to fix: leave this site out until it runs the "
+            "same version",
+        ) from error
 
 
 def _stream(shared: bytes, *, info: bytes, words: int) -> NDArray[np.uint64]:

@@ -154,19 +154,27 @@ class Gatekeeper:
             raw = b64decode(signature, validate=True)
         except (KeyError, ValueError) as error:
             raise Refused(
-                "unsigned", "unsigned: the request lacks a key, a time or a signature in its headers"
+                "unsigned",
+                "unsigned: the request lacks a key, a time or a signature in its headers; to fix: let no proxy remove "
+                "headers, and start the site with `consilium site up`",
             ) from error
         site = self._known().get(key)
         if site is None:
             raise Refused(
-                "unknown-key", "unknown-key: the request is signed with a key that is not on the list of admitted sites"
+                "unknown-key",
+                "unknown-key: the request is signed with a key that is not on the list of admitted sites; to fix: "
+                "register the site with `consilium provision approve`, if it belongs to the study",
             )
         statement = stamp.encode() if flower else _statement(method, path, stamp)
         try:
             parse_node_key(key).verify(raw, statement, ec.ECDSA(hashes.SHA256()))
             age_s = (now - datetime.fromisoformat(stamp)).total_seconds()
         except (InvalidSignature, ValueError, TypeError) as error:
-            raise Refused("signature", "signature: the request's signature or its time is not valid") from error
+            raise Refused(
+                "signature",
+                "signature: the request's signature or its time is not valid; to fix: let no proxy change the "
+                "request's path or headers",
+            ) from error
         if not -MAX_LEAD_S <= age_s <= MAX_AGE_S:
             raise Refused(
                 "clock", "clock: the request's time is too far from the server's; to fix: set the site's clock"
@@ -217,7 +225,7 @@ class Gatekeeper:
         memory = self._memories.setdefault(key, _Memory())
         memory.forget(before_s=now_s)
         if name in memory.names:
-            raise Refused("replayed", "replayed: this signature was used before")
+            raise Refused("replayed", "replayed: this signature was used before; to fix: let no proxy repeat requests")
         if len(memory.names) >= MAX_REMEMBERED:  # if one were forgotten early, it could be replayed
             raise Refused("busy", "busy: too many requests with this key in six minutes; to fix: wait some minutes")
         memory.keep(name, until_s=now_s + MAX_AGE_S + MAX_LEAD_S)

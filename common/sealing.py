@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from numpy.typing import NDArray
 
 from common.canonical import canonical_bytes
-from common.errors import InvalidInput, Refused
+from common.errors import SAME_VERSION, InvalidInput, Refused
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 SealingKeys = X25519PrivateKey | Sequence[X25519PrivateKey]
@@ -60,7 +60,10 @@ def seal(code: NDArray[np.int64], *, public_key: X25519PublicKey, context: SealC
     """
     if code.dtype != np.int64 or code.ndim != 1:
         raise InvalidInput(
-            "code to seal", value=f"{code.dtype}[{code.ndim}-d]", limit="an array of int64 with one axis"
+            "code to seal",
+            value=f"{code.dtype}[{code.ndim}-d]",
+            limit="an array of int64 with one axis",
+            remedy="round the code to integers first",
         )
     return _SUITE.encrypt(code.astype("<i8").tobytes(), public_key, info=context.info())
 
@@ -113,7 +116,11 @@ def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dim
         Refused: With code ``sealed-code`` if the size is wrong or no key opens it in this context.
     """
     if len(sealed) != _OVERHEAD + 8 * dimension:
-        raise Refused("sealed-code", f"a sealed code has {len(sealed)} bytes, expected {_OVERHEAD + 8 * dimension}")
+        raise Refused(
+            "sealed-code",
+            f"a sealed code has {len(sealed)} bytes; allowed: {_OVERHEAD + 8 * dimension} bytes; to fix: "
+            f"{SAME_VERSION}",
+        )
     for key in (private_key,) if isinstance(private_key, X25519PrivateKey) else private_key:
         with contextlib.suppress(InvalidTag, ValueError):
             data = _SUITE.decrypt(sealed, key, info=context.info())
@@ -121,5 +128,5 @@ def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dim
     raise Refused(
         "sealed-code",
         "a sealed code cannot be decrypted, because it was changed, or was sealed to another key or for another study, "
-        "query, site or attempt",
+        "query, site or attempt; to fix: compare the site's kit and study file with the server's",
     )

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from common.errors import LEDGER_REMEDY
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "messages.md"
 FOLDERS = "common", "client", "server", "consilium"
@@ -64,7 +66,10 @@ def messages() -> tuple[Message, ...]:
 
 
 def _messages_of(path: Path) -> Iterator[Message]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    _CONSTANTS.clear()
+    _CONSTANTS.update(_constants_of(tree))
+    for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             continue
         kind = CONVERTERS.get(node.func.id, node.func.id)
@@ -78,6 +83,8 @@ def _messages_of(path: Path) -> Iterator[Message]:
         cause, _, limit = cause.partition("; allowed: ")
         limit = _text(given["limit"]) if "limit" in given else limit
         remedy = _text(given["remedy"]) if "remedy" in given else remedy
+        if kind == "LedgerCorrupt" and not remedy:
+            remedy = LEDGER_REMEDY
         if "value" in given:
             cause += ": got {value}"
         if re.search(r"[A-Za-z]{3}", re.sub(r"\{.*?\}", "", cause)):
@@ -85,12 +92,34 @@ def _messages_of(path: Path) -> Iterator[Message]:
             yield Message(path.relative_to(ROOT).parts[0], kind, cause, limit, remedy, f"{place}:{node.lineno}")
 
 
+_CONSTANTS: dict[str, str] = {}
+"""Texts of the constants that the module being read defines or imports from ``common.errors``, by name."""
+
+
+def _constants_of(tree: ast.Module) -> dict[str, str]:
+    """The texts that a module gives names at its top level, and those that it imports from ``common.errors``."""
+    found: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module == "common.errors":
+            names = {each.name for each in node.names}
+            source = ast.parse((ROOT / "common" / "errors.py").read_text(encoding="utf-8"))
+            found |= {name: text for name, text in _constants_of(source).items() if name in names}
+        elif isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name):
+            text = isinstance(node.value, ast.JoinedStr) or isinstance(getattr(node.value, "value", None), str)
+            found |= {name.id: _text(node.value)} if text else {}
+    return found
+
+
 def _text(node: ast.expr) -> str:
     """The text that an expression builds, with values in braces."""
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(each) for each in node.values)
+    if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name) and node.value.id in _CONSTANTS:
+        return _CONSTANTS[node.value.id]
     if isinstance(node, ast.FormattedValue):
         return f"{{{_named(node.value)}}}"
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

@@ -123,7 +123,10 @@ def run_confined(argv: Sequence[str], within: Confinement, *, cwd: Path, log: Pa
             "with --timeout"
         )
     if status != 0:
-        raise DaemonFailed(f"the teacher's program ended with status {status}; its last output: {_last_words(log)}")
+        raise DaemonFailed(
+            f"the teacher's program ended with status {status}; its last output: {_last_words(log)}; to fix: correct "
+            "the program until it segments one volume when you run it by hand"
+        )
     return used
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from client.ledger.site_file import SiteFile
 from common.canonical import check_hash, sha256_bytes
-from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.errors import ASK_OPERATOR, InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import check_ledger_name
 from common.ledger.records import CodeRecord, parse_body
 from common.ledger.sealed_records import MaskedRecord, MaskKeyRecord
@@ -71,7 +71,7 @@ class KeepsCodes(SiteFile):
         with self._writing():
             reservation = self._books.reservations.get(query_id)
             if reservation is None:
-                raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here")
+                raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here; to fix: {ASK_OPERATOR}")
             mechanism = reservation.mechanism
             if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.shape != (mechanism.dimension,):
                 raise InvalidInput(
@@ -159,11 +159,15 @@ class KeepsCodes(SiteFile):
             if self._books.sealed.is_disclosed(*of):
                 raise Refused(
                     "old-draw",
-                    "the mask key of this draw was disclosed to an auditor, so this site does not use it again",
+                    "the mask key of this draw was disclosed to an auditor, so this site does not use it again; to "
+                    "fix: the server begins a new draw with `consilium study resume`",
                 )
             if of not in self._books.sealed.nonces:
                 if len(self._books.sealed.nonces) >= KEYS_A_CHARGE * self._books.spent().releases:
-                    raise Refused("old-draw", "the server has offered one draw again in too many batches")
+                    raise Refused(
+                        "old-draw",
+                        f"the server has offered one draw again in too many batches; to fix: {ASK_OPERATOR}",
+                    )
                 self._append(MaskKeyRecord(draw.study, *of, secrets.token_hex(32)))
             nonce = self._books.sealed.nonces[of]
         return mask_private_key(self._chain.signing_key.private_bytes_raw(), draw, nonce=nonce)
@@ -210,10 +214,15 @@ class KeepsCodes(SiteFile):
         code, share = self.code(query.id), share_std(query.mechanism, sites=len(roster.members))
         if self._books.sealed.is_disclosed(roster.batch, roster.draw):
             raise Refused(
-                "old-draw", "the mask key of this draw was disclosed to an auditor, so this site does not use it again"
+                "old-draw",
+                "the mask key of this draw was disclosed to an auditor, so this site does not use it again; to fix: "
+                "the server begins a new draw with `consilium study resume`",
             )
         if code is None:
-            raise Refused("no-code", f"query {query.id[:12]} has no stored code, so there is nothing to mask")
+            raise Refused(
+                "no-code",
+                f"query {query.id[:12]} has no stored code, so there is nothing to mask; to fix: see the worker's log",
+            )
         data = make(code, query, share).astype("<u8").tobytes()
         record = MaskedRecord(query.id, roster.draw, roster.id, share, sha256_bytes(data), roster.batch)
         self._append(record, payload=(f"{query.id}/{roster.draw}", data))
@@ -222,10 +231,17 @@ class KeepsCodes(SiteFile):
         books = self._books.sealed
         found = self._chain.payload(f"{query_id}/{roster.draw}")
         if books.masked_under(query_id, roster.draw) != roster.id:
-            raise Refused("roster", f"query {query_id[:12]} was masked for another roster (list of hospitals)")
+            raise Refused(
+                "roster",
+                f"query {query_id[:12]} was masked for another roster (list of hospitals); to fix: {ASK_OPERATOR}",
+            )
         place = books.masked[query_id, roster.draw]
         if found is None or place.seq < self._books.teachers.last_withdrawal:
-            raise Refused("withdrawn", f"a patient was withdrawn since query {query_id[:12]} was masked")
+            raise Refused(
+                "withdrawn",
+                f"a patient was withdrawn since query {query_id[:12]} was masked; to fix: the server begins a "
+                "new draw with `consilium study resume`",
+            )
         row = self._chain.row_at(place)
         if sha256_bytes(found[1]) != MaskedRecord.from_json(parse_body(row.body)).words_sha256:
             raise LedgerCorrupt("the stored masked code differs from the one that the ledger recorded", row=row.seq)

@@ -88,14 +88,16 @@ class KeepsDisclosures(SiteFile):
         batch, number, masks = found[0].batch, found[0].draw, found[0].masks
         if batch is None or (batch, number) not in self._books.sealed.nonces:
             raise Refused(
-                "old-draw", f"draw {masks[:16]} was made by an earlier version, which did not record its mask key"
+                "old-draw",
+                f"draw {masks[:16]} was made by an earlier version, which did not record its mask key; to fix: "
+                "choose a later draw",
             )
         mine = [(row, one) for row, one in masked if one.draw == number and one.batch in (None, batch)]
         if min(row.seq for row, _ in mine) < self._books.teachers.last_withdrawal:
             raise Refused(
                 "withdrawn",
                 f"a patient was withdrawn after draw {masks[:16]} was masked; disclosing it would disclose "
-                "that patient's contribution",
+                "that patient's contribution; to fix: choose a draw after the withdrawal",
             )
         reservation = self._books.reservations[found[0].query_id]
         grown = sum((self._told(record) for _, record in mine), start=Fraction(0))

@@ -30,7 +30,7 @@ from client.ledger.site_teachers import KeepsTeachers
 from common.canonical import check_hash, rational
 from common.clock import Clock, utc_now
 from common.config import Study
-from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.errors import ASK_OPERATOR, InvalidInput, LedgerCorrupt, Refused
 from common.ledger.chain import Chain
 from common.ledger.charges import PoolDeclaration, Spend, StudyTerms, check_ledger_name
 from common.ledger.keys import create_signing_key, load_signing_key
@@ -301,7 +301,10 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         books = self._books
         study = books.studies.get(study_id)
         if study is None:
-            return Refused("unknown-study", "this site has not consented to that study")
+            return Refused(
+                "unknown-study",
+                "this site has not consented to that study; to fix: `consilium site consent`, if staff agree",
+            )
         new = {q.id: q for q in queries if books.is_new(q.id, draw)}
         if study_id in books.paused:
             return self._refuse(study_id, new, "paused", word="paused")
@@ -311,21 +314,28 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         if draw is not None and any(draw <= (one.draw or 0) and not books.draw_stands(one, draw) for one in known):
             return Refused(
                 "old-draw",
-                "a later draw of this query was accepted, or this draw was accepted before the ledger was restored",
+                "a later draw of this query was accepted, or this draw was accepted before the ledger was restored; to "
+                "fix: the server begins a new draw with `consilium study resume`",
             )
         again = {q.id: q for q in queries if draw is None and books.is_settled(q.id)}
         if again:
             return self._refuse(study_id, again, "released-before", word="paused")
         asker = {"study_id": study_id, "ledger": ledger, "sealing_key": sealing_key}
         if not all(books.is_for(reservation, **asker) for reservation in known):
-            return Refused("unknown-study", "a query of the batch was accepted for another study or server")
+            return Refused(
+                "unknown-study",
+                f"a query of the batch was accepted for another study or server; to fix: {ASK_OPERATOR}",
+            )
         mechanisms = [
             query.mechanism
             for query_id, query in new.items()
             if draw is not None or not books.is_prepaid(query_id, query.mechanism, study_id=study_id)
         ]
         if any(query.mechanism.voters_per_site != study.voters_per_site for query in new.values()):
-            return Refused("wrong-mechanism", "a query asks for another number of voters than the study states")
+            return Refused(
+                "wrong-mechanism",
+                f"a query asks for another number of voters than the study states; to fix: {ASK_OPERATOR}",
+            )
         short = books.shortfall(mechanisms, study_id=study_id)
         if short is not None:
             amounts = rational(short.requested), rational(short.remaining)
@@ -363,7 +373,10 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         )
         if again or not said:
             self._append(RefusalRecord(study_id, "offer", tuple(queries), reason, self.pool, *amounts))
-        return Refused(word, f"the site's ledger declines {len(queries)} queries; reason: {reason}")
+        return Refused(
+            word,
+            f"the site's ledger declines {len(queries)} queries; reason: {reason}; to fix: see `consilium site status`",
+        )
 
     def accepted(
         self, query_id: str, *, study_id: str, ledger: str, sealing_key: str, draw: int | None = None
@@ -393,13 +406,21 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         if reservation is None or not self._books.is_for(
             reservation, study_id=study_id, ledger=ledger, sealing_key=sealing_key
         ):
-            raise Refused("not-accepted", f"query {query_id[:12]} was never accepted at this site for this server")
+            raise Refused(
+                "not-accepted",
+                f"query {query_id[:12]} was never accepted at this site for this server; to fix: {ASK_OPERATOR}",
+            )
         if draw != reservation.draw or (draw is not None and not self._books.draw_stands(reservation, draw)):
             raise Refused(
-                "not-accepted", f"the server requests another draw of query {query_id[:12]} than this site has accepted"
+                "not-accepted",
+                f"the server requests another draw of query {query_id[:12]} than this site has accepted; to fix: "
+                f"{ASK_OPERATOR}",
             )
         if draw is None and not self._books.awaits_release(query_id):
-            raise Refused("released-before", f"a receipt shows that query {query_id[:12]} was released already")
+            raise Refused(
+                "released-before",
+                f"a receipt shows that query {query_id[:12]} was released already; to fix: {ASK_OPERATOR}",
+            )
         return self._query(reservation)
 
     # --- reading

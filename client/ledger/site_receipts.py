@@ -55,7 +55,8 @@ class KeepsReceipts(SiteFile):
                 raise LedgerCorrupt(known)
             if known is not None:
                 raise Refused(
-                    "receipt-superseded", "a person at this site has already ended the alarm that this receipt raised"
+                    "receipt-superseded",
+                    "a person at this site has already ended the alarm that this receipt raised; to fix: nothing to do",
                 )
             try:
                 books.check_receipt(receipt)

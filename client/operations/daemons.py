@@ -25,7 +25,7 @@ from pathlib import Path
 
 from client.site.node_link import NodeLink, write_link
 from common.engine import flower_env
-from common.errors import DaemonFailed, InvalidInput
+from common.errors import SAME_VERSION, DaemonFailed, InvalidInput
 from common.objects import shared
 from common.pki import NodeKeys
 from common.process import DaemonSpec, ProcessGroup, base_env, plain_text, proxy_env
@@ -521,21 +521,31 @@ def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60
             the process is stopped.
     """
     started, start = time.monotonic(), _log_size(node)
+    admitted = (
+        f"SuperLink admitted the node {node.site!r}, whose key is not registered; to fix: {SAME_VERSION}, and let no "
+        "site take part until SuperLink refuses this node"
+    )
     daemon = group.begin(supernode(node, max_retries=3))
     try:
         while (status := daemon.wait(0.1)) is None:
             if node_id(node, since=start) is not None:
-                raise DaemonFailed(f"SuperLink admitted the node {node.site!r}, whose key is not registered")
+                raise DaemonFailed(admitted)
             if time.monotonic() - started > timeout_s:
-                raise DaemonFailed(f"the node {node.site!r} was neither admitted nor refused within {timeout_s:g} s")
+                raise DaemonFailed(
+                    f"the node {node.site!r} was neither admitted nor refused within {timeout_s:g} s; to fix: check "
+                    "with `consilium server status` that the server runs, then run the same command again"
+                )
     finally:
         group.stop(daemon)
     if node_id(node, since=start) is not None or status == 0:
-        raise DaemonFailed(f"SuperLink admitted the node {node.site!r}, whose key is not registered")
+        raise DaemonFailed(admitted)
     text = _log_text(node, start)
     code, answer = _EXIT_CODE.search(text), _API_ERROR.search(text)
     if code is None or answer is None:
-        raise DaemonFailed(f"the node {node.site!r} ended without an answer from SuperLink; see its log, {node.log}")
+        raise DaemonFailed(
+            f"the node {node.site!r} ended without an answer from SuperLink; to fix: correct what its log, {node.log}, "
+            "names"
+        )
     return Refusal(
         exit_status=status,
         exit_code=int(code[1]),

@@ -456,7 +456,10 @@ def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:
     keys = load_site(directory).server.signing_public_keys
     for receipt in theirs:
         if not any(receipt.is_genuine(key) for key in keys):
-            raise LedgerCorrupt(f"a receipt of site {receipt.site} is not signed by a key in site.toml")
+            raise LedgerCorrupt(
+                f"a receipt of site {receipt.site} is not signed by a key in site.toml; to fix: ask that site for a "
+                "new export, and compare the server's keys"
+            )
     with read_books(load_site(directory)) as ledger:
         fork = first_fork(ledger.receipts(), theirs)
     if fork is not None:

@@ -198,7 +198,9 @@ class TrainingJournal:
         """
         if self.left <= 0:
             raise Refused(
-                "training-plan-spent", f"all {self.plan.event.steps} planned steps of this training are spent"
+                "training-plan-spent",
+                f"all {self.plan.event.steps} planned steps of this training are spent; to fix: begin another "
+                "training, which is charged too",
             )
         if self.path is not None:
             with _locked(self.path) as descriptor:

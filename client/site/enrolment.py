@@ -38,6 +38,7 @@ START = "start.pt"
 """File of the public start (a network trained on public data alone), in the kit and in a site's directory."""
 MAX_KIT_FILE_BYTES = 512 << 20
 """Largest file in a kit, enough for the largest network's weights."""
+_ANOTHER_KIT = "ask the consortium for a new startup kit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class SiteKit:
         kit_file, certificate, study = (directory / name for name in ("kit.json", "ca.crt", "study.toml"))
         start = directory / START
         try:
-            with parsing("kit.json or ca.crt cannot be read"):
+            with parsing("kit.json or ca.crt cannot be read", remedy=_ANOTHER_KIT):
                 for path in (kit_file, certificate, study, *([start] if os.path.lexists(start) else [])):
                     _received(path)
                 text = read_text(kit_file, what="kit.json", most_bytes=MAX_KIT_BYTES)
@@ -135,7 +136,7 @@ def _check_start(path: Path, study: Study) -> None:
             f"{START}, the network that teachers begin from",
             value=found,
             limit=f"{named}, which the study names",
-            remedy="ask the consortium for a new startup kit",
+            remedy=_ANOTHER_KIT,
         )
 
 

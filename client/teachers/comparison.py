@@ -227,7 +227,10 @@ def _mean_shape(site_dir: Path, study: Study, codec: str | None) -> Answer:
     """Return a model that predicts the codec's mean shape (the decoded zero code) for every volume."""
     cache = site_dir / "cache"
     if codec is None or not (cache / codec).is_file():
-        raise InvalidInput("this site does not have the study's codec, because it has answered no query of the study")
+        raise InvalidInput(
+            "this site does not have the study's codec, because it has answered no query of the study",
+            remedy="evaluate again after the site has answered",
+        )
     opened = load_codec(ObjectStore(cache).get(codec), expected_hash=codec)
     shape = opened.decode(np.zeros(opened.dimension), noise_std=0.0)
     expected = (len(study.data.labels), *study.data.grid)

@@ -367,7 +367,11 @@ def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, 
             raise InvalidInput(
                 "receipt", limit="a receipt that contains every roster that its own rows introduce"
             ) from None
-        raise Refused("receipt-gap", "the earlier receipt that contains the roster has not arrived") from None
+        raise Refused(
+            "receipt-gap",
+            "the earlier receipt that contains the roster has not arrived; to fix: nothing to do, the server sends "
+            "it again",
+        ) from None
     except InvalidInput as error:
         raise LedgerCorrupt(
             f"the release's number of voters differs from its roster's ({error})", row=item.seq
@@ -406,7 +410,9 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
         return
     if receipt.previous.seq > known.position.seq:
         raise Refused(
-            "receipt-gap", f"receipts between rows {known.position.seq} and {receipt.previous.seq} have not arrived"
+            "receipt-gap",
+            f"receipts between rows {known.position.seq} and {receipt.previous.seq} have not arrived; to fix: "
+            "nothing to do, the server sends them again",
         )
     if receipt.previous != known.position:
         raise LedgerCorrupt(

@@ -418,7 +418,11 @@ class SiteBooks(RowState):
         except LedgerCorrupt:
             rows = [self.reservations[query_id].seq for query_id in receipt.query_ids if query_id in self.reservations]
             if max(rows or self.restored_at, default=0) < self.recovered_at.get(receipt.ledger_id, 0):
-                raise Refused("receipt-superseded", "the receipt was signed before the ledger was recovered") from None
+                raise Refused(
+                    "receipt-superseded",
+                    "the receipt was signed before the ledger was recovered; to fix: nothing to do, the site has "
+                    "newer ones",
+                ) from None
             raise
         if not known.recovering and self._lost_draws(receipt).mu_squared > receipt.losses * self._open_to_loss():
             raise LedgerCorrupt(

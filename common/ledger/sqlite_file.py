@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from common import __version__
+from common.canonical import check_schema
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.keys import sync_directory
 from common.ledger.rows import NO_HASH, ROLES
@@ -99,24 +101,25 @@ def migrate(connection: sqlite3.Connection, *, role: str, path: Path, read_only:
     except (sqlite3.DatabaseError, UnicodeError) as error:
         raise ledger_error(error, f"{path} is not a ledger or is damaged") from error
     if application != APPLICATION_ID or "rows" not in tables:
-        raise LedgerCorrupt(f"{path} is not a Consilium ledger")
+        raise LedgerCorrupt(f"{path} is not a Consilium ledger; to fix: give a ledger's file, NAME.sqlite")
     if ROLES[role] not in tables:
         raise InvalidInput("kind of ledger", value=str(path), limit=f"a {role} ledger")
     if version > SCHEMA_VERSION:
-        raise InvalidInput("ledger schema", value=version, limit=f"up to {SCHEMA_VERSION}", remedy="upgrade Consilium")
+        check_schema("ledger", version, known=SCHEMA_VERSION)
     while version < SCHEMA_VERSION:
         if version not in MIGRATIONS:
             raise InvalidInput(
                 "ledger schema",
                 value=version,
-                limit=f"{SCHEMA_VERSION}, or an older version that this program can migrate",
+                limit=f"{SCHEMA_VERSION}, or an older one that Consilium {__version__} can migrate, which runs here",
+                remedy="open it once with the version that wrote it and with each later one",
             )
         if read_only:
             writer = "consilium study run" if role == "server" else "consilium site up"
             raise InvalidInput(
                 "ledger schema",
                 value=version,
-                limit=str(SCHEMA_VERSION),
+                limit=f"{SCHEMA_VERSION}, which Consilium {__version__} reads, the version that runs here",
                 remedy=f"migrate the ledger: run a command that writes to it, such as `{writer}`",
             )
         connection.execute("BEGIN IMMEDIATE")

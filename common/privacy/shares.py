@@ -241,7 +241,11 @@ def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int
         )
     result = total.view(np.int64).copy()
     if not norm_within(result, bound):
-        raise Refused("sum-spoiled", "the sum is larger than the sum of any honest codes with their noise")
+        raise Refused(
+            "sum-spoiled",
+            "the sum is larger than the sum of any honest codes with their noise; to fix: see `consilium study "
+            "status`, and find the site with `consilium dispute`",
+        )
     return result
 
 

@@ -193,11 +193,15 @@ def compare_command(
     first, second = read_receipts(ours), read_receipts(theirs)
     for receipt in (*first, *second):
         if not any(receipt.is_genuine(key) for key in keys):
-            raise LedgerCorrupt(f"a receipt of site {receipt.site} is not signed by a key of --server-key")
+            raise LedgerCorrupt(
+                f"a receipt of site {receipt.site} is not signed by a key of --server-key; to fix: give every "
+                "key that the server ever had"
+            )
     fork = first_fork(first, second)
     if fork is not None:
         raise LedgerCorrupt(
-            f"from this row on, the server showed the two sites different ledgers with the same id {fork[0]}",
+            f"from this row on, the server showed the two sites different ledgers with the same id {fork[0]}; to fix: "
+            "keep both files as evidence, and let the sites pause the study",
             row=fork[1],
         )
     say(f"OK: {len(first)} and {len(second)} receipts show the same ledger wherever both cover it")

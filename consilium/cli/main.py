@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from common import __version__
-from common.errors import ConsiliumError, StorageFailed
+from common.errors import LEDGER_REMEDY, ConsiliumError, LedgerCorrupt, StorageFailed
 from common.system_errors import DISK, explain
 from consilium.cli.say import say, say_unexpected
 
@@ -193,5 +193,8 @@ def main() -> None:
 def _fail(error: Any, *, code: int, verbose: bool) -> None:
     if verbose:
         raise error
-    say(f"error: {error}", err=True)
+    text = str(error)
+    if isinstance(error, LedgerCorrupt) and "; to fix: " not in text:
+        text += f"; to fix: {LEDGER_REMEDY}"
+    say(f"error: {text}", err=True)
     raise SystemExit(code)

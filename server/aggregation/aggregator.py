@@ -432,7 +432,11 @@ class Aggregator:
     ) -> None:
         """Refuse (``code-norm``) a site's code if its norm exceeds the bound for its voters' clipped codes."""
         if not within(code, bound_int=query.mechanism.site_radius_int):
-            raise Refused("code-norm", "the norm of the site's code exceeds the bound for honest voters")
+            raise Refused(
+                "code-norm",
+                "the norm of the site's code exceeds the bound for honest voters; to fix: ask the site for its "
+                "version and its changes to the software",
+            )
 
     def _open_reply(
         self, message: CodesReply | None, problem: str, *, batch: Batch, attempt: int, site: Site

@@ -120,7 +120,11 @@ def exchange(transport: Transport, questions: Questions, *, sign: Sign, timeout_
             continue
         try:
             if not site.answer_key:
-                raise Refused("unsigned", "the site was registered without a public key that verifies its replies")
+                raise Refused(
+                    "unsigned",
+                    "the site was registered without a public key that verifies its replies; to fix: register it again "
+                    "with `consilium provision approve`",
+                )
             key = signing_public_key(site.answer_key)
             body = open_answered(reply.body, key=key, site=site.name, request_sha256=sent.sha256[reply.node_id])
             yield Heard(site, decode(body))

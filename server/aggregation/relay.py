@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from common import sockets
+from common import __version__, sockets
 from common.errors import InvalidInput
 
 SOCKET = "core.sock"
 FOLDER = "CONSILIUM_RELAY"
 """Environment variable that tells the ServerApp the folder of the core's socket."""
 
-SAME_VERSION = "install the same version of Consilium for the core and the ServerApp"
+SAME_VERSION = f"install the same version of Consilium for the core and the ServerApp; {__version__} runs here"
 """What to do if one of the two sends something that the other does not expect."""
 
 MAX_BODY = 64 << 20

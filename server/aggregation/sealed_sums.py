@@ -280,7 +280,11 @@ class SealedSums(Aggregator):
         """
         of = {"query": query.id, "site": site.name, "identity": site.answer_key}
         if batch.roster is None or not is_word_of(code.view(np.uint64), signature, roster=batch.roster.id, **of):
-            raise Refused("unsigned", "the masked code is not signed for this draw by the site that sent it")
+            raise Refused(
+                "unsigned",
+                "the masked code is not signed for this draw by the site that sent it; to fix: compare the site's "
+                "key in `consilium provision list` with the site's own",
+            )
 
     def _completed(
         self, batch: Batch, draw: Draw, roster: Sequence[Site], ahead: Batch | None, transport: Transport

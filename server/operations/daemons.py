@@ -545,10 +545,12 @@ def _flwr(server: FlowerServer, *arguments: str, script: Path | None = None) -> 
     try:
         answer = json.loads(out[out.index("{") :])
     except ValueError as error:
-        raise DaemonFailed(f"`flwr {arguments[0]}` did not answer in JSON: {out[:200]!r}") from error
+        raise DaemonFailed(
+            f"`flwr {arguments[0]}` did not answer in JSON: {out[:200]!r}; to fix: {_REINSTALL}"
+        ) from error
     if not isinstance(answer, dict) or answer.get("success") is False:
         said = answer.get("error-message", answer) if isinstance(answer, dict) else answer
-        raise DaemonFailed(f"`flwr {' '.join(arguments[:2])}` failed: {said}")
+        raise DaemonFailed(f"`flwr {' '.join(arguments[:2])}` failed: {said}; to fix: {_SUPERLINK_LOG}")
     return answer
 
 
@@ -576,8 +578,14 @@ def _command(command: list[str], *, home: Path, cwd: Path) -> str:
         if done.returncode != 0 and "{" not in out:
             errors.seek(0)
             said = (out + errors.read().decode("utf-8", "replace")).strip()[-800:]
-            raise DaemonFailed(f"the command {name} ended with status {done.returncode}: {said}")
+            raise DaemonFailed(
+                f"the command {name} ended with status {done.returncode}: {said}; to fix: {_SUPERLINK_LOG}"
+            )
     return out
+
+
+_SUPERLINK_LOG = "see the log of SuperLink, flower/logs/superlink.log"
+_REINSTALL = "install Consilium again, with the Flower that it requires"
 
 
 def _text(row: object, key: str) -> str:

@@ -42,7 +42,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.clock import Clock
-from common.errors import DaemonFailed, InvalidInput, Refused
+from common.errors import SAME_VERSION, DaemonFailed, InvalidInput, Refused
 from common.node_auth import Gatekeeper
 from common.plain import log_to_stderr
 from common.sockets import short
@@ -184,7 +184,9 @@ class _Fleet:
         except ClientDisconnect:
             return
         except fleet.TooLarge as error:
-            raise Refused("too-large", "the request's body exceeds the limit of its route") from error
+            raise Refused(
+                "too-large", f"the request's body exceeds the limit of its route; to fix: {SAME_VERSION}"
+            ) from error
         except httpx.TransportError as error:
             await _later(type(error).__name__)(scope, receive, send)
             return
@@ -227,7 +229,10 @@ async def _body(request: Request, share: Share, *, limit: int) -> AsyncGenerator
             except StopAsyncIteration:
                 return
             except TimeoutError as error:
-                raise Refused("too-slow", "the request's body arrives too slowly") from error
+                raise Refused(
+                    "too-slow",
+                    "the request's body arrives too slowly; to fix: check the network between site and server",
+                ) from error
             if size + len(part) > limit:
                 raise fleet.TooLarge
             share.take(len(part))
@@ -278,7 +283,9 @@ def _once_each(scope: Scope) -> Headers:
     names = [name.decode("latin-1") for name, _ in scope["headers"]]
     signed = [name for name in names if name.startswith(_SIGNED)]
     if len(set(signed)) != len(signed):
-        raise Refused("unsigned", "a header that authenticates the request is repeated")
+        raise Refused(
+            "unsigned", "a header that authenticates the request is repeated; to fix: let no proxy repeat headers"
+        )
     return Headers(scope=scope)
 
 

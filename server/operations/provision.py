@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from common import __version__
 from common.admission import JoinRequest, StatedBooks
 from common.canonical import check_name, sha256_bytes
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput
@@ -407,7 +408,8 @@ def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool:
         raise InvalidInput(
             "join request of an earlier version",
             limit="a request that names the site's ledger and the key that signs its replies",
-            remedy="upgrade Consilium at the site, and write a new request there with `consilium site request`",
+            remedy=f"upgrade Consilium at the site to {__version__}, which runs here, and write a new request there "
+            "with `consilium site request`",
         )
     return request.books
 

@@ -48,6 +48,8 @@ _MESSAGES, _METADATA, _ID, _SRC, _DST, _REPLY_TO = 2, 1, 2, 3, 4, 5
 _TREES, _OBJECT, _CHILD = 3, 1, 2
 _DEPTHS = (1, 3)
 """Allowed numbers of objects in a message: 1 for an error; 3 for message, record dictionary and record."""
+_OWN_KEY = "give every site a node key of its own; if no site of yours sent this, nothing is to do"
+_SUPERNODE = "start the site's node with `consilium site up` of the server's version, and let no proxy change requests"
 _NAME = re.compile(rb"[0-9a-f]{64}")
 
 Field = int | bytes
@@ -72,28 +74,37 @@ def check_sender(route: str, body: bytes, *, node_id: int) -> None:
         return
     sender = _number(body, *NODE_OF[route])
     if sender and node_id not in (0, sender):
-        raise Refused("sender", "the request names another node than the one whose key signed it")
+        raise Refused("sender", f"the request names another node than the one whose key signed it; to fix: {_OWN_KEY}")
     if route != PUSH:
         return
     if sender == 0:
         raise Refused(
             "sender",
-            "the request pushes a message but does not name its sender; a request of Flower's own SuperNode does",
+            "the request pushes a message but does not name its sender; a request of Flower's own SuperNode does; "
+            f"to fix: {_SUPERNODE}",
         )
     pushed = list(_fields(body))
     messages = [_bytes(value) for number, value in pushed if number == _MESSAGES]
     for message in messages:
         metadata = _bytes(_only(message, _METADATA))
         if _number(metadata, _SRC) != sender or _number(metadata, _DST) != SERVER_NODE_ID:
-            raise Refused("sender", "the pushed message is not from the signing node to the server")
+            raise Refused(
+                "sender", f"the pushed message is not from the signing node to the server; to fix: {_OWN_KEY}"
+            )
         if not _bytes(_only(metadata, _REPLY_TO)):
-            raise Refused("sender", "the pushed message is not a reply")
+            raise Refused("sender", f"the pushed message is not a reply; to fix: {_SUPERNODE}")
     trees = [_bytes(value) for number, value in pushed if number == _TREES]
     if len(messages) != 1 or len(trees) != 1:
-        raise Refused("shape", "the request does not push exactly one message with one tree of objects")
+        raise Refused(
+            "shape", f"the request does not push exactly one message with one tree of objects; to fix: {_SUPERNODE}"
+        )
     names = _row(trees[0])
     if len(names) not in _DEPTHS or names[0] != _bytes(_only(_bytes(_only(messages[0], _METADATA)), _ID)):
-        raise Refused("shape", "the objects of the pushed message are not one or three, the first named as the message")
+        raise Refused(
+            "shape",
+            "the objects of the pushed message are not one or three, the first named as the message; to fix: "
+            f"{_SUPERNODE}",
+        )
 
 
 def _row(tree: bytes) -> list[bytes]:
@@ -110,9 +121,14 @@ def _row(tree: bytes) -> list[bytes]:
             break
         tree = children[0]
         if len(children) > 1 or len(names) == max(_DEPTHS):
-            raise Refused("shape", "an object of the pushed message has several children, or its tree is too deep")
+            raise Refused(
+                "shape",
+                f"an object of the pushed message has several children, or its tree is too deep; to fix: {_SUPERNODE}",
+            )
     if len(set(names)) != len(names) or not all(map(_NAME.fullmatch, names)):
-        raise Refused("shape", "a name of an object is repeated or is not a SHA-256 in hexadecimal")
+        raise Refused(
+            "shape", f"a name of an object is repeated or is not a SHA-256 in hexadecimal; to fix: {_SUPERNODE}"
+        )
     return names
 
 
@@ -123,13 +139,13 @@ def _number(data: bytes, *path: int) -> int:
         data = _bytes(_only(data, number))
     found = _only(data, last, default=0)
     if not isinstance(found, int):
-        raise Refused("body", "a protobuf field has another type than expected")
+        raise Refused("body", f"a protobuf field has another type than expected; to fix: {_SUPERNODE}")
     return found
 
 
 def _bytes(field: Field) -> bytes:
     if not isinstance(field, bytes):
-        raise Refused("body", "a protobuf field has another type than expected")
+        raise Refused("body", f"a protobuf field has another type than expected; to fix: {_SUPERNODE}")
     return field
 
 
@@ -137,7 +153,7 @@ def _only(data: bytes, number: int, *, default: Field = b"") -> Field:
     """Return the value of the field with this number, or ``default`` if there is none; Refused if it is repeated."""
     found = [value for each, value in _fields(data) if each == number]
     if len(found) > 1:
-        raise Refused("body", "a protobuf field is repeated")
+        raise Refused("body", f"a protobuf field is repeated; to fix: {_SUPERNODE}")
     return found[0] if found else default
 
 
@@ -146,11 +162,11 @@ def _fields(data: bytes) -> Iterator[tuple[int, Field]]:
     place = fields = 0
     while place < len(data):
         if (fields := fields + 1) > MAX_FIELDS:
-            raise Refused("body", "a protobuf message has too many fields")
+            raise Refused("body", f"a protobuf message has too many fields; to fix: {_SUPERNODE}")
         tag, place = _varint(data, place)
         number, kind = tag >> 3, tag & 7
         if not 1 <= number < 1 << 29:
-            raise Refused("body", "a protobuf field number is outside its range")
+            raise Refused("body", f"a protobuf field number is outside its range; to fix: {_SUPERNODE}")
         if kind == _VARINT:
             value, place = _varint(data, place)
             yield number, value
@@ -160,9 +176,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, Field]]:
         elif kind in (_FIXED64, _FIXED32):
             size = 8 if kind == _FIXED64 else 4
         else:  # a group, which Flower never writes
-            raise Refused("body", "a protobuf field has an unknown wire type")
+            raise Refused("body", f"a protobuf field has an unknown wire type; to fix: {_SUPERNODE}")
         if size > len(data) - place:
-            raise Refused("body", "a protobuf field is cut off")
+            raise Refused("body", f"a protobuf field is cut off; to fix: {_SUPERNODE}")
         yield number, data[place : place + size]
         place += size
 
@@ -178,4 +194,4 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
             if value >= 1 << 64 or (index and not byte):  # a needlessly long number: readers differ on such a tag
                 break
             return value, place + index + 1
-    raise Refused("body", "a protobuf number is cut off, too large or needlessly long")
+    raise Refused("body", f"a protobuf number is cut off, too large or needlessly long; to fix: {_SUPERNODE}")

@@ -46,14 +46,17 @@ class Share:
             Refused: ``busy`` if :data:`WAITING` requests wait already, or after :data:`WAIT_S` of waiting.
         """
         if self._waiting >= WAITING:
-            raise Refused("busy", "the site is too busy: too many of its requests wait; it may try again later")
+            raise Refused(
+                "busy",
+                "the site is too busy: too many of its requests wait; to fix: nothing to do, the site tries again",
+            )
         self._waiting += 1
         try:
             async with asyncio.timeout(WAIT_S):
                 await self._turns.acquire()
         except TimeoutError as error:
             raise Refused(
-                "busy", "the site is too busy: its request waited too long; it may try again later"
+                "busy", "the site is too busy: its request waited too long; to fix: nothing to do, the site tries again"
             ) from error
         finally:
             self._waiting -= 1
@@ -73,7 +76,9 @@ class Share:
         """
         if self._bytes + count > SITE_BODY_BYTES or self._shares.bytes + count > ALL_BODY_BYTES:
             raise Refused(
-                "busy", "the server is too busy: too many body bytes are in transit; the site may try again later"
+                "busy",
+                "the server is too busy: too many body bytes are in transit; to fix: nothing to do, the site tries "
+                "again",
             )
         self._bytes += count
         self._shares.bytes += count

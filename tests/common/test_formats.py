@@ -1,6 +1,7 @@
 """Whatever is kept or sent names its format; one that this version does not know is refused, with what to do."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from client.policy import load_site
 from client.teachers.teacher import load_teacher
+from common import __version__
 from common.canonical import canonical_bytes, check_schema
 from common.codecs.codec import load_codec, pack
 from common.config import parse_study
@@ -64,7 +66,9 @@ READERS: dict[str, Callable[[Path, int], object]] = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_newer_format_is_refused_and_the_remedy_is_to_upgrade(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConsiliumError, match=f"{name} schema: got 99; allowed: .; to fix: upgrade .*here"):
+    """The cause, the version found, the version that runs, and what to do."""
+    said = f"{name} schema of a newer .*: got 99; allowed: ., .*{re.escape(__version__)}.*; to fix: upgrade .*here"
+    with pytest.raises(ConsiliumError, match=said):
         READERS[name](tmp_path, 99)
 
 

@@ -15,7 +15,7 @@ import traceback
 import pytest
 from typer.testing import CliRunner
 
-from common.errors import ConsiliumError, DaemonFailed, InvalidInput
+from common.errors import ConsiliumError, DaemonFailed, InvalidInput, LedgerCorrupt
 from common.sockets import free_ports
 from consilium.cli.main import _GROUPS, app, main
 from server.operations.daemons import list_nodes
@@ -70,6 +70,24 @@ def test_version_needs_no_torch():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("consilium ")
+
+
+@pytest.mark.parametrize(
+    ("raised", "remedies"), [("row 5: the hash differs", 1), ("no ledger; to fix: give a ledger's file", 1)]
+)
+def test_a_damaged_ledger_always_says_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, raised: str, remedies: int
+) -> None:
+    def damaged(**_: object) -> None:
+        raise LedgerCorrupt(raised)
+
+    monkeypatch.setattr("consilium.cli.main.app", damaged)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == LedgerCorrupt.exit_code
+    assert raised in said
+    assert said.count("to fix: ") == remedies
 
 
 def test_a_mistyped_command_is_suggested_once(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
