@@ -88,6 +88,10 @@ def against_whom(
     return no_share, t_shares, more
 
 
+COALITIONS = 1
+"""Place of the ε against each party among the :func:`coalition_sentences`."""
+
+
 def coalition_sentences(
     found: tuple[Guarantee, Guarantee, Guarantee], *, least: int, most: int, colluders: int
 ) -> tuple[str, ...]:

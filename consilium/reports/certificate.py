@@ -34,6 +34,7 @@ from common.ledger.spending import Spending
 from common.objects import write_atomically
 from common.privacy.accounting import Guarantee
 from common.privacy.calibration import noise_multiplier
+from common.privacy.coalitions import COALITIONS
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import GRID_BITS, Mechanism, Relation, Unit
 from common.site_facts import read_guarantee
@@ -289,6 +290,8 @@ def _spent_facts(found: StudyFacts, study: Study, *, sites: int) -> dict[str, An
                 "cap_epsilon": life.budget.epsilon,
             }
         )
+    said = in_words(spending, colluders=study.privacy.sealed_colluders)
+    sealed = sealed_sentences(study, sites=sites, spent=spending.mu_squared)
     return {
         "guarantee": spending.guaranteed.to_json(),
         "spent": spending.spent.to_json(),
@@ -298,12 +301,14 @@ def _spent_facts(found: StudyFacts, study: Study, *, sites: int) -> dict[str, An
             "guaranteed": spending.odds_guaranteed,
             "spent": spending.odds_spent,
         },
-        "in_words": [
-            *in_words(spending, colluders=study.privacy.sealed_colluders),
-            *sealed_sentences(study, sites=sites, spent=spending.mu_squared),
-        ],
+        "in_words": [*said, *sealed],
+        "in_words_tabled": [GROUPS, *([len(said) + COALITIONS] if sealed else [])],
         "pools": pools,
     }
+
+
+GROUPS = 2
+"""Place of the ε of groups among the paragraphs of :func:`in_words`."""
 
 
 def in_words(spending: Spending, *, colluders: int | None) -> list[str]:

@@ -66,15 +66,14 @@ def certificate_paper(facts: dict[str, Any], *, document_sha256: str) -> Paper:
 
 
 def _in_words(facts: dict[str, Any]) -> PaperSection:
-    """Return the front's text. It names one ε; :func:`_every_epsilon` lists the others."""
-    first, *others = facts["in_words"]
+    """Return the front's text. It names one ε; :func:`_every_epsilon` lists those of the paragraphs left out."""
+    said = [text for place, text in enumerate(facts["in_words"]) if place not in facts["in_words_tabled"]]
     return PaperSection(
         "In plain words",
         paragraphs=(
             "For the files of the hospitals and their privacy officers: what the study released, and what its ledger "
             f"proves of it. Issued from ledger {facts['ledger']['id']} by the holder of its signing key, named below.",
-            first,
-            *(text for text in others if "ε = " not in text),
+            *said,
             *_files_as_patients(facts),
             f"This page is about privacy. It says nothing on how well the student segments. {RESEARCH_ONLY}",
         ),

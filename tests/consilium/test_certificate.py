@@ -163,6 +163,20 @@ def test_the_front_names_one_epsilon_and_a_table_says_what_each_other_one_is(tmp
     assert "2 hospitals of 3" in whom["Sealed sum, one share more"]
 
 
+def test_the_front_leaves_out_what_the_table_lists_however_it_is_worded(tmp_path: Path) -> None:
+    made = Workspace(tmp_path / "study")
+    sealed_sum = {"planned_queries": 4, "quorum": 3, "aggregation": "sealed-sum", "spare_draws": 1}
+    setup.create_study(made, make_study(name="trial", **sealed_sum))
+    facts = certificate_facts(made)
+    tabled = [facts["in_words"][place] for place in facts["in_words_tabled"]]
+    assert [text for text in facts["in_words"][1:] if "ε = " in text] == tabled
+    said = [f"{place} says ε = 1" for place in range(len(facts["in_words"]))]
+    front = paper_of(facts | {"in_words": said}).sections[0].paragraphs
+    assert [text for text in said if text in front] == [
+        text for place, text in enumerate(said) if place not in facts["in_words_tabled"]
+    ]
+
+
 @pytest.mark.parametrize("unit", ["hospital", "patient"])
 def test_the_front_says_where_every_file_counted_as_a_patient(workspace: Workspace, unit: str) -> None:
     facts = certificate_facts(workspace)
