@@ -279,6 +279,21 @@ def test_the_list_of_messages_is_that_of_the_source_and_every_message_says_what_
     assert len(silent) <= 6, silent
 
 
+OF_A_DISPUTE = (
+    "client/ledger/site_disclosures.py",
+    "consilium/audit/dispute.py",
+    "server/study/evidence.py",
+    "server/study/spoiled.py",
+)
+
+
+def test_every_error_of_a_dispute_says_what_a_draw_is():
+    found = [each for each in message_reference.messages() if each.place.partition(":")[0] in OF_A_DISPUTE]
+    said = [each for each in found if re.search(r"\bdraw\b", f"{each.cause} {each.limit}")]
+    assert len(said) >= 6
+    assert [each.place for each in said if "attempt at a sealed sum" not in f"{each.cause} {each.limit}"] == []
+
+
 @pytest.mark.parametrize("kind", ["Refused", "DaemonFailed", "LedgerCorrupt"])
 def test_every_refusal_failure_and_damaged_ledger_states_a_remedy(kind: str) -> None:
     silent = [each.place for each in message_reference.messages() if each.kind == kind and not each.remedy]

@@ -81,23 +81,25 @@ class KeepsDisclosures(SiteFile):
         if len(named) < LEAST_PREFIX or set(named) - set("0123456789abcdef") or len({one.masks for one in found}) != 1:
             known = ", ".join(dict.fromkeys(record.masks[:16] for _, record in masked[-8:])) or "none"
             raise InvalidInput(
-                "draw",
+                "draw (one attempt at a sealed sum)",
                 value=named[:80],
                 limit=f"the first 12 or more digits of the id of a draw in which this site sent masked codes: {known}",
+                remedy="ask the consortium for the id of the disputed draw",
             )
         batch, number, masks = found[0].batch, found[0].draw, found[0].masks
         if batch is None or (batch, number) not in self._books.sealed.nonces:
             raise Refused(
                 "old-draw",
-                f"draw {masks[:16]} was made by an earlier version, which did not record its mask key; to fix: "
-                "choose a later draw",
+                f"draw {masks[:16]} (an attempt at a sealed sum) was made by an earlier version, which did not record "
+                "its mask key; to fix: choose a later draw",
             )
         mine = [(row, one) for row, one in masked if one.draw == number and one.batch in (None, batch)]
         if min(row.seq for row, _ in mine) < self._books.teachers.last_withdrawal:
             raise Refused(
                 "withdrawn",
-                f"a patient was withdrawn after draw {masks[:16]} was masked; disclosing it would disclose "
-                "that patient's contribution; to fix: choose a draw after the withdrawal",
+                f"a patient was withdrawn after this site masked its codes for draw {masks[:16]} (an attempt at a "
+                "sealed sum); disclosing it would disclose that patient's contribution; to fix: choose a draw after "
+                "the withdrawal",
             )
         reservation = self._books.reservations[found[0].query_id]
         grown = sum((self._told(record) for _, record in mine), start=Fraction(0))

@@ -218,11 +218,12 @@ def _words(evidence: DrawEvidence, identities: Mapping[str, str]) -> dict[str, d
                 raise InvalidInput(
                     f"masked code of {sent.site}: its query",
                     value=word.query[:16],
-                    limit="a query of this draw, and a code of its length",
+                    limit="a query of the disputed draw (one attempt at a sealed sum), and a code of its length",
                 )
             if not is_word_of(values, word.signature, identity=identities[sent.site], **of):
                 raise InvalidInput(
-                    f"masked code of {sent.site}", limit="a masked code that this site signed for this draw"
+                    f"masked code of {sent.site}",
+                    limit="a masked code that this site signed for the disputed draw (one attempt at a sealed sum)",
                 )
             of_site[word.query] = values
         if of_site.keys() != queries.keys():
@@ -256,10 +257,16 @@ def _keys(
         site = sealed.site
         ask = f"ask {site} to make a disclosure about draw {evidence.roster.id[:12]} for this auditor's key"
         if site not in members:
-            raise InvalidInput(f"disclosure of {site}", limit=f"a site of the draw: {', '.join(sorted(members))}")
+            raise InvalidInput(
+                f"disclosure of {site}",
+                limit=f"a site of the disputed draw (one attempt at a sealed sum): {', '.join(sorted(members))}",
+            )
         if sealed.roster != evidence.roster.id:
             raise InvalidInput(
-                f"draw of the disclosure of {site}", value=sealed.roster, limit=evidence.roster.id, remedy=ask
+                f"draw (one attempt at a sealed sum) of the disclosure of {site}",
+                value=sealed.roster,
+                limit=f"{evidence.roster.id}, the draw of the evidence",
+                remedy=ask,
             )
         if sealed.auditor != sealed_to:
             raise InvalidInput(f"auditor of the disclosure of {site}", limit="this auditor", remedy=ask)

@@ -328,7 +328,12 @@ class AnswersQueries(IssuesReceipts):
             if release.study_id == study_id and release.masks and release.masks.startswith(masks):
                 found.setdefault(release.masks, []).append(release)
         if len(found) != 1 or len(masks) < 12:
-            raise InvalidInput("id of a draw", value=masks[:80], limit="at least the first 12 digits of one draw's id")
+            raise InvalidInput(
+                "draw (one attempt at a sealed sum)",
+                value=masks[:80],
+                limit="at least the first 12 digits of the id of one draw",
+                remedy="choose an id from the list that `consilium dispute evidence` prints without one",
+            )
         ((of, releases),) = found.items()
         return self._draw(of, releases)
 

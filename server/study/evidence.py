@@ -51,7 +51,10 @@ def evidence_of(workspace: Workspace, draw: str) -> DrawEvidence:
     kept = [_file(workspace.evidence_dir, found.roster.id, name).read_bytes() for name in names]
     if not kept:
         raise InvalidInput(
-            "evidence of this draw", value=draw[:16], limit="a draw for which at least one site sent masked codes"
+            "evidence of this draw (one attempt at a sealed sum)",
+            value=draw[:16],
+            limit="a draw for which at least one site sent masked codes",
+            remedy="choose one from the list that `consilium dispute evidence` prints without an id",
         )
     evidence = DrawEvidence(found.roster, found.queries, tuple(map(SiteWords.parse, kept)))
     evidence.check()

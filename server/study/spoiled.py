@@ -64,11 +64,12 @@ def question(ledger: Ledger, study: Study, *, accepted: str = "") -> str | None:
     if not spoiled or spoiled[-1].row_hash == accepted:
         return None
     last = spoiled[-1]
+    sums = "1 sum" if len(last.query_ids) == 1 else f"{len(last.query_ids)} sums"
     return (
         f"a site of the roster {', '.join(last.sites)} sent a value that no honest site can send: "
-        f"{len(last.query_ids)} sums of draw {last.masks[:16]} are spoiled, charged to all these sites and not "
-        "released. A sum does not show which site sent the value; "
-        f"{budget_state(ledger, study)}; to fix: have the sites disclose the draw to an auditor (`consilium dispute "
+        f"the attempt at {sums} (draw {last.masks[:16]}) is spoiled, charged to all these sites "
+        "and not released. A sum does not show which site sent the value; "
+        f"{budget_state(ledger, study)}; to fix: have the sites disclose this draw to an auditor (`consilium dispute "
         "evidence`), or revoke the suspected site (`consilium provision revoke`). Then, or if you accept the risk that "
         f"a site spoils the remaining budget: `{GO_ON}`"
     )
