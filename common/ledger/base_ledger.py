@@ -23,7 +23,7 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.base_state import SigningKey
 from common.ledger.chain import Chain
 from common.ledger.records import kind_of
-from common.ledger.rollback_guard import KeptStanding, kept_standing, lies_with_its_key, standing_path
+from common.ledger.rollback_guard import KeptStanding, kept_standing, lies_with_its_key, place_elsewhere
 from common.ledger.rows import START, Position, Row, SignedHead
 from common.ledger.sqlite_file import ledger_error
 
@@ -229,7 +229,7 @@ class OpenLedger(ABC, Generic[B]):
     def _keep_standing(self) -> None:
         with self._chain.unchanging():  # otherwise an earlier standing could replace a later one
             self._catch_up()
-            self._standing().save(standing_path(self._chain.path))
+            self._standing().save(self._chain.path)
             self._kept_at = self._books.row_count
 
     def _make_good_standing(self) -> None:
@@ -238,8 +238,9 @@ class OpenLedger(ABC, Generic[B]):
         """
         path = kept_standing(self._chain.path)
         last = self._chain.last
-        known = None if path is None else self.STANDING.load(path).position
-        if last is None or known != Position(last.seq, last.hash):
+        kept = None if path is None else self.STANDING.load(path)
+        known = None if kept is None else (kept.position, kept.elsewhere)
+        if last is None or known != (Position(last.seq, last.hash), place_elsewhere(self._chain.path)):
             self._keep_standing()
         self._kept_at = self._books.row_count
 

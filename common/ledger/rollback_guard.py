@@ -7,14 +7,16 @@ continued from an older copy contains one of the marks. The standing file theref
 mark in the ledger that was replaced, and not only by how much the two totals differ now.
 
 The standing file may be on another disk, behind a symbolic link. It contains no code, no answer and no name. Refuses a
-link whose target does not exist.
+link whose target does not exist, and a plain file in the place of a link, because a backup that follows links stores a
+copy of the standing file beside the copy of the ledger.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
@@ -35,6 +37,7 @@ class KeptStanding(Document):
     A standing file states the ledger's newest signed head and the last rows of earlier transactions, newest first.
 
     A standing file of an early version has no ``marks``; the row where it diverged from a ledger is then unknown.
+    ``elsewhere`` is the file's place if the ledger finds it through a symbolic link.
     """
 
     ROLE: ClassVar[str]
@@ -43,6 +46,7 @@ class KeptStanding(Document):
 
     head: SignedHead
     marks: Annotated[tuple[tuple[Number, Sha256], ...], LATER] = field(default=(), kw_only=True)
+    elsewhere: str | None = field(default=None, kw_only=True)
 
     def check(self) -> None:
         """Refuse the head of another kind of ledger, and a head whose signature is invalid."""
@@ -61,14 +65,16 @@ class KeptStanding(Document):
             if seq < self.head.seq:
                 yield Position(seq, hashed)
 
-    def save(self, path: Path) -> None:
-        """Write the standing file, replacing an earlier one (mode 0600). After a power cut the earlier version may
-        remain, which is older but valid.
+    def save(self, ledger: Path) -> None:
+        """Write the ledger's standing file, replacing an earlier one (mode 0600). After a power cut the earlier version
+        may remain, which is older but valid.
 
         Args:
-            path: The standing file.
+            ledger: The ledger's file.
         """
-        text = canonical_text(self.to_json()) + "\n"
+        path = standing_path(ledger)
+        placed = replace(self, elsewhere=place_elsewhere(ledger))
+        text = canonical_text(placed.to_json()) + "\n"
         write_atomically(path, text.encode(), mode=0o600, flush_name=False)
 
     def against(
@@ -183,6 +189,18 @@ def standing_path(ledger: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
+def place_elsewhere(ledger: Path) -> str | None:
+    """Return the path of a ledger's standing file if the ledger finds it through a symbolic link, else None.
+
+    Args:
+        ledger: The ledger's file.
+
+    Returns:
+        The path.
+    """
+    return str(standing_path(ledger)) if ledger.with_suffix(".standing").is_symlink() else None
+
+
 def lies_with_its_key(ledger: Path) -> bool:
     """Return whether a signing key is beside the ledger, so that the ledger is in use here and not a read-only copy.
 
@@ -206,13 +224,30 @@ def kept_standing(ledger: Path) -> Path | None:
         The path; None if there is none.
 
     Raises:
-        LedgerCorrupt: If its symbolic link has no target, because a rollback could then not be detected.
+        LedgerCorrupt: If its symbolic link has no target, or if a copy of the file is in the place of the link, because
+            a rollback could then not be detected.
     """
     path = standing_path(ledger)
     if path.exists():
+        if place_elsewhere(ledger) is None and (place := _written_for(path)) is not None:
+            raise LedgerCorrupt(
+                f"{path} is a copy of the standing file, which is kept at {place}: a backup that follows links put it "
+                f"there; to fix: `ln -sf {shlex.quote(place)} {shlex.quote(str(path))}`; if {place} is lost, delete "
+                "the copy: the ledger then counts as an older copy without a standing file"
+            )
         return path
     if ledger.with_suffix(".standing").is_symlink():
         raise LedgerCorrupt(
             f"the standing file of {ledger} is not at {path}; to fix: mount that disk, or restore the file"
         )
     return None
+
+
+def _written_for(path: Path) -> str | None:
+    """Return the other place for which a standing file was written; None if it states none or cannot be read."""
+    try:
+        found = parse_json(path.read_bytes(), what="standing file")
+    except (OSError, InvalidInput):
+        return None  # whoever loads the file reports this
+    place = found.get("elsewhere") if isinstance(found, dict) else None
+    return place if isinstance(place, str) else None

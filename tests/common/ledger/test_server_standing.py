@@ -250,6 +250,53 @@ def test_a_standing_on_another_disk_is_followed_and_missed_when_it_is_not_mounte
         Ledger.open(world.path, signing_key=key)
 
 
+def test_a_backup_that_follows_links_does_not_pass_its_own_copy_for_the_standing_on_another_disk(
+    tmp_path: Path,
+) -> None:
+    """zip, `cp -L` and `rsync -L` store the file behind the link, as old as the ledger beside it."""
+    (tmp_path / "disk").mkdir()
+    key, elsewhere, beside = (
+        Ed25519PrivateKey.generate(),
+        tmp_path / "disk" / "trial.standing",
+        tmp_path / "ledger.standing",
+    )
+    ledger = Ledger.create(tmp_path / "ledger.sqlite", signing_key=key, standing=elsewhere)
+    world = World(tmp_path / "ledger.sqlite", key, ledger, ledger_study(), Answers())
+    ledger.register_study(world.study)
+    declare(ledger)
+    world.release([make_query(1, MECHANISM)])
+    saved(world, tmp_path / "backup")
+    world.release([make_query(2, MECHANISM)])
+    put_back(world, tmp_path / "backup" / "ledger.sqlite")
+    beside.unlink()
+    shutil.copy(tmp_path / "backup" / "ledger.standing", beside)
+    for restored in (False, True):
+        with pytest.raises(LedgerCorrupt, match="ln -sf"):
+            Ledger.open(world.path, signing_key=key, restored=restored).recover([])
+    assert not verify(world.path).ok
+    beside.unlink()
+    with pytest.raises(LedgerCorrupt, match=r"standing .*missing"):
+        Ledger.open(world.path, signing_key=key)
+    beside.symlink_to(elsewhere)
+    with pytest.raises(LedgerCorrupt, match="consilium ledger recover"):
+        Ledger.open(world.path, signing_key=key)
+    world.ledger = Ledger.open(world.path, signing_key=key, restored=True)
+    world.ledger.recover([])
+    world.reopen()
+    assert world.ledger.spent(POOL).releases == len(world.answers.drawn) == 2
+
+
+def test_a_standing_that_was_moved_to_another_disk_by_hand_is_guarded_from_the_next_opening(world: World) -> None:
+    beside, elsewhere = standing_path(world.path), world.path.with_name("moved.standing")
+    beside.rename(elsewhere)
+    beside.symlink_to(elsewhere)
+    world.reopen()
+    beside.unlink()
+    shutil.copy(elsewhere, beside)
+    with pytest.raises(LedgerCorrupt, match=str(elsewhere)):
+        world.reopen()
+
+
 def test_a_backup_holds_no_standing(world: World, tmp_path: Path) -> None:
     world.release([make_query(1, MECHANISM)])
     (tmp_path / "copies").mkdir()
