@@ -142,7 +142,7 @@ class Worker:
         witness: Countersigns the heads of other parties' ledgers; None if this site is no witness.
 
     Raises:
-        InvalidInput: If ``tick_s`` is out of range.
+        InvalidInput: If ``tick_s`` is out of range, or if the server has replaced the sealing key in ``site.toml``.
     """
 
     def __init__(
@@ -170,6 +170,7 @@ class Worker:
                 value=tick_s,
                 limit=f"0 to {MAX_DEADLINE_S} seconds; a reply is sent a multiple of this period after the request",
             )
+        ledger.check_sealing_key(config.server.sealing_key)
         self._config, self._consent, self._ledger = config, consent, ledger
         self._voters, self._fetch, self._teachers = voters, fetch, teachers
         self._loaded_at = ledger.row_count if loaded_at is None else loaded_at

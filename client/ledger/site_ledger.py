@@ -95,7 +95,8 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             The open ledger.
 
         Raises:
-            InvalidInput: If the file is another pool's, or the pool's unit of privacy or neighbouring relation changed.
+            InvalidInput: If the file is another pool's, if the pool's unit of privacy or neighbouring relation changed,
+                or if the caps are looser ones that were replaced before.
             LedgerCorrupt: If a row breaks the hash chain or a rule; if the file is missing, but its standing (the small
                 file beside it that records the newest row) exists; or if the file lacks rows that the standing records
                 and ``restored`` is False.
@@ -209,6 +210,27 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         with self._writing():
             if sealing_key not in self._books.sealing_keys.get(replaces, ()):
                 self._append(SealingKeyRecord(sealing_key, replaces))
+
+    def check_sealing_key(self, sealing_key: str) -> None:
+        """Refuse a sealing key that the server's signed notice has replaced.
+
+        Whoever holds a retired key, for example a thief, could decrypt every code that is sealed to it.
+
+        Args:
+            sealing_key: The key in ``site.toml``, hex.
+
+        Raises:
+            InvalidInput: If the key was replaced, so that ``site.toml`` is older than the notice.
+        """
+        self._catch_up()
+        if newer := sorted(self._books.sealing_keys.get(sealing_key, ())):
+            raise InvalidInput(
+                "server.sealing_key in site.toml, which the server has replaced",
+                value=sealing_key,
+                limit=", ".join(newer),
+                remedy="put the newest site.toml back, or run `consilium site take-sealing-key` with the server's "
+                "notice again",
+            )
 
     def stopped(self, study_id: str) -> str | None:
         """Return the reason why this site must not answer a study now.
@@ -503,6 +525,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         if self._books.caps == record:
             return
         self._books.check_caps(record)
+        self._books.check_not_older(record)
         with self._writing():
             self._append(record)
 

@@ -178,6 +178,19 @@ def test_what_was_accepted_before_a_rotation_is_sealed_to_the_key_of_the_signed_
         again.accepted(queries[0].id, study_id=fed.study.id, ledger=fed.ledger.ledger_id, sealing_key=key)
 
 
+def test_a_retired_key_does_not_come_back_with_an_older_site_toml(fed: Federation, directory: Path) -> None:
+    older = (directory / "site.toml").read_text()
+    notice = rotated(fed, load_site(directory).server.sealing_key)
+    assert control.take_sealing_key(directory, notice)
+    reopened(fed, directory)
+    (directory / "site.toml").write_text(older)
+    with pytest.raises(InvalidInput, match="replaced") as refused:
+        reopened(fed, directory)
+    assert "take-sealing-key" in (refused.value.remedy or "")
+    assert control.take_sealing_key(directory, notice)
+    reopened(fed, directory)
+
+
 def test_a_notice_nobody_signed_opens_no_way_to_another_key(fed: Federation, directory: Path) -> None:
     accept(fed)
     old = load_site(directory).server.sealing_key

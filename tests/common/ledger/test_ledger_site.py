@@ -170,6 +170,23 @@ def test_changed_caps_are_on_record_and_another_unit_or_pool_is_refused(site: Ho
         SiteLedger.open(site.path, "bergen-mri", caps=Caps())
 
 
+def test_looser_caps_that_were_replaced_do_not_come_back_with_an_older_site_toml(site: Hospital) -> None:
+    """What a hospital lowered stays lowered until a person raises it; nobody did where a backup was restored."""
+    wide, tight = Caps(), Caps(budget=Budget(epsilon=2.0, delta=1e-3), queries_per_day=900)
+    site.reopen(tight)
+    for caps in (wide, replace(wide, queries_per_day=900)):
+        if caps != wide:
+            site.reopen(caps)  # never in force before: a person raised the budget
+            site.reopen(tight)
+        with pytest.raises(InvalidInput, match="replaced by tighter ones"):
+            SiteLedger.open(site.path, "aachen-mri", caps=caps, clock=site.clock)
+        with pytest.raises(InvalidInput, match=r"newest site\.toml"):
+            SiteLedger.open(site.path, "aachen-mri", caps=caps, clock=site.clock, restored=True)
+    site.reopen(replace(wide, queries_per_day=999))
+    site.reopen(tight)  # tighter ones may come back
+    assert verify(site.path).ok
+
+
 # --- codes
 
 
