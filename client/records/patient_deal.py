@@ -38,6 +38,7 @@ import hashlib
 import hmac
 import json
 import secrets
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -302,11 +303,15 @@ def deal(
         The slots with the new patients.
 
     Raises:
-        InvalidInput: If a name begins with a marker of this file.
+        InvalidInput: If a name begins with a marker of this file, or is another spelling of a name that is listed or
+            has a slot.
     """
-    before = before or Slots(seed=seed, voters=voters, order=(), key=secrets.token_hex(32))
+    before, listed = before or Slots(seed=seed, voters=voters, order=(), key=secrets.token_hex(32)), set(listed)
     gone = {subject for _, subject in before.withdrawn}
-    new = sorted(name for name in set(listed) - set(before.order) if not gone or before.subject(name) not in gone)
+    new = sorted(
+        name for name in listed - set(before.order) if not gone or gone.isdisjoint(map(before.subject, spellings(name)))
+    )
+    _check_spelling(listed, before)
     bad = next((name for name in new if name.startswith((_EMPTY, _UNKNOWN))), None)
     if bad is not None:
         raise InvalidInput(
@@ -318,6 +323,34 @@ def deal(
     shuffled = list(shuffle(new))
     order = [shuffled.pop() if shuffled and Slots.is_empty(name) else name for name in before.order]
     return replace(before, seed=seed, voters=voters, order=(*order, *shuffled))
+
+
+def spellings(name: str) -> frozenset[str]:
+    """Return every Unicode spelling of a name that looks the same.
+
+    A letter such as ü is one character or two. Copying a dataset to another file system, or restoring it from there,
+    may change which.
+
+    Args:
+        name: Name of a case.
+
+    Returns:
+        The spellings, ``name`` among them.
+    """
+    return frozenset({name, unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)})
+
+
+def _check_spelling(listed: set[str], before: Slots) -> None:
+    """Refuse a name of which another spelling is listed or has a slot: the patient would be in two slots."""
+    taken = listed | set(before.order)
+    for name in listed:
+        if not name.isascii() and (others := (spellings(name) - {name}) & taken):
+            raise InvalidInput(
+                "case that is listed, or was assigned to a voter, in another Unicode spelling",
+                value=ascii(name),
+                limit=f"one spelling of a case for life: {min(others)!a}",
+                remedy="rename the case in the dataset to the spelling that it had when it was first trained on",
+            )
 
 
 def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | None = None) -> Slots:

@@ -17,7 +17,7 @@ from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
 from client.records.declared import has_foreign
 from client.records.journal import begun_trainings
-from client.records.patient_deal import Slots, load_slots, save_slots
+from client.records.patient_deal import Slots, load_slots, save_slots, spellings
 from client.records.served import found_in, retired_voters
 from client.records.voter_files import voter_directory
 from client.site.books import deals, open_books, read_books, site_directories, slots_file
@@ -167,7 +167,11 @@ def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -
                 remedy="put back any copy of slots*.json, even an old one: it is updated from the ledger",
             )
     gone = in_files | {row.subject for _, row in rows}
-    return frozenset(name for name in patients if any(slots.subject(name) in gone for slots in files))
+    return frozenset(
+        name
+        for name in patients
+        if any(slots.subject(spelling) in gone for slots in files for spelling in spellings(name))
+    )
 
 
 def patients_seen(books: Path, patients: Collection[str]) -> dict[str, list[str]]:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.records.patient_deal import Slots, by_os, by_seed, load_or_deal, load_slots
+from client.records.patient_deal import Slots, by_os, by_seed, load_or_deal, load_slots, save_slots
 from client.records.patient_deal import deal as deal_by
+from client.site.deals import withdrawn
 from common.errors import InvalidInput
 
 NAMES = [f"p{i:02d}" for i in range(23)]
@@ -172,6 +173,31 @@ def test_no_patient_is_ever_in_two_voters_whatever_comes_and_goes(data: st.DataO
         for voter, part in enumerate(parts):
             for name in part:
                 assert seen.setdefault(name, voter) == voter
+
+
+COMPOSED, DECOMPOSED = "M\u00fcller-1", "Mu\u0308ller-1"
+
+
+@pytest.mark.parametrize(("first", "then"), [(COMPOSED, DECOMPOSED), (DECOMPOSED, COMPOSED)])
+def test_a_patient_whose_name_a_copy_spells_in_other_characters_gets_no_second_slot(first: str, then: str) -> None:
+    """A dataset restored from another file system may spell ü as one character or as two."""
+    slots = deal([*NAMES, first], voters=4, seed=7)
+    for listed in ([*NAMES, then], [*NAMES, first, then]):
+        with pytest.raises(InvalidInput, match="spelling"):
+            deal(listed, voters=4, seed=7, before=slots)
+    with pytest.raises(InvalidInput, match="spelling"):
+        deal([first, then], voters=4, seed=7)
+    assert deal([*NAMES, first, "new"], voters=4, seed=7, before=slots).order[-1] == "new"
+
+
+def test_a_withdrawn_patient_does_not_come_back_in_another_spelling(tmp_path: Path) -> None:
+    path = tmp_path / "teachers" / "slots.json"
+    path.parent.mkdir()
+    save_slots(path, deal([*NAMES, COMPOSED], voters=4, seed=7).without(COMPOSED))
+    assert withdrawn(tmp_path, None, [*NAMES, DECOMPOSED]) == {DECOMPOSED}
+    again = load_or_deal(path, [*NAMES, DECOMPOSED], voters=4)
+    assert DECOMPOSED not in again.order
+    assert again == load_slots(path)
 
 
 def test_a_name_that_would_pass_for_an_empty_slot_is_refused() -> None:
