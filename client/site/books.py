@@ -23,6 +23,7 @@ from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
 from client.records.lock import writing
 from client.records.patient_deal import Slots, load_slots
+from client.site.registry import Registry
 from common.admission import JoinRequest, StatedBooks, read_request
 from common.config import Study, load_study
 from common.errors import InvalidInput
@@ -45,7 +46,8 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
         The ledger.
 
     Raises:
-        InvalidInput: If the ledger named in this site's join request is missing, or another one is in its place.
+        InvalidInput: If the ledger named in this site's join request is missing, if another one is in its place, or if
+            this directory is a copy of another one on this machine.
         LedgerCorrupt: If the ledger is damaged, or if it is an older copy and ``restored`` is False.
     """
     path, stated = config.ledger_file, _stated_ledger(config)
@@ -59,6 +61,11 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
         raise InvalidInput(
             "ledger of the pool", value=found, limit=f"{stated}, which the join request names", remedy=remedy
         )
+    try:
+        Registry.of_user().check_no_copy(found, pool=config.pool, directory=config.books_dir)
+    except InvalidInput:
+        ledger.close()
+        raise
     return ledger
 
 

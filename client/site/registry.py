@@ -1,8 +1,9 @@
 """Lists the patient pools with a ledger on this machine, so that no pool gets a second ledger.
 
 `consilium site init` calls it. A second ledger for the same patients would start with nothing spent, and each ledger
-would allow the whole budget. The file only prevents mistakes: if it cannot be read or written, a warning is logged and
-the set-up continues. The server has a check of its own.
+would allow the whole budget. Whoever opens a ledger for writing calls it too, because a copy of a site's directory
+beside the original would be a second ledger. The file only prevents mistakes: if it cannot be read or written, a
+warning is logged and the set-up continues. The server has a check of its own.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import logging
 import os
 import shlex
 import sqlite3
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from client.ledger.site_ledger import SiteLedger
 from client.policy import LEDGER_FILE
+from common.clock import utc_now
 from common.document import Document
 from common.errors import ConsiliumError, InvalidInput
+from common.ledger.chain import Chain
+from common.ledger.records import parse_body
 from common.ledger.rollback_guard import standing_path
 from common.objects import write_atomically
 
@@ -102,6 +107,33 @@ class Registry:
                     remedy=self._remedy(kept, kit=kit, gone=gone),
                 )
 
+    def check_no_copy(self, ledger_id: str, *, pool: str, directory: Path) -> None:
+        """Refuse a ledger of which this machine has the original in another directory.
+
+        Each of the two would count only what was accepted through it, and both would state too little.
+
+        Args:
+            ledger_id: Id of the ledger in ``directory``.
+            pool: Name of its pool.
+            directory: Directory that keeps the ledger.
+
+        Raises:
+            InvalidInput: If the directory listed for the pool has a ledger of the same id.
+        """
+        here, listed = directory.resolve(), list[KeptPool]()
+        with suppress(OSError, ValueError, InvalidInput):  # the set-up has warned of it
+            listed = self._entries()
+        for kept in listed:
+            original = Path(kept.directory)
+            if kept.pool == pool and original != here and _ledger_id(original) == ledger_id:
+                raise InvalidInput(
+                    "this directory is a copy of a site whose ledger is in use on this machine",
+                    value=str(here),
+                    limit=f"one ledger for each pool: {original} has it",
+                    remedy=f"use {original}; for another study run `consilium site join --from "
+                    f"{shlex.quote(str(original))}`; if this directory takes its place, delete that one",
+                )
+
     def _remedy(self, kept: KeptPool, *, kit: Path, gone: bool) -> str:
         join = f"run `{shlex.join(('consilium', 'site', 'join', '--from', kept.directory, '--kit', str(kit)))}`"
         if _same_file(Path(kept.directory) / "study.toml", kit / "study.toml"):
@@ -170,6 +202,16 @@ def _gone(directory: Path) -> bool:
     """Return whether a directory has neither a ledger nor the standing of one."""
     ledger = directory / LEDGER_FILE
     return not os.path.lexists(ledger) and not os.path.lexists(standing_path(ledger))
+
+
+def _ledger_id(directory: Path) -> str | None:
+    """Return the id of the ledger in a directory; None if there is no ledger that can be read."""
+    try:
+        with closing(Chain.open(directory / LEDGER_FILE, role="site", signing_key=None, clock=utc_now)) as chain:
+            found = parse_body(chain.row(1).body)
+    except (ConsiliumError, OSError, sqlite3.Error):
+        return None
+    return str(found["ledger_id"])
 
 
 def _unspent(directory: Path) -> bool:

@@ -243,6 +243,24 @@ def test_a_site_does_not_go_on_with_other_books_than_the_consortium_was_told_of(
         open_books(load_site(north))
 
 
+def test_a_copy_of_a_sites_directory_keeps_no_second_count_beside_the_original(
+    north: Path, joined: Path, tmp_path: Path
+) -> None:
+    """Each would count what was accepted through it alone, for instance for two consortia."""
+    shutil.copytree(north, tmp_path / "copy")
+    for directory in (tmp_path / "copy", tmp_path / "copy" / joined.relative_to(north)):
+        with pytest.raises(InvalidInput, match=re.escape(str(north))) as refused:
+            open_books(load_site(directory))
+        assert "site join --from" in (refused.value.remedy or "")
+    for directory in (north, joined):
+        open_books(load_site(directory)).close()
+    with read_books(load_site(tmp_path / "copy")) as ledger:
+        assert ledger.row_count, "a copy can be read"
+    north.rename(tmp_path / "moved")
+    for directory in (tmp_path / "moved", tmp_path / "copy"):
+        open_books(load_site(directory)).close()
+
+
 def test_books_restored_from_an_older_copy_are_not_joined(
     first: Workspace, second: Workspace, north: Path, tmp_path: Path
 ) -> None:
@@ -491,7 +509,7 @@ def test_a_withdrawal_waits_for_a_training_in_any_study_of_the_pool(north: Path,
 
 
 def test_books_carried_to_a_new_machine_go_on_and_older_ones_are_refused(
-    first: Workspace, north: Path, joined: Path, second: Workspace, tmp_path: Path
+    first: Workspace, north: Path, joined: Path, second: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accept(north, first.study(), 1)
     older = tmp_path / "older"
@@ -500,6 +518,7 @@ def test_books_carried_to_a_new_machine_go_on_and_older_ones_are_refused(
     accept(joined, second.study(), 2)
     new = tmp_path / "machine" / "north"
     new.parent.mkdir()
+    monkeypatch.setenv("CONSILIUM_STATE_DIR", str(tmp_path / "the other machine's"))
     shutil.copytree(north, new, symlinks=True)
     assert site_status(new)["queries_accepted"] == site_status(new / "studies" / "second")["queries_accepted"] == 2
     accept(new / "studies" / "second", second.study(), 3)
