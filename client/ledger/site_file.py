@@ -16,7 +16,7 @@ from common.errors import InvalidInput
 from common.ledger.base_ledger import OpenLedger
 from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, Spend
-from common.ledger.records import DecisionRecord, RestoredRecord
+from common.ledger.records import DecisionRecord, RestoredRecord, SealingKeyRecord
 from common.ledger.rollback_guard import SiteLedgerStanding
 from common.ledger.rows import START, Position
 from common.ledger.site_state import SiteBooks
@@ -67,7 +67,8 @@ class SiteFile(OpenLedger[SiteBooks]):
            Charges that this ledger made itself after that row stay as well.
         2. Without a standing, charge everything that the pool's cap and each study's budget have left, since nobody
            knows what was lost.
-        3. Record again the withdrawals of patients, and the final withdrawals from studies, that a standing lists.
+        3. Record again the withdrawals of patients, the final withdrawals from studies, the replaced sealing keys and
+           the newest caps that a standing lists.
         4. End the alarms.
 
         Later receipts for lost acceptances are deducted from this charge until it is used up; a receipt beyond it
@@ -90,7 +91,7 @@ class SiteFile(OpenLedger[SiteBooks]):
             for one in self._lost_by(given):
                 record = self._beyond(one)
                 self._append(record)
-                self._repeat(one)
+                self._repeat(one, record.fork or START)
                 charged += record.pool
             if not given:
                 record = self._all_that_is_left()
@@ -101,8 +102,12 @@ class SiteFile(OpenLedger[SiteBooks]):
         self._chain.settle()
         return charged
 
-    def _repeat(self, standing: SiteLedgerStanding) -> None:
-        """Record again the withdrawals that were lost, and delete the codes stored before them."""
+    def _repeat(self, standing: SiteLedgerStanding, fork: Position) -> None:
+        """Record again the withdrawals, sealing keys and caps that were lost, and delete codes stored before a
+        withdrawal.
+
+        Caps that a person has stated for this copy stay as they are.
+        """
         books = self._books
         for patient in standing.patients:
             if patient.subject not in books.teachers.patients:
@@ -111,6 +116,11 @@ class SiteFile(OpenLedger[SiteBooks]):
         for study in standing.left:
             if books.paused.get(study) != "withdraw":
                 self._append(DecisionRecord(study, "withdraw"))
+        for replaced, keys in standing.sealing_keys.items():
+            for key in sorted(set(keys) - books.sealing_keys.get(replaced, set())):
+                self._append(SealingKeyRecord(key, replaced))
+        if standing.caps not in (None, books.caps) and self._books_at(fork).caps == books.caps:
+            self._append(standing.caps)
 
     def _all_that_is_left(self) -> RestoredRecord:
         """Return a charge of everything that the pool's cap and the studies' budgets have left."""
@@ -144,10 +154,14 @@ class SiteFile(OpenLedger[SiteBooks]):
             record = self._books.kept[place]
             assert isinstance(record, RestoredRecord)
             return self._at(record.fork or START).plus(record)
+        books = self._books_at(place)
+        return _Totals(books.spent(), {study: books.spent_in(study) for study in books.studies}, books.per_day)
+
+    def _books_at(self, place: Position) -> SiteBooks:
         books = SiteBooks()
         for row in self._chain.rows_between(0, place.seq):
             books.enter(row)
-        return _Totals(books.spent(), {study: books.spent_in(study) for study in books.studies}, books.per_day)
+        return books
 
     def _lost_by(self, standings: Sequence[SiteLedgerStanding]) -> list[SiteLedgerStanding]:
         """Select the standings whose rows are missing here and not charged yet.
@@ -196,6 +210,8 @@ class SiteFile(OpenLedger[SiteBooks]):
             pending=tuple(one.query_id for one in books.reservations.without_receipt()),
             patients=tuple(record for _, record in books.teachers.patients.values()),
             left=tuple(sorted(study for study, decision in books.paused.items() if decision == "withdraw")),
+            sealing_keys={old: tuple(sorted(new)) for old, new in sorted(books.sealing_keys.items())},
+            caps=books.caps,
         )
 
     @contextmanager

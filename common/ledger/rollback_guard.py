@@ -24,6 +24,7 @@ from common.canonical import canonical_text
 from common.document import LATER, Document, Sha256
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import Number, PoolDeclaration, PoolName, Spend, Spends
+from common.ledger.records import CapsRecord
 from common.ledger.rows import Position, SignedHead
 from common.ledger.teacher_records import PatientRecord
 from common.objects import write_atomically
@@ -137,6 +138,8 @@ class SiteLedgerStanding(KeptStanding):
         pending: Ids of accepted queries without a receipt.
         patients: The recorded withdrawals of patients, who are named by keyed hashes.
         left: Ids of studies from which the site withdrew for good.
+        sealing_keys: By sealing key of a server, the keys that replaced it.
+        caps: The newest caps.
     """
 
     ROLE = "site"
@@ -150,6 +153,8 @@ class SiteLedgerStanding(KeptStanding):
     pending: tuple[Sha256, ...]
     patients: Annotated[tuple[PatientRecord, ...], LATER] = ()
     left: Annotated[tuple[Sha256, ...], LATER] = ()
+    sealing_keys: Annotated[dict[Sha256, tuple[Sha256, ...]], LATER] = field(default_factory=dict)
+    caps: CapsRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ Training, deals and teachers have a life of their own (``training_life.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,28 +173,29 @@ def known_of(case: Case, moments: list[Moment[Facts]]) -> Facts | None:
 def look(root: Path, world: World, moments: list[Moment[Facts]], case: Case, folder: Path, facts: Facts) -> str:
     life, known = revived(root, world, facts), known_of(case, moments)
     assert folder == life.folder
+    newest = moments[case.now].folder / "site.toml"
     outcome, recovered = "", False
     _status_is_no_less(life, known)
     try:
-        stopped = hear(life, facts)
+        stopped = _heeding(life, newest, lambda: hear(life, facts))
     except ConsiliumError as error:
         text = refused(error)
         outcome, stopped = "refused", False
         if "recover --own-ledger" not in text:
             return "refused for good"
         try:
-            _recover(life)
+            _heeding(life, newest, lambda: _recover(life))
         except ConsiliumError as error:
             refused(error)
             return "refused for good"
-        recovered, stopped = True, hear(life, facts)
+        recovered, stopped = True, _heeding(life, newest, lambda: hear(life, facts))
     kept = moments[case.now].folder / "site-ledger.standing"
     if stopped:
         outcome = f"{outcome}, then stopped by receipts".removeprefix(", ")
         _status_is_no_less(life, facts)
         recover_own(life.folder, standing=kept, charge_all=False)  # a copy of the standing was kept elsewhere
         recovered, known = True, facts
-        assert not hear(life, facts), "stopped again after all was charged"
+        assert not _heeding(life, newest, lambda: hear(life, facts)), "stopped again after all was charged"
     _status_is_no_less(life, known)
     receipted = {query for receipt in facts.made for query in receipt.query_ids}
     with life.ledger() as ledger:
@@ -220,6 +222,8 @@ def look(root: Path, world: World, moments: list[Moment[Facts]], case: Case, fol
         assert ledger.spent().mu_squared == before + new * COST, "a free acceptance"
     if known != facts and "refused" not in outcome:  # a whole machine was rolled back and went on
         recover_own(life.folder, standing=kept, charge_all=False)
+        if newest.exists():  # the copy may be from before the newest caps
+            shutil.copy(newest, life.folder / "site.toml")
         with life.ledger() as ledger:
             everything = (len(facts.accepted) + new) * COST
             assert ledger.spent().mu_squared >= everything, "less is charged than was accepted, by a kept standing"
@@ -228,6 +232,17 @@ def look(root: Path, world: World, moments: list[Moment[Facts]], case: Case, fol
             if facts.veto == "withdraw":
                 assert ledger.stopped(STUDY.id) == "withdraw", "the end for good vanished, by a kept standing"
     return outcome or "went on"
+
+
+def _heeding(life: Life, newest: Path, act: Callable[[], bool]) -> bool:
+    """An act of a person who puts the newest site.toml back where a refusal says so, and tries again."""
+    try:
+        return act()
+    except ConsiliumError as error:
+        if "newest site.toml" not in refused(error):
+            raise
+        shutil.copy(newest, life.folder / "site.toml")
+        return act()
 
 
 def _status_is_no_less(life: Life, known: Facts | None) -> None:
@@ -263,10 +278,11 @@ def hear(life: Life, facts: Facts) -> bool:
     return False
 
 
-def _recover(life: Life) -> None:
+def _recover(life: Life) -> bool:
     try:
         recover_own(life.folder, standing=None, charge_all=False)
     except ConsiliumError as error:
         if "--charge-all" not in refused(error):
             raise
         recover_own(life.folder, standing=None, charge_all=True)
+    return True

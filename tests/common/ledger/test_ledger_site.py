@@ -687,6 +687,39 @@ def test_verification_names_the_sites_own_remedy_for_a_damaged_standing(site: Ho
     assert "consilium site recover --own-ledger" in problem.what
 
 
+def test_tightened_caps_and_replaced_keys_that_an_older_copy_lacks_are_on_record_again(
+    site: Hospital, tmp_path: Path
+) -> None:
+    """Ledger and site.toml came from one backup; the standing is the newest."""
+    wide, tight = site.caps, replace(site.caps, budget=Budget(epsilon=2.0, delta=1e-3))
+    backup(site.path, tmp_path / "copy")
+    site.ledger.take_sealing_key("b" * 64, replaces="a" * 64)
+    site.reopen(tight)
+    put_back(site, tmp_path / "copy")
+    site.caps = wide
+    reopen_restored(site)
+    site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
+    with pytest.raises(InvalidInput, match="replaced"):
+        site.ledger.check_sealing_key("a" * 64)
+    site.ledger.check_sealing_key("b" * 64)
+    site.ledger.close()
+    with pytest.raises(InvalidInput, match="replaced by tighter ones"):
+        SiteLedger.open(site.path, "aachen-mri", caps=wide, clock=site.clock)
+    site.reopen(tight)
+    assert verify(site.path).ok
+
+
+def test_caps_that_a_person_states_for_a_recovery_stay(site: Hospital, tmp_path: Path) -> None:
+    backup(site.path, tmp_path / "copy")
+    site.reopen(replace(site.caps, queries_per_day=3))
+    put_back(site, tmp_path / "copy")
+    site.caps = replace(site.caps, queries_per_day=70)
+    reopen_restored(site)
+    site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
+    site.reopen()
+    assert site.ledger.facts("aachen").per_day == 70
+
+
 def test_a_veto_may_be_among_what_was_lost_so_every_study_waits(site: Hospital, tmp_path: Path) -> None:
     backup(site.path, tmp_path / "copy")
     site.ledger.reserve(site.study.id, queries(1))
