@@ -22,6 +22,12 @@ from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
 from common.privacy.patient_guarantee import EXCHANGED, UNPROTECTED, Trainings, combine
 from common.privacy.training import Neighbours, TrainingGuarantee
 
+ADAPTED_UNKNOWN = (
+    "no patient-level ε, because the ledger was restored without its standing file, or is in doubt, and may lack the "
+    "training of a network that may leave the hospital"
+)
+"""Line in the place of a patient's ε if the ledger may lack such a training."""
+
 PRINTED = "what `consilium site status --json` prints"
 """Name of a status report in error messages."""
 
@@ -38,6 +44,8 @@ class TrainingFacts:
             guarantee.
         adapted: The guarantee of adapted networks that may leave the hospital; None if there is no such network.
         covers_every_release: True if every release used only teachers of finished private trainings.
+        adapted_unknown: True if the ledger may lack trainings of networks that may leave the hospital; then no ε covers
+            a patient.
     """
 
     count: int = 0
@@ -45,6 +53,7 @@ class TrainingFacts:
     guarantees: tuple[TrainingGuarantee | None, ...] = ()
     adapted: TrainingGuarantee | None = None
     covers_every_release: bool = False
+    adapted_unknown: bool = False
 
     @classmethod
     def of(cls, trainings: Trainings, *, delta: float) -> TrainingFacts:
@@ -63,6 +72,7 @@ class TrainingFacts:
             guarantees=tuple(trainings.guarantee(delta=delta, neighbours=of) for of in Neighbours if trainings.all),
             adapted=trainings.adapted(delta=delta, neighbours=Neighbours(EXCHANGED.relation)),
             covers_every_release=trainings.covers_every_release,
+            adapted_unknown=trainings.adapted_unknown,
         )
 
     @classmethod
@@ -79,18 +89,28 @@ class TrainingFacts:
             Exception: InvalidInput or a built-in exception, for another form. :meth:`SiteFacts.from_json` converts it.
         """
         guarantees = [None if one is None else _training(one) for one in _listed(stated["guarantees"])]
-        adapted = _training(stated["adapted"]) if "adapted" in stated else None
-        covers = bool(stated.get("covers_every_release"))
-        return cls(_count(stated["count"]), _texts(stated["strategies"]), tuple(guarantees), adapted, covers)
+        return cls(
+            count=_count(stated["count"]),
+            strategies=_texts(stated["strategies"]),
+            guarantees=tuple(guarantees),
+            adapted=_training(stated["adapted"]) if "adapted" in stated else None,
+            covers_every_release=bool(stated.get("covers_every_release")),
+            adapted_unknown=bool(stated.get("adapted_unknown")),
+        )
 
     def to_json(self) -> dict[str, object]:
-        """Return the facts as plain JSON; ``adapted`` is present only if an adapted network may leave the hospital."""
+        """Return the facts as plain JSON.
+
+        ``adapted`` is present only if an adapted network may leave the hospital, ``adapted_unknown`` only if it is
+        true.
+        """
         return {
             "count": self.count,
             "strategies": list(self.strategies),
             "guarantees": [None if one is None else one.to_json() for one in self.guarantees],
             **({} if self.adapted is None else {"adapted": self.adapted.to_json()}),
             "covers_every_release": self.covers_every_release,
+            **({"adapted_unknown": True} if self.adapted_unknown else {}),
         }
 
     def lines(self, release: Guarantee) -> tuple[str, ...]:
@@ -105,6 +125,8 @@ class TrainingFacts:
         """
         if not self.count:
             return ()
+        if self.adapted_unknown:
+            return (ADAPTED_UNKNOWN,)
         found = [one for one in self.guarantees if one is not None]
         same = [one for one in found if str(one.neighbours) == EXCHANGED.relation]
         training, covers = next(iter(same or found), None), self.covers_every_release

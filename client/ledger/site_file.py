@@ -20,7 +20,9 @@ from common.ledger.records import DecisionRecord, RestoredRecord, SealingKeyReco
 from common.ledger.rollback_guard import SiteLedgerStanding
 from common.ledger.rows import START, Position
 from common.ledger.site_state import SiteBooks
+from common.ledger.teacher_records import DrawnRecord
 from common.privacy.accounting import max_mu_squared
+from common.privacy.patient_guarantee import ADAPTED
 
 
 class SiteFile(OpenLedger[SiteBooks]):
@@ -67,8 +69,8 @@ class SiteFile(OpenLedger[SiteBooks]):
            Charges that this ledger made itself after that row stay as well.
         2. Without a standing, charge everything that the pool's cap and each study's budget have left, since nobody
            knows what was lost.
-        3. Record again the withdrawals of patients, the final withdrawals from studies, the replaced sealing keys and
-           the newest caps that a standing lists.
+        3. Record again the withdrawals of patients, the final withdrawals from studies, the replaced sealing keys, the
+           newest caps, and the trainings of networks that may leave the hospital, which a standing lists.
         4. End the alarms.
 
         Later receipts for lost acceptances are deducted from this charge until it is used up; a receipt beyond it
@@ -103,10 +105,10 @@ class SiteFile(OpenLedger[SiteBooks]):
         return charged
 
     def _repeat(self, standing: SiteLedgerStanding, fork: Position) -> None:
-        """Record again the withdrawals, sealing keys and caps that were lost, and delete codes stored before a
-        withdrawal.
+        """Record again the withdrawals, sealing keys, caps and trainings that were lost, and delete codes stored before
+        a withdrawal.
 
-        Caps that a person has stated for this copy stay as they are.
+        Caps that a person has stated for this copy stay as they are. All steps of a training count as drawn.
         """
         books = self._books
         for patient in standing.patients:
@@ -121,6 +123,10 @@ class SiteFile(OpenLedger[SiteBooks]):
                 self._append(SealingKeyRecord(key, replaced))
         if standing.caps not in (None, books.caps) and self._books_at(fork).caps == books.caps:
             self._append(standing.caps)
+        for training in standing.adapted:
+            if training.training_id not in books.teachers.trainings:
+                self._append(training)
+                self._append(DrawnRecord(training.training_id, sum(event.steps for event in training.events)))
 
     def _all_that_is_left(self) -> RestoredRecord:
         """Return a charge of everything that the pool's cap and the studies' budgets have left."""
@@ -212,6 +218,7 @@ class SiteFile(OpenLedger[SiteBooks]):
             left=tuple(sorted(study for study, decision in books.paused.items() if decision == "withdraw")),
             sealing_keys={old: tuple(sorted(new)) for old, new in sorted(books.sealing_keys.items())},
             caps=books.caps,
+            adapted=tuple(one for _, one in books.teachers.trainings.values() if one.strategy.startswith(ADAPTED)),
         )
 
     @contextmanager

@@ -360,7 +360,8 @@ class KeepsTeachers(SiteFile):
         """
         self._catch_up()
         books = self._books.teachers
-        lost = bool(self._books.restored_at) or self.doubt() is not None
+        doubted = self.doubt() is not None
+        lost = bool(self._books.restored_at) or doubted
         coded = books.served_trainings(rows_lost=lost)
         loaded = () if books.newest is None else books.newest.voters
         found = {training for hash_, training in loaded if hash_}
@@ -380,6 +381,7 @@ class KeepsTeachers(SiteFile):
             ),
             every_code_traced=bool(books.computed_with) and "" not in coded,
             untraced="" in coded | found,
+            adapted_unknown=self._books.restored_blindly or doubted,
         )
 
     def may_vote(self, voter: int, served: str, *, deal: str) -> bool:

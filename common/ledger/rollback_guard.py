@@ -26,7 +26,7 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import Number, PoolDeclaration, PoolName, Spend, Spends
 from common.ledger.records import CapsRecord
 from common.ledger.rows import Position, SignedHead
-from common.ledger.teacher_records import PatientRecord
+from common.ledger.teacher_records import PatientRecord, TrainingRecord
 from common.objects import write_atomically
 from common.reading import parse_json
 
@@ -140,6 +140,7 @@ class SiteLedgerStanding(KeptStanding):
         left: Ids of studies from which the site withdrew for good.
         sealing_keys: By sealing key of a server, the keys that replaced it.
         caps: The newest caps.
+        adapted: Trainings of networks that may leave the hospital.
     """
 
     ROLE = "site"
@@ -155,6 +156,7 @@ class SiteLedgerStanding(KeptStanding):
     left: Annotated[tuple[Sha256, ...], LATER] = ()
     sealing_keys: Annotated[dict[Sha256, tuple[Sha256, ...]], LATER] = field(default_factory=dict)
     caps: CapsRecord | None = None
+    adapted: Annotated[tuple[TrainingRecord, ...], LATER] = ()
 
 
 @dataclass(frozen=True, slots=True)

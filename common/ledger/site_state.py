@@ -67,6 +67,7 @@ class SiteBooks(RowState):
         self.sealed = SealedRecords()
         self.lost, self.pending = dict[str, Spend](), set[str]()
         self.restored_at: list[int] = []
+        self.restored_blindly = False
         self._paid_again, self._released_again = dict[str, int](), dict[str, int]()
         self.refusals: dict[tuple[str, str, str], int] = {}
         self.refused, self.evidence = 0, dict[str, int]()
@@ -557,6 +558,7 @@ class SiteBooks(RowState):
         self.known = {ledger_id: replace(known, owed=NOTHING) for ledger_id, known in self.known.items()}
         self.pending |= set(record.pending) - self.reservations.keys()
         self.restored_at.append(row.seq)
+        self.restored_blindly |= record.kept_row == 0  # everything was charged, because no standing was left
         self.kept |= kept_of(record)
 
     def is_prepaid(self, query_id: str, mechanism: Mechanism, *, study_id: str) -> bool:

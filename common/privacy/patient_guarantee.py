@@ -68,11 +68,13 @@ class Trainings:
         every_code_traced: True if codes are recorded, and each names the training of every teacher that computed it.
         untraced: True if a teacher that computed a code, or would compute the next one, comes from no recorded and
             finished training.
+        adapted_unknown: True if trainings of networks that may leave the hospital may be missing.
     """
 
     all: tuple[Training, ...]
     every_code_traced: bool = False
     untraced: bool = False
+    adapted_unknown: bool = False
 
     @property
     def private(self) -> tuple[Training, ...]:

@@ -16,14 +16,15 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_ledger import SiteLedger
-from common.canonical import rational
+from common.canonical import rational, sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import Spend, event_json
 from common.ledger.receipts import Receipt, first_fork
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget
-from common.privacy.training import Sampling, TrainingEvent
+from common.privacy.training import Neighbours, Sampling, TrainingEvent
+from common.site_facts import SiteFacts
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
@@ -706,6 +707,43 @@ def test_tightened_caps_and_replaced_keys_that_an_older_copy_lacks_are_on_record
     with pytest.raises(InvalidInput, match="replaced by tighter ones"):
         SiteLedger.open(site.path, "aachen-mri", caps=wide, clock=site.clock)
     site.reopen(tight)
+    assert verify(site.path).ok
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_network_that_may_leave_stays_in_a_patients_epsilon_after_a_recovery(
+    site: Hospital, tmp_path: Path, kept: bool
+) -> None:
+    """Without a standing nobody can say whether such a network was made since, so no figure is printed."""
+    event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1), Fraction(3), 4)
+
+    def train(name: str, strategy: str) -> None:
+        training = sha256_bytes(name.encode())
+        site.ledger.record_training(training, voter=0, deal="d" * 64, strategy=strategy, event=event)
+
+    def lines() -> tuple[str, ...]:
+        return site.ledger.facts("aachen", present=[]).patient_lines
+
+    train("a teacher", "dp-sgd")
+    train("leaves", "adapted-dp-sgd")
+    backup(site.path, tmp_path / "copy")
+    train("leaves too", "adapted-dp-mac")
+    adapted = site.ledger.trainings().adapted(delta=1e-3, neighbours=Neighbours.REPLACE_ONE)
+    assert adapted is not None
+    put_back(site, tmp_path / "copy", standing=kept)
+    with SiteLedger.read(site.path) as reader:
+        assert not any("ε =" in line for line in reader.facts("aachen", present=[]).patient_lines), "in doubt"
+    reopen_restored(site)
+    site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)) if kept else None)
+    if kept:
+        assert site.ledger.trainings().adapted(delta=1e-3, neighbours=Neighbours.REPLACE_ONE) == adapted
+        assert site.ledger.drawn(sha256_bytes(b"leaves too")) == event.steps
+        assert f"{adapted}" in " ".join(lines())
+    else:
+        assert lines()
+        assert not any("ε =" in line for line in lines())
+        printed = site.ledger.facts("aachen", present=[]).to_json()
+        assert SiteFacts.from_json(printed).patient_lines == lines(), "whoever reads the report prints no figure either"
     assert verify(site.path).ok
 
 
