@@ -39,6 +39,7 @@ from server.protocols.controls import CONTROLS
 from server.protocols.query_protocol import protocol_of
 from server.study.evidence import keep_words
 from server.study.pools import check_answers
+from server.study.revocations import check_revoked
 from server.study.spoiled import check_answered
 from server.study.workspace import Site, Workspace
 
@@ -96,6 +97,7 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
         stage(events, "collect", total=study.privacy.planned_queries),
     ):
         check_answered(workspace, ledger, study)
+        check_revoked(workspace, ledger, study)
         for queries in protocol_of(study).configure(workspace.public(), ledger.answer):
             core = aggregator_of(study)(
                 study=study,

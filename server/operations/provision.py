@@ -41,6 +41,7 @@ from server.operations.one_port import BEHIND, BehindPort, read_behind, write_be
 from server.operations.supervisor import SOCKET, prepare_network
 from server.public.said import PEERS, said_file
 from server.study import create_study as setup
+from server.study.revocations import note_revoked
 from server.study.workspace import Endpoint, Site, Workspace
 
 INTERNAL_DAYS = 3650
@@ -442,6 +443,7 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
         write_admitted(workspace.nodes_file, tuple(node for node in admitted if node.site != name))
         if name in {site.name for site in workspace.registered()}:  # one whose approval broke off may ask again
             workspace.save_revoked(workspace.revoked_names() | {name})
+            note_revoked(workspace, name)
         publish_peers(workspace)
     node_id = next(node.node_id for node in admitted if node.site == name)
     try:

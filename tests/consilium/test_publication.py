@@ -141,11 +141,12 @@ def test_a_site_that_left_is_gone_from_the_server_but_for_what_must_stay_and_the
     (workspace.root / "logs").mkdir(exist_ok=True)
     (workspace.root / "logs" / "core.log").write_text(f"site={name}\n")
     assert any(event.get("site") == name for event in read_events(workspace.events_file))
-    before, head = verify(workspace.ledger_file), study_status(workspace).ledger_head
+    before = verify(workspace.ledger_file)
 
     with pytest.raises(InvalidInput, match="still admitted"):
         forget(workspace, name)
     provision.revoke(workspace, name, unregister=lambda _node: None)
+    head = study_status(workspace).ledger_head  # with the note of the revocation
     with keeping(workspace.root / "logs"), pytest.raises(DaemonFailed, match="`server up`"):
         forget(workspace, name)
     said = invoke(provision_app, "forget", workspace.root, name)

@@ -33,6 +33,8 @@ from server.operations import provision
 from server.operations.leaving import forget
 from server.public.said import PEERS, said_file
 from server.study import create_study as setup
+from server.study.create_study import open_ledger
+from server.study.revocations import check_revoked
 from server.study.workspace import Endpoint, Site, Workspace
 from tests.federation import make_study
 from tests.server.operations.admitting import approve, join
@@ -275,6 +277,25 @@ def test_a_revoked_site_is_out_at_once_and_stays_on_record(workspace: Workspace,
 
     assert not provision.revoke(workspace, "south", unregister=away)
     assert read_admitted(workspace.nodes_file) == ()
+
+
+def test_a_revoked_site_does_not_come_back_with_an_older_list_of_sites(workspace: Workspace, tmp_path: Path) -> None:
+    """Somebody whom a dispute named is in no run after a restore of the study's directory."""
+    approve(workspace, join(workspace, tmp_path / "a", "north"))
+    approve(workspace, join(workspace, tmp_path / "b", "south"), node_id=8)
+    older, study = workspace.nodes_file.read_bytes(), workspace.study()
+    with open_ledger(workspace) as ledger:
+        check_revoked(workspace, ledger, study)
+        provision.revoke(workspace, "north", unregister=lambda node: None)
+        check_revoked(workspace, ledger, study)
+        workspace.nodes_file.write_bytes(older)
+        workspace.revoked_file.unlink()
+        assert "north" in {site.name for site in workspace.admitted()}
+        with pytest.raises(InvalidInput, match="north") as refused:
+            check_revoked(workspace, ledger, study)
+        assert "provision revoke" in (refused.value.remedy or "")
+        provision.revoke(workspace, "north", unregister=lambda node: None)
+        check_revoked(workspace, ledger, study)
 
 
 def served_certificate(workspace: Workspace, authority: Path) -> bytes:

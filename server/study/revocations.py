@@ -1,0 +1,54 @@
+"""Notes in the server's ledger which sites were revoked, so that a restored list of sites brings none of them back.
+
+``provision revoke`` writes the note, and a run reads it. The lists of sites are files of the study's directory, which a
+backup can make older. A run is refused while a list admits a site that the ledger names as revoked.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from common.config import Study
+from common.errors import ConsiliumError, InvalidInput
+from common.ledger.records import NoteRecord, parse_body
+from server.ledger.server_ledger import Ledger
+from server.study.create_study import open_ledger
+from server.study.workspace import Workspace
+
+_WORDS = " is revoked in study "
+
+
+def note_revoked(workspace: Workspace, site: str) -> None:
+    """Note in the ledger that a site is revoked.
+
+    A ledger that cannot be written, for example because it is an older copy, prevents no revocation: no run begins on
+    it.
+
+    Args:
+        workspace: The study.
+        site: The site's name.
+    """
+    with suppress(ConsiliumError, OSError), open_ledger(workspace) as ledger:
+        ledger.note(f"{site}{_WORDS}{workspace.study().id}")
+
+
+def check_revoked(workspace: Workspace, ledger: Ledger, study: Study) -> None:
+    """Refuse a list of sites that admits a site which the ledger names as revoked.
+
+    Args:
+        workspace: The study's directory, with the list.
+        ledger: The server's ledger.
+        study: The study.
+
+    Raises:
+        InvalidInput: If there is such a site.
+    """
+    notes = (NoteRecord.from_json(parse_body(row.body)).text for row in ledger.rows() if row.kind == "note")
+    revoked = {site for site, _, of in (text.partition(_WORDS) for text in notes) if of == study.id}
+    if back := sorted(revoked & {site.name for site in workspace.admitted()}):
+        raise InvalidInput(
+            "sites that were revoked are admitted again: the list of sites is an older copy",
+            value=", ".join(back),
+            limit="sites that were not revoked",
+            remedy="; ".join(f"`consilium provision revoke {workspace.root} {site}`" for site in back),
+        )
