@@ -21,6 +21,7 @@ from common.objects import write_atomically
 from common.pki import read_node_public_key
 from common.supervision import keeping
 from server.ledger.server_ledger import Ledger
+from server.study.revocations import revoked_in
 from server.study.workspace import LeftSite, Workspace
 
 STAYS = (
@@ -86,7 +87,8 @@ def forget(workspace: Workspace, name: str) -> Forgotten:
             shutil.rmtree(folder)
             deleted.append(f"{folder.relative_to(workspace.root)}/ with every daemon's log")
     with Ledger.open(workspace.ledger_file) as ledger:
-        rows = sum(any(json.dumps(text) in row.body for text in (name, site.pool)) for row in ledger.rows())
+        texts, study = (json.dumps(name), json.dumps(site.pool)), workspace.study().id
+        rows = sum(any(text in row.body for text in texts) or revoked_in(row, study) == name for row in ledger.rows())
     return Forgotten(tuple(deleted), rows)
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from common.config import Study
 from common.errors import ConsiliumError, InvalidInput
 from common.ledger.records import NoteRecord, parse_body
+from common.ledger.rows import Row
 from server.ledger.server_ledger import Ledger
 from server.study.create_study import open_ledger
 from server.study.workspace import Workspace
@@ -43,8 +44,7 @@ def check_revoked(workspace: Workspace, ledger: Ledger, study: Study) -> None:
     Raises:
         InvalidInput: If there is such a site.
     """
-    notes = (NoteRecord.from_json(parse_body(row.body)).text for row in ledger.rows() if row.kind == "note")
-    revoked = {site for site, _, of in (text.partition(_WORDS) for text in notes) if of == study.id}
+    revoked = {revoked_in(row, study.id) for row in ledger.rows()}
     if back := sorted(revoked & {site.name for site in workspace.admitted()}):
         raise InvalidInput(
             "sites that were revoked are admitted again: the list of sites is an older copy",
@@ -52,3 +52,19 @@ def check_revoked(workspace: Workspace, ledger: Ledger, study: Study) -> None:
             limit="sites that were not revoked",
             remedy="; ".join(f"`consilium provision revoke {workspace.root} {site}`" for site in back),
         )
+
+
+def revoked_in(row: Row, study_id: str) -> str | None:
+    """Return the name of the site whose revocation a row of the ledger notes.
+
+    Args:
+        row: The row.
+        study_id: Id of the study from which the site was revoked.
+
+    Returns:
+        The name; None if the row notes no such revocation.
+    """
+    if row.kind != "note":
+        return None
+    site, _, of = NoteRecord.from_json(parse_body(row.body)).text.partition(_WORDS)
+    return site if of == study_id else None
