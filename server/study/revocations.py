@@ -45,7 +45,7 @@ def check_revoked(workspace: Workspace, ledger: Ledger, study: Study) -> None:
         InvalidInput: If there is such a site.
     """
     revoked = {revoked_in(row, study.id) for row in ledger.rows()}
-    if back := sorted(revoked & {site.name for site in workspace.admitted()}):
+    if back := sorted({site.name for site in workspace.admitted()} & revoked):
         raise InvalidInput(
             "sites that were revoked are admitted again: the list of sites is an older copy",
             value=", ".join(back),
