@@ -160,6 +160,28 @@ class ObjectStore:
         return (self._directory / check_hash(name)).is_file()
 
 
+def read_given(path: Path, *, most_bytes: int) -> bytes:
+    """Return the contents of a file that a person named; it may be a pipe.
+
+    Args:
+        path: The file.
+        most_bytes: Largest size. No more is read, whoever made the file.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        InvalidInput: If it is too large.
+        OSError: If it cannot be read.
+    """
+    with path.open("rb") as stream:
+        stated = os.fstat(stream.fileno()).st_size  # 0 of a pipe
+        content = b"" if stated > most_bytes else stream.read(most_bytes + 1)
+    if max(stated, len(content)) > most_bytes:
+        raise InvalidInput("size of the file", value=str(path), limit=f"at most {most_bytes} bytes")
+    return content
+
+
 def read_regular(path: Path, *, most_bytes: int, received: bool = False) -> bytes:
     """Return the contents of a regular file. Other files, such as a pipe, are refused without waiting for data.
 

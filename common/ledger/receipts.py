@@ -50,6 +50,7 @@ from common.ledger.charges import (
 )
 from common.ledger.keys import Signed
 from common.ledger.rows import START, Link, Position, SignedHead, body_digest, linked_hashes
+from common.objects import read_given
 from common.privacy.mechanism import Mechanism
 from common.reading import naming_file
 
@@ -269,6 +270,10 @@ class Known:
     owed: Spend = NOTHING
 
 
+MAX_RECEIPTS_FILE_BYTES = 1 << 30
+"""Largest file of a site's receipts: of some hundred thousand releases."""
+
+
 def read_receipts(path: Path) -> tuple[Receipt, ...]:
     """Read receipts from a file, one per line as :meth:`Receipt.render` writes them. Signatures are not checked.
 
@@ -279,10 +284,10 @@ def read_receipts(path: Path) -> tuple[Receipt, ...]:
         The receipts.
 
     Raises:
-        InvalidInput: If the file is unreadable or a line is no receipt.
+        InvalidInput: If the file is unreadable or too large, or a line is no receipt.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_given(path, most_bytes=MAX_RECEIPTS_FILE_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput("receipts", value=str(path), limit="a file with one receipt per line") from error
     with naming_file(path, remedy="give the file that the other site wrote with `consilium site heads --out`"):

@@ -19,7 +19,7 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.plain import joined, plain
 from common.privacy.figures import spent_text
 from common.reading import parse_json, parsing
-from consilium.cli.options import AsJson, PublicKey
+from consilium.cli.options import AsJson, PublicKey, read_file
 from consilium.cli.say import say
 from server.study.workspace import Workspace
 
@@ -409,7 +409,7 @@ def _misstated(path: Path, ledger: Path) -> list[str]:
 
     limit = "a certificate as `consilium certificate` wrote it"
     with parsing("certificate", value=str(path), limit=limit):
-        data = parse_json(path.read_bytes(), what="certificate", value=str(path), limit=limit)
+        data = parse_json(read_file(path), what="certificate", value=str(path), limit=limit)
         if not isinstance(data, dict) or "certificate" not in data:
             return []
         study, stated = data["study"]["id"], data["guarantee"]
@@ -437,7 +437,7 @@ def _read_head(path: Path) -> SignedHead:
 
     limit = "a JSON file with a head or a receipt"
     with parsing("kept head", value=str(path), limit=limit):
-        data = parse_json(path.read_bytes(), what="kept head", value=str(path), limit=limit)
+        data = parse_json(read_file(path), what="kept head", value=str(path), limit=limit)
         if isinstance(data, dict) and "certificate" in data:
             return SignedHead.from_json(data["ledger"]["head"])
     if isinstance(data, dict) and "releases" in data:

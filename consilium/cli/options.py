@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import InvalidInput
+from common.objects import read_given
 from common.plain import plain
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli.say import console, say
@@ -200,6 +201,10 @@ Absent = Annotated[
 ]
 
 
+MAX_FILE_BYTES = 1 << 30
+"""Largest file that another hospital made, such as a verdict or the evidence of a draw."""
+
+
 def read_file(path: Path) -> bytes:
     """Read a file that the user named.
 
@@ -210,10 +215,10 @@ def read_file(path: Path) -> bytes:
         Its content.
 
     Raises:
-        InvalidInput: If it cannot be read.
+        InvalidInput: If it cannot be read, or is too large.
     """
     try:
-        return path.read_bytes()
+        return read_given(path, most_bytes=MAX_FILE_BYTES)
     except OSError as error:
         raise InvalidInput("file cannot be read", value=str(path), remedy="check the path") from error
 
