@@ -21,8 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.canonical import canonical_bytes, check_hash, check_name, check_pool
 from common.document import FLAT, Document
+from common.envelope import Sign
 from common.errors import InvalidInput
 from common.fingerprints import fingerprint_of, is_fingerprint
+from common.ledger.keys import signing_public_key
 from common.objects import write_atomically
 from common.pki import load_node_key, node_key_line, parse_node_key
 from common.privacy.mechanism import Protection
@@ -31,6 +33,7 @@ from common.reading import naming_file, parse_json, read_text
 
 MAX_REQUEST_BYTES = 1 << 16
 _FINGERPRINT_DOMAIN = b"consilium/join/v1\0"
+_POSSESSION_DOMAIN = b"consilium/join-books/v1\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +127,27 @@ class JoinRequest(Document):
 
 @dataclass(frozen=True, slots=True)
 class SignedRequest(Document):
-    """A join request with its signature, as stored in a file. :func:`read_request` checks the signature."""
+    """A join request with its signatures, as stored in a file. :func:`read_request` checks them.
+
+    ``possession`` is the signature, in hex, by the key that ``books`` states. Earlier versions leave it out.
+    """
 
     request: Annotated[JoinRequest, FLAT]
     signature: str
+    possession: str | None = None
 
 
 def write_request(
-    path: Path, *, study: str, site: str, pool: str, node_key: Path, books: StatedBooks | None = None
+    path: Path,
+    *,
+    study: str,
+    site: str,
+    pool: str,
+    node_key: Path,
+    books: StatedBooks | None = None,
+    sign: Sign | None = None,
 ) -> JoinRequest:
-    """Make a join request, sign it with the site's node key, and write it.
+    """Make a join request, sign it with the site's node key and with its ledger's key, and write it.
 
     Args:
         path: The file to write.
@@ -142,6 +156,7 @@ def write_request(
         pool: Name of the patient pool.
         node_key: File of the site's private node key.
         books: The site's statement about the ledger of its pool; None to leave it out.
+        sign: Signs with the key of that ledger.
 
     Returns:
         The request.
@@ -152,22 +167,26 @@ def write_request(
     key = load_node_key(node_key)
     request = JoinRequest(study=study, site=site, pool=pool, node_key=node_key_line(key.public_key()), books=books)
     signature = b64encode(key.sign(request.statement(), ec.ECDSA(hashes.SHA384()))).decode()
-    record = SignedRequest(request, signature).to_json()
+    possession = None if sign is None else sign(_POSSESSION_DOMAIN + request.statement()).hex()
+    record = SignedRequest(request, signature, possession).to_json()
     write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
     return request
 
 
-def read_request(path: Path) -> JoinRequest:
-    """Read a join request and check its signature.
+def read_request(path: Path, *, to_admit: bool = False) -> JoinRequest:
+    """Read a join request and check its signatures.
 
     Args:
         path: The file.
+        to_admit: True if the site is to be admitted. The request must then prove that the site has the key which it
+            states as that of its ledger. Otherwise a site could state another hospital's key, and that hospital could
+            never be admitted with it.
 
     Returns:
         The request.
 
     Raises:
-        InvalidInput: If the file is invalid or was not signed with the node key that it names.
+        InvalidInput: If the file is invalid, or was not signed with the keys that it names.
     """
     remedy = "ask the site for its request.json again"
     text = read_text(path, what="join request", most_bytes=MAX_REQUEST_BYTES, remedy=remedy)
@@ -183,4 +202,19 @@ def read_request(path: Path) -> JoinRequest:
         raise InvalidInput(
             "signature of the join request", limit="made with the node key in the request", remedy=remedy
         ) from error
+    if request.books is not None and (to_admit or signed.possession is not None):
+        _check_possession(request, request.books.answer_key, signed.possession or "")
     return request
+
+
+def _check_possession(request: JoinRequest, answer_key: str, possession: str) -> None:
+    """Raise InvalidInput unless the key of the stated ledger signed the request."""
+    try:
+        signing_public_key(answer_key).verify(bytes.fromhex(possession), _POSSESSION_DOMAIN + request.statement())
+    except (InvalidSignature, ValueError) as error:
+        raise InvalidInput(
+            "proof in the join request that the site has its ledger's key",
+            value=possession[:16] or "no proof",
+            limit="made with the key that the request states",
+            remedy="have the site upgrade Consilium and write a new request with `consilium site request`",
+        ) from error

@@ -326,14 +326,17 @@ def new_request(directory: Path) -> JoinRequest:
         The request.
     """
     config = load_site(directory)
-    return write_request(
-        directory / REQUEST,
-        study=load_study(config.path(config.study)).id,
-        site=config.site,
-        pool=config.pool,
-        node_key=directory / "node" / "keys" / "node",
-        books=stated_books(config),
-    )
+    books = stated_books(config)
+    with open_books(config) as ledger:
+        return write_request(
+            directory / REQUEST,
+            study=load_study(config.path(config.study)).id,
+            site=config.site,
+            pool=config.pool,
+            node_key=directory / "node" / "keys" / "node",
+            books=books,
+            sign=ledger.sign,
+        )
 
 
 def _site_toml(

@@ -122,7 +122,7 @@ def approve(
     workspace = Workspace(directory)
     admitted = provision.approve(
         workspace,
-        read_request(request),
+        read_request(request, to_admit=True),
         site=site,
         pool=pool,
         fingerprint=fingerprint,

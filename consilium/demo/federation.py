@@ -118,7 +118,7 @@ def admit(
     known = {site.name for site in workspace.registered()}
     for name, directory in sites.items():
         if name not in known:
-            request = read_request(directory / "request.json")
+            request = read_request(directory / "request.json", to_admit=True)
             provision.approve(
                 workspace,
                 request,

@@ -28,8 +28,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
+from client.policy import load_site
+from client.site.books import open_books
 from client.site.enrolment import SiteKit, create_site
-from common.admission import JoinRequest, read_request
+from common.admission import JoinRequest, SignedRequest, read_request
 from common.canonical import canonical_bytes
 from common.errors import DaemonFailed, InvalidInput
 from common.node_auth import AdmittedNode, read_admitted, signed_headers, write_admitted
@@ -189,6 +191,38 @@ def test_a_right_fingerprint_admits_with_and_without_its_prefix(
     request = join(workspace, tmp_path / "a", "north")
     admitted = admit(workspace, request, fingerprint=prefix + request.fingerprint.removeprefix("SHA256:"))
     assert (admitted.name, admitted.pool) == ("north", "north")
+
+
+@pytest.mark.parametrize("proof", ["none", "its own key's", "the other's, of another request", "junk"])
+def test_nobody_bars_another_hospital_by_stating_its_ledger_key(
+    workspace: Workspace, tmp_path: Path, proof: str
+) -> None:
+    """A key is admitted once in a study's life, so whoever stated a peer's public key first would keep the peer out."""
+    for name in ("evil", "honest"):
+        (tmp_path / name).mkdir()
+        join(workspace, tmp_path / name, name)
+    honest = json.loads((tmp_path / "honest" / "site" / "request.json").read_text())
+    site = tmp_path / "evil" / "site"
+    asked = replace(
+        read_request(site / "request.json"), books=read_request(tmp_path / "honest/site/request.json").books
+    )
+    with open_books(load_site(site)) as ledger:
+        possession = {
+            "none": None,
+            "its own key's": ledger.sign(b"consilium/join-books/v1\0" + asked.statement()).hex(),
+            "the other's, of another request": honest["possession"],
+            "junk": "zz",
+        }[proof]
+    key = load_node_key(site / "node" / "keys" / "node")
+    signature = b64encode(key.sign(asked.statement(), ec.ECDSA(hashes.SHA384()))).decode()
+    (tmp_path / "claimed.json").write_text(json.dumps(SignedRequest(asked, signature, possession).to_json()))
+    words = ["--site", "evil", "--pool", "evil", "--fingerprint", asked.fingerprint]
+    done = CliRunner().invoke(provision_app, ["approve", str(workspace.root), str(tmp_path / "claimed.json"), *words])
+    assert isinstance(done.exception, InvalidInput)
+    assert "site request" in (done.exception.remedy or "")
+    assert workspace.registered() == ()
+    request = read_request(tmp_path / "honest" / "site" / "request.json", to_admit=True)
+    assert admit(workspace, request, fingerprint=request.fingerprint, site="honest", pool="honest").name == "honest"
 
 
 def test_a_revoked_key_comes_back_under_no_name(workspace: Workspace, tmp_path: Path) -> None:
