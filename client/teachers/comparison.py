@@ -16,7 +16,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,21 +152,8 @@ class CaseComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain values for JSON."""
-        return {
-            "reference": self.reference,
-            "public": self.public,
-            "structure": self.structure,
-            "cases": self.cases,
-            "student": self.student,
-            "other": self.other,
-            "difference": self.difference,
-            "half_width": self.half_width,
-            "word": str(self.word),
-            "missed": self.missed,
-            "reference_missed": self.reference_missed,
-            "alarming": self.alarming,
-            "sentence": self.sentence(),
-        }
+        facts = {name: value for name, value in asdict(self).items() if name != "who"}
+        return {**facts, "word": str(self.word), "alarming": self.alarming, "sentence": self.sentence()}
 
 
 ALL = "all structures"

@@ -306,7 +306,7 @@ class Evaluation:
             "own_teachers_better": list(self.own_better),
             "headline": self.headline,
             "speaks_for": self.speaks_for,
-            "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
+            "problems": [problem.to_json() for problem in self.problems],
             "withdrawn": self.withdrawn,
         }
 

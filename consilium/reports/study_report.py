@@ -10,7 +10,7 @@ import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -68,14 +68,11 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
             "codec": study.codec.name,
             "quorum": study.privacy.quorum,
             "voters_per_site": study.privacy.voters_per_site,
-            **({"sealed_sum": _sealed_json(facts)} if study.privacy.sealed else {}),
+            **({"sealed_sum": sealed_facts(study, spending=facts.spending)} if study.privacy.sealed else {}),
         },
         **({"simulation": True} if facts.simulated else {}),
         "known": facts.known,
-        "data": {
-            "used": facts.cases_used,
-            "left_out": [{"case": problem.case, "reason": problem.reason} for problem in facts.left_out],
-        },
+        "data": {"used": facts.cases_used, "left_out": [problem.to_json() for problem in facts.left_out]},
         "bought": facts.bought,
         "worth": None if facts.worth is None else facts.worth.to_json(),
         "student": {"dice": dice(facts.student), "ece": facts.student_ece},
@@ -107,48 +104,18 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
     return plain
 
 
-def _sealed_json(facts: ReportFacts) -> dict[str, object]:
-    return sealed_facts(facts.study, spending=facts.spending)
-
-
 def _privacy_json(privacy: PrivacyFacts) -> dict[str, object]:
-    return {
-        "epsilon_exact": privacy.epsilon_exact,
-        "epsilon_rdp": privacy.epsilon_rdp,
-        "delta": privacy.delta,
-        "unit": privacy.unit,
-        "relation": privacy.relation,
-        **({} if privacy.epsilon_paper is None else {"epsilon_paper": privacy.epsilon_paper}),
-        "accountant": privacy.accountant,
-        "planned_epsilon": privacy.planned_epsilon,
-        "guaranteed_epsilon": privacy.epsilon_guaranteed,
-        "noise_multiplier": privacy.noise_multiplier,
-        "queries": privacy.queries,
-        "planned_queries": privacy.planned_queries,
-        "voters": privacy.voters,
-        "clipping_norm": privacy.clipping_norm,
-    }
+    facts = asdict(privacy) | {"guaranteed_epsilon": privacy.epsilon_guaranteed}
+    left_out = ("mu_squared", "largest_roster")
+    return {name: value for name, value in facts.items() if name not in left_out and value is not None}
 
 
 def _parties_json(facts: ReportFacts) -> dict[str, object]:
     return {
-        "daemons": [{"role": daemon.role, "pid": daemon.pid} for daemon in facts.daemons],
+        "daemons": [asdict(daemon) for daemon in facts.daemons],
         "refused_node": facts.refused_node,
-        "sites": [
-            {
-                "name": site.name,
-                "pool": site.pool,
-                "patients": site.patients,
-                "codes_sent": site.codes_sent,
-                "epsilon_spent": site.epsilon_spent,
-                "patient": list(site.patient),
-            }
-            for site in facts.sites
-        ],
-        "releases": [
-            {"batch": release.batch, "queries": release.queries, "roster": list(release.roster)}
-            for release in facts.releases
-        ],
+        "sites": [asdict(site) for site in facts.sites],
+        "releases": [asdict(release) for release in facts.releases],
     }
 
 

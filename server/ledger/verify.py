@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -135,15 +135,10 @@ class VerifyReport:
     def to_json(self) -> dict[str, object]:
         """Return the report as plain JSON; ε and shares are floats."""
         return {
-            "anchored": self.anchored,
-            "draws": self.draws,
+            **asdict(self),
             "first_bad_row": self.first_bad_row,
             "head": None if self.head is None else self.head.to_json(),
-            "kinds": self.kinds,
-            "ledger_id": self.ledger_id,
             "ok": self.ok,
-            "path": self.path,
-            "payloads": self.payloads,
             "pools": [
                 {
                     "pool": total.pool,
@@ -153,11 +148,6 @@ class VerifyReport:
                 }
                 for total in self.pools
             ],
-            "problems": [{"row": problem.row, "what": problem.what} for problem in self.problems],
-            "role": self.role,
-            "rows": self.rows,
-            "signatures": self.signatures,
-            "witnesses": self.witnesses,
         }
 
 

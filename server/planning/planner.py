@@ -19,7 +19,7 @@ variances λ of the code along its principal directions. The thresholds on it ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
@@ -80,16 +80,6 @@ class SpectrumErrors:
     kept: int
     wiener: float
     water_filled: float
-
-    def to_json(self) -> dict[str, object]:
-        """Return the errors as plain JSON."""
-        return {
-            "hard_threshold": self.hard_threshold,
-            "kept": self.kept,
-            "total": self.total,
-            "water_filled": self.water_filled,
-            "wiener": self.wiener,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +292,7 @@ class Plan:
             "ceiling_bits": self.ceiling_bits,
             "code_norm": self.code_norm,
             "dimension": self.mechanism.dimension,
-            "errors": None if self.errors is None else self.errors.to_json(),
+            "errors": None if self.errors is None else asdict(self.errors),
             "explained_at_most": self.explained_at_most,
             "guarantees": [g.to_json() for g in self.guarantees],
             "guess_right_at_most": self.guess_right_at_most,

@@ -157,7 +157,7 @@ class StudyStatus:
             "unit": str(privacy.unit),
             "relation": str(privacy.relation),
             "sites": {name: site.to_json() for name, site in self.sites.items()},
-            "batches": [{"batch": b.batch, "queries": b.queries, "roster": list(b.roster)} for b in self.batches],
+            "batches": [asdict(batch) for batch in self.batches],
             "answers_weighed": self.answers_weighed,
             "warnings": list(self.warnings),
             "ledger_head": self.ledger_head,
