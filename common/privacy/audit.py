@@ -129,6 +129,30 @@ class Finding:
     alarm: bool
     meaning: str
 
+    @classmethod
+    def at_most(cls, test: str, measured: float, limit: float, what: str) -> Finding:
+        """Return the finding of a test that alarms if the measured value is above the limit.
+
+        Args:
+            test: Name of the test.
+            measured: The measured value.
+            limit: The largest value without an alarm.
+            what: What the measured value is.
+        """
+        return cls(test, measured, limit, measured > limit, f"{what}; at most")
+
+    @classmethod
+    def at_least(cls, test: str, measured: float, limit: float, what: str) -> Finding:
+        """Return the finding of a test that alarms if the measured value is below the limit.
+
+        Args:
+            test: Name of the test.
+            measured: The measured value.
+            limit: The smallest value without an alarm.
+            what: What the measured value is.
+        """
+        return cls(test, measured, limit, measured < limit, f"{what}; at least")
+
     def __str__(self) -> str:
         return f"{'ALARM' if self.alarm else 'ok'}  {self.test}: {self.measured:.4g} ({self.meaning} {self.limit:.4g})"
 
@@ -393,7 +417,7 @@ def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> Finding
     n, samples = rows.shape
     smallest = sqrt(max(0.0, float(np.linalg.eigvalsh(rows @ rows.T / samples)[0])))
     limit = 1 - sqrt(n / samples) - sqrt(2 * log(1 / _NOISE_ALPHA) / samples)
-    return Finding(f"spectrum over {name}", smallest, limit, smallest < limit, "least noise, in claimed σ; at least")
+    return Finding.at_least(f"spectrum over {name}", smallest, limit, "least noise, in claimed σ")
 
 
 def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> Finding:
@@ -426,7 +450,7 @@ def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> Findi
     below = np.abs(empirical - counts / noise.size - stats.norm.cdf((values - 0.5) / noise_std)).max()
     distance = float(max(above, below))
     limit = sqrt(log(2 / _NOISE_ALPHA) / 2 / noise.size)
-    return Finding("noise distribution", distance, limit, distance > limit, "distance from the claimed noise; at most")
+    return Finding.at_most("noise distribution", distance, limit, "distance from the claimed noise")
 
 
 def _check_confidence(confidence: float) -> None:
@@ -445,9 +469,7 @@ def _filter_finding(study: StudyUnderAudit, serve: Service) -> Finding:
         answered = len(serve([*codes, codes[-1]]))
     except BudgetExceeded:
         answered = study.queries
-    return Finding(
-        "budget filter", answered, study.queries, answered > study.queries, "queries answered from one budget; at most"
-    )
+    return Finding.at_most("budget filter", answered, study.queries, "queries answered from one budget")
 
 
 def _direction(study: StudyUnderAudit, pair: str) -> Float[np.ndarray, "n l"]:

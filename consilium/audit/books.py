@@ -34,16 +34,7 @@ def life_findings(service: Service, life: Life, *, ended: str) -> list[Finding]:
     Returns:
         The findings.
     """
-    return [
-        _end(service, life, ended),
-        _statements(service, life),
-        _noise_on_record(service, life),
-        *_sums(service, life),
-        _codes(service, life),
-        *_mu(service, life),
-        _receipts(service, life),
-        *(masked_findings(service, _own(service, life)) if service.study.privacy.sealed else ()),
-    ]
+    return [_end(service, life, ended), *_kept_by_every_run(service, life)]
 
 
 def history_findings(service: Service, life: Life) -> list[Finding]:
@@ -56,8 +47,11 @@ def history_findings(service: Service, life: Life) -> list[Finding]:
     Returns:
         The findings.
     """
+    return [_draws(service, life), *_kept_by_every_run(service, life)]
+
+
+def _kept_by_every_run(service: Service, life: Life) -> list[Finding]:
     return [
-        _draws(service, life),
         _statements(service, life),
         _noise_on_record(service, life),
         *_sums(service, life),
@@ -167,18 +161,12 @@ def further_findings(service: Service) -> list[Finding]:
     told = [(after.spent[name], spent_by_rows(service, after, name)) for name in server]
     told += [(after.sites[name].spent, accepted_by_rows(service, after, name)) for name in sites]
     return [
-        Finding("answers asked for again", changed, 0, changed > 0, "stored answers that changed; at most"),
+        Finding.at_most("answers asked for again", changed, 0, "stored answers that changed"),
         *(
-            Finding(
-                f"beyond a budget, {who}",
-                passed[who],
-                0,
-                passed[who] > 0,
-                "further queries that were answered; at most",
-            )
+            Finding.at_most(f"beyond a budget, {who}", passed[who], 0, "further queries that were answered")
             for who in ("server", "sites")
         ),
-        Finding("within the budgets", short, 0, short > 0, "further queries that were refused; at most"),
+        Finding.at_most("within the budgets", short, 0, "further queries that were refused"),
         apart("sums over studies", told),
     ]
 
@@ -213,13 +201,7 @@ def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> 
         Finding(
             "lying site", refused, 1, not fine, f"codes beyond m·R{' in sums' * sealed} refused{_why(ended)}; exactly"
         ),
-        Finding(
-            "lying site's share",
-            distance,
-            9.0,
-            distance > 9,
-            "distance of the answer from the honest sites' sum, in σ; at most",
-        ),
+        Finding.at_most("lying site's share", distance, 9.0, "distance of the answer from the honest sites' sum, in σ"),
     ]
 
 
@@ -258,7 +240,7 @@ def _draws(service: Service, life: Life) -> Finding:
         for site, *both in zip(service.sites, service.server_limits, service.site_limits, strict=False)
     }
     beyond = max((counts[site] - room[site] for site in room), default=0)
-    return Finding("draws of a run", beyond, 0, beyond > 0, "draws charged to a pool beyond its budget; at most")
+    return Finding.at_most("draws of a run", beyond, 0, "draws charged to a pool beyond its budget")
 
 
 def _statements(service: Service, life: Life) -> Finding:
@@ -271,9 +253,7 @@ def _statements(service: Service, life: Life) -> Finding:
         stated = (release.dimension, release.radius, release.voters_per_site, release.answer.shape)
         wrong += stated != (size, subject.radius, voters, (size,))
         wrong += any(release.query not in life.sites[site].codes for site in release.roster)
-    return Finding(
-        "terms of releases", wrong, 0, wrong > 0, "releases with other terms than the study, or without a code; at most"
-    )
+    return Finding.at_most("terms of releases", wrong, 0, "releases with other terms than the study, or without a code")
 
 
 def _noise_on_record(service: Service, life: Life) -> Finding:
@@ -302,9 +282,7 @@ def _codes(service: Service, life: Life) -> Finding:
             if (code := life.sites[site].codes.get(release.query)) is not None:
                 off = np.abs(code - expected).max()
                 worst = max(worst, float(off) / release.voters_per_site)
-    return Finding(
-        "codes", worst, 1.0, worst > 1, "distance of a code from the expected one, in steps of 2^-16 a voter; at most"
-    )
+    return Finding.at_most("codes", worst, 1.0, "distance of a code from the expected one, in steps of 2^-16 a voter")
 
 
 def _mu(service: Service, life: Life) -> list[Finding]:
@@ -345,7 +323,7 @@ def _receipts(service: Service, life: Life) -> Finding:
         owed = {release.query for release in _own(service, life) if site in release.roster}
         missing += len(owed - record.receipted)
         missing += not isclose(record.receipted_mu_squared, spent_by_rows(service, life, site), rel_tol=_ROUNDING)
-    return Finding("receipts", missing, 0, missing > 0, "missing receipts, and last receipts with a wrong sum; at most")
+    return Finding.at_most("receipts", missing, 0, "missing receipts, and last receipts with a wrong sum")
 
 
 # --- helpers
@@ -409,13 +387,7 @@ def apart(name: str, told_and_own: list[tuple[float, float]]) -> Finding:
         The finding.
     """
     worst = max((abs(told - own) / max(own, 1e-300) if told != own else 0.0) for told, own in told_and_own)
-    return Finding(
-        name,
-        worst,
-        _ROUNDING,
-        worst > _ROUNDING,
-        "relative difference between the ledger's sum and the audit's; at most",
-    )
+    return Finding.at_most(name, worst, _ROUNDING, "relative difference between the ledger's sum and the audit's")
 
 
 def _why(ended: str) -> str:

@@ -51,13 +51,13 @@ def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float)
         _least_likely(
             "variance by place",
             _places(scaled, half=0.5 / noise_std),
-            "lowest p of any run, round, vector or coordinates; at least",
+            "lowest p of any run, round, vector or coordinates",
         ),
         residual_finding(noise, noise_std),
         _least_likely(
             "spectrum of the draws",
             _frequencies(vectors),
-            "lowest p of any frequency, along vectors and time; at least",
+            "lowest p of any frequency, along vectors and time",
         ),
         _least_likely_cells("remainders", noise, noise_std),
         _largest("pairs of vectors at any shift", _vector_pairs(scaled)),
@@ -121,7 +121,7 @@ def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> Find
         for place in range(length):  # one 64-bit hash for each stretch; collisions are rarer than equal stretches
             marks += _scramble(sizes[place : place + marks.size] + mixed[place])
         repeated = marks.size - np.unique(marks).size
-    return Finding("noise used twice", repeated, 0, repeated > 0, f"stretches of {length} draws seen before; at most")
+    return Finding.at_most("noise used twice", repeated, 0, f"stretches of {length} draws seen before")
 
 
 def coincidences(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
@@ -140,7 +140,7 @@ def coincidences(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -
     for run in noise:
         counts = np.unique(np.abs(run), return_counts=True)[1].astype(np.int64)
         worst = max(worst, int((counts * (counts - 1) // 2).sum()))
-    return Finding("values dealt again", worst, limit, worst > limit, "pairs of equal size in a run; at most")
+    return Finding.at_most("values dealt again", worst, limit, "pairs of equal size in a run")
 
 
 def _scramble(values: np.ndarray) -> np.ndarray:
@@ -246,14 +246,14 @@ def _over(value: np.ndarray | float, length: np.ndarray | float) -> np.ndarray:
     return np.divide(value, length, out=np.zeros(np.shape(value)), where=np.asarray(length) > 0)
 
 
-def _least_likely(name: str, groups: Iterable[_Sums], meaning: str) -> Finding:
+def _least_likely(name: str, groups: Iterable[_Sums], what: str) -> Finding:
     """Test the lowest two-sided p-value of all sums of squares, at the level ALPHA divided by the number of sums."""
     lowest, tests = 1.0, 0
     for most, least, squares in groups:
         tests += least.size
         lowest = min(lowest, 2 * float(chi2.cdf(most.min(), squares)), 2 * float(chi2.sf(least.max(), squares)))
     limit = ALPHA / tests
-    return Finding(name, lowest, limit, lowest < limit, meaning)
+    return Finding.at_least(name, lowest, limit, what)
 
 
 def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
@@ -271,7 +271,7 @@ def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], n
             lowest = min(lowest, float(chi2.sf(((counts - expected) ** 2).sum() / expected, cells - 1)))
             tests += 1
     limit = ALPHA / max(tests, 1) / 10  # χ² of counts is approximate
-    return Finding(name, lowest, limit, lowest < limit, "lowest p of remainders at any scale; at least")
+    return Finding.at_least(name, lowest, limit, "lowest p of remainders at any scale")
 
 
 def _largest(name: str, parts: Iterable[np.ndarray]) -> Finding:
@@ -285,4 +285,4 @@ def _largest(name: str, parts: Iterable[np.ndarray]) -> Finding:
             tests += values.size
             largest = max(largest, float(np.abs(values).max()))
     limit = float(norm.isf(ALPHA / 2 / max(tests, 1)))
-    return Finding(name, largest, limit, largest > limit, f"largest of {tests} correlations, in spreads; at most")
+    return Finding.at_most(name, largest, limit, f"largest of {tests} correlations, in spreads")

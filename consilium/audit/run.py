@@ -338,12 +338,11 @@ def _limit(subject: Subject, releases: float) -> Limit:
 def _same_noise(lives: Iterable[list[np.ndarray]]) -> Finding:
     first, *others = lives
     differing = sum(not _alike(first, other) for other in others)
-    return Finding(
+    return Finding.at_most(
         "noise comes from the system's entropy",
         differing,
         0,
-        differing > 0,
-        "worlds with the same random bytes whose noise differs; at most",
+        "worlds with the same random bytes whose noise differs",
     )
 
 
@@ -366,12 +365,8 @@ def _entropy_used(service: Service, life: Life, drawn: int) -> Finding:
     plain = sum(release.dimension * log2(release.noise_std * sqrt(2 * pi * e)) for release in life.releases)
     bits = sum(share_bits(service, release) for release in life.releases) if sealed else plain
     share = 8 * drawn / bits if bits else 1.0
-    return Finding(
-        "entropy read",
-        share,
-        1.0,
-        share < 1,
-        "random bits read from the operating system for each bit of noise; at least",
+    return Finding.at_least(
+        "entropy read", share, 1.0, "random bits read from the operating system for each bit of noise"
     )
 
 

@@ -99,8 +99,8 @@ def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Fi
     pairs = [pair for words in seen.values() for pair in pairwise(words)]
     looked_at += [one - other for one, other in pairs if one.size == other.size]
     bits = min((log2(max(float(np.abs(one.astype(float)).max()), 1.0)) for one in looked_at), default=63.0)
-    meaning = "bits of a site's masked codes and of their differences, as the server and t sites see them; at least"
-    return [Finding("masked words", bits, READABLE_BITS, bits < READABLE_BITS, meaning)]
+    what = "bits of a site's masked codes and of their differences, as the server and t sites see them"
+    return [Finding.at_least("masked words", bits, READABLE_BITS, what)]
 
 
 def _colluders(service: Service, release: AuditedRelease, *, turn: int) -> tuple[str, ...]:

@@ -141,9 +141,8 @@ def whole_life(service: Service) -> list[Finding]:
         _put_back(service, copy)
         found += _asked_again(service, messages, sent=sent)
         told, own = read_site(service, 0).spent, accepted_by_rows(service, life, service.sites[0].name)
-        found.append(
-            Finding("restored site's sums", told / own if own else 1.0, 1.0, told < own * (1 - 1e-9), _RESTORED_SUMS)
-        )
+        share, what = told / own if own else 1.0, "its spent total, relative to the cost of all that it accepted"
+        found.append(Finding("restored site's sums", share, 1.0, told < own * (1 - 1e-9), f"{what}; at least"))
     return found
 
 
@@ -154,9 +153,7 @@ def _reused(service: Service) -> list[Finding]:
     after = read_life(service)
     moved = [(after.spent[name], spent_by_rows(service, before, name)) for name in before.spent]
     return [
-        Finding(
-            "answers used again", changed, 0, changed > 0, "stored answers that changed for another study; at most"
-        ),
+        Finding.at_most("answers used again", changed, 0, "stored answers that changed for another study"),
         apart("sums after reuse", moved),
     ]
 
@@ -187,16 +184,12 @@ def _asked_again(service: Service, messages: Sequence[bytes], *, sent: Mapping[s
                     bits = min(bits, _bits(words - vector(before)))
                 else:
                     changed += not np.array_equal(words, vector(before))
+    difference = "bits of the difference of its words before and after"
     return [
-        Finding("restored site's words", answered, 0, answered > 0, _RESTORED_WORDS),
-        Finding("restored site's difference", bits, READABLE_BITS, bits < READABLE_BITS, _RESTORED_BITS),
-        Finding("restored site's codes", changed, 0, changed > 0, "codes that differ from those it sent; at most"),
+        Finding.at_most("restored site's words", answered, 0, "repeated sums to which it sent other words"),
+        Finding.at_least("restored site's difference", bits, READABLE_BITS, difference),
+        Finding.at_most("restored site's codes", changed, 0, "codes that differ from those it sent"),
     ]
-
-
-_RESTORED_SUMS = "its spent total, relative to the cost of all that it accepted; at least"
-_RESTORED_WORDS = "repeated sums to which it sent other words; at most"
-_RESTORED_BITS = "bits of the difference of its words before and after; at least"
 
 
 def _copy_open(path: Path, copy: Path) -> None:
