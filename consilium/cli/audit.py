@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from common.config import JOINT_ROUNDS, load_study
 from common.errors import InvalidInput
 from consilium.cli.options import PLAIN, AsJson, counting
-from consilium.cli.privacy import Delta, Epsilon, Flags, Gate, Radius, RelationOption, UnitOption, Voters, settings_of
+from consilium.cli.privacy import Delta, Epsilon, Gate, Radius, RelationOption, UnitOption, Voters, given, settings_of
 from consilium.cli.say import console, say
 from server.study.workspace import Workspace
 
@@ -98,7 +98,8 @@ def audit_command(
     if rounds is not None and queries is not None:
         raise InvalidInput("--rounds with --queries", value=(rounds, queries), limit="only one of the two options")
     asked = rounds if queries is None else queries
-    flags = Flags(epsilon, delta, asked, voters, radius, unit, relation, accountant)
+    flags = given(epsilon=epsilon, delta=delta, accountant=accountant, unit=unit, relation=relation, radius=radius)
+    flags |= given(queries=asked, voters=voters)
     subject = _subject(study, flags, hospitals=hospitals, dimension=dimension, joint=queries is None)
     from consilium.audit.run import DRAWS
 
@@ -111,18 +112,20 @@ def audit_command(
         raise typer.Exit(1)
 
 
-def _subject(study: Path | None, flags: Flags, *, hospitals: int | None, dimension: int | None, joint: bool) -> Subject:
+def _subject(
+    study: Path | None, flags: Mapping[str, Any], *, hospitals: int | None, dimension: int | None, joint: bool
+) -> Subject:
     from consilium.audit.subject import from_workspace, stand_in
 
     if study is not None and study.is_dir():
-        if flags.given() or hospitals is not None or dimension is not None:
+        if flags or hospitals is not None or dimension is not None:
             raise InvalidInput(
                 "options for terms together with the directory of a study",
                 remedy="leave these options out; the study is audited with its own settings",
             )
         return from_workspace(Workspace(study))
     privacy, clip = settings_of(study, flags)
-    if study is None and flags.queries is None:
+    if study is None and "queries" not in flags:
         privacy = replace(privacy, planned_queries=JOINT_ROUNDS)
     codec = None if study is None else load_study(study).codec
     sites, most = (HOSPITALS, DIMENSION) if codec is None else (privacy.quorum, min(codec.max_dimension, DIMENSION))

@@ -41,9 +41,7 @@ def demo(
         Path | None, typer.Option(help="A dataset with labels, in any layout; without this option phantoms are made.")
     ] = None,
     channels: Annotated[str, typer.Option(help="Channel names, in order; by default those of the data.")] = "",
-    hospitals: Annotated[
-        int | None, typer.Option(help="Number of hospitals K [those of the data's sites.csv, or 3].", **options.PLAIN)
-    ] = None,
+    hospitals: options.TriedHospitals = None,
     epsilon: options.Epsilon = 8.0,
     delta: options.Delta = 1e-5,
     queries: Annotated[
@@ -56,13 +54,7 @@ def demo(
     accountant: options.Accountant = AccountantName.EXACT,
     unit: options.TriedUnit = Unit.PATIENT,
     relation: options.RelationOption = Relation.REPLACE_ONE,
-    voters: Annotated[
-        int | None,
-        typer.Option(
-            help="Number m of voters (teachers) of each site, on disjoint patients [as `consilium plan` recommends].",
-            **options.PLAIN,
-        ),
-    ] = None,
+    voters: options.TriedVoters = None,
     aggregation: options.Aggregation = None,
     colluders: options.Colluders = 1,
     spare_draws: options.SpareDraws = 0,

@@ -59,6 +59,20 @@ RelationOption = Annotated[Relation, typer.Option("--relation", help="Neighbouri
 Voters = Annotated[
     int, typer.Option("--voters", help="Number m of voters (teachers) of each site, trained on disjoint patients.")
 ]
+TriedHospitals = Annotated[
+    int | None,
+    typer.Option(
+        "--hospitals", help="Number of hospitals K [those of the data's sites.csv, or 3].", show_default=False
+    ),
+]
+TriedVoters = Annotated[
+    int | None,
+    typer.Option(
+        "--voters",
+        help="Number m of voters (teachers) of each site, on disjoint patients [as `consilium plan` recommends].",
+        show_default=False,
+    ),
+]
 Aggregation = Annotated[
     str | None,
     typer.Option(

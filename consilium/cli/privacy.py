@@ -7,16 +7,17 @@ refuses invalid values.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from common.config import JOINT_ROUNDS, OPEN, DataConfig, PrivacyConfig, load_study
 from common.errors import InvalidInput
-from common.privacy.mechanism import HONEST_SITES, AccountantName, Budget, Protection, Relation, Unit
+from common.privacy.mechanism import HONEST_SITES, AccountantName, Relation, Unit
 from common.reading import parse_json, parsing
 from consilium.cli.options import PLAIN, AsJson
 from consilium.cli.say import console, say
@@ -147,9 +148,10 @@ def plan_command(
     from server.planning.public_shapes import read_shapes
     from server.planning.recommend import NOT_REHEARSED, REHEARSED, recommend, study_prospects
 
-    sealed = aggregation, colluders, spare_draws
-    given = Flags(epsilon, delta, queries, voters, radius, unit, relation, accountant, *sealed)
-    privacy, clip = settings_of(study, given)
+    flags = given(epsilon=epsilon, delta=delta, accountant=accountant, unit=unit, relation=relation, radius=radius)
+    flags |= given(queries=queries, voters=voters)
+    flags |= given(aggregation=aggregation, colluders=colluders, spare_draws=spare_draws)
+    privacy, clip = settings_of(study, flags)
     if chart is not None:
         check_chart(chart)
     values = None if spectrum is None else _read_spectrum(spectrum, length=dimension)
@@ -282,37 +284,24 @@ def _print(
         console().print(plan_table(result, recommended=summary, about=about, patients=patients, study=study))
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
-    """The settings given on the command line; None for a setting that was left out."""
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that were given on the command line.
 
-    epsilon: float | None
-    delta: float | None
-    queries: int | None
-    voters: int | None
-    radius: float | None
-    unit: Unit | None
-    relation: Relation | None
-    accountant: AccountantName | None
-    aggregation: str | None = None
-    colluders: int | None = None
-    spare_draws: int | None = None
+    Args:
+        options: Values of the options; None for an option that was left out.
 
-    def given(self) -> list[str]:
-        """Return the flags that were given.
-
-        Returns:
-            Their names.
-        """
-        return [f"--{field.name.replace('_', '-')}" for field in fields(self) if getattr(self, field.name) is not None]
+    Returns:
+        The options that are not None.
+    """
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def settings_of(study: Path | None, flags: Flags) -> tuple[PrivacyConfig, float]:
+def settings_of(study: Path | None, flags: Mapping[str, Any]) -> tuple[PrivacyConfig, float]:
     """Return the privacy settings and the clipping norm C, either from the study file or from flags.
 
     Args:
         study: The study file; None to use the flags.
-        flags: The flags.
+        flags: The flags that were given, by their names.
 
     Returns:
         The settings and C.
@@ -321,33 +310,19 @@ def settings_of(study: Path | None, flags: Flags) -> tuple[PrivacyConfig, float]
         InvalidInput: If both are given, or a setting is invalid.
     """
     if study is not None:
-        if extra := flags.given():
+        if flags:
+            extra = [f"--{name.replace('_', '-')}" for name in flags]
             raise InvalidInput(
                 "options together with --study", value=extra, remedy="change the study file, or leave --study out"
             )
         loaded = load_study(study)
         return loaded.privacy, loaded.codec.radius
-    budget = Budget(
-        epsilon=8.0 if flags.epsilon is None else flags.epsilon, delta=1e-3 if flags.delta is None else flags.delta
-    )
-    protection = Protection(unit=flags.unit or Unit.HOSPITAL, relation=flags.relation or Relation.REPLACE_ONE)
-    aggregation, colluders = flags.aggregation or OPEN, 1 if flags.colluders is None else flags.colluders
-    if colluders < 0:
-        raise InvalidInput("--colluders", value=colluders, limit="an integer from 0")
-    privacy = PrivacyConfig(
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        planned_queries=80 if flags.queries is None else flags.queries,
-        quorum=1 if aggregation == OPEN else colluders + HONEST_SITES,
-        accountant=flags.accountant or AccountantName.EXACT,
-        relation=protection.relation,
-        unit=protection.unit,
-        voters_per_site=1 if flags.voters is None else flags.voters,
-        aggregation=aggregation,
-        colluders=colluders,
-        spare_draws=flags.spare_draws or 0,
-    )
-    return privacy, 1.0 if flags.radius is None else flags.radius
+    terms = {"epsilon": 8.0, "delta": 1e-3, "aggregation": OPEN, "colluders": 1, "queries": 80, "voters": 1, **flags}
+    if terms["colluders"] < 0:
+        raise InvalidInput("--colluders", value=terms["colluders"], limit="an integer from 0")
+    quorum = 1 if terms["aggregation"] == OPEN else terms["colluders"] + HONEST_SITES
+    queries, voters, radius = terms.pop("queries"), terms.pop("voters"), terms.pop("radius", 1.0)
+    return PrivacyConfig(**terms, planned_queries=queries, voters_per_site=voters, quorum=quorum), radius
 
 
 def _read_spectrum(path: Path, *, length: int | None) -> list[float]:

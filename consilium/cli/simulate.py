@@ -26,21 +26,13 @@ def simulate(
     layout: Annotated[str, typer.Option(help="msd, nnunet, bids or table; by default it is recognised.")] = "auto",
     labels: Annotated[str, typer.Option(help="Label names, background first; by default those of the data.")] = "",
     channels: Annotated[str, typer.Option(help="Channel names; by default those of the data.")] = "",
-    hospitals: Annotated[
-        int | None, typer.Option(help="Number of hospitals K [those of the data's sites.csv, or 3].", **options.PLAIN)
-    ] = None,
+    hospitals: options.TriedHospitals = None,
     epsilon: options.Epsilon = 8.0,
     delta: options.Delta = 1e-5,
     accountant: options.Accountant = AccountantName.EXACT,
     unit: options.TriedUnit = Unit.PATIENT,
     relation: options.RelationOption = Relation.REPLACE_ONE,
-    voters: Annotated[
-        int | None,
-        typer.Option(
-            help="Number m of voters (teachers) of each site, on disjoint patients [as `consilium plan` recommends].",
-            **options.PLAIN,
-        ),
-    ] = None,
+    voters: options.TriedVoters = None,
     public_images: Annotated[
         int | None,
         typer.Option(
