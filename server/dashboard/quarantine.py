@@ -115,39 +115,21 @@ def _amount(value: Any) -> bool:
     return _number(value) and isfinite(value) and value >= 0
 
 
+_BY_NAME: Mapping[Callable[[Any], bool], tuple[str, ...]] = {
+    _flag: ("resumed",),
+    _texts: ("ledgers", "peers", "queries", "roster", "volumes", "warnings"),
+    _number: ("loss",),
+    _count: (
+        "accepted", "attempt", "cases", "codes", "done", "draw", "expected", "ledger_row", "needed", "number", "pid",
+        "sites", "size", "step", "total", "voters",
+    ),
+    _amount: ("chance", "delta", "dice", "epsilon_exact", "epsilon_rdp", "seconds", "surprise"),
+}  # fmt: skip
 _FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
     ("offer-answered", "accepted"): _flag,
     ("batch-dispatched", "queries"): _count,
     ("draw-lost", "sites"): _texts,
-    **{("", name): _flag for name in ("resumed",)},
-    **{("", name): _texts for name in ("ledgers", "peers", "queries", "roster", "volumes", "warnings")},
-    **{("", name): _number for name in ("loss",)},
-    **{
-        ("", name): _count
-        for name in (
-            *(
-                "accepted",
-                "attempt",
-                "cases",
-                "codes",
-                "done",
-                "draw",
-                "expected",
-                "ledger_row",
-                "needed",
-                "number",
-                "pid",
-                "sites",
-                "size",
-                "step",
-            ),
-            *("total", "voters"),
-        )
-    },
-    **{
-        ("", name): _amount
-        for name in ("chance", "delta", "dice", "epsilon_exact", "epsilon_rdp", "seconds", "surprise")
-    },
+    **{("", name): holds for holds, names in _BY_NAME.items() for name in names},
 }
 """Function that checks a field of an event, by (kind, field), or by ("", field) for all kinds of events.
 
