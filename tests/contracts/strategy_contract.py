@@ -101,7 +101,7 @@ class StrategyContract:
         done = train_privately(
             part(), RECIPE, settings, journal, seed=1, on_step=lambda step, loss: told.append((step, loss))
         )
-        assert (done.applied, done.event.steps) == (3, 3)
+        assert (done.steps, done.event and done.event.steps) == (3, 3)
         assert [step for step, _ in told] == [1, 2, 3]
         assert all(math.isnan(loss) for _, loss in told)
         np.testing.assert_allclose(predict(done.model, part().images[0]).sum(axis=0), 1, atol=1e-4)

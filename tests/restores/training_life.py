@@ -32,8 +32,8 @@ from client.site.books import open_books
 from client.site.status import site_status
 from client.training import command
 from client.training.command import PrivateOptions, TrainOptions
+from client.training.contract import Trained
 from client.training.private import trainer
-from client.training.private.teachers import PrivatelyTrained
 from client.training.task import Crash, OnProgress, VoterOutcome, VoterTask
 from client.training.voter import train_voter
 from common.canonical import sha256_bytes
@@ -172,7 +172,7 @@ class Hospital:
 
         def steps(
             part: object, recipe: Any, settings: object, journal: TrainingJournal, *, checkpoint: Path, **_: object
-        ) -> PrivatelyTrained:
+        ) -> Trained:
             drawn: list[str] = []
             if checkpoint.exists():
                 saved = json.loads(checkpoint.read_text())
@@ -194,7 +194,7 @@ class Hospital:
             seed = int(hashlib.sha256(f"{task.seed} {drawn}".encode()).hexdigest()[:8], 16)
             torch.manual_seed(seed)
             model = build_unet(recipe.channels, network=recipe.network, in_channels=1, out_channels=2, seed=seed)
-            return PrivatelyTrained(model, journal.event, len(drawn), 0.0)
+            return Trained(model, len(drawn), None, 0.0, journal.event)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trainer, "train_privately", steps)

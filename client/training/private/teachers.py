@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from client.records.journal import TrainingJournal
-from client.training.contract import Part
+from client.training.contract import Part, Trained
 from client.training.private.bbb import Named, Prior
 from client.training.private.descent import cosine
 from client.training.private.engine import Strategy, run
@@ -29,32 +29,12 @@ from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep
 from common.models.unet import build_unet, load_weights
-from common.privacy.training import TrainingEvent
 from common.registry import registered
 
 S = TypeVar("S")
 
 RARE = -2.5
 """Output bias of every structure relative to background before the first step."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrivatelyTrained:
-    """The last iterate of a private training.
-
-    Attributes:
-        model: The network.
-        event: What was spent.
-        applied: Steps that moved the weights.
-        seconds: Duration.
-        deviations: The posterior's standard deviations by parameter name, for dp-bbb; None otherwise.
-    """
-
-    model: torch.nn.Module
-    event: TrainingEvent
-    applied: int
-    seconds: float
-    deviations: Named | None = None
 
 
 def train_privately(
@@ -67,7 +47,7 @@ def train_privately(
     start: Path | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
-) -> PrivatelyTrained:
+) -> Trained:
     """Train a new network with the steps that the journal's plan has left.
 
     The seed need be neither secret nor random, because the guarantee holds for each seed. The operating system supplies
@@ -87,7 +67,7 @@ def train_privately(
             private patients.
 
     Returns:
-        The network and what it spent.
+        The network of the last step, and what it spent. Its steps are those that moved the weights.
 
     Raises:
         InvalidInput: If the part has more patients than the plan, the start has other weights, or the strategy refuses
@@ -119,7 +99,7 @@ def train_privately(
     fresh = untrained(part, recipe, seed=seed)
     load_weights_into(fresh, strategy.weights)
     fresh.eval()
-    return PrivatelyTrained(fresh, spent.event, spent.applied, spent.seconds, strategy.deviations)
+    return Trained(fresh, spent.applied, None, spent.seconds, spent.event, strategy.deviations)
 
 
 def check_network(recipe: TrainingConfig, settings: PrivateSettings, *, channels: int, classes: int) -> None:

@@ -94,7 +94,7 @@ class PrivateTrainer:
             if self.site is not None:
                 steps = journal.plan.event.steps
                 journal.watched_by(opened.enter_context(witness_of(self.site, training_id(journal), steps=steps)))
-            done = train_privately(
+            return train_privately(
                 part,
                 recipe,
                 self.settings,
@@ -104,14 +104,6 @@ class PrivateTrainer:
                 checkpoint=checkpoint,
                 on_step=on_step,
             )
-        return Trained(
-            model=done.model,
-            steps=done.applied,
-            loss=None,
-            seconds=done.seconds,
-            event=done.event,
-            deviations=done.deviations,
-        )
 
 
 def private_trainer(task: VoterTask) -> PrivateTrainer:

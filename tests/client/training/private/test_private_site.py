@@ -229,7 +229,7 @@ def test_no_voxel_can_end_a_private_training_without_weights(strategy: str, voxe
     part = Part(np.full((3, 1, 16, 16, 16), voxel, np.float32), np.ones((3, 16, 16, 16), np.uint8), 3, (0, 1, 2), 3)
     journal = TrainingJournal(settings(strategy).plan(patients=3))
     done = train_privately(part, RECIPE, settings(strategy), journal, seed=0)
-    assert (done.applied, journal.left) == (3, 0)
+    assert (done.steps, journal.left) == (3, 0)
     assert all(torch.isfinite(weight).all() for weight in done.model.parameters())
 
 
