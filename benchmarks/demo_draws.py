@@ -29,6 +29,7 @@ from common.data.volume import load_label, load_volume
 from common.errors import Refused
 from common.metrics import Score, score
 from common.models.fit import predict
+from common.objects import json_bytes
 from common.privacy.mechanism import QuerySpec
 from common.protocols.site_protocol import Encoder
 from common.protocols.vote import vote_of
@@ -38,7 +39,7 @@ from consilium.demo.run import Watch, before_asking
 from consilium.memory.asked import Asked, Drawn, answers_to, released
 from server.protocols.query_protocol import protocol_of
 from server.protocols.rounds import FRAMES
-from server.public.kept import KeptInMemory, record_bytes
+from server.public.kept import KeptInMemory
 from server.public.material import START_FILE, Public
 
 PUSHES = (1, 2, 3, 4)
@@ -160,7 +161,7 @@ def _before(public: Public) -> KeptInMemory:
     assert start is not None
     assert frames is not None
     kept.write(START_FILE, start)
-    kept.write(FRAMES, record_bytes(json.loads(frames)[:1]))
+    kept.write(FRAMES, json_bytes(json.loads(frames)[:1]))
     return kept
 
 

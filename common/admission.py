@@ -8,7 +8,6 @@ Refuses an altered request, a name that is not a single path segment, and a key 
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,7 +24,7 @@ from common.envelope import Sign
 from common.errors import InvalidInput
 from common.fingerprints import fingerprint_of, is_fingerprint
 from common.ledger.keys import signing_public_key
-from common.objects import write_atomically
+from common.objects import write_json
 from common.pki import load_node_key, node_key_line, parse_node_key
 from common.privacy.mechanism import Protection
 from common.public_keys import IdentityKey
@@ -169,7 +168,7 @@ def write_request(
     signature = b64encode(key.sign(request.statement(), ec.ECDSA(hashes.SHA384()))).decode()
     possession = None if sign is None else sign(_POSSESSION_DOMAIN + request.statement()).hex()
     record = SignedRequest(request, signature, possession).to_json()
-    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+    write_json(path, record)
     return request
 
 

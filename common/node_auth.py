@@ -9,7 +9,6 @@ of each signature is therefore remembered.
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from common.document import LATER, Document
 from common.errors import InvalidInput, Refused
-from common.objects import write_atomically
+from common.objects import write_json
 from common.pki import node_key_line, parse_node_key
 from common.reading import parse_json
 
@@ -96,7 +95,7 @@ def write_admitted(path: Path, nodes: tuple[AdmittedNode, ...]) -> None:
                 f"two admitted sites have the same {name}", value=sorted(values), limit="each value once"
             )
     records = [node.to_json() for node in nodes]
-    write_atomically(path, (json.dumps(records, indent=1) + "\n").encode())
+    write_json(path, records)
 
 
 def signed_headers(key: ec.EllipticCurvePrivateKey, *, method: str, path: str, now: datetime) -> dict[str, str]:

@@ -7,6 +7,7 @@ safely. Refuses bytes whose SHA-256 is not the name under which they were reques
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import stat
@@ -242,6 +243,32 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, flush_name: 
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def json_bytes(value: object) -> bytes:
+    r"""Return a value as an indented JSON text in UTF-8.
+
+    Args:
+        value: Plain JSON.
+
+    Returns:
+        The text with a line break at its end.
+
+    >>> json_bytes({"dice": 0.5})
+    b'{\n "dice": 0.5\n}\n'
+    """
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def write_json(path: Path, value: object, *, mode: int = 0o644) -> None:
+    """Write a value as a JSON file, completely or not at all.
+
+    Args:
+        path: The file.
+        value: Plain JSON.
+        mode: The file's permissions.
+    """
+    write_atomically(path, json_bytes(value), mode=mode)
 
 
 def shared(folder: Path) -> bool:

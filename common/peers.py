@@ -8,7 +8,6 @@ names a site or a key twice.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ from common.document import Count, Document, Sha256
 from common.errors import InvalidInput
 from common.fingerprints import fingerprint_of, is_fingerprint
 from common.ledger.charges import SiteName, check_ledger_name
-from common.objects import write_atomically
+from common.objects import json_bytes, write_atomically
 from common.public_keys import IdentityKey, check_identity_key
-from common.reading import naming_file, parse_json
+from common.reading import naming_file, parse_json, read_text
 
 MAX_PEERS = 4096
 MAX_PEERS_BYTES = 1 << 20
@@ -108,7 +107,7 @@ class Peers(Document):
 
     def render(self) -> bytes:
         """Return the bytes of the file ``peers.json``."""
-        return (json.dumps(self.to_json(), indent=1) + "\n").encode()
+        return json_bytes(self.to_json())
 
     @classmethod
     def parse(cls, data: bytes, *, origin: str) -> Self:
@@ -144,13 +143,9 @@ def read_peers(path: Path) -> Peers:
     Raises:
         InvalidInput: If the file is unreadable or breaks a rule.
     """
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_PEERS_BYTES + 1)
-    except OSError as error:
-        raise InvalidInput("list of peers cannot be read", value=str(path), remedy="check the path") from error
+    text = read_text(path, what="list of peers", most_bytes=MAX_PEERS_BYTES, remedy="check the path")
     with naming_file(path, remedy="ask the consortium for its peers.json again"):
-        return Peers.parse(data, origin=str(path))
+        return Peers.parse(text.encode(), origin=str(path))
 
 
 def write_peers(path: Path, peers: Peers) -> None:

@@ -42,7 +42,7 @@ from client.records.voter_files import voter_directory
 from client.site.books import open_books, writing_teachers
 from common.config import DataConfig, load_study
 from common.errors import InvalidInput
-from common.objects import write_atomically
+from common.objects import write_json
 from common.reading import parsing
 
 MAX_BUNDLE_BYTES = 1 << 33
@@ -164,8 +164,7 @@ def _remove(folder: Path) -> None:
 
 
 def _write(folder: Path, declared: Declared) -> None:
-    text = json.dumps(declared.to_json(), indent=1) + "\n"
-    write_atomically(folder / DECLARED, text.encode(), mode=0o600)
+    write_json(folder / DECLARED, declared.to_json(), mode=0o600)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ is stored with the teachers. It refuses a study the site never consented to, and
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import Spend
 from common.ledger.receipts import Receipt, first_fork
 from common.ledger.rollback_guard import SiteLedgerStanding, kept_standing, standing_path
-from common.objects import write_atomically
+from common.objects import write_atomically, write_json
 from common.plain import plain
 from common.sealing_rotation import SealingNotice
 from common.witness.memory import FOLDER as WITNESSES
@@ -282,7 +281,7 @@ def _retire(teachers: Path, voter: int) -> None:
     record = training_record(teachers, voter)
     if record:
         marked = {**record, "identity": RETIRED}
-        write_atomically(folder / "train.json", (json.dumps(marked, indent=1) + "\n").encode(), mode=0o600)
+        write_json(folder / "train.json", marked, mode=0o600)
 
 
 def end_alarm(directory: Path) -> tuple[str, ...]:

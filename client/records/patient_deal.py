@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import secrets
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,7 +48,7 @@ import numpy as np
 from common.canonical import digest
 from common.document import Between, Document, Sha256
 from common.errors import InvalidInput
-from common.objects import write_atomically
+from common.objects import write_json
 from common.reading import parse_json
 
 ANOTHER_DIRECTORY = "set up a directory with `consilium site join --from`, which uses this pool's ledger"
@@ -408,7 +407,7 @@ def save_slots(path: Path, slots: Slots) -> None:
         path: The file of the slots.
         slots: The slots.
     """
-    write_atomically(path, (json.dumps(slots.to_json(), indent=1) + "\n").encode(), mode=0o600)
+    write_json(path, slots.to_json(), mode=0o600)
 
 
 def load_slots(path: Path) -> Slots:

@@ -13,7 +13,6 @@ request names, and a new ledger if the old one is missing, since a new one would
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,7 +27,7 @@ from common.admission import JoinRequest, StatedBooks, read_request
 from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.ledger.rollback_guard import standing_path
-from common.objects import write_atomically
+from common.objects import write_json
 from common.reading import parse_json, parsing
 
 JOINED = "joined.json"
@@ -195,7 +194,7 @@ def note_joined(books: Path, directory: Path) -> None:
     name = os.path.relpath(directory.resolve(), books.resolve())
     known = _joined(books)
     if name not in known:
-        write_atomically(books / JOINED, (json.dumps([*known, name], indent=1) + "\n").encode(), mode=0o600)
+        write_json(books / JOINED, [*known, name], mode=0o600)
 
 
 def forget_joined(books: Path, directory: Path) -> None:
@@ -210,7 +209,7 @@ def forget_joined(books: Path, directory: Path) -> None:
     name = os.path.relpath(directory.resolve(), books.resolve())
     if name in (known := _joined(books)):
         rest = [other for other in known if other != name]
-        write_atomically(books / JOINED, (json.dumps(rest, indent=1) + "\n").encode(), mode=0o600)
+        write_json(books / JOINED, rest, mode=0o600)
 
 
 def _joined(books: Path) -> tuple[str, ...]:

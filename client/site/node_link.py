@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from client.policy import load_site
 from common.document import Document
-from common.objects import write_atomically
+from common.objects import write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +29,4 @@ def write_link(site_dir: Path) -> None:
     """
     config = load_site(site_dir)
     link = NodeLink(config.site, config.server.superlink)
-    write_atomically(site_dir / "node" / "link.json", (json.dumps(link.to_json(), indent=1) + "\n").encode())
+    write_json(site_dir / "node" / "link.json", link.to_json())

@@ -26,7 +26,7 @@ from common.errors import ConsiliumError, InvalidInput
 from common.ledger.chain import Chain
 from common.ledger.records import parse_body
 from common.ledger.rollback_guard import standing_path
-from common.objects import write_atomically
+from common.objects import write_json
 
 log = logging.getLogger(__name__)
 
@@ -165,8 +165,7 @@ class Registry:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 replaced = {kept.directory, *([] if forget is None else [str(forget.resolve())])}
                 others = [one for one in self._entries() if one.directory not in replaced]
-                text = json.dumps([one.to_json() for one in (*others, kept)], indent=1)
-                write_atomically(self.file, (text + "\n").encode(), mode=0o600)
+                write_json(self.file, [one.to_json() for one in (*others, kept)], mode=0o600)
         except (OSError, ValueError, InvalidInput):
             log.warning("event=registry-unwritable file=%s", self.file)
 

@@ -41,7 +41,7 @@ from common.errors import InvalidInput
 from common.metrics import Structures, dice_per_class, mean_present
 from common.models.fit import NEAR, OnStep, near, predict
 from common.models.unet import input_weights, load_weights, network_for, save_weights, tensors_to_bytes
-from common.objects import write_atomically
+from common.objects import write_atomically, write_json
 from common.privacy.training import Neighbours, TrainingEvent, guarantee_of
 
 MakeTrainer = Callable[[VoterTask], Trainer]
@@ -324,7 +324,7 @@ def _record(task: VoterTask, report: VoterReport, identity: str, *, result: Trai
         "recipe": dataclasses.asdict(task.recipe),
         "versions": {"monai": monai.__version__, "torch": torch.__version__},
     }
-    write_atomically(task.directory / "train.json", (json.dumps(record, indent=1) + "\n").encode(), mode=0o600)
+    write_json(task.directory / "train.json", record, mode=0o600)
 
 
 def _finished(directory: Path, identity: str) -> VoterReport | None:

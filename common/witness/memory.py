@@ -8,7 +8,6 @@ its countersignature is sent. Refuses a memory that cannot be read.
 from __future__ import annotations
 
 import hmac
-import json
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from common.canonical import check_hash
 from common.document import Document
 from common.errors import InvalidInput
-from common.objects import write_atomically
+from common.objects import write_atomically, write_json
 from common.reading import parse_json
 from common.witness.merkle import grew
 from common.witness.messages import Growth
@@ -287,8 +286,8 @@ class HeadMemory:
         return {str(origin): KnownHead.from_json(item) for origin, item in data.items()}
 
     def _save(self, known: dict[str, KnownHead]) -> None:
-        text = json.dumps({origin: one.to_json() for origin, one in sorted(known.items())}, indent=1)
-        write_atomically(self.folder / _HEADS, (text + "\n").encode(), mode=0o600)
+        heads = {origin: one.to_json() for origin, one in sorted(known.items())}
+        write_json(self.folder / _HEADS, heads, mode=0o600)
 
 
 def read_note(path: Path) -> CheckpointNote | None:

@@ -6,7 +6,6 @@ this module. It refuses an ``auditor.json`` that the signing key in the file did
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -25,8 +24,8 @@ from common.ledger.keys import (
     public_hex,
     signing_public_key,
 )
-from common.objects import write_atomically
-from common.reading import naming_file
+from common.objects import write_json
+from common.reading import naming_file, parse_json, read_text
 
 PUBLIC = "auditor.json"
 MAX_BYTES = 16_384
@@ -62,7 +61,7 @@ def create_auditor(folder: Path) -> Auditor:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     signing, sealing = create_signing_key(folder / "signing.key"), create_sealing_key(folder / "sealing.key")
     made = Auditor(public_hex(sealing), public_hex(signing)).signed(signing)
-    write_atomically(folder / PUBLIC, (json.dumps(made.to_json(), indent=1) + "\n").encode())
+    write_json(folder / PUBLIC, made.to_json())
     return made
 
 
@@ -91,13 +90,9 @@ def read_auditor(path: Path) -> Auditor:
         InvalidInput: If the file cannot be read or its signature is not valid.
     """
     remedy = "ask the auditor for the file again"
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES)
-        with naming_file(path, remedy=remedy):
-            found = Auditor.from_json(json.loads(data))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidInput("auditor's keys cannot be read", value=str(path), remedy=remedy) from error
+    text = read_text(path, what="auditor's keys", most_bytes=MAX_BYTES, remedy=remedy)
+    with naming_file(path, remedy=remedy):
+        found = Auditor.from_json(parse_json(text, what="auditor's keys"))
     if not found.is_genuine(signing_public_key(found.signing_key)):
         raise InvalidInput(
             "auditor's keys", value=str(path), limit="a file signed by the auditor itself", remedy=remedy

@@ -27,9 +27,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from common.canonical import canonical_bytes, parse_canonical
 from common.disclosure import Disclosure, SealedDisclosure
-from common.document import Count, Document, OneOf, Sha256
+from common.document import Count, Document, Filed, OneOf, Sha256
 from common.errors import InvalidInput, Refused
 from common.evidence import DrawEvidence, is_word_of
 from common.ledger.charges import SiteName
@@ -71,7 +70,7 @@ class SiteFinding(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement(Signed):
+class Judgement(Signed, Filed):
     """The auditor's signed judgement of one draw (attempt at a sealed sum).
 
     Attributes:
@@ -112,25 +111,6 @@ class Judgement(Signed):
             True if the signature is valid.
         """
         return self.is_genuine(signing_public_key(auditor))
-
-    def render(self) -> bytes:
-        """Return the bytes of the judgement's file."""
-        return canonical_bytes(self.to_json())
-
-    @classmethod
-    def parse(cls, data: bytes) -> Judgement:
-        """Read the bytes of a judgement's file; the signature is not checked.
-
-        Args:
-            data: Bytes that :meth:`render` returned.
-
-        Returns:
-            The judgement.
-
-        Raises:
-            InvalidInput: If the bytes are not a judgement.
-        """
-        return cls.from_json(parse_canonical(data))
 
 
 @dataclass(frozen=True, slots=True)

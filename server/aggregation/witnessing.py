@@ -12,7 +12,6 @@ earlier versions do not, nothing is logged.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +20,7 @@ from pathlib import Path
 from common.document import Document
 from common.errors import InvalidInput
 from common.events import EventLog
-from common.objects import write_atomically
+from common.objects import write_json
 from common.reading import parse_json
 from common.witness.memory import HeadMemory, apart
 from common.witness.merkle import prove_growth, prove_leaf, root
@@ -201,8 +200,7 @@ class Witnesses:
         for name, note in ((self._note.origin, self._note), *named):
             if len(note.signatures) > 1 or self.memory.note(name) is None:
                 self.memory.keep(note, name=name)
-        text = json.dumps({name: one.to_json() for name, one in sorted(self._known.items())}, indent=1)
-        write_atomically(self.memory.folder / _SITES, (text + "\n").encode())
+        write_json(self.memory.folder / _SITES, {name: one.to_json() for name, one in sorted(self._known.items())})
 
 
 def _signed_by(site: Site, note: CheckpointNote, line: bytes) -> CheckpointNote:

@@ -15,12 +15,13 @@ from common.codecs import load_codec
 from common.codecs.codec import LinearCodec
 from common.config import Study
 from common.errors import InvalidInput
+from common.objects import json_bytes
 from common.privacy.mechanism import GRID_BITS, QuerySpec
 from common.protocols.frame import Frame, Observation
 from common.study_mechanism import study_mechanism
 from server.protocols.plausible import Silence
 from server.protocols.query_protocol import Agenda, Answer, AnswerOf, QueryProtocol, query_about
-from server.public.kept import parse_record, record_bytes
+from server.public.kept import parse_record
 from server.public.material import CodecRecord, Public
 
 FRAMES = "frames.json"
@@ -148,7 +149,7 @@ def keep_frame(public: Public, frame: Frame, *, after: tuple[CodecRecord, ...]) 
     """
     record = CodecRecord(sha256=public.objects.put(frame.to_bytes()), dimension=frame.dimension)
     kept = (*after, record)
-    public.kept.write(FRAMES, record_bytes([{"sha256": one.sha256, "dimension": one.dimension} for one in kept]))
+    public.kept.write(FRAMES, json_bytes([one.to_json() for one in kept]))
     return kept
 
 

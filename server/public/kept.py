@@ -7,12 +7,11 @@ that is missing or not JSON is refused.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Protocol
 
 from common.errors import InvalidInput
-from common.objects import MAX_OBJECT_BYTES, read_regular, write_atomically
+from common.objects import MAX_OBJECT_BYTES, read_regular, write_atomically, write_json
 from common.reading import parse_json
 
 MAX_RECORD_BYTES = 1 << 26
@@ -148,19 +147,4 @@ def write_record(path: Path, value: object) -> None:
         path: The file.
         value: Plain JSON.
     """
-    write_atomically(path, record_bytes(value))
-
-
-def record_bytes(value: object) -> bytes:
-    r"""Return the bytes that :func:`write_record` writes for a value.
-
-    Args:
-        value: Plain JSON.
-
-    Returns:
-        Indented JSON text in UTF-8.
-
-    >>> record_bytes({"dice": 0.5})
-    b'{\n "dice": 0.5\n}\n'
-    """
-    return (json.dumps(value, indent=1) + "\n").encode()
+    write_json(path, value)

@@ -10,7 +10,6 @@ another site ledger than before.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from common.ledger.keys import (
     public_hex,
     public_pem,
 )
-from common.objects import all_or_nothing, write_atomically
+from common.objects import all_or_nothing, write_atomically, write_json
 from common.privacy.accounting import max_mu_squared
 from common.privacy.figures import epsilon_text
 from server.ledger.server_ledger import Ledger
@@ -561,7 +560,7 @@ def write_kit(
     """
     keys = server_keys(workspace)
     kit = KitFacts(objects_url, keys.sealing_key, keys.signing_key, site, superlink)
-    write_atomically(directory / "kit.json", (json.dumps(kit.to_json(), indent=1) + "\n").encode())
+    write_json(directory / "kit.json", kit.to_json())
     write_atomically(directory / "consortium.pem", public_pem(load_signing_key(workspace.signing_key_file)))
     write_atomically(directory / "ca.crt", authority.read_bytes())
     write_atomically(directory / "study.toml", workspace.study_file.read_bytes())
