@@ -14,6 +14,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def parse_json(data: bytes | str, *, what: str, value: object = None, limit: str
         opened = text.count("[") + text.count("{")
         if opened + text.count(",") > MAX_JSON_VALUES:
             raise InvalidInput(f"values in {what}", limit=f"at most {MAX_JSON_VALUES}", remedy=remedy)
-        found = json.loads(text, parse_constant=_no_constant)
+        found = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         if opened > MAX_DEPTH:
             _check_depth(found, what=what, remedy=remedy)
         if _HALF.search(text) or not text.isascii():
@@ -186,3 +187,9 @@ def _check_depth(value: Any, *, what: str, remedy: str) -> None:
 
 def _no_constant(text: str) -> float:
     raise ValueError(text)
+
+
+def _finite(digits: str) -> float:
+    if not isfinite(value := float(digits)):
+        raise ValueError(digits)
+    return value

@@ -12,7 +12,7 @@ import numpy as np
 from client.data.case_checks import CaseVerdict, Examined, examine
 from client.data.cases import delta_warning
 from client.data.layouts import DatasetSettings, match_study, open_dataset
-from client.operations.findings import Checkup, State
+from client.operations.findings import Checkup, State, fail, note
 from common.config import DataConfig
 from common.data.dataset import Case, Dataset, Doubled, PatientIdentity
 from common.data.patients import counted_once
@@ -87,9 +87,8 @@ def check_data(
 
 
 def _doubled(pair: Doubled) -> Checkup:
-    return Checkup(
+    return fail(
         "patients",
-        State.FAIL,
         "one scan occurs under two patients, so the guarantee for one patient does not cover this person",
         "take one of the two out, or give both the same patient in patients.csv",
         subject=f"{pair.same_as}, {pair.case}",
@@ -125,7 +124,7 @@ def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[Checkup]:
     if stated is None:
         return []
     warning = delta_warning(stated, patients=len({dataset.patient_of(case) for case in dataset.listed}))
-    return [] if warning is None else [Checkup("delta", State.NOTE, warning, "ask the consortium for a smaller δ")]
+    return [] if warning is None else [note("delta", warning, "ask the consortium for a smaller δ")]
 
 
 def _modality(channels: tuple[str, ...], data: DataConfig, settings: DatasetSettings) -> list[Checkup]:
@@ -136,9 +135,8 @@ def _modality(channels: tuple[str, ...], data: DataConfig, settings: DatasetSett
     if (kind := modality_in(own)) == "MR" or kind == modality_in(wanted):
         return []
     return [
-        Checkup(
+        fail(
             "modality",
-            State.FAIL,
             f"the dataset says that its images are {kind}; allowed: the modality of the study's channel, {wanted}",
             "use scans of that modality; if these are, correct the channel's name in the dataset's index, or map it in "
             "[channels] of site.toml",
@@ -169,7 +167,7 @@ def _foreign(results: Sequence[Examined], data: DataConfig) -> list[Checkup]:
 def _failure(check: str, error: InvalidInput) -> Checkup:
     """Report an error without its value, which may name a case; the value is shown on the terminal only."""
     text = f"{error.what}; allowed: {error.limit}" if error.limit else error.what
-    return Checkup(check, State.FAIL, text, error.remedy, subject=", ".join(_names(error.value)))
+    return fail(check, text, error.remedy, subject=", ".join(_names(error.value)))
 
 
 def _names(value: object) -> list[str]:

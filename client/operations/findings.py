@@ -66,6 +66,40 @@ class Checkup:
         return self.state is State.OK
 
 
+def fine(check: str, text: str) -> Checkup:
+    """Return a finding that nothing is wrong.
+
+    Args:
+        check: Name of the check.
+        text: What was found, without a patient's name.
+    """
+    return Checkup(check, State.OK, text)
+
+
+def note(check: str, text: str, remedy: str = "", *, subject: str = "") -> Checkup:
+    """Return a finding that somebody should know of.
+
+    Args:
+        check: Name of the check.
+        text: What was found, without a patient's name.
+        remedy: What to do, without a patient's name.
+        subject: What it is about; may name a case.
+    """
+    return Checkup(check, State.NOTE, text, remedy, subject=subject)
+
+
+def fail(check: str, text: str, remedy: str, *, subject: str = "") -> Checkup:
+    """Return a finding that must be repaired.
+
+    Args:
+        check: Name of the check.
+        text: What was found, without a patient's name.
+        remedy: What to do, without a patient's name.
+        subject: What it is about; may name a case.
+    """
+    return Checkup(check, State.FAIL, text, remedy, subject=subject)
+
+
 def failure(check: str, error: Exception, remedy: str) -> Checkup:
     """Report an error that ended a check.
 
@@ -85,9 +119,9 @@ def failure(check: str, error: Exception, remedy: str) -> Checkup:
     if isinstance(error, sqlite3.Error):
         error = ledger_error(error, "the ledger file cannot be read")
     if isinstance(error, OSError):
-        return Checkup(check, State.FAIL, *explain(error))
+        return fail(check, *explain(error))
     text, _, own = str(error).partition("; to fix: ")
-    return Checkup(check, State.FAIL, text, own or remedy)
+    return fail(check, text, own or remedy)
 
 
 def exit_code(findings: Iterable[Checkup]) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from client.data.cases import check_index
 from client.operations.daemons import DOCTOR, daemon_standings, no_daemons, trouble, was_let_in
-from client.operations.findings import TROUBLE, Checkup, State, failure
+from client.operations.findings import TROUBLE, Checkup, State, fail, failure, fine, note
 from client.operations.staff_decisions import has_consented
 from client.policy import SiteConfig, load_site
 from client.records.served import retired_voters
@@ -72,7 +72,7 @@ def check_site(directory: Path, *, now: datetime | None = None, starting: bool =
     except TROUBLE as error:
         return (failure("site.toml", error, "correct it, or run `consilium site init` with the kit again"),)
     findings = [
-        Checkup("site.toml", State.OK, f"site {config.site}, patient pool {config.pool}"),
+        fine("site.toml", f"site {config.site}, patient pool {config.pool}"),
         _keys(directory / "node" / "keys"),
         _authority(config, now),
         _data(config),
@@ -94,7 +94,7 @@ def _data(config: SiteConfig) -> Checkup:
         check_index(config, joined_study(config).data)
     except TROUBLE as error:
         return failure("data", error, "put the data back, or correct `data` in site.toml")
-    return Checkup("data", State.OK, str(path))
+    return fine("data", str(path))
 
 
 def check_newest(directory: Path) -> None:
@@ -125,23 +125,21 @@ def _ledger(config: SiteConfig) -> list[Checkup]:
     except TROUBLE as error:
         return [failure("ledger", error, "put study, ledger, the ledger's key and its standing file back")]
     remedy = _RECOVER if older else "read docs/ledger.md; then `consilium site recover`"
-    found = (
-        [Checkup("ledger", State.FAIL, doubt, remedy)] if doubt else [Checkup("ledger", State.OK, "as last written")]
-    )
+    found = [fail("ledger", doubt, remedy)] if doubt else [fine("ledger", "as last written")]
     if stopped == "withdraw":
-        return [*found, Checkup("consent", State.NOTE, f"this site has left study {study.name} for good")]
+        return [*found, note("consent", f"this site has left study {study.name} for good")]
     if not agreed:
         return [*found, _unconsented(study)]
     if stopped == "pause":
         paused = f"study {study.name} is paused: every request of the server is declined"
         resume = f"`consilium site resume {study.name}`, once a person here decides so"
-        return [*found, Checkup("consent", State.NOTE, paused, resume)]
-    return [*found, Checkup("consent", State.OK, f"on record for study {study.name}")]
+        return [*found, note("consent", paused, resume)]
+    return [*found, fine("consent", f"on record for study {study.name}")]
 
 
 def _unconsented(study: Study) -> Checkup:
     text = f"no consent to study {study.name} is on record: this site trains and answers nothing"
-    return Checkup("consent", State.FAIL, text, "`consilium site consent`")
+    return fail("consent", text, "`consilium site consent`")
 
 
 def _daemons(directory: Path) -> list[Checkup]:
@@ -150,18 +148,18 @@ def _daemons(directory: Path) -> list[Checkup]:
         state = {"ready": State.OK, "ended": State.FAIL, "offline": State.FAIL}.get(one.state, State.NOTE)
         said, remedy = trouble(one, directory)
         found.append(Checkup("daemon", state, said, _HERE if remedy == DOCTOR else remedy))
-    return found or [Checkup("daemons", State.NOTE, no_daemons(directory), "`consilium site up`")]
+    return found or [note("daemons", no_daemons(directory), "`consilium site up`")]
 
 
 def _keys(folder: Path) -> Checkup:
     try:
         if not (folder / "node").exists():
-            return Checkup("keys", State.FAIL, f"{folder / 'node'} is missing", "put it back, or set the site up again")
+            return fail("keys", f"{folder / 'node'} is missing", "put it back, or set the site up again")
         public = read_node_public_key(create_node_keys(folder).public)  # both keys exist, so this only compares them
     except TROUBLE as error:
         return failure("keys", error, "put the key back with mode 0600, or set the site up again")
     whose = f"its owner and the group {(folder / 'node').group()}" if shared(folder) else "its owner only"
-    return Checkup("keys", State.OK, f"the node key {node_fingerprint(public)} is readable by {whose}")
+    return fine("keys", f"the node key {node_fingerprint(public)} is readable by {whose}")
 
 
 def _authority(config: SiteConfig, now: datetime) -> Checkup:
@@ -175,10 +173,10 @@ def _authority(config: SiteConfig, now: datetime) -> Checkup:
 
 def _valid(check: str, what: str, until: datetime, now: datetime, *, remedy: str) -> Checkup:
     if until < now:
-        return Checkup(check, State.FAIL, f"{what} expired on {until:%Y-%m-%d}", remedy)
+        return fail(check, f"{what} expired on {until:%Y-%m-%d}", remedy)
     if until - now < timedelta(days=RENEW_DAYS):
-        return Checkup(check, State.NOTE, f"{what} is only valid until {until:%Y-%m-%d}", remedy)
-    return Checkup(check, State.OK, f"{what} is valid until {until:%Y-%m-%d}")
+        return note(check, f"{what} is only valid until {until:%Y-%m-%d}", remedy)
+    return fine(check, f"{what} is valid until {until:%Y-%m-%d}")
 
 
 def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
@@ -212,29 +210,28 @@ def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
     except (OSError, ValueError) as error:
         return [_unreachable(error, way, proxy=proxy_name(proxy))]
     findings = [
-        Checkup("network", State.OK, way),
+        fine("network", way),
         _valid("certificate", "the server's certificate, signed by the kit's authority,", seen[-1], now, remedy=_RENEW),
         _clock(date, now),
     ]
     match status, word:
         case 404, _:
-            findings.append(Checkup("admission", State.OK, "the server knows this site's key"))
+            findings.append(fine("admission", "the server knows this site's key"))
         case 401, "unknown-key":
             findings.append(_unknown(config))
         case 401, "clock":
             pass  # the clock's own finding reports it
         case _:
             remedy = "check whether another service answers at this address"
-            findings.append(Checkup("admission", State.FAIL, f"answer {status} {word}".strip(), remedy))
+            findings.append(fail("admission", f"answer {status} {word}".strip(), remedy))
     return findings
 
 
 def _unknown(config: SiteConfig) -> Checkup:
     """Report a key that was not admitted yet, with the fingerprint to read out, or one that was revoked."""
     if was_let_in(config.root):
-        return Checkup(
+        return fail(
             "admission",
-            State.FAIL,
             "the server has revoked this site's key",
             "ask the consortium why; a revoked key is never admitted again",
         )
@@ -248,7 +245,7 @@ def _unknown(config: SiteConfig) -> Checkup:
             "run `consilium site init` as before and send its request.json; if you were admitted, ask the consortium "
             "why"
         )
-    return Checkup("admission", State.FAIL, "the server does not know this site's key", remedy)
+    return fail("admission", "the server does not know this site's key", remedy)
 
 
 def proxy_name(proxy: str) -> str:
@@ -274,38 +271,36 @@ def _unreachable(error: Exception, way: str, *, proxy: str) -> Checkup:
             if "expired" in what or "not yet valid" in what:
                 seen = f"{what}, by this machine's clock of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
                 seen += f", through the proxy {proxy}" if proxy else ""
-                return Checkup(
-                    "certificate", State.FAIL, seen, _NOT_NOW.format(proxy=f" or of {proxy}" if proxy else "")
-                )
+                return fail("certificate", seen, _NOT_NOW.format(proxy=f" or of {proxy}" if proxy else ""))
             if "match" in what or "valid for" in what:
-                return Checkup("certificate", State.FAIL, what, "use the server's address from the kit")
+                return fail("certificate", what, "use the server's address from the kit")
             remedy = (
                 "if your own proxy inspects TLS, append the certificate of its authority to node/ca.crt; else ask for "
                 "a new kit"
             )
-            return Checkup("certificate", State.FAIL, f"{what}, through the proxy {proxy}" if proxy else what, remedy)
+            return fail("certificate", f"{what}, through the proxy {proxy}" if proxy else what, remedy)
         case socket.gaierror():
             remedy = "have the server's name added to your DNS, or set HTTPS_PROXY"
             if proxy:
                 remedy = f"correct HTTPS_PROXY, or have the proxy's name {proxy} added to your DNS"
-            return Checkup("network", State.FAIL, f"{way}: unknown name", remedy)
+            return fail("network", f"{way}: unknown name", remedy)
         case ConnectionRefusedError() if proxy:
             remedy = f"check that {proxy} is running, and that HTTPS_PROXY is right"
-            return Checkup("network", State.FAIL, f"{way}: the proxy refused the connection", remedy)
+            return fail("network", f"{way}: the proxy refused the connection", remedy)
         case ConnectionRefusedError():
             remedy = "ask the consortium whether the server is running; if it is, open this port outbound"
-            return Checkup("network", State.FAIL, f"{way}: connection refused", remedy)
+            return fail("network", f"{way}: connection refused", remedy)
         case TimeoutError():
             remedy = (
                 "ask the consortium whether the server answers other hospitals; if it does, open this port outbound, "
                 "or set HTTPS_PROXY"
             )
-            return Checkup("network", State.FAIL, f"{way}: no answer", remedy)
+            return fail("network", f"{way}: no answer", remedy)
         case OSError() if "Tunnel connection failed" in str(reason):
-            return Checkup("network", State.FAIL, f"{way}: {reason}", f"allow CONNECT to this address at {proxy}")
+            return fail("network", f"{way}: {reason}", f"allow CONNECT to this address at {proxy}")
         case _:
             remedy = "check HTTPS_PROXY" if proxy else "open this port outbound, or set HTTPS_PROXY"
-            return Checkup("network", State.FAIL, f"{way}: {type(reason).__name__}", remedy)
+            return fail("network", f"{way}: {type(reason).__name__}", remedy)
 
 
 def _clock(date: str, now: datetime) -> Checkup:
@@ -313,25 +308,21 @@ def _clock(date: str, now: datetime) -> Checkup:
         ahead_s = (now - parsedate_to_datetime(date)).total_seconds()
     except ValueError:
         remedy = "check whether another service answers at this address"
-        return Checkup("clock", State.FAIL, "the answer has no date", remedy)
+        return fail("clock", "the answer has no date", remedy)
     if -MAX_AGE_S < ahead_s < MAX_LEAD_S:
-        return Checkup("clock", State.OK, f"within {abs(ahead_s):.0f} s of the server's")
+        return fine("clock", f"within {abs(ahead_s):.0f} s of the server's")
     word = "ahead of" if ahead_s > 0 else "behind"
-    return Checkup(
-        "clock", State.FAIL, f"{abs(ahead_s):.0f} s {word} the server's", "set the clock, for example by NTP"
-    )
+    return fail("clock", f"{abs(ahead_s):.0f} s {word} the server's", "set the clock, for example by NTP")
 
 
 def _disk(directory: Path) -> Checkup:
     if not os.access(directory, os.W_OK):
-        return Checkup(
-            "disk", State.FAIL, f"user {os.getuid()} cannot write here", "run the command as the site's own user"
-        )
+        return fail("disk", f"user {os.getuid()} cannot write here", "run the command as the site's own user")
     free = shutil.disk_usage(directory).free
     found = f"{free / 2**30:.1f} GiB free"
     if free < MIN_FREE_BYTES:
-        return Checkup("disk", State.FAIL, found, f"free at least {MIN_FREE_BYTES >> 30} GiB")
-    return Checkup("disk", State.OK, found)
+        return fail("disk", found, f"free at least {MIN_FREE_BYTES >> 30} GiB")
+    return fine("disk", found)
 
 
 def check_teachers(config: SiteConfig) -> None:
@@ -363,9 +354,9 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
     try:
         if not _has_teachers(config):
             remedy = f"{_consent_first(config)}`consilium site train`"
-            return Checkup("teachers", State.FAIL, "none is trained yet", remedy)
+            return fail("teachers", "none is trained yet", remedy)
         if not load:
-            return Checkup("teachers", State.OK, "trained")
+            return fine("teachers", "trained")
         from client.teachers.teacher import Teachers
 
         study = load_study(config.path(config.study))
@@ -386,14 +377,14 @@ def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
         told = {voter: problem.partition("; to fix: ") for voter, problem in found.problems.items()}
         reasons = "; ".join(f"voter {voter}: {reason}" for voter, (reason, _, _) in told.items())
         remedies = dict.fromkeys(remedy or "`consilium site train`" for _, _, remedy in told.values())
-        return Checkup("teachers", State.FAIL, f"{loaded} ({reasons})", f"{', '.join(remedies)}; restart the worker")
+        return fail("teachers", f"{loaded} ({reasons})", f"{', '.join(remedies)}; restart the worker")
     if have:
-        return Checkup("teachers", State.OK, loaded)
+        return fine("teachers", loaded)
     if retired:
         text = f"{loaded}: the teachers of {len(retired)} of them have to be trained again"
-        return Checkup("teachers", State.FAIL, text, "`consilium site train`")
+        return fail("teachers", text, "`consilium site train`")
     remedy = "`consilium site doctor --data` names the problem of each case; then `consilium site train`"
-    return Checkup("teachers", State.FAIL, loaded, remedy)
+    return fail("teachers", loaded, remedy)
 
 
 def _consent_first(config: SiteConfig) -> str:
@@ -412,21 +403,19 @@ def _peers(directory: Path) -> list[Checkup]:
     if not view.sealed:
         return []
     found = [Checkup("peers", State.FAIL if it.stops else State.NOTE, it.text, it.remedy) for it in view.problems()]
-    return found or [Checkup("peers", State.OK, f"{len(view.standing(PeerTrust.CONFIRMED))} confirmed")]
+    return found or [fine("peers", f"{len(view.standing(PeerTrust.CONFIRMED))} confirmed")]
 
 
 def _gpu(memory: Callable[[], tuple[int, int] | None] | None = None) -> Checkup:
     """Check free GPU memory; ``memory`` returns free and total bytes, by default as torch reports them."""
     found = (memory or _gpu_memory)()
     if found is None:
-        return Checkup("graphics memory", State.OK, "no GPU: teachers run on the processor, more slowly")
+        return fine("graphics memory", "no GPU: teachers run on the processor, more slowly")
     free, total = found
     text = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     if free < MIN_GPU_BYTES:
-        return Checkup(
-            "graphics memory", State.FAIL, text, "end other programs on the GPU, or hide it with CUDA_VISIBLE_DEVICES="
-        )
-    return Checkup("graphics memory", State.OK, text)
+        return fail("graphics memory", text, "end other programs on the GPU, or hide it with CUDA_VISIBLE_DEVICES=")
+    return fine("graphics memory", text)
 
 
 def _gpu_memory() -> tuple[int, int] | None:

@@ -6,13 +6,13 @@ kind, its functions raise InvalidInput, so the caller can report one bad line or
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from common import reading
 from common.errors import InvalidInput
 from common.events import EVENTS
 from common.objects import read_regular
@@ -54,17 +54,9 @@ def parse_json(content: bytes) -> Any:
         The parsed JSON.
 
     Raises:
-        InvalidInput: If the bytes are not JSON in UTF-8, if a number is not finite, if a text contains half a surrogate
-            pair, or if the nesting is too deep for Python's parser.
+        InvalidInput: If the bytes are not JSON in UTF-8, see :func:`common.reading.parse_json`.
     """
-    try:
-        text = content.decode()
-        found = json.loads(text, parse_constant=_refuse, parse_float=_finite)
-        if "\\u" in text:
-            json.dumps(found, ensure_ascii=False).encode()
-        return found
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput("the content cannot be read as JSON", limit="JSON in UTF-8 with finite numbers") from error
+    return reading.parse_json(content, what="the content", limit="JSON in UTF-8 with finite numbers")
 
 
 def check_event(event: Mapping[str, Any]) -> None:
@@ -135,13 +127,3 @@ _FIELDS: Mapping[tuple[str, str], Callable[[Any], bool]] = {
 
 Fields that are not listed must be texts.
 """
-
-
-def _finite(digits: str) -> float:
-    if not isfinite(value := float(digits)):
-        raise ValueError(digits)
-    return value
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
