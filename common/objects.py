@@ -215,7 +215,9 @@ def read_regular(path: Path, *, most_bytes: int, received: bool = False) -> byte
     return content
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, flush_name: bool = True) -> None:
+def write_atomically(
+    path: Path, data: bytes, *, mode: int = 0o644, flush_name: bool = True, replace: bool = True
+) -> None:
     """Replace a file. After a crash it has the old bytes or the new ones, never a part.
 
     Args:
@@ -223,6 +225,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, flush_name: 
         data: The new bytes.
         mode: Permissions.
         flush_name: False to save one flush; after a power cut the file may then have the old bytes.
+        replace: False to raise FileExistsError if the file exists, also if another process makes it meanwhile.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
@@ -232,17 +235,29 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, flush_name: 
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(temporary).replace(path)
+        if replace:
+            Path(temporary).replace(path)
+        else:
+            os.link(temporary, path)
+            Path(temporary).unlink()
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    if not flush_name:
-        return
-    directory = os.open(path.parent, os.O_RDONLY)
+    if flush_name:
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the creation or renaming of a file in a directory durable.
+
+    Args:
+        path: The directory.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
 def json_bytes(value: object) -> bytes:

@@ -10,7 +10,6 @@ and to return a certificate that has expired or does not name the server.
 from __future__ import annotations
 
 import ipaddress
-import os
 import stat
 from base64 import b64decode
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import InvalidInput
 from common.fingerprints import fingerprint_of
-from common.objects import shared
+from common.objects import shared, write_atomically
 from common.reading import parsing
 
 _CLOCK_SKEW = timedelta(minutes=5)
@@ -100,8 +99,8 @@ def create_authority(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write(authority.key, _pem(key), mode=0o600)
-    _write(authority.certificate, certificate.public_bytes(Encoding.PEM), mode=0o644)
+    write_atomically(authority.key, _pem(key), mode=0o600, replace=False)
+    write_atomically(authority.certificate, certificate.public_bytes(Encoding.PEM), replace=False)
     return authority
 
 
@@ -142,10 +141,10 @@ def issue_server_certificate(
         key = _private_key(identity.key)
     else:
         key = ec.generate_private_key(ec.SECP384R1())
-        _write(identity.key, _pem(key), mode=0o600)
+        write_atomically(identity.key, _pem(key), mode=0o600, replace=False)
     issuer_pem = issuer.public_bytes(Encoding.PEM)
     if not identity.authority.exists() or identity.authority.read_bytes() != issuer_pem:
-        _write(identity.authority, issuer_pem, mode=0o644, replace=True)
+        write_atomically(identity.authority, issuer_pem)
     if _still_good(identity.certificate, key, issuer, wanted, at=now + timedelta(days=renew_before_days)):
         return identity
     common_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
@@ -160,7 +159,7 @@ def issue_server_certificate(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
         .sign(issuer_key, hashes.SHA384())
     )
-    _write(identity.certificate, certificate.public_bytes(Encoding.PEM), mode=0o644, replace=True)
+    write_atomically(identity.certificate, certificate.public_bytes(Encoding.PEM))
     return identity
 
 
@@ -190,7 +189,12 @@ def create_node_keys(folder: Path, *, comment: str = "") -> NodeKeys:
         )
     else:
         key = ec.generate_private_key(ec.SECP384R1())
-        _write(keys.private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), mode=0o600)
+        write_atomically(
+            keys.private,
+            key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
+            mode=0o600,
+            replace=False,
+        )
     line = node_key_line(key.public_key())
     if keys.public.exists():
         if read_node_public_key(keys.public) != line:
@@ -200,7 +204,7 @@ def create_node_keys(folder: Path, *, comment: str = "") -> NodeKeys:
             )
     else:
         suffix = f" {comment}" if comment else ""
-        _write(keys.public, f"{line}{suffix}\n".encode(), mode=0o644)
+        write_atomically(keys.public, f"{line}{suffix}\n".encode(), replace=False)
     return keys
 
 
@@ -448,22 +452,3 @@ def _private_bytes(path: Path) -> bytes:
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _write(path: Path, content: bytes, *, mode: int, replace: bool = False) -> None:
-    """Write a file with its final mode, completely or not at all. Replace an existing file only with ``replace``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        with open(handle, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            os.replace(partial, path)
-        else:
-            os.link(partial, path)  # fails if another process created the file first
-    finally:
-        partial.unlink(missing_ok=True)

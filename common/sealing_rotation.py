@@ -21,7 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from common.document import Sha256
 from common.errors import InvalidInput
-from common.ledger.keys import Signed, create_sealing_key, load_sealing_key, public_hex, sync_directory
+from common.ledger.keys import Signed, create_sealing_key, load_sealing_key, public_hex
+from common.objects import sync_directory
 from common.public_keys import AgreementKey
 from common.reading import parse_json
 

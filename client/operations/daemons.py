@@ -26,7 +26,7 @@ from pathlib import Path
 from client.site.node_link import NodeLink, write_link
 from common.engine import flower_env
 from common.errors import SAME_VERSION, DaemonFailed, InvalidInput
-from common.objects import shared
+from common.objects import shared, write_atomically
 from common.pki import NodeKeys
 from common.process import DaemonSpec, ProcessGroup, base_env, plain_text, proxy_env
 from common.reading import parse_json, parsing
@@ -232,10 +232,8 @@ def launcher(node: SiteNode) -> DaemonSpec:
 
 
 def _make_secret(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(32))
+        write_atomically(path, secrets.token_bytes(32), mode=0o600, replace=False)
 
 
 def node_id(node: SiteNode, *, since: int = 0) -> int | None:

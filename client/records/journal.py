@@ -30,7 +30,7 @@ from typing import Protocol
 from client.records.patient_deal import ANOTHER_DIRECTORY
 from common.canonical import checked_fields
 from common.errors import InvalidInput, Refused
-from common.ledger.keys import sync_directory
+from common.objects import sync_directory
 from common.privacy.figures import epsilon_text
 from common.privacy.training import Neighbours, TrainingEvent, epsilon_of
 

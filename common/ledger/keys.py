@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from common.canonical import canonical_bytes
 from common.document import Document
 from common.errors import InvalidInput
+from common.objects import sync_directory
 from common.public_keys import check_agreement_key, check_identity_key
 from common.reading import parsing
 
@@ -303,16 +304,3 @@ def _load_private(path: Path) -> object:
     except Exception:  # noqa: BLE001 - the library raises more types than it documents
         # Drop the parser's own message: nothing derived from key bytes may reach a log.
         raise InvalidInput("key file", value=str(path), limit="an unencrypted PEM (PKCS8) private key") from None
-
-
-def sync_directory(path: Path) -> None:
-    """Make the creation or renaming of a file in a directory durable.
-
-    Args:
-        path: The directory.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,8 +16,8 @@ from pathlib import Path
 from common import __version__
 from common.canonical import check_schema
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, StorageFailed
-from common.ledger.keys import sync_directory
 from common.ledger.rows import NO_HASH, ROLES
+from common.objects import sync_directory
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x434F4E53  # "CONS", shown by file(1)

@@ -19,9 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.charges import NOTHING
-from common.ledger.keys import load_signing_key, public_hex, sync_directory
+from common.ledger.keys import load_signing_key, public_hex
 from common.ledger.receipts import read_receipts
 from common.ledger.rollback_guard import ServerStanding, kept_standing
+from common.objects import sync_directory
 from common.privacy.accounting import Guarantee
 from server.ledger.server_ledger import Ledger
 

@@ -24,7 +24,6 @@ import tempfile
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -133,14 +132,12 @@ class RunStatus:
         status: ``pending``, ``starting``, ``running`` or ``finished``.
         outcome: Once finished: ``completed``, ``failed`` or ``stopped``.
         details: Flower's explanation, if any.
-        fab_hash: SHA-256 of the app bundle that every node receives.
     """
 
     run_id: int
     status: str
     outcome: str = ""
     details: str = ""
-    fab_hash: str = ""
 
     @property
     def finished(self) -> bool:
@@ -373,13 +370,12 @@ def list_nodes(server: FlowerServer) -> tuple[Node, ...]:
     return tuple(sorted(nodes, key=lambda node: node.node_id))
 
 
-def submit(server: FlowerServer, app: Path, run_config: Mapping[str, str | int | float | bool]) -> int:
+def submit(server: FlowerServer, app: Path) -> int:
     """Submit the app in a folder as a new run.
 
     Args:
         server: The SuperLink.
         app: Folder of the app, as :func:`app_dir` writes it.
-        run_config: Values of the run's configuration that replace the app's; only keys that the app declares.
 
     Returns:
         Flower's id of the run.
@@ -387,11 +383,7 @@ def submit(server: FlowerServer, app: Path, run_config: Mapping[str, str | int |
     Raises:
         DaemonFailed: With Flower's message, or if SuperLink does not answer.
     """
-    with tempfile.TemporaryDirectory() as scratch:  # a file, because Flower's own key=value syntax knows no escapes
-        overrides = Path(scratch, "run-config.toml")
-        overrides.write_text(_toml_table(run_config), encoding="utf-8")
-        answer = _flwr(server, "run", str(app.absolute()), CONNECTION, "--run-config", str(overrides))
-    return int(_text(answer, "run-id"))
+    return int(_text(_flwr(server, "run", str(app.absolute()), CONNECTION), "run-id"))
 
 
 def run_status(server: FlowerServer, run_id: int) -> RunStatus:
@@ -417,7 +409,6 @@ def run_status(server: FlowerServer, run_id: int) -> RunStatus:
         status=status,
         outcome=outcome,
         details=str(rows[0].get("status-details") or ""),
-        fab_hash=_text(rows[0], "fab-hash"),
     )
 
 
@@ -603,7 +594,3 @@ def _toml(value: str | int | float | bool) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
     tomllib.loads(f"x = {text}")
     return text
-
-
-def _toml_table(values: Mapping[str, str | int | float | bool]) -> str:
-    return "".join(f"{key} = {_toml(value)}\n" for key, value in sorted(values.items()))

@@ -98,14 +98,18 @@ def set_up_server(
     """
     authority = create_authority(workspace.authority_dir, name="Consilium consortium CA", now=now)
     issue_server_certificate(authority, workspace.gateway_dir, names=[endpoint.host, *more_names], now=now)
-    internal = ["127.0.0.1", "localhost"]
+    _set_up_inside(workspace, endpoint, authority, now=now)
+    return expires(workspace.gateway_dir / "server.crt")
+
+
+def _set_up_inside(workspace: Workspace, endpoint: Endpoint, authority: Authority, *, now: datetime | None) -> None:
+    """Set up what sites do not reach: certificates of SuperLink and dashboard, the list of sites, the endpoint."""
     for folder in (workspace.flower_dir, workspace.dashboard_tls_dir):
-        issue_server_certificate(authority, folder, names=internal, valid_days=INTERNAL_DAYS, now=now)
+        issue_server_certificate(authority, folder, names=["127.0.0.1", "localhost"], valid_days=INTERNAL_DAYS, now=now)
     with workspace.changing_sites():
         write_admitted(workspace.nodes_file, _admitted(workspace))
     workspace.save_endpoint(endpoint)
     prepare_network(workspace)
-    return expires(workspace.gateway_dir / "server.crt")
 
 
 def internal_port_for(workspace: Workspace, *, port: int) -> tuple[int, str]:
@@ -131,9 +135,7 @@ def internal_port_for(workspace: Workspace, *, port: int) -> tuple[int, str]:
     return found, holders.get(INTERNAL_PORT, "")
 
 
-def set_up_behind(
-    workspace: Workspace, keeper: Workspace, *, internal_port: int, now: datetime | None = None
-) -> datetime:
+def set_up_behind(workspace: Workspace, keeper: Workspace, *, internal_port: int) -> datetime:
     """Let the gateway of another study serve this study, too, with that study's certificate authority.
 
     This study keeps a SuperLink, a core and a ledger of its own. A second call with the same arguments changes nothing.
@@ -142,7 +144,6 @@ def set_up_behind(
         workspace: The study to be served. No site may have been admitted to it at another address.
         keeper: The study whose gateway listens. It must be set up and have a gateway of its own.
         internal_port: The port of this study's SuperLink on loopback.
-        now: The time, for tests.
 
     Returns:
         When the port's certificate expires.
@@ -186,14 +187,8 @@ def set_up_behind(
             limit="--behind only for a study that was not set up yet, because its sites would refuse another authority",
             remedy="leave this study at its own port, or create another study and set that up with --behind",
         )
-    internal = ["127.0.0.1", "localhost"]
-    for folder in (workspace.flower_dir, workspace.dashboard_tls_dir):
-        issue_server_certificate(authority, folder, names=internal, valid_days=INTERNAL_DAYS, now=now)
     write_atomically(known, shared)
-    with workspace.changing_sites():
-        write_admitted(workspace.nodes_file, _admitted(workspace))
-    workspace.save_endpoint(endpoint)
-    prepare_network(workspace)
+    _set_up_inside(workspace, endpoint, authority, now=None)
     root = workspace.root.resolve()
     paths = (root, root / "objects", root / "gateway" / "nodes.json", root / "gateway" / "run" / SOCKET)
     write_behind(keeper.gateway_dir / BEHIND, BehindPort(workspace.study().id, *map(str, paths)))

@@ -376,7 +376,7 @@ def start_run(workspace: Workspace) -> int:
             stop_run(server, previous)
     with tempfile.TemporaryDirectory(prefix="consilium-app-") as scratch:
         app = app_dir(Path(scratch) / "app")
-        run_id = submit(server, app, {})
+        run_id = submit(server, app)
     workspace.save_run_id(run_id)
     return run_id
 

@@ -55,8 +55,8 @@ fab-include = ["server/**/*.py", "client/**/*.py", "common/**/*.py"]
 serverapp = "server.app:app"
 clientapp = "client.app:app"
 [tool.flwr.app.config]
-out = ""
-nodes = 0
+out = {out}
+nodes = {nodes}
 """,
     "common/__init__.py": "",
     "server/__init__.py": "",
@@ -127,11 +127,14 @@ def start(group: ProcessGroup, root: Path) -> Federation:
     return Federation(group, server, root, tuple(others), Path(tempfile.mkdtemp(prefix="c-")))
 
 
-def foreign_app(folder: Path) -> Path:
+def foreign_app(folder: Path, *, out: Path, nodes: int) -> Path:
     for name, text in FOREIGN.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    table = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    table = table.replace("{out}", json.dumps(str(out))).replace("{nodes}", str(nodes))
+    (folder / "pyproject.toml").write_text(table, encoding="utf-8")
     return folder
 
 
@@ -236,7 +239,7 @@ def test_a_foreign_bundle_meets_the_worker_s_policy_and_none_of_its_code_runs(tm
         asked = [workers.enter_context(echo_worker(site)) for site in sites]
         group.start_all([*map(supernode, sites), *map(launcher, sites)])
         out = tmp_path / 'out "1".json'
-        run = submit(server, foreign_app(tmp_path / "app"), {"out": str(out), "nodes": 2})
+        run = submit(server, foreign_app(tmp_path / "app", out=out, nodes=2))
         status = finished(group, server, run)
         assert (status.status, status.outcome) == ("finished", "completed")
         facts = json.loads(out.read_text())
@@ -254,7 +257,7 @@ def test_a_foreign_bundle_meets_the_worker_s_policy_and_none_of_its_code_runs(tm
         for log in tmp_path.rglob("*.log"):
             assert "PRIVATE KEY" not in log.read_text(errors="replace")
 
-        endless = submit(server, foreign_app(tmp_path / "app"), {"out": str(out), "nodes": 99})
+        endless = submit(server, foreign_app(tmp_path / "app", out=out, nodes=99))
         while run_status(server, endless).status != "running":
             time.sleep(0.2)
         stop_run(server, endless)
@@ -276,7 +279,7 @@ def test_nobody_without_the_node_s_secret_is_handed_its_messages(tmp_path: Path)
         argv = (executable("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{site.port}", "--insecure")
         log = tmp_path / "intruder.log"
         intruder = group.begin(replace(node, role="intruder", argv=argv, log=log, ready=None))
-        submit(server, foreign_app(tmp_path / "app"), {"out": str(tmp_path / "out"), "nodes": 1})
+        submit(server, foreign_app(tmp_path / "app", out=tmp_path / "out", nodes=1))
         while "Receiving" not in site.log.read_text():
             time.sleep(0.2)
         assert intruder.wait(600) is not None, log.read_text()
@@ -299,7 +302,7 @@ with ProcessGroup() as group:
     site = federation.node("A", 0)
     register_node(federation.server, site.keys.public, name="A")
     group.start_all([supernode(site), launcher(site)])
-    submit(federation.server, foreign_app(folder / "app"), {{"out": str(folder / "out"), "nodes": 99}})
+    submit(federation.server, foreign_app(folder / "app", out=folder / "out", nodes=99))
     (folder / "submitted").touch()
     time.sleep(300)
 """

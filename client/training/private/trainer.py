@@ -21,8 +21,8 @@ from client.training.task import VoterTask
 from common.canonical import digest, sha256_file
 from common.config import TrainingConfig
 from common.errors import InvalidInput
-from common.ledger.keys import sync_directory
 from common.models.fit import OnStep
+from common.objects import sync_directory
 from common.privacy.patient_guarantee import ADAPTED
 from common.privacy.training import TrainingEvent
 

@@ -266,7 +266,7 @@ def test_a_run_waits_for_a_superlink_that_is_started_again_and_for_none_that_nob
 
     submitted, listening = [], threading.Event()
 
-    def submit(server: FlowerServer, app: Path, run_config: dict) -> int:
+    def submit(server: FlowerServer, app: Path) -> int:
         submitted.append(listening.is_set())
         return 7
 
@@ -298,7 +298,7 @@ def test_the_previous_run_is_stopped_before_another_is_submitted(
         calls.append(f"stop {run_id}")
         raise DaemonFailed("the run has ended")
 
-    def submit(_server: FlowerServer, _app: Path, _config: dict) -> int:
+    def submit(_server: FlowerServer, _app: Path) -> int:
         calls.append("submit")
         return 6 + calls.count("submit")
 
