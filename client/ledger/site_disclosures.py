@@ -53,8 +53,7 @@ class KeepsDisclosures(SiteFile):
         Returns:
             The records.
         """
-        self._catch_up()
-        return tuple(self._books.sealed.disclosed)
+        return tuple(self._current_books.sealed.disclosed)
 
     def look_at_draw(self, named: str) -> DisclosedDraw:
         """Compute what the disclosure of a draw would reveal; record nothing.

@@ -170,8 +170,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         Returns:
             True if the study is on record and the hospital consented to it.
         """
-        self._catch_up()
-        if study_id not in self._books.studies:
+        if study_id not in self._current_books.studies:
             return False
         answered = self._books.reservations.newest_in(study_id) is not None
         return answered or any(study == study_id for study, _, _ in self._consents_by_name())
@@ -243,8 +242,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         Returns:
             ``unknown-study``, ``pause``, ``withdraw`` or ``alarm``; None if the study may be answered.
         """
-        self._catch_up()
-        if study_id not in self._books.studies:
+        if study_id not in self._current_books.studies:
             return "unknown-study"
         return self._books.paused.get(study_id) or ("alarm" if self._books.alarms else None)
 
@@ -260,8 +258,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         Raises:
             InvalidInput: If no study or several match.
         """
-        self._catch_up()
-        studies = self._books.studies
+        studies = self._current_books.studies
         found = [studies[name]] if name in studies else [t for t in studies.values() if name in ("", t.name)]
         if not found and len(name) >= 6:
             found = [terms for terms in studies.values() if terms.id.startswith(name)]
@@ -423,8 +420,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
                 receipts show that every charged release was made.
         """
         check_hash(query_id)
-        self._catch_up()
-        reservation = self._books.reservations.get(query_id)
+        reservation = self._current_books.reservations.get(query_id)
         if reservation is None or not self._books.is_for(
             reservation, study_id=study_id, ledger=ledger, sealing_key=sealing_key
         ):
@@ -473,9 +469,8 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         Returns:
             The figures.
         """
-        self._catch_up()
         return site_facts(
-            self._books,
+            self._current_books,
             site=site,
             today=format_time(self._chain.clock())[:10],
             doubt=self.doubt(),

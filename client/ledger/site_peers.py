@@ -47,8 +47,7 @@ class KeepsPeers(SiteFile):
         Returns:
             The key in hex by site name.
         """
-        self._catch_up()
-        return dict(self._books.sealed.peers.get(study_id, {}))
+        return dict(self._current_books.sealed.peers.get(study_id, {}))
 
     def _note_peer(self, record: PeerRecord) -> None:
         with self._writing():

@@ -134,8 +134,7 @@ class KeepsReceipts(SiteFile):
             The row's number and hash. They are (0, zeros) if there is no receipt, and after :meth:`recover` until the
             restored ledger sends one.
         """
-        self._catch_up()
-        known = self._books.known.get(ledger_id)
+        known = self._current_books.known.get(ledger_id)
         return START if known is None or known.recovering else known.position
 
     def server_heads(self) -> dict[str, tuple[int, str]]:
@@ -144,8 +143,7 @@ class KeepsReceipts(SiteFile):
         Returns:
             Row and hash by ledger id.
         """
-        self._catch_up()
-        known = self._books.known
+        known = self._current_books.known
         return {ledger_id: (known[ledger_id].position.seq, known[ledger_id].position.hash) for ledger_id in known}
 
     def receipts(self, *, evidence: bool = False) -> tuple[Receipt, ...]:

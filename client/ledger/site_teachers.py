@@ -154,8 +154,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             Their hashes; empty until the training is finished.
         """
-        self._catch_up()
-        return self._books.teachers.made(training_id)
+        return self._current_books.teachers.made(training_id)
 
     def record_deal(self, deal: str, seats: Mapping[int, str], *, voters: int) -> None:
         """Record which patient is in each slot of a deal, before any training uses it.
@@ -185,8 +184,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             Names of the deals.
         """
-        self._catch_up()
-        return frozenset(one.deal for row, one in self._books.teachers.trainings.values() if row < before)
+        return frozenset(one.deal for row, one in self._current_books.teachers.trainings.values() if row < before)
 
     def seats(self, deal: str) -> Mapping[int, str]:
         """Return the patient in each slot of a deal (assignment of patients to slots), by the newest records.
@@ -197,8 +195,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             Keyed hash by slot; empty for a deal that is not on record.
         """
-        self._catch_up()
-        return dict(self._books.teachers.deals.seats(deal))
+        return dict(self._current_books.teachers.deals.seats(deal))
 
     def withdrawn_patients(self) -> tuple[tuple[int, PatientRecord], ...]:
         """Return every withdrawal of a patient.
@@ -206,8 +203,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             Row number and record of each.
         """
-        self._catch_up()
-        return tuple(self._books.teachers.patients.values())
+        return tuple(self._current_books.teachers.patients.values())
 
     def record_trained(self, training_id: str, served: str, *, dealt: str | None = None) -> None:
         """Record that a training is finished and which teacher it made. If both are on record already, add no row.
@@ -256,8 +252,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             True if it is on record.
         """
-        self._catch_up()
-        return (voter, served) in self._books.teachers.foreign
+        return (voter, served) in self._current_books.teachers.foreign
 
     def brought_votes(self, voter: int, served: str) -> bool:
         """Tell whether a teacher from elsewhere was added after the last withdrawal of a patient.
@@ -271,8 +266,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             True if it may vote.
         """
-        self._catch_up()
-        return self._books.teachers.brought(voter, served)
+        return self._current_books.teachers.brought(voter, served)
 
     def was_trained(self, voter: int, served: str, *, deal: str) -> bool:
         """Tell whether a training on record made this teacher, for this voter and with this deal.
@@ -288,8 +282,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             True if such a training is on record.
         """
-        self._catch_up()
-        known = self._books.teachers
+        known = self._current_books.teachers
         made = (known.trainings[training][1] for training, hash_ in known.dealt if hash_ == served)
         return any(training.voter == voter and training.deal == deal for training in made)
 
@@ -318,8 +311,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             The record; None before the first worker.
         """
-        self._catch_up()
-        return self._books.teachers.newest
+        return self._current_books.teachers.newest
 
     def state_identity(self, identity: PatientIdentity) -> None:
         """Record what counts as one patient from now on. The current definition adds no row.
@@ -341,8 +333,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             True if it is on record.
         """
-        self._catch_up()
-        return training_id in self._books.teachers.trainings
+        return training_id in self._current_books.teachers.trainings
 
     def trainings(self, *, present: Iterable[Sequence[str]] = ()) -> Trainings:
         """Return every training on record, which of them were used, and whether a teacher of unknown origin was used.
@@ -358,8 +349,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             The trainings, for :mod:`common.privacy.patient_guarantee`.
         """
-        self._catch_up()
-        books = self._books.teachers
+        books = self._current_books.teachers
         doubted = self.doubt() is not None
         lost = bool(self._books.restored_at) or doubted
         coded = books.served_trainings(rows_lost=lost)
@@ -395,8 +385,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             True if it may vote.
         """
-        self._catch_up()
-        return self._books.teachers.may_vote(voter, served, deal=deal)
+        return self._current_books.teachers.may_vote(voter, served, deal=deal)
 
     def withdrawn_voters(self, *, after: int = 0) -> frozenset[int]:
         """Return the voters from which a patient was withdrawn after a ledger row.
@@ -412,8 +401,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             Numbers of the voters.
         """
-        self._catch_up()
-        books = self._books.teachers
+        books = self._current_books.teachers
         own = frozenset(record.voter for seq, record in books.patients.values() if seq > after)
         if books.last_withdrawal <= after:
             return own

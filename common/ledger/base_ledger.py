@@ -142,14 +142,12 @@ class OpenLedger(ABC, Generic[B]):
         Returns:
             The hashes in order.
         """
-        self._catch_up()
-        return self._chain.row_hashes(until=self._books.row_count, kinds=kinds)
+        return self._chain.row_hashes(until=self._current_books.row_count, kinds=kinds)
 
     @property
     def row_count(self) -> int:
         """Number of rows."""
-        self._catch_up()
-        return self._books.row_count
+        return self._current_books.row_count
 
     @property
     def ledger_id(self) -> str:
@@ -248,6 +246,12 @@ class OpenLedger(ABC, Generic[B]):
         """Write a row and enter it into the totals, as read back from the file."""
         kind = kind_of(self.STANDING.ROLE, record)
         self._books.enter(self._chain.append(kind, record.to_json(), payload=payload))
+
+    @property
+    def _current_books(self) -> B:
+        """The totals after every row that is in the file now, those of other processes too."""
+        self._catch_up()
+        return self._books
 
     def _catch_up(self) -> None:
         for row in self._chain.new_rows():

@@ -269,9 +269,8 @@ class ServerFile(OpenLedger[Books]):
         Returns:
             A mapping from each pool's name to this spending; empty if no recovery made such a charge.
         """
-        self._catch_up()
         found: dict[str, Spend] = {}
-        for record in self._books.lost.values():
+        for record in self._current_books.lost.values():
             for pool, spend in record.pools.items():
                 found[pool] = found.get(pool, NOTHING) + spend
         return found

@@ -307,8 +307,7 @@ class Ledger(AnswersQueries):
             LedgerCorrupt: If the stored answer is not the one that was charged.
         """
         check_hash(query_id)
-        self._catch_up()
-        return self._stored(query_id) if self._books.releases.answered(query_id) else None
+        return self._stored(query_id) if self._current_books.releases.answered(query_id) else None
 
     def answers(self, study_id: str) -> tuple[StoredAnswer, ...]:
         """Return every answer that a study may use: its own, and those of other studies that it reuses.
@@ -367,8 +366,7 @@ class Ledger(AnswersQueries):
 
     def pools(self) -> tuple[PoolDeclaration, ...]:
         """Return the declared pools as they are now, by name."""
-        self._catch_up()
-        return tuple(self._books.pools[name] for name in sorted(self._books.pools))
+        return tuple(pool for _, pool in sorted(self._current_books.pools.items()))
 
     def books_of(self, pool: str) -> str | None:
         """Return the id of the site ledger that keeps a pool's budget at its hospital.
@@ -379,13 +377,11 @@ class Ledger(AnswersQueries):
         Returns:
             The site ledger's id; None if no join request ever stated it.
         """
-        self._catch_up()
-        return self._books.pool_books.get(pool)
+        return self._current_books.pool_books.get(pool)
 
     def studies(self) -> tuple[StudyTerms, ...]:
         """Return the registered studies, in order of registration."""
-        self._catch_up()
-        return tuple(self._books.studies.values())
+        return tuple(self._current_books.studies.values())
 
     def study_facts(
         self,
@@ -407,8 +403,9 @@ class Ledger(AnswersQueries):
         Returns:
             The figures (:func:`common.study_facts.study_facts`).
         """
-        self._catch_up()
-        return study_facts(study, self._books, doubt=self.standing_problem(), gain=gain, asked=asked, revoked=revoked)
+        return study_facts(
+            study, self._current_books, doubt=self.standing_problem(), gain=gain, asked=asked, revoked=revoked
+        )
 
     def study_spending(self, study_id: str) -> Spending:
         """Return what a study has spent of the pool that it charged most, and the guarantee for that pool.
@@ -438,7 +435,6 @@ class Ledger(AnswersQueries):
         Raises:
             InvalidInput: If the pool is not declared.
         """
-        self._catch_up()
-        if pool not in self._books.pools:
+        if pool not in self._current_books.pools:
             raise InvalidInput("pool", value=pool, limit="name of a pool that this ledger declares")
         return of_pool(self._books, pool, doubt=self.standing_problem())
