@@ -193,11 +193,10 @@ def doctor(
     Example: consilium site doctor --site-dir /srv/consilium --data /data/north --report doctor
     """
     from client.operations import findings as findings_of
-    from client.operations.doctor import DoctorOptions, look
+    from client.operations.doctor import look
 
-    options = DoctorOptions(site_dir, data, study, layout, label_map, report)
     with counting("cases", show=data is not None) as on_case:
-        findings = look(options, on_case=on_case)
+        findings = look(site_dir, data, study=study, layout=layout, label_map=label_map, report=report, on_case=on_case)
     if report is not None:
         paths = findings_of.write_report(report, findings)
         say(f"report: {paths[1]}", err=True)

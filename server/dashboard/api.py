@@ -21,6 +21,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse, Response, StreamingResponse
 
+from common.ledger.rows import SignedHead
 from common.planes import PlaneName
 from server.dashboard.jobs import Job, JobState
 from server.dashboard.labels import (
@@ -50,7 +51,6 @@ from server.dashboard.rows import (
     KINDS,
     MAX_TEXT,
     MOST_ON_A_PAGE,
-    HeadView,
     RowDetail,
     RowPage,
     all_rows,
@@ -308,7 +308,7 @@ def row(service: Here, seq: RowNumber) -> RowDetail:
 
 
 @routes.get("/ledger/head", tags=["ledger"], responses={404: {"description": "No head yet"}})
-def head(service: Here) -> HeadView:
+def head(service: Here) -> SignedHead:
     """Return the newest signed head of the ledger: the hash of its newest row, signed with the ledger's key.
 
     A ledger that is cut or rewritten later no longer contains this head; keep a copy on another machine to detect that.

@@ -21,6 +21,7 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
+from common.canonical import parse_rational
 from common.document import Document
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
 from common.ledger.charges import ReleaseRecord
@@ -96,27 +97,25 @@ class BatchSeen:
 
 @dataclass(frozen=True, slots=True)
 class RefusalSeen:
-    """A row that records refused queries.
+    """A row that records refused queries; a refusal costs nothing.
 
     Attributes:
-        seq: Number of the row.
+        row: Number of the row.
         time: Time of the row.
-        batch: Id of the batch.
         queries: Number of refused queries.
         reason: Reason, as a word of the ledger.
         pool: Patient pool whose budget does not cover the queries; empty if the reason is another one.
-        requested: Σμ² requested, as a fraction; empty if the row states none.
-        remaining: Σμ² left, as a fraction; empty if the row states none.
+        requested: Σμ² requested; None if the row states none.
+        remaining: Σμ² left; None if the row states none.
     """
 
-    seq: int
+    row: int
     time: str
-    batch: str
     queries: int
     reason: str
     pool: str
-    requested: str
-    remaining: str
+    requested: float | None
+    remaining: float | None
 
 
 @dataclass(slots=True)
@@ -273,14 +272,13 @@ class LedgerFold:
         elif isinstance(record, RefusalRecord) and record.study_id == self._study:
             self.refusals.append(
                 RefusalSeen(
-                    seq=row.seq,
+                    row=row.seq,
                     time=row.time_utc,
-                    batch=record.batch_id,
                     queries=len(record.query_ids),
                     reason=record.reason,
                     pool=record.pool,
-                    requested=record.requested,
-                    remaining=record.remaining,
+                    requested=float(parse_rational(record.requested)) if record.requested else None,
+                    remaining=float(parse_rational(record.remaining)) if record.remaining else None,
                 )
             )
 

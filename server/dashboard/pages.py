@@ -18,12 +18,13 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import ValidationError
 
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
+from common.ledger.rows import SignedHead
 from common.planes import PLANES
 from common.privacy.coalitions import trade_sentences
 from server.dashboard.labels import labels_page, take_decisions
 from server.dashboard.pictures import LAYERS, VOXELS, VolumeFacts, picture_key
 from server.dashboard.planning import Wishes, wishes_of
-from server.dashboard.rows import KINDS, HeadView, RowPage, in_words, newest_head, row_detail, row_page
+from server.dashboard.rows import KINDS, RowPage, in_words, newest_head, row_detail, row_page
 from server.dashboard.screens import OnScreen
 from server.dashboard.security import Decider, Form
 from server.dashboard.service import DashboardService, Here
@@ -74,7 +75,7 @@ def study(screen: OnScreen) -> HTMLResponse:
     return screen.show("study", facts)
 
 
-def newest(service: DashboardService) -> HeadView | None:
+def newest(service: DashboardService) -> SignedHead | None:
     """Return the newest signed head of the ledger, which is the signed hash of its newest row.
 
     Args:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput
+from common.ledger.rows import SignedHead
 from common.privacy.figures import delta_text, epsilon_text
 from server.dashboard.ledger_fold import open_ledger
 from server.dashboard.quarantine import parse_json
@@ -79,21 +80,6 @@ class RowPage:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadView:
-    """A signed head: the hash of a row, signed with the ledger's key.
-
-    With a copy of the head on another machine, a later cut or rewriting of the ledger can be detected.
-    """
-
-    role: str
-    ledger_id: str
-    seq: int
-    hash: str
-    public_key: str
-    signature: str
-
-
-@dataclass(frozen=True, slots=True)
 class RowDetail:
     """One row in full.
 
@@ -107,7 +93,7 @@ class RowDetail:
     prev_hash: str
     hash: str
     body: dict[str, Any]
-    head: HeadView | None
+    head: SignedHead | None
 
 
 def row_page(
@@ -193,11 +179,11 @@ def row_detail(ledger: Path, seq: int, *, ledger_id: str) -> RowDetail | None:
         prev_hash=str(prev_hash),
         hash=str(row_hash),
         body=parsed,
-        head=None if head is None else HeadView("server", ledger_id, *head),
+        head=None if head is None else SignedHead("server", ledger_id, *head),
     )
 
 
-def newest_head(ledger: Path, *, ledger_id: str) -> HeadView | None:
+def newest_head(ledger: Path, *, ledger_id: str) -> SignedHead | None:
     """Return the newest signed head.
 
     Args:
@@ -209,7 +195,7 @@ def newest_head(ledger: Path, *, ledger_id: str) -> HeadView | None:
     """
     with closing(open_ledger(ledger)) as db:
         found = db.execute("SELECT seq, hash, public_key, signature FROM heads ORDER BY seq DESC LIMIT 1").fetchone()
-    return None if found is None else HeadView("server", ledger_id, *found)
+    return None if found is None else SignedHead("server", ledger_id, *found)
 
 
 def in_words(value: Any, name: str = "") -> Any:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from common.canonical import parse_rational
 from common.privacy.calibration import noise_multiplier
 from common.privacy.figures import epsilon_text, noise_text
 from server.dashboard.ledger_fold import RefusalSeen
@@ -66,19 +65,6 @@ class BatchView:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusalView:
-    """Queries that were not released, and why; a refusal costs nothing."""
-
-    row: int
-    time: str
-    queries: int
-    reason: str
-    pool: str
-    requested: float | None
-    remaining: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class StudyPage:
     """The content of the Study page; batches and refusals are listed newest first.
 
@@ -106,7 +92,7 @@ class StudyPage:
     accountant_note: str
     batches: tuple[BatchView, ...]
     batch_count: int
-    refusals: tuple[RefusalView, ...]
+    refusals: tuple[RefusalSeen, ...]
     declined: tuple[tuple[str, str, int], ...]
 
 
@@ -146,7 +132,7 @@ def study_page(follower: Follower) -> StudyPage:
         accountant_note=ACCOUNTANT_NOTE,
         batches=tuple(views),
         batch_count=len(_batch_names(follower)),
-        refusals=tuple(_refusal(refusal) for refusal in reversed(follower.ledger.refusals[-100:])),
+        refusals=tuple(reversed(follower.ledger.refusals[-100:])),
         declined=tuple(sorted(declined)),
     )
 
@@ -203,18 +189,6 @@ def _batch(follower: Follower, name: str) -> BatchView:
         median_s=median(seconds for _, seconds in replies) if replies else None,
         slowest_s=slowest[1] if slowest else None,
         slowest=slowest[0] if slowest else None,
-    )
-
-
-def _refusal(refusal: RefusalSeen) -> RefusalView:
-    return RefusalView(
-        row=refusal.seq,
-        time=refusal.time,
-        queries=refusal.queries,
-        reason=refusal.reason,
-        pool=refusal.pool,
-        requested=float(parse_rational(refusal.requested)) if refusal.requested else None,
-        remaining=float(parse_rational(refusal.remaining)) if refusal.remaining else None,
     )
 
 
