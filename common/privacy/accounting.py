@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import expm1, inf, isfinite, log, log1p, nextafter, sqrt
+from math import expm1, inf, log, log1p, nextafter, sqrt
 from typing import Any
 
 import mpmath
@@ -34,6 +34,7 @@ import numpy as np
 
 from common.canonical import check_integer
 from common.errors import InvalidInput
+from common.privacy.checks import check_delta, check_number, check_rational
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection
 
@@ -83,10 +84,9 @@ def delta_exact(mu: float, epsilon: float) -> float:
     >>> round(c.delta_exact(1.0, 0.0), 4)
     0.3829
     """
-    mu_squared = Fraction(_positive("mu", mu)) ** 2
+    mu_squared = Fraction(check_number("mu", mu)) ** 2
     _check_mu_squared(mu_squared)
-    if not _is_number(epsilon) or not isfinite(epsilon) or epsilon < 0:
-        raise InvalidInput("epsilon", value=epsilon, limit="a finite number, 0 or above")
+    check_number("epsilon", epsilon, zero=True)
     return float(_delta(_mp().mpf(mu), _mp().mpf(epsilon)))
 
 
@@ -111,7 +111,7 @@ def epsilon_exact(mu_squared: Fraction | float, delta: float) -> float:
     >>> round(c.epsilon_exact(1.0, 1e-5), 4)
     4.3772
     """
-    return _epsilon_exact(_checked_mu_squared(mu_squared), _checked_delta(delta))
+    return _epsilon_exact(_checked_mu_squared(mu_squared), check_delta("delta", delta))
 
 
 def epsilon_rdp(mu_squared: Fraction | float, delta: float) -> float:
@@ -137,7 +137,7 @@ def epsilon_rdp(mu_squared: Fraction | float, delta: float) -> float:
     >>> round(c.epsilon_rdp(1.0, 1e-5), 4)
     4.7284
     """
-    return _epsilon_rdp(_checked_mu_squared(mu_squared), _checked_delta(delta))
+    return _epsilon_rdp(_checked_mu_squared(mu_squared), check_delta("delta", delta))
 
 
 def epsilon_rdp_library(mu_squared: Fraction | float, delta: float) -> float:
@@ -155,7 +155,7 @@ def epsilon_rdp_library(mu_squared: Fraction | float, delta: float) -> float:
     Raises:
         InvalidInput: If an argument is outside its range.
     """
-    return _best_order(_LIBRARY_ORDERS, sqrt(_checked_mu_squared(mu_squared)), _checked_delta(delta))
+    return _best_order(_LIBRARY_ORDERS, sqrt(_checked_mu_squared(mu_squared)), check_delta("delta", delta))
 
 
 def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
@@ -181,7 +181,7 @@ def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
     checked = _checked_mu_squared(mu_squared)
     if checked > 64**2:
         raise InvalidInput("mu for the pld accountant", value=sqrt(checked), limit="at most 64")
-    return _epsilon_pld(checked, _checked_delta(delta))
+    return _epsilon_pld(checked, check_delta("delta", delta))
 
 
 def epsilon_paper(mu_squared: Fraction | float, delta: float) -> float:
@@ -203,7 +203,7 @@ def epsilon_paper(mu_squared: Fraction | float, delta: float) -> float:
     >>> round(c.epsilon_paper(1.0, 1e-5), 4)
     5.2985
     """
-    return _epsilon_paper(_checked_mu_squared(mu_squared), _checked_delta(delta))
+    return _epsilon_paper(_checked_mu_squared(mu_squared), check_delta("delta", delta))
 
 
 def epsilon_by(accountant: str, mu_squared: Fraction | float, delta: float) -> float:
@@ -331,11 +331,9 @@ def admits(spent: Fraction, request: Fraction, limit: Fraction) -> bool:
     >>> c.admits(Fraction(3, 2), Fraction(1, 2), Fraction(2)), c.admits(Fraction(2), Fraction(1, 2), Fraction(2))
     (True, False)
     """
-    if not isinstance(spent, Fraction) or spent.numerator < 0:
-        raise InvalidInput("spent mu^2", value=spent, limit="a rational, 0 or above")
-    for what, value in (("requested mu^2", request), ("limit on mu^2", limit)):
-        if not isinstance(value, Fraction) or value.numerator <= 0:
-            raise InvalidInput(what, value=value, limit="a positive rational")
+    check_rational("spent mu^2", spent, zero=True)
+    check_rational("requested mu^2", request)
+    check_rational("limit on mu^2", limit)
     return spent + request <= limit
 
 
@@ -362,9 +360,8 @@ class Guarantee:
     group: int = 1
 
     def __post_init__(self) -> None:
-        if not _is_number(self.epsilon) or not isfinite(self.epsilon) or self.epsilon < 0:
-            raise InvalidInput("epsilon of a guarantee", value=self.epsilon, limit="a finite number, 0 or above")
-        _checked_delta(self.delta)
+        check_number("epsilon of a guarantee", self.epsilon, zero=True)
+        check_delta("delta", self.delta)
         if self.accountant not in ACCOUNTANTS:
             raise InvalidInput("accountant", value=self.accountant, limit=", ".join(ACCOUNTANTS))
         check_integer("group of a guarantee", self.group, least=1)
@@ -422,8 +419,7 @@ def guarantee(
     >>> print(c.guarantee(Fraction(1), budget, patient, "exact"))
     ε = 4.378 (exact) at δ = 1e-05, unit patient, relation replace-one
     """
-    if not isinstance(mu_squared, Fraction) or mu_squared < 0:
-        raise InvalidInput("spent mu^2", value=mu_squared, limit="a rational, 0 or above")
+    check_rational("spent mu^2", mu_squared, zero=True)
     name = str(accountant)
     together = group_mu_squared(mu_squared or Fraction(1), size=group)
     epsilon = 0.0 if mu_squared == 0 else epsilon_by(name, together, budget.analytic_delta)
@@ -591,16 +587,6 @@ def _max_mu_squared(name: AccountantName, epsilon: float, delta: float) -> Fract
     return limit
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _positive(what: str, value: float) -> float:
-    if not _is_number(value) or not isfinite(value) or value <= 0:
-        raise InvalidInput(what, value=value, limit="a finite number above 0")
-    return value
-
-
 def _check_mu_squared(value: Fraction) -> Fraction:
     if not Fraction(MIN_MU) ** 2 <= value <= Fraction(MAX_MU) ** 2:
         raise InvalidInput("mu^2", value=float(value), limit="2^-80 to 2^40")
@@ -609,11 +595,5 @@ def _check_mu_squared(value: Fraction) -> Fraction:
 
 def _checked_mu_squared(value: Fraction | float) -> Fraction:
     if not isinstance(value, Fraction):
-        value = Fraction(_positive("mu^2", value))
+        value = Fraction(check_number("mu^2", value))
     return _check_mu_squared(value)
-
-
-def _checked_delta(delta: float) -> float:
-    if not isinstance(delta, float) or not isfinite(delta) or not 0 < delta < 1:
-        raise InvalidInput("delta", value=delta, limit="above 0 and below 1")
-    return delta

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor, inf, isfinite, log, sqrt
+from math import floor, isfinite, log, sqrt
 from typing import TypeAlias
 
 import numpy as np
@@ -35,6 +35,7 @@ from common.canonical import check_integer
 from common.errors import BudgetExceeded, InvalidInput
 from common.privacy.accounting import admits, max_mu_squared
 from common.privacy.calibration import calibrate
+from common.privacy.checks import check_number
 from common.privacy.claim import claimed_mu, claimed_reach
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Relation, Unit, radius_int
@@ -440,8 +441,7 @@ def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> Findi
 
     Source: Massart 1990.
     """
-    if isinstance(noise_std, bool) or not isinstance(noise_std, int | float) or not 0 < noise_std < inf:
-        raise InvalidInput("noise standard deviation", value=noise_std, limit="a finite number above 0")
+    check_number("noise standard deviation", noise_std)
     if not noise.size or not np.isfinite(noise).all():
         raise InvalidInput("noise under audit", limit="finite numbers only, at least one")
     values, counts = np.unique(noise.ravel(), return_counts=True)

@@ -14,6 +14,7 @@ from math import isqrt, nextafter
 from common.canonical import check_integer
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, guarantee, max_mu_squared
+from common.privacy.checks import check_rational
 from common.privacy.gaussian import MAX_NOISE_STD, MIN_NOISE_STD
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, sensitivity
 
@@ -134,10 +135,8 @@ def queries_left(mechanism: Mechanism, *, protection: Protection, spent: Fractio
     >>> c.queries_left(release, protection=patient, spent=Fraction(1), limit=Fraction(7, 2))
     2
     """
-    if not isinstance(spent, Fraction) or spent < 0:
-        raise InvalidInput("spent mu^2", value=spent, limit="a rational, 0 or above")
-    if not isinstance(limit, Fraction) or limit <= 0:
-        raise InvalidInput("limit on mu^2", value=limit, limit="a positive rational")
+    check_rational("spent mu^2", spent, zero=True)
+    check_rational("limit on mu^2", limit)
     return max(0, (limit - spent) // mechanism.mu_squared(protection))
 
 
@@ -184,8 +183,7 @@ def sqrt_up(value: Fraction) -> Fraction:
     Raises:
         InvalidInput: If ``value`` is not a positive rational.
     """
-    if not isinstance(value, Fraction) or value <= 0:
-        raise InvalidInput("square of a standard deviation", value=value, limit="a positive rational")
+    check_rational("square of a standard deviation", value)
     magnitude = (value.numerator.bit_length() - value.denominator.bit_length()) // 2
     shift = _STD_BITS - magnitude  # result = root / 2^shift
     scaled = value * Fraction(4) ** shift

@@ -14,8 +14,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from common.canonical import check_integer
-from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, guarantee
+from common.privacy.checks import check_rational
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Protection
 
@@ -43,8 +43,7 @@ def mu_squared_against(mu_squared: Fraction, *, sites: int, colluders: int, know
     Fraction(2, 1)
     """
     check_integer("sites on a roster", sites, least=1)
-    if not isinstance(mu_squared, Fraction) or mu_squared < 0:
-        raise InvalidInput("spent mu^2", value=mu_squared, limit="a rational, 0 or above")
+    check_rational("spent mu^2", mu_squared, zero=True)
     check_integer("shares of the noise that are known", knowing, least=0, most=sites - 1)
     check_integer("colluders", colluders, least=0, most=sites - 1)
     return mu_squared * Fraction(sites - colluders, sites - knowing)

@@ -9,11 +9,12 @@ settings, and is rounded up. The module draws, charges and measures nothing. Ref
 from __future__ import annotations
 
 from fractions import Fraction
-from math import floor, inf, isfinite, nextafter, sqrt
+from math import floor, inf, nextafter, sqrt
 
 from common.canonical import check_integer
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, delta_exact, guarantee
+from common.privacy.checks import check_delta, check_rational
 from common.privacy.figures import delta_text, epsilon_text, percent_text
 from common.privacy.mechanism import SAMPLER_DELTA, AccountantName, Budget, Protection, Relation, Unit
 
@@ -42,8 +43,7 @@ def guess_right_at_most(mu_squared: Fraction) -> float:
     >>> guess_right_at_most(Fraction(0)), round(guess_right_at_most(Fraction(1)), 3)
     (0.5, 0.691)
     """
-    if not isinstance(mu_squared, Fraction) or mu_squared < 0:
-        raise InvalidInput("mu^2", value=mu_squared, limit="a rational, 0 or above")
+    check_rational("mu^2", mu_squared, zero=True)
     if mu_squared == 0:
         return 0.5
     distance = delta_exact(nextafter(sqrt(mu_squared), inf), 0.0)
@@ -172,7 +172,7 @@ def delta_rule(delta: float, *, unit: Unit) -> str:
     Raises:
         InvalidInput: If δ is outside its range.
     """
-    most = floor(1 / (10 * _checked_delta(delta)))
+    most = floor(1 / (10 * check_delta("delta", delta)))
     kept = f"for n up to {most:,} {unit}{'' if most == 1 else 's'}" if most else "for no number n of units"
     return f"δ = {delta_text(delta)} keeps the usual rule, δ at most 1/(10 n), {kept}."
 
@@ -191,7 +191,7 @@ def warn_about(delta: float, *, unit: Unit, units: int) -> str | None:
     Raises:
         InvalidInput: If an argument is outside its range.
     """
-    _checked_delta(delta)
+    check_delta("delta", delta)
     check_integer(f"{Unit(unit)}s", units, least=1)
     if delta <= 1 / (10 * units):
         return None
@@ -200,9 +200,3 @@ def warn_about(delta: float, *, unit: Unit, units: int) -> str | None:
         f"δ = {delta_text(delta)} is above 1/(10 · {units} {whom}), so the guarantee would allow that one of them is "
         "disclosed whole now and then; choose a smaller δ"
     )
-
-
-def _checked_delta(delta: float) -> float:
-    if not isinstance(delta, float) or not isfinite(delta) or not 0 < delta < 1:
-        raise InvalidInput("delta", value=delta, limit="above 0 and below 1")
-    return delta

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from math import floor, isfinite, sqrt
+from math import floor, sqrt
 from typing import ClassVar
 
 from common.canonical import check_hash, check_integer, digest
 from common.document import Document
 from common.errors import InvalidInput
+from common.privacy.checks import check_number, check_rational
 
 GRID_BITS = 16
 """Codes live on the grid 2⁻¹⁶: the integer q stands for q · 2⁻¹⁶."""
@@ -171,14 +172,8 @@ class Budget(Document):
     delta: float
 
     def __post_init__(self) -> None:
-        if (
-            not isinstance(self.epsilon, int | float)
-            or isinstance(self.epsilon, bool)
-            or not isfinite(self.epsilon)
-            or self.epsilon <= 0
-        ):
-            raise InvalidInput("epsilon", value=self.epsilon, limit="a finite number above 0")
-        if not isinstance(self.delta, float) or not isfinite(self.delta) or not 2 * SAMPLER_DELTA < self.delta < 1:
+        check_number("epsilon", self.epsilon)
+        if not isinstance(self.delta, float) or not 2 * SAMPLER_DELTA < self.delta < 1:
             raise InvalidInput("delta", value=self.delta, limit="above 2^-39 and below 1")
 
     @property
@@ -227,8 +222,7 @@ class Mechanism(Document):
             check_integer("colluders", self.colluders, least=0)
         check_integer("code dimension", self.dimension, least=1, most=MAX_DIMENSION)
         _check_voters(self.radius_int, self.voters_per_site)
-        if not isinstance(self.noise_std, Fraction) or self.noise_std <= 0:
-            raise InvalidInput("noise standard deviation", value=self.noise_std, limit="a positive rational")
+        check_rational("noise standard deviation", self.noise_std)
         if max(self.noise_std.numerator, self.noise_std.denominator).bit_length() > MAX_NOISE_BITS:
             raise InvalidInput(
                 "noise standard deviation",
@@ -372,8 +366,7 @@ def radius_int(radius: float) -> int:
     >>> c.radius_int(1.0)
     65536
     """
-    if not isinstance(radius, int | float) or isinstance(radius, bool) or not isfinite(radius) or radius <= 0:
-        raise InvalidInput("clipping norm C", value=radius, limit="a finite number above 0")
+    check_number("clipping norm C", radius)
     value: int = floor(Fraction(radius) * 2**GRID_BITS)
     if not 1 <= value < 2**40:
         raise InvalidInput("clipping norm C", value=radius, limit="2^-16 to 2^24")

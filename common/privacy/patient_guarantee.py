@@ -25,6 +25,7 @@ from math import inf, nextafter
 
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, guarantee, max_mu_squared
+from common.privacy.checks import check_delta, check_number
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.privacy.training import Neighbours, TrainingEvent, TrainingGuarantee, epsilon_of_all
@@ -159,10 +160,8 @@ class Combined:
     def __post_init__(self) -> None:
         if self.protection != EXCHANGED:
             raise InvalidInput("unit and relation of one patient", value=str(self.protection), limit=str(EXCHANGED))
-        if not 0 <= self.epsilon < inf:
-            raise InvalidInput("epsilon of one patient", value=self.epsilon, limit="a finite number, 0 or above")
-        if not 0 < self.delta < 1:
-            raise InvalidInput("delta of one patient", value=self.delta, limit="above 0 and below 1")
+        check_number("epsilon of one patient", self.epsilon, zero=True)
+        check_delta("delta of one patient", self.delta)
 
     def __str__(self) -> str:
         why = f"; not the smaller of the two, because {', and '.join(self.reasons)}" if self.reasons else ""

@@ -8,13 +8,12 @@ errors quote no code.
 
 from __future__ import annotations
 
-from math import isfinite
-
 import numpy as np
 from jaxtyping import Float, Int64
 
 from common.canonical import check_integer
 from common.errors import InvalidInput
+from common.privacy.checks import check_number
 from common.privacy.mechanism import GRID_BITS
 
 _SHRINK = 1 - 2.0**-50
@@ -43,8 +42,7 @@ def clip(code: Float[np.ndarray, "l"], *, radius: float) -> Float[np.ndarray, "l
     >>> c.clip(np.array([3.0, 4.0]), radius=1.0)
     array([0.6, 0.8])
     """
-    if not isinstance(radius, int | float) or isinstance(radius, bool) or not isfinite(radius) or radius <= 0:
-        raise InvalidInput("clipping norm C", value=radius, limit="a finite number above 0")
+    check_number("clipping norm C", radius)
     result = _vector(code)
     norm = _norm(result)
     if norm <= radius:

@@ -28,13 +28,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, isfinite, log, log10
+from math import ceil, log, log10
 from typing import ClassVar
 
 from common.canonical import check_integer
 from common.document import Document
 from common.errors import InvalidInput
 from common.privacy.accounting import epsilon_exact
+from common.privacy.checks import check_delta, check_number
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Unit
 
@@ -195,8 +196,7 @@ def epsilon_of_all(events: tuple[TrainingEvent, ...], *, delta: float, neighbour
     Raises:
         InvalidInput: If δ is outside its range.
     """
-    if not isinstance(delta, float) or not isfinite(delta) or not 0 < delta < 1:
-        raise InvalidInput("delta", value=delta, limit="above 0 and below 1")
+    check_delta("delta", delta)
     return _epsilon(tuple(events), delta, Neighbours(neighbours))
 
 
@@ -258,8 +258,7 @@ def plan_noise(
     >>> float(event.noise_multiplier)
     3.797
     """
-    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not isfinite(epsilon) or epsilon <= 0:
-        raise InvalidInput("epsilon of a training", value=epsilon, limit="a finite number above 0")
+    check_number("epsilon of a training", epsilon)
     if steps < 1:
         raise InvalidInput("training steps", value=steps, limit=f"an integer from 1 to {MAX_STEPS}")
 

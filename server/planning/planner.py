@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, floor, inf, isfinite, log, log1p, log2, sqrt
+from math import ceil, floor, isfinite, log, log1p, log2, sqrt
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from common.codecs.pca import water_fill
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, epsilon_by, epsilon_rdp_library, guarantee, max_mu_squared
 from common.privacy.calibration import calibrate, noise_multiplier, queries_left
+from common.privacy.checks import check_number
 from common.privacy.consent import guess_right_at_most, guess_sentence
 from common.privacy.figures import epsilon_text, percent_text
 from common.privacy.mechanism import (
@@ -433,7 +434,7 @@ def capacity_bits(power_ratio: float, dimension: int) -> float:
     >>> round(capacity_bits(3.0, 1), 6)
     1.0
     """
-    _positive("power ratio", power_ratio)
+    check_number("power ratio", power_ratio)
     check_integer("length of a code", dimension, least=1)
     return dimension / 2 * log1p(power_ratio / dimension) / log(2)
 
@@ -457,7 +458,7 @@ def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
     >>> round(explained_at_most(1.0, [1.0]), 6)
     0.75
     """
-    _positive("bits", bits)
+    check_number("bits", bits)
     values = sorted((v for v in _checked_spectrum(spectrum, len(spectrum)) if v > 0), reverse=True)
     logs = 0.0
     theta = values[0]
@@ -487,8 +488,7 @@ def verdict_of(bits: float, explained: float) -> Outlook:
     'weak'
     """
     for what, value in (("bits an answer", bits), ("explained share", explained)):
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
-            raise InvalidInput(what, value=value, limit="a finite number, 0 or above")
+        check_number(what, value, zero=True)
     if bits < MIN_BITS_PER_QUERY or explained < PRIOR_BELOW:
         return Outlook.PRIOR
     return Outlook.INFORMATIVE if explained >= INFORMATIVE_FROM else Outlook.WEAK
@@ -513,8 +513,8 @@ def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: 
     Raises:
         InvalidInput: If an argument is outside its range.
     """
-    noise = _positive("noise variance", noise_variance)
-    budget = _positive("power", power)
+    noise = check_number("noise variance", noise_variance)
+    budget = check_number("power", power)
     values = [v for v in _checked_spectrum(spectrum, len(spectrum)) if v > 0]
     ordered = sorted(values, reverse=True)
     powers = water_fill(np.array(ordered), noise_std=sqrt(noise), power=budget)
@@ -562,9 +562,3 @@ def _checked_spectrum(spectrum: Sequence[float] | None, dimension: int) -> list[
             limit=f"{dimension} finite numbers, 0 or above, not all of them 0",
         )
     return values
-
-
-def _positive(what: str, value: float) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value <= 0:
-        raise InvalidInput(what, value=value, limit="a finite number above 0")
-    return value

@@ -23,6 +23,7 @@ from common.errors import InvalidInput
 from common.privacy import (
     accounting,
     calibration,
+    checks,
     claim,
     coalitions,
     consent,
@@ -103,6 +104,9 @@ def sensitivity(**changes: Any) -> int:
 
 Call = Callable[[Any], object]
 CHECKED: dict[str, list[Call]] = {
+    "checks.check_number": [lambda x: checks.check_number("x", x)],
+    "checks.check_rational": [lambda x: checks.check_rational("x", x)],
+    "checks.check_delta": [lambda x: checks.check_delta("x", x)],
     "accounting.delta_exact": [
         lambda x: accounting.delta_exact(x, 1.0),
         lambda x: accounting.delta_exact(1.0, x or -1),
@@ -411,5 +415,10 @@ def test_the_table_calls_what_it_says_and_sound_numbers_pass() -> None:
         lambda: auditing.residual_finding(np.ones(9), 1.0),
         lambda: auditing.spectral_finding("q", np.ones((2, 9))),
         lambda: planner.verdict_of(1.0, 0.5),
+        lambda: checks.check_number("x", 2),
+        lambda: checks.check_number("x", 0.0, zero=True),
+        lambda: checks.check_rational("x", Fraction(1, 3)),
+        lambda: checks.check_rational("x", Fraction(0), zero=True),
+        lambda: checks.check_delta("x", 1e-5),
     ):
         sound()
