@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from common import __version__
 from common.errors import LEDGER_REMEDY, ConsiliumError, LedgerCorrupt, StorageFailed
 from common.system_errors import DISK, explain
-from consilium.cli.say import say, say_unexpected
+from consilium.cli.say import interruptible, say, say_unexpected
 
 _GROUPS: dict[str, tuple[str, str, str]] = {
     "study": ("consilium.cli.study", "study_app", "Define, publish, run and follow a study."),
@@ -112,11 +112,8 @@ class _LazyGroup(TyperGroup):
         return _group(cmd_name) if cmd_name in _GROUPS else super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with interruptible("interrupted"):  # click would exit with 130 without a message
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # click would exit with 130 without a message
-            say("interrupted", err=True)
-            raise typer.Exit(130) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for role, names in _ROLES.items():

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,23 @@ def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
         nl: End with a line break.
     """
     typer.echo(plain_lines(text), err=err, nl=nl)
+
+
+@contextmanager
+def interruptible(told: str) -> Iterator[None]:
+    """End the command with exit code 130, with a sentence on stderr, if the user stops the block with Ctrl-C.
+
+    Args:
+        told: The sentence.
+
+    Returns:
+        A context.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(told, err=True)
+        raise typer.Exit(130) from None
 
 
 def console(*, stderr: bool = False, **options: Any) -> Console:

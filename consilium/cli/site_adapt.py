@@ -12,7 +12,7 @@ import typer
 
 from common.errors import InvalidInput
 from consilium.cli.options import ResultAsJson, SiteDir, counting
-from consilium.cli.say import say
+from consilium.cli.say import interruptible, say
 
 if TYPE_CHECKING:
     from client.training.command import PrivateOptions
@@ -146,11 +146,8 @@ def adapt(
         replace,
         even_if_unfit,
     )
-    try:
+    with interruptible("interrupted: run the same command again to resume"):
         result = adapt_student(options, progress=_steps)
-    except KeyboardInterrupt:
-        say("interrupted: run the same command again to resume", err=True)
-        raise typer.Exit(130) from None
     if as_json:
         say(json.dumps(result.to_json(), indent=1, allow_nan=False))
         return
@@ -162,11 +159,8 @@ def adapt(
 def _privately(site_dir: Path, asked: PrivateOptions, *, again: bool, out: Path | None, as_json: bool) -> None:
     from client.adapting.private import adapt_privately
 
-    try:
+    with interruptible("interrupted: run the same command again to resume"):
         done = adapt_privately(site_dir, asked, again=again, out=out, progress=_steps)
-    except KeyboardInterrupt:
-        say("interrupted: run the same command again to resume", err=True)
-        raise typer.Exit(130) from None
     say(json.dumps(done.to_json(), indent=1) if as_json else done.to_text())
 
 

@@ -30,7 +30,7 @@ from common.plain import joined
 from common.pool_config import PoolConfig
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
-from consilium.cli.say import console, say
+from consilium.cli.say import console, interruptible, say
 from consilium.cli.site_peers import consent_to_peers
 from consilium.cli.study_evaluate import evaluate
 from consilium.cli.study_words import (
@@ -410,19 +410,19 @@ def _following(directory: Path, metrics: str | None) -> Iterator[Callable[[dict[
     from server.aggregation.progress import StudyProgress, stage_bars
     from server.study.study_curves import curves_of
 
-    try:
-        with curves_of(Workspace(directory), metrics) as curves, stage_bars(console(stderr=True)) as bars:
-            progress = StudyProgress(bars, overall=True)
+    with (
+        interruptible(_goes_on(directory)),
+        curves_of(Workspace(directory), metrics) as curves,
+        stage_bars(console(stderr=True)) as bars,
+    ):
+        progress = StudyProgress(bars, overall=True)
 
-            def on_event(event: dict[str, Any]) -> None:
-                progress.on_event(event)
-                if curves is not None:
-                    curves.on_event(event)
+        def on_event(event: dict[str, Any]) -> None:
+            progress.on_event(event)
+            if curves is not None:
+                curves.on_event(event)
 
-            yield on_event
-    except KeyboardInterrupt:
-        say(_goes_on(directory), err=True)
-        raise typer.Exit(130) from None
+        yield on_event
 
 
 def _goes_on(directory: Path) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from common.plain import joined
 from consilium.cli.options import Metrics, ResultAsJson
-from consilium.cli.say import console, say
+from consilium.cli.say import console, interruptible, say
 
 if TYPE_CHECKING:
     from client.training.task import OnProgress, SiteReport
@@ -143,16 +143,15 @@ def train(
     recipe = (learning_rate, clip, per_layer, scans, temperature, prior_std, mu, mu_growth, z_steps, z_rate)
     private = PrivateOptions(strategy, epsilon, delta, relation, sampling, rate, steps, *recipe, noise_multiplier)
     options = TrainOptions(site_dir, data, study, layout, label_map, seed, jobs, private, again)
-    try:
-        with curves_of(metrics, run=site_dir.resolve().name) as curves:
-            progress = _progress if curves is None else partial(_progress, on_step=curves.step)
-            result = train_teachers(options, progress=progress, on_warning=lambda text: say(text, err=True))
-            if curves is not None:
-                curves.end(result.report, result.structures)
-                say("the curves show data of this site's patients without any ε: keep them at the hospital", err=True)
-    except KeyboardInterrupt:
-        say("interrupted: run the same command again to go on where it stopped", err=True)
-        raise typer.Exit(130) from None
+    with (
+        interruptible("interrupted: run the same command again to go on where it stopped"),
+        curves_of(metrics, run=site_dir.resolve().name) as curves,
+    ):
+        progress = _progress if curves is None else partial(_progress, on_step=curves.step)
+        result = train_teachers(options, progress=progress, on_warning=lambda text: say(text, err=True))
+        if curves is not None:
+            curves.end(result.report, result.structures)
+            say("the curves show data of this site's patients without any ε: keep them at the hospital", err=True)
     if as_json:
         say(json.dumps(result.to_json(), allow_nan=False))
     else:

@@ -8,7 +8,7 @@ stored ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -65,13 +65,10 @@ class Evaluated:
             "sites": list(self.gave),
             "silent": list(self.silent),
             "structures": [
-                {
-                    "structure": one.structure,
-                    "sites": one.sites,
+                asdict(one)
+                | {
                     "mean": round(one.mean, 4),
                     "half_width": None if one.half_width is None else round(one.half_width, 4),
-                    "worst": one.worst,
-                    "worst_site": one.worst_site,
                 }
                 for one in self.structures
             ],
