@@ -16,7 +16,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from client.adapting.ways import usual
+from client.adapting.ways import MANY_PATIENTS, Way, usual
 from common.privacy.figures import epsilon_text
 from research.recipes import PUBLISHED
 
@@ -94,6 +94,12 @@ BARS = {
     "all_data": "all patients, no privacy",
 }
 """Networks of the same (ε, δ) for one patient that the student is compared with, and one without privacy."""
+
+WAYS_MEASURED = {
+    "forty of hippocampus": "home/hippocampus-40-development",
+    **{task: f"utility/{file}-development" for task, file in AT_HOME.items()},
+}
+"""Dataset → its record of every way of adapting on development cases."""
 
 PARTS = ("development", "report")
 """The parts of the cases, as the ends of these names."""
@@ -198,6 +204,29 @@ def many_at_home() -> str:
             rows.append([*words, *(("", "", "", "") if way == "own" else (*over, ahead))])
     head = ["scored on", "network", "mean Dice", "mean gain over alone", "least", "largest", "hospitals that gain"]
     return markdown(head, rows)
+
+
+def ways_at_home() -> str:
+    """Every way of `consilium site adapt` on development cases: the mean gain over the hospital's own network."""
+    hospitals = {
+        (task, many): [one["ways"] for one in _home(file).values() if (one["patients"] >= MANY_PATIENTS) is many]
+        for task, file in WAYS_MEASURED.items()
+        for many in (False, True)
+    }
+    there = {place: ways for place, ways in hospitals.items() if ways}
+    head = [f"{task}, {len(ways)} of {'7 or more' if many else 'fewer than 7'}" for (task, many), ways in there.items()]
+    rows = [
+        [
+            f"`{way}`",
+            *(
+                figure(statistics.mean(one[way]["over_own"]["mean"] for one in ways), sign=True)
+                for ways in there.values()
+            ),
+        ]
+        for way in Way
+        if way is not Way.OWN
+    ]
+    return markdown(["mean gain over `own`", *head], rows)
 
 
 def _home(name: str) -> dict[str, Any]:
@@ -306,6 +335,8 @@ def table(name: str) -> str:
         return bars()
     if name == "home/forty":
         return many_at_home()
+    if name == "home/ways":
+        return ways_at_home()
     if name.endswith("-blocks"):
         return heard(_record(name.removesuffix("-blocks")))
     kind = name.partition("/")[0]

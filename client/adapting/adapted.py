@@ -122,8 +122,7 @@ class Adapted:
             return f"cross-validation over {self.patients} patients proves it better than the default, {default}"
         unproven = "; cross-validation proves no other way better" if self.folds else ""
         few = f"fewer than {MANY_PATIENTS}" if self.patients < MANY_PATIENTS else f"{MANY_PATIENTS} or more"
-        known = f"a site with {self.public} public volumes" if self.public else f"{few} patients and no public volumes"
-        return f"the default for {known}{unproven}"
+        return f"the default for {few} patients and {self.public or 'no'} public volumes{unproven}"
 
     @property
     def length(self) -> str:

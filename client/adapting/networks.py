@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from client.adapting.ways import TRAININGS, Training, Way
+from client.adapting.ways import TRAININGS, HomeTraining, Way
 from client.training.voter import LabelledScan
 from common.canonical import digest, sha256_bytes, sha256_file
 from common.config import DataConfig, TrainingConfig
@@ -64,7 +64,7 @@ class Networks:
 
     def __init__(self, terms: Terms, folder: Path, scans: Sequence[LabelledScan], *, on_step: OnSteps) -> None:
         self._terms, self._folder, self._scans, self._on_step = terms, folder, tuple(scans), on_step
-        self._made: dict[Training, torch.nn.Module] = {}
+        self._made: dict[HomeTraining, torch.nn.Module] = {}
 
     def of(self, way: Way) -> torch.nn.Module:
         """Return the network that one way of adapting makes, ready to predict.
@@ -81,23 +81,23 @@ class Networks:
             case Way.STUDENT:
                 return student
             case Way.HALF_WAY:
-                return mean_weights({student: 1, trained[Training.TRAINED_ON]: 1})
+                return mean_weights({student: 1, trained[HomeTraining.TRAINED_ON]: 1})
             case Way.MERGED:
                 return _merged(student, trained)
             case Way.AVERAGED:
-                return Averaged([trained[Training.OWN], trained[Training.TRAINED_ON]]).eval()
+                return Averaged([trained[HomeTraining.OWN], trained[HomeTraining.TRAINED_ON]]).eval()
             case Way.AVERAGED_MERGED:
-                return Averaged([trained[Training.OWN], _merged(student, trained)]).eval()
+                return Averaged([trained[HomeTraining.OWN], _merged(student, trained)]).eval()
         (only,) = trained.values()
         return only
 
-    def _once(self, training: Training) -> torch.nn.Module:
+    def _once(self, training: HomeTraining) -> torch.nn.Module:
         """Return the network of a training, which is trained or read once even if several ways of adapting use it."""
         if training not in self._made:
             self._made[training] = self._trained(training)
         return self._made[training]
 
-    def _trained(self, training: Training) -> torch.nn.Module:
+    def _trained(self, training: HomeTraining) -> torch.nn.Module:
         terms = self._terms
         model = network_for(terms.recipe, terms.data, seed=SEED)
         name = self._name(training)
@@ -106,12 +106,12 @@ class Networks:
             load_weights(path, model)
             self._on_step(terms.recipe.steps, math.nan)
             return model.to(best_device()).eval()
-        if training is not Training.OWN:
+        if training is not HomeTraining.OWN:
             model.load_state_dict(terms.student.state_dict())
         elif terms.start is not None:
             load_weights(terms.start, model)
-        pull = Pull(terms.student.state_dict(), terms.strength) if training is Training.NEAR else None
-        scans = rehearsed(self._scans, terms.public) if training is Training.REHEARSED else self._scans
+        pull = Pull(terms.student.state_dict(), terms.strength) if training is HomeTraining.NEAR else None
+        scans = rehearsed(self._scans, terms.public) if training is HomeTraining.REHEARSED else self._scans
         checkpoint = self._folder / f"{name}.checkpoint.pt"
         fit(
             model.to(best_device()),
@@ -128,7 +128,7 @@ class Networks:
         checkpoint.unlink(missing_ok=True)
         return model.eval()
 
-    def _name(self, training: Training) -> str:
+    def _name(self, training: HomeTraining) -> str:
         terms = self._terms
         facts = {
             "data": repr(terms.data),
@@ -136,13 +136,13 @@ class Networks:
             "scans": [list(scan.hashes) for scan in self._scans],
             "way": str(training),
         }
-        if training is Training.OWN:
+        if training is HomeTraining.OWN:
             facts |= {} if terms.start is None else {"start": sha256_file(terms.start)}
         else:
             facts["student"] = sha256_bytes(weights_to_bytes(terms.student))
-        if training is Training.REHEARSED:
+        if training is HomeTraining.REHEARSED:
             facts["public"] = [list(scan.hashes) for scan in terms.public]
-        if training is Training.NEAR:
+        if training is HomeTraining.NEAR:
             facts["strength"] = repr(terms.strength)
         return digest("adapted-training", facts)[:32]
 
@@ -200,5 +200,5 @@ def mean_weights(shares: Mapping[torch.nn.Module, int]) -> torch.nn.Module:
     return result.eval()
 
 
-def _merged(student: torch.nn.Module, trained: Mapping[Training, torch.nn.Module]) -> torch.nn.Module:
-    return mean_weights({student: 1, trained[Training.REHEARSED]: 1, trained[Training.TRAINED_ON]: 2})
+def _merged(student: torch.nn.Module, trained: Mapping[HomeTraining, torch.nn.Module]) -> torch.nn.Module:
+    return mean_weights({student: 1, trained[HomeTraining.REHEARSED]: 1, trained[HomeTraining.TRAINED_ON]: 2})

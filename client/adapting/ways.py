@@ -48,7 +48,7 @@ WORDS: dict[str, str] = {
 }
 
 
-class Training(StrEnum):
+class HomeTraining(StrEnum):
     """A training from which ways make their networks.
 
     ``rehearsed`` trains the student on the hospital's cases and on public volumes with the student's own labels.
@@ -60,15 +60,15 @@ class Training(StrEnum):
     REHEARSED = "rehearsed"
 
 
-TRAININGS: dict[Way, tuple[Training, ...]] = {
+TRAININGS: dict[Way, tuple[HomeTraining, ...]] = {
     Way.STUDENT: (),
-    Way.OWN: (Training.OWN,),
-    Way.TRAINED_ON: (Training.TRAINED_ON,),
-    Way.NEAR: (Training.NEAR,),
-    Way.HALF_WAY: (Training.TRAINED_ON,),
-    Way.MERGED: (Training.TRAINED_ON, Training.REHEARSED),
-    Way.AVERAGED: (Training.OWN, Training.TRAINED_ON),
-    Way.AVERAGED_MERGED: (Training.OWN, Training.TRAINED_ON, Training.REHEARSED),
+    Way.OWN: (HomeTraining.OWN,),
+    Way.TRAINED_ON: (HomeTraining.TRAINED_ON,),
+    Way.NEAR: (HomeTraining.NEAR,),
+    Way.HALF_WAY: (HomeTraining.TRAINED_ON,),
+    Way.MERGED: (HomeTraining.TRAINED_ON, HomeTraining.REHEARSED),
+    Way.AVERAGED: (HomeTraining.OWN, HomeTraining.TRAINED_ON),
+    Way.AVERAGED_MERGED: (HomeTraining.OWN, HomeTraining.TRAINED_ON, HomeTraining.REHEARSED),
 }
 """The trainings that each way needs."""
 
@@ -103,7 +103,7 @@ def ways_with(*, public: bool) -> tuple[Way, ...]:
     Returns:
         The ways, in the order of :class:`Way`.
     """
-    return tuple(way for way in Way if public or Training.REHEARSED not in TRAININGS[way])
+    return tuple(way for way in Way if public or HomeTraining.REHEARSED not in TRAININGS[way])
 
 
 def usual(patients: int, *, public: bool) -> Way:
@@ -116,14 +116,12 @@ def usual(patients: int, *, public: bool) -> Way:
     Returns:
         The way.
 
-    >>> print(usual(6, public=True), usual(7, public=True))
-    merged averaged-merged
-    >>> print(usual(6, public=False), usual(7, public=False))
-    half-way averaged
+    >>> print(usual(6, public=True), usual(7, public=True), usual(7, public=False))
+    half-way averaged-merged averaged
     """
-    if public:
-        return Way.MERGED if patients < MANY_PATIENTS else Way.AVERAGED_MERGED
-    return Way.HALF_WAY if patients < MANY_PATIENTS else Way.AVERAGED
+    if patients < MANY_PATIENTS:
+        return Way.HALF_WAY
+    return Way.AVERAGED_MERGED if public else Way.AVERAGED
 
 
 def folds_for(patients: int) -> int:

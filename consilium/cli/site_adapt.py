@@ -31,8 +31,8 @@ def adapt(
             "(the student, trained on them), near (the same, kept near the student's weights), half-way (mean of the "
             "student's weights and those of trained-on), merged (mean of the weights of half-way, trained-on, and of a "
             "training that sees public volumes too), averaged (mean prediction of own and trained-on) or "
-            "averaged-merged (of own and merged). The default is merged with fewer than 7 patients and "
-            "averaged-merged with 7 or more; without public volumes, half-way and averaged. Another way is taken if "
+            "averaged-merged (of own and merged). The default is half-way with fewer than 7 patients and "
+            "averaged-merged with 7 or more, or averaged without public volumes. Another way is taken if "
             "cross-validation proves it better."
         ),
     ] = None,

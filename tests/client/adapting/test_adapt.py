@@ -115,7 +115,7 @@ def test_without_public_volumes_few_patients_go_half_way_and_more_average() -> N
     assert {count: usual(count, public=False) for count in (1, 6, 7, 40)} == {
         1: Way.HALF_WAY, 6: Way.HALF_WAY, 7: Way.AVERAGED, 40: Way.AVERAGED
     }  # fmt: skip
-    assert {count: usual(count, public=True) for count in (6, 7)} == {6: Way.MERGED, 7: Way.AVERAGED_MERGED}
+    assert {count: usual(count, public=True) for count in (6, 7)} == {6: Way.HALF_WAY, 7: Way.AVERAGED_MERGED}
 
 
 def test_the_choice_is_scored_without_the_patients_that_made_it() -> None:
@@ -454,11 +454,13 @@ def test_a_way_that_needs_public_volumes_is_refused_without_them(few: Path) -> N
             adapted(few, way=way)
 
 
-def test_with_public_volumes_the_merged_network_is_the_default(few: Path) -> None:
+def test_many_patients_average_with_the_merged_network_where_there_are_public_volumes(
+    few: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client.adapting.ways.MANY_PATIENTS", 2)
     ask(few, volumes=3)
     found = adapted(few)
-    assert (found.way, found.public) == (Way.MERGED, 3)
-    assert "3 public volumes" in found.why
+    assert (found.way, found.public) == (Way.AVERAGED_MERGED, 3)
 
 
 def test_a_pull_holds_the_weights_near_and_a_strong_one_at_the_student() -> None:
