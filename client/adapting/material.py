@@ -104,7 +104,7 @@ def own_patients(config: SiteConfig, study: Study, *, data: Path | None = None) 
     dataset = open_for_training(data or config.path(config.data), study.data.student, config.dataset)
     check_labels(dataset, study.data.student)
     scans = scans_by_patient(dataset)
-    left = deal_for_training(config, scans.keys())
+    left = deal_for_training(config, scans.keys(), identity=None if data else dataset.patient_identity)
     return Own(dataset, {name: ids for name, ids in scans.items() if name not in left})
 
 

@@ -324,6 +324,16 @@ class KeepsTeachers(SiteFile):
             if not known or known[-1][1].identity is not identity:
                 self._append(IdentityRecord(identity))
 
+    def identity(self) -> PatientIdentity | None:
+        """Return what counts as one patient now.
+
+        Returns:
+            The newest definition on record; None before the first training.
+        """
+        self._catch_up()
+        known = self._books.teachers.identities
+        return known[-1][1].identity if known else None
+
     def has_training(self, training_id: str) -> bool:
         """Tell whether a training is charged.
 

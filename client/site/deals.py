@@ -22,12 +22,15 @@ from client.records.served import found_in, retired_voters
 from client.records.voter_files import voter_directory
 from client.site.books import deals, open_books, read_books, site_directories, slots_file
 from common.config import Study, load_study
+from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.ledger.site_deals import seats_digest
 from common.privacy.mechanism import Unit
 
 
-def deal_for_training(config: SiteConfig, patients: Collection[str]) -> frozenset[str]:
+def deal_for_training(
+    config: SiteConfig, patients: Collection[str], *, identity: PatientIdentity | None = None
+) -> frozenset[str]:
     """Update the study's slots file from the pool's ledger, and return the given patients who were withdrawn.
 
     It is called before new patients are assigned to voters; the caller holds the lock of the teachers. If the pool has
@@ -36,22 +39,40 @@ def deal_for_training(config: SiteConfig, patients: Collection[str]) -> frozense
     Args:
         config: The site's policy.
         patients: Names of the patients in the dataset.
+        identity: How the dataset tells which cases are of one patient; None if that is not to be checked.
 
     Returns:
         Names of those who were withdrawn.
 
     Raises:
-        InvalidInput: If a slots file that identifies a withdrawn patient is missing, or the ledger cannot be opened.
+        InvalidInput: If a slots file that identifies a withdrawn patient is missing, if the dataset names patients in
+            another way than when one was withdrawn, or if the ledger cannot be opened.
     """
     if not config.ledger_file.exists():
         return withdrawn(config.books_dir, None, patients)
     with open_books(config) as ledger:
         reenter_withdrawals(config.books_dir, ledger)
+        _check_identity(ledger, identity)
         left = withdrawn(config.books_dir, ledger, patients)
         path = slots_file(config)
         if path.exists():
             bring_up_to_date(path, ledger, names=patients)
     return left
+
+
+def _check_identity(ledger: SiteLedger, identity: PatientIdentity | None) -> None:
+    """Refuse a dataset that lost its table or folders of patients, if a patient was withdrawn.
+
+    The withdrawn patient's scans would have the names of files, by which nobody recognises the patient.
+    """
+    known = ledger.identity()
+    if identity is PatientIdentity.FILE and known not in (None, identity) and ledger.withdrawn_patients():
+        raise InvalidInput(
+            "withdrawn patients cannot be recognised in this dataset",
+            value=identity.sentence,
+            limit=f"as when a patient was withdrawn: {known.sentence}",
+            remedy="put the table of patients, or the folders, back into the dataset",
+        )
 
 
 def read_withdrawn(

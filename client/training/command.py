@@ -312,7 +312,11 @@ def site_tasks(
     Raises:
         InvalidInput: If :func:`~client.training.site.plan_site` refuses the plan, or the public start is wrong.
     """
-    left = () if config is None else deal_for_training(config, scans_by_patient(dataset).keys())
+    left = (
+        ()
+        if config is None
+        else deal_for_training(config, scans_by_patient(dataset).keys(), identity=dataset.patient_identity)
+    )
     tasks = plan_site(
         dataset,
         teachers=directory / "teachers",

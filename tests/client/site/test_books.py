@@ -554,6 +554,20 @@ def test_joinrequest_says_what_was_spent_so_far(first: Workspace, second: Worksp
     assert request.books.mu_squared == 2 * mechanism.mu_squared(first.study().privacy.protection)
 
 
+@pytest.mark.parametrize("known", [PatientIdentity.TABLE, PatientIdentity.SUBJECT])
+def test_a_withdrawn_patient_does_not_come_back_under_the_names_of_files(north: Path, known: PatientIdentity) -> None:
+    """A dataset that was restored without its table of patients names every scan as a patient of its own."""
+    config, files = load_site(north), [f"scan{number}" for number in range(9)]
+    load_or_deal(slots_file(config), PATIENTS, voters=1)
+    with open_books(config) as ledger:
+        ledger.state_identity(known)
+    assert deal_for_training(config, files, identity=PatientIdentity.FILE) == frozenset(), "nobody left"
+    control.withdraw_patient(north, "p3")
+    with pytest.raises(InvalidInput, match="recognised"):
+        deal_for_training(config, files, identity=PatientIdentity.FILE)
+    assert deal_for_training(config, PATIENTS, identity=known) == {"p3"}
+
+
 def test_a_patient_withdrawn_before_a_study_was_joined_is_dealt_in_none_of_its_voters(
     north: Path, tmp_path: Path
 ) -> None:
