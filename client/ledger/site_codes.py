@@ -155,12 +155,7 @@ class KeepsCodes(SiteFile):
         """
         of = draw.batch, draw.number
         with self._writing():
-            if self._books.sealed.is_disclosed(*of):
-                raise Refused(
-                    "old-draw",
-                    "the mask key of this draw was disclosed to an auditor, so this site does not use it again; to "
-                    "fix: the server begins a new draw with `consilium study resume`",
-                )
+            self._refuse_disclosed(*of)
             if of not in self._books.sealed.nonces:
                 if len(self._books.sealed.nonces) >= KEYS_A_CHARGE * self._books.spent().releases:
                     raise Refused(
@@ -204,6 +199,14 @@ class KeepsCodes(SiteFile):
                     self._mask(query, roster, make)
         return {query.id: self._words(query.id, roster) for query in queries}
 
+    def _refuse_disclosed(self, batch: str, draw: int) -> None:
+        if self._books.sealed.is_disclosed(batch, draw):
+            raise Refused(
+                "old-draw",
+                "the mask key of this draw was disclosed to an auditor, so this site does not use it again; to fix: "
+                "the server begins a new draw with `consilium study resume`",
+            )
+
     def _mask(
         self,
         query: QuerySpec,
@@ -211,12 +214,7 @@ class KeepsCodes(SiteFile):
         make: Callable[[NDArray[np.int64], QuerySpec, Fraction], NDArray[np.uint64]],
     ) -> None:
         code, share = self.code(query.id), share_std(query.mechanism, sites=len(roster.members))
-        if self._books.sealed.is_disclosed(roster.batch, roster.draw):
-            raise Refused(
-                "old-draw",
-                "the mask key of this draw was disclosed to an auditor, so this site does not use it again; to fix: "
-                "the server begins a new draw with `consilium study resume`",
-            )
+        self._refuse_disclosed(roster.batch, roster.draw)
         if code is None:
             raise Refused(
                 "no-code",

@@ -612,8 +612,6 @@ def check_noise_std(noise_std: float) -> float:
     Raises:
         InvalidInput: If it is no number, not finite or negative.
     """
-    if isinstance(noise_std, bool) or not isinstance(noise_std, int | float) or not math.isfinite(noise_std):
-        raise InvalidInput("noise on the mean code", value=noise_std, limit="a finite number ≥ 0")
-    if noise_std < 0:
+    if isinstance(noise_std, bool) or not isinstance(noise_std, int | float) or not 0 <= noise_std < math.inf:
         raise InvalidInput("noise on the mean code", value=noise_std, limit="a finite number ≥ 0")
     return float(noise_std)

@@ -24,7 +24,7 @@ from common.codecs.codec import Codec, check_probabilities
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
 from common.protocols.frame import Frame
-from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
+from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol, check_dimension
 
 LEAST_VOXELS = 20
 """Least number of voxels of a structure, in all volumes together, from which its statistics are computed."""
@@ -110,10 +110,7 @@ class AppearanceSite(SiteProtocol):
             raise InvalidInput(
                 "frame of an appearance query", limit="a frame for the query's codec, with one row of statistics"
             )
-        if frame.dimension != query.mechanism.dimension:
-            raise InvalidInput(
-                "code dimension", value=query.mechanism.dimension, limit=f"{frame.dimension}, the frame's dimension"
-            )
+        check_dimension(query, frame.dimension, whose="frame")
         return AppearanceEncoder(frame, window_of(codec), labels=codec.labels, channels=channels)
 
 

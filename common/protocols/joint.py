@@ -15,7 +15,7 @@ from common.codecs.codec import Codec
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
 from common.protocols.frame import Frame
-from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
+from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol, check_dimension
 
 
 class JointSite(SiteProtocol):
@@ -51,10 +51,7 @@ class JointSite(SiteProtocol):
             raise InvalidInput(
                 "frame of a joint query", limit="a frame made for the query's codec and number of volumes"
             )
-        if frame.dimension != query.mechanism.dimension:
-            raise InvalidInput(
-                "code dimension", value=query.mechanism.dimension, limit=f"{frame.dimension}, the frame's dimension"
-            )
+        check_dimension(query, frame.dimension, whose="frame")
         return FrameEncoder(codec, frame)
 
 

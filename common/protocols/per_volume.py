@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Float
 
 from common.codecs.codec import Codec
-from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
-from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
+from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol, check_dimension
 
 
 class PerVolumeSite(SiteProtocol):
@@ -44,10 +43,7 @@ class PerVolumeSite(SiteProtocol):
         Raises:
             InvalidInput: If the query has another dimension than the codec.
         """
-        if codec.dimension != query.mechanism.dimension:
-            raise InvalidInput(
-                "code dimension", value=query.mechanism.dimension, limit=f"{codec.dimension}, the codec's dimension"
-            )
+        check_dimension(query, codec.dimension, whose="codec")
         return PlainEncoder(codec)
 
 

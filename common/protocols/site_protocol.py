@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 from common.codecs.codec import Codec
 from common.config import Study
+from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
 from common.registry import registered
 
@@ -87,6 +88,22 @@ class SiteProtocol(Protocol):
             InvalidInput: If the codec or an object does not fit the query's volumes or dimension.
         """
         ...
+
+
+def check_dimension(query: QuerySpec, dimension: int, *, whose: str) -> None:
+    """Refuse a query whose code has another length.
+
+    Args:
+        query: The query.
+        dimension: The length that it must have.
+        whose: What has this length, in the error: the codec or the frame.
+
+    Raises:
+        InvalidInput: If its length differs.
+    """
+    if query.mechanism.dimension != dimension:
+        limit = f"{dimension}, the {whose}'s dimension"
+        raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=limit)
 
 
 def site_protocol(study: Study) -> SiteProtocol:

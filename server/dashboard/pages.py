@@ -330,11 +330,7 @@ def decide(service: Here, session: Decider, form: Form, volume: str) -> Response
         InvalidInput: If the verdict is unknown.
         HTTPException: 404 if the volume has no label, 400 if the note is too long.
     """
-    try:
-        verdict = Verdict(form.get("verdict", "").removesuffix("-next"))
-    except ValueError as error:
-        raise InvalidInput("verdict", limit="accept or reject") from error
-    take_decisions(service, [volume], user=session.user, verdict=verdict, note=form.get("note", "").strip())
+    _decide(service, session.user, form, [volume], verdict=form.get("verdict", "").removesuffix("-next"))
     then = form.get("then", "")
     if form["verdict"].endswith("-next") and VOLUME.fullmatch(then):
         return RedirectResponse(f"/labels/{then}", 303)
@@ -345,12 +341,15 @@ def decide(service: Here, session: Decider, form: Form, volume: str) -> Response
 def decide_many(service: Here, session: Decider, form: Form) -> Response:
     """Store the same decision about every label that is selected on the Labels page."""
     volumes = [name for name in form if VOLUME.fullmatch(name)]
-    try:
-        verdict = Verdict(form.get("verdict", ""))
-    except ValueError as error:
-        raise InvalidInput("verdict", limit="accept or reject") from error
-    take_decisions(service, volumes, user=session.user, verdict=verdict, note=form.get("note", "").strip())
+    _decide(service, session.user, form, volumes, verdict=form.get("verdict", ""))
     return RedirectResponse("/labels", 303)
+
+
+def _decide(service: DashboardService, user: str, form: Form, volumes: list[str], *, verdict: str) -> None:
+    if verdict not in tuple(Verdict):
+        raise InvalidInput("verdict", limit="accept or reject")
+    note = form.get("note", "").strip()
+    take_decisions(service, volumes, user=user, verdict=Verdict(verdict), note=note)
 
 
 @routes.get("/studies")

@@ -20,7 +20,7 @@ from common.privacy.mechanism import GRID_BITS, QuerySpec
 from common.protocols.frame import Frame, Observation
 from common.study_mechanism import study_mechanism
 from server.protocols.plausible import Silence
-from server.protocols.query_protocol import Agenda, Answer, AnswerOf, QueryProtocol, query_about
+from server.protocols.query_protocol import Agenda, Answer, AnswerOf, Lesson, QueryProtocol, query_about
 from server.public.kept import parse_record
 from server.public.material import CodecRecord, Public
 
@@ -233,6 +233,31 @@ def rounds_of(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
         The answers of the rounds, up to the first round without one.
     """
     return answered_rounds(public, {answer.query.id: answer for answer in answers}.get)
+
+
+def rounds_to_learn(lesson: Lesson) -> tuple[Answer, ...]:
+    """Return the answers of a lesson's rounds, of which the student learns.
+
+    Args:
+        lesson: Public data and released labels to learn from.
+
+    Returns:
+        The answers, at least one.
+
+    Raises:
+        InvalidInput: If there is no answer, or every label is rejected.
+    """
+    rounds = rounds_of(lesson.public, lesson.answers)
+    if not rounds:
+        raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
+    if not any(volume in lesson.labels for volume in rounds[-1].query.volumes):
+        raise InvalidInput(
+            "labels that are not rejected",
+            value=0,
+            limit="at least one",
+            remedy="accept a label again on the dashboard's page Labels",
+        )
+    return rounds
 
 
 def _next(public: Public, answer: Answer) -> Frame:

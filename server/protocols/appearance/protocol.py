@@ -27,7 +27,7 @@ from server.protocols.controls import CONTROLS, dealt, predicted
 from server.protocols.plausible import Plausible
 from server.protocols.posterior import DRAW_SEED, Doubt, doubt_of
 from server.protocols.query_protocol import Answer, FitFiles, Label, Lesson, NetworkTraining, Said
-from server.protocols.rounds import InRounds, codec_of, keep_frame, rounds_of, surprise
+from server.protocols.rounds import InRounds, codec_of, keep_frame, rounds_of, rounds_to_learn, surprise
 from server.protocols.stored_labels import as_stored
 from server.public.material import START_FILE, OnStage, Public
 
@@ -187,17 +187,7 @@ def _start_model(public: Public) -> torch.nn.Module | None:
 
 def _looks(lesson: Lesson) -> tuple[Look, Look]:
     """Return how structures look: as assumed before any answer, and after all answers."""
-    rounds = rounds_of(lesson.public, lesson.answers)
-    if not rounds:
-        raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
-    if not lesson.labels:
-        raise InvalidInput(
-            "labels that are not rejected",
-            value=0,
-            limit="at least one",
-            remedy="accept a label again on the dashboard's page Labels",
-        )
-    return looks(lesson.public, rounds)
+    return looks(lesson.public, rounds_to_learn(lesson))
 
 
 def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], Mapping[str, Map]]) -> NetworkTraining:

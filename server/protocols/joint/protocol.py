@@ -24,7 +24,7 @@ from server.protocols.joint.belief import control as control_of
 from server.protocols.plausible import Plausible
 from server.protocols.posterior import Doubt, doubt_of
 from server.protocols.query_protocol import Answer, FitFiles, Label, Lesson, NetworkTraining, Said
-from server.protocols.rounds import InRounds, codec_of, rounds_of
+from server.protocols.rounds import InRounds, codec_of, rounds_of, rounds_to_learn
 from server.public.material import PAIRS_FILE, START_FILE, OnStage, Public
 from server.public.paired import Paired
 
@@ -91,18 +91,9 @@ class SaidTogether(Said):
 
 def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
     public, study, paired = lesson.public, lesson.public.study, lesson.public.pairs()
-    rounds = rounds_of(public, lesson.answers)
-    if not rounds:
-        raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
+    rounds = rounds_to_learn(lesson)
     volumes = rounds[-1].query.volumes
     kept = [row for row, volume in enumerate(volumes) if volume in lesson.labels]
-    if not kept:
-        raise InvalidInput(
-            "labels that are not rejected",
-            value=0,
-            limit="at least one",
-            remedy="accept a label again on the dashboard's page Labels",
-        )
     start = public.kept.read(START_FILE)
     if start is None:
         raise InvalidInput(

@@ -124,7 +124,7 @@ def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs
     study = replace(study_with(2), data=data, student=RECIPE)
     begun = np.zeros((3, codec.dimension))
     round_ = SimpleNamespace(query=SimpleNamespace(id="q", volumes=("0", "1", "2")), noisy_sum=np.zeros(4))
-    monkeypatch.setattr(protocol, "rounds_of", lambda *_: (round_,))
+    monkeypatch.setattr(protocol, "rounds_to_learn", lambda *_: (round_,))
     monkeypatch.setattr(protocol, "believed", lambda *_: (begun, begun + 0.1))
     monkeypatch.setattr(protocol, "codec_of", lambda _public: codec)
 
@@ -257,7 +257,7 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
     public = Public(study, CodecRecord("a" * 64, 4), tuple(images), *stores, paired, images)
     save_weights(tmp_path / START_FILE, build_unet(study.student.channels, in_channels=1, out_channels=2))
     round_ = SimpleNamespace(query=SimpleNamespace(id="q", volumes=("v1", "v2")), noisy_sum=np.zeros(4, dtype=np.int64))
-    monkeypatch.setattr(protocol, "rounds_of", lambda *_: (round_,))
+    monkeypatch.setattr(protocol, "rounds_to_learn", lambda *_: (round_,))
     monkeypatch.setattr(protocol, "believed", lambda *_: (np.zeros((2, 4)), np.ones((2, 4))))
     monkeypatch.setattr(protocol, "codec_of", lambda _public: None)
     trained: list[tuple[str, object]] = []
