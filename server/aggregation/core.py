@@ -93,19 +93,15 @@ class RelayTransport:
                 raise InvalidInput(
                     "kind of the ServerApp's answer to PUSH", value=answer.kind, limit="DONE", remedy=SAME_VERSION
                 )
-        waiting = set(bodies)
-        while waiting and time.monotonic() < until:
-            with contextlib.closing(self._replies(frozenset(waiting))) as replies:
+        waiting, last = set(bodies), False
+        while waiting and not last:
+            last = time.monotonic() >= until
+            with contextlib.closing(self._replies(frozenset(waiting), last=last)) as replies:
                 for reply in replies:
                     waiting.discard(reply.node_id)
                     yield reply
-            if waiting:
+            if waiting and not last:
                 time.sleep(POLL_S)
-        if waiting:
-            with contextlib.closing(self._replies(frozenset(waiting), last=True)) as replies:
-                for reply in replies:
-                    waiting.discard(reply.node_id)
-                    yield reply
         for node_id in waiting:
             yield Reply(node_id=node_id, body=None, problem="deadline")
 
@@ -117,7 +113,7 @@ class RelayTransport:
             raise EOFError("the relay has failed")
         return frame
 
-    def _replies(self, nodes: frozenset[int], *, last: bool = False) -> Generator[Reply, None, None]:
+    def _replies(self, nodes: frozenset[int], *, last: bool) -> Generator[Reply, None, None]:
         """Yield the replies that have arrived, at most one for each of ``nodes``.
 
         With ``last``, a reply that has arrived only in part is reported as ``malformed``.
