@@ -337,7 +337,8 @@ def check_schema(what: str, found: object, *, known: int) -> None:
     elif type(found) is int:
         who, remedy = "an older Consilium", "upgrade Consilium where it was written"
     limit = f"{known}, which Consilium {__version__} reads, the version that runs here"
-    raise InvalidInput(f"{what} schema of {who}", value=found, limit=limit, remedy=remedy)
+    whose = f"{what} schema" if found is None else f"{what} schema of {who}"
+    raise InvalidInput(whose, value=found, limit=limit, remedy=remedy)
 
 
 def checked_fields(data: object, kinds: dict[str, type]) -> dict[str, Any]:

@@ -50,6 +50,8 @@ from common.ledger.reservations import Reservation
 from common.ledger.rollback_guard import kept_standing
 from common.ledger.rows import format_time
 from common.ledger.spending import BudgetTerms
+from common.privacy.accounting import max_mu_squared
+from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import QuerySpec
 from common.site_facts import SiteFacts, site_facts
 
@@ -520,7 +522,8 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         if self._books.caps == record:
             return
         self._books.check_caps(record)
-        self._books.check_not_older(record)
+        if self._books.caps is not None and record in self._books.earlier_caps:
+            _check_not_looser(record, self._books.caps)
         with self._writing():
             self._append(record)
 
@@ -530,3 +533,27 @@ def _own_key(path: Path) -> Ed25519PrivateKey:
     if key_path.exists() or path.exists():
         return load_signing_key(key_path)
     return create_signing_key(key_path)
+
+
+def _check_not_looser(older: CapsRecord, newest: CapsRecord) -> None:
+    """Refuse caps that were in force before the newest ones and allow more.
+
+    A ``site.toml`` from a backup states such caps, and nobody has decided to raise them.
+    """
+    (was, was_delta, was_per_day), (limit, delta, per_day) = (
+        (max_mu_squared(pool.accountant, pool.budget), pool.budget.delta, caps.queries_per_day)
+        for caps in (older, newest)
+        for pool in (caps.declaration,)
+    )
+    if was > limit or was_delta > delta or was_per_day > per_day:
+        value, known = (
+            f"ε = {epsilon_text(pool.budget.epsilon)}, δ = {delta_text(pool.budget.delta)}, {queries} queries a day"
+            for pool, queries in ((caps.declaration, caps.queries_per_day) for caps in (older, newest))
+        )
+        raise InvalidInput(
+            "caps in site.toml, which this site replaced by tighter ones",
+            value=value,
+            limit=f"{known}, the newest on record",
+            remedy="put the newest site.toml back; to raise the caps on purpose, state values that were never in "
+            "force here, such as one query a day more",
+        )

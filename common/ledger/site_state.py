@@ -341,36 +341,6 @@ class SiteBooks(RowState):
                     remedy="a pool keeps its ledger for life; another pool needs another ledger",
                 )
 
-    def check_not_older(self, new: CapsRecord) -> None:
-        """Refuse caps that the site replaced before, if they allow more than the present caps.
-
-        A ``site.toml`` from a backup states such caps, and nobody has decided to raise them.
-
-        Args:
-            new: The new caps.
-
-        Raises:
-            InvalidInput: If the caps were in force before and allow more.
-        """
-        if self.caps is None or new not in self.earlier_caps:
-            return
-        now, then = ((one.declaration, one.queries_per_day) for one in (self.caps, new))
-        (limit, delta, per_day), (was, was_delta, was_per_day) = (
-            (max_mu_squared(pool.accountant, pool.budget), pool.budget.delta, queries) for pool, queries in (now, then)
-        )
-        if was > limit or was_delta > delta or was_per_day > per_day:
-            value, newest = (
-                f"ε = {pool.budget.epsilon:g}, δ = {pool.budget.delta:g}, {queries} queries a day"
-                for pool, queries in (then, now)
-            )
-            raise InvalidInput(
-                "caps in site.toml, which this site replaced by tighter ones",
-                value=value,
-                limit=f"{newest}, the newest on record",
-                remedy="put the newest site.toml back; to raise the caps on purpose, state values that were never in "
-                "force here, such as one query a day more",
-            )
-
     def check_peer(self, record: PeerRecord) -> None:
         """Refuse the record of a peer (another site and its key) that breaks a rule of this ledger.
 
