@@ -24,8 +24,9 @@ def check_number(what: str, value: float, *, zero: bool = False) -> float:
     """
     number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     if not number or value < 0 or (value == 0 and not zero):
-        limit = "a finite number, 0 or above" if zero else "a finite number above 0"
-        raise InvalidInput(what, value=value, limit=limit)
+        raise InvalidInput(
+            what, value=value, limit="a finite number, 0 or above" if zero else "a finite number above 0"
+        )
     return value
 
 

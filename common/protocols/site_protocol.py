@@ -102,8 +102,9 @@ def check_dimension(query: QuerySpec, dimension: int, *, whose: str) -> None:
         InvalidInput: If its length differs.
     """
     if query.mechanism.dimension != dimension:
-        limit = f"{dimension}, the {whose}'s dimension"
-        raise InvalidInput("code dimension", value=query.mechanism.dimension, limit=limit)
+        raise InvalidInput(
+            "code dimension", value=query.mechanism.dimension, limit=f"{dimension}, the {whose}'s dimension"
+        )
 
 
 def site_protocol(study: Study) -> SiteProtocol:
