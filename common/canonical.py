@@ -331,11 +331,12 @@ def check_schema(what: str, found: object, *, known: int) -> None:
     """
     if type(found) is int and found == known:
         return
-    who, remedy = "another program", "give a file that Consilium wrote; this one is damaged or from another program"
-    if type(found) is int and found > known:
+    if type(found) is not int:
+        remedy = "give a file that Consilium wrote; this one is damaged or from another program"
+        raise InvalidInput(f"{what} schema", value=found, limit=str(known), remedy=remedy)
+    who, remedy = "an older Consilium", "upgrade Consilium where it was written"
+    if found > known:
         who, remedy = "a newer Consilium", "upgrade Consilium here to the version that wrote it"
-    elif type(found) is int:
-        who, remedy = "an older Consilium", "upgrade Consilium where it was written"
     limit = f"{known}, which Consilium {__version__} reads, the version that runs here"
     whose = f"{what} schema" if found is None else f"{what} schema of {who}"
     raise InvalidInput(whose, value=found, limit=limit, remedy=remedy)
