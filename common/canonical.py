@@ -338,8 +338,7 @@ def check_schema(what: str, found: object, *, known: int) -> None:
     if found > known:
         who, remedy = "a newer Consilium", "upgrade Consilium here to the version that wrote it"
     limit = f"{known}, which Consilium {__version__} reads, the version that runs here"
-    whose = f"{what} schema" if found is None else f"{what} schema of {who}"
-    raise InvalidInput(whose, value=found, limit=limit, remedy=remedy)
+    raise InvalidInput(f"{what} schema of {who}", value=found, limit=limit, remedy=remedy)
 
 
 def checked_fields(data: object, kinds: dict[str, type]) -> dict[str, Any]:
