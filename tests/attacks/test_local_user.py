@@ -277,7 +277,10 @@ def test_an_app_submitted_with_the_operators_secret_reads_neither_key_nor_ledger
     try:
         until(lambda: healthy(server), f"SuperLink answers: {(tmp_path / 'log').read_text()}")
         app = Attacker.make(server, tmp_path / "attacker").home / "app"
-        submit(server, app, {"study": "/mnt/study", "out": "/mnt/study/flower/stolen"})
+        settings = app / "pyproject.toml"  # the app carries its own settings
+        told_where = settings.read_text().replace('study = ""', 'study = "/mnt/study"')
+        settings.write_text(told_where.replace('out = ""', 'out = "/mnt/study/flower/stolen"'))
+        submit(server, app)
         until(stolen.exists, "the app ran")
         assert stolen.read_text().split() == ["flower/operator.secret"]
         assert stolen.stat().st_uid == NOBODY

@@ -211,7 +211,7 @@ def test_an_interrupted_withdrawal_is_finished_by_running_it_again(fed, hospital
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(control, "write_atomically", killed)
+        patch.setattr(control, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
             control.withdraw_patient(hospital, "p2")
     done = control.withdraw_patient(hospital, "p2")

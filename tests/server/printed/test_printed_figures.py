@@ -425,7 +425,6 @@ SOURCES = {
     "a plan": (
         *(
             "common/stated_budget.py",
-            "consilium/cli/privacy.py",
             "server/dashboard/planning.py",
             "server/planning/planner.py",
         ),
