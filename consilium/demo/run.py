@@ -84,8 +84,8 @@ KNOWN = (
 """A sentence for the report on the knowledge that only the phantoms' hospitals have."""
 PHANTOM_DATA = replace(study_data(), spacing_mm=(1.9, 1.9, 1.9), grid=(24, 24, 24))
 PHANTOM_RECIPE = (
-    TrainingConfig(steps=60, batch_size=1),
-    TrainingConfig(steps=280, batch_size=1, learning_rate=5e-3),
+    TrainingConfig(steps=40, batch_size=1),
+    TrainingConfig(steps=220, batch_size=1, learning_rate=5e-3),
 )
 """Recipes of teacher and student for phantoms. Teachers begin from a public start and need few steps."""
 MOST_VOXELS = 1 << 16
