@@ -45,6 +45,7 @@ from client.adapting.ways import (
     fold_of,
     folds_for,
     mean,
+    needs_public,
     usual,
     ways_with,
 )
@@ -189,13 +190,16 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
                 bundle.network,
                 start=study_start(options.site_dir, study) if study.data.finer == 1 else None,
                 strength=options.strength,
-                public=public_material(config, study, bundle, cache=cache),
+                public=public_material(config, study, bundle, cache=cache)
+                if needs_public(options.way, patients=len(material.patients))
+                else (),
             )
             if options.way not in (None, *ways_with(public=bool(terms.public))):
                 raise InvalidInput(
-                    "this way needs the study's public volumes, and none is in the site's cache",
+                    "--way that needs the study's public volumes, of which the site's cache has none",
                     value=str(options.way),
                     limit=", ".join(ways_with(public=False)),
+                    remedy="choose one of these, or run the command at a site that answered the study",
                 )
             seen = patients_seen(config.books_dir, [patient.name for patient in material.patients])
             return _adapt(

@@ -71,7 +71,7 @@ class Adapted:
         forced: True if a person named the way.
         patients: Number of patients.
         cases: Number of cases.
-        public: Number of public volumes that were at hand.
+        public: Number of public volumes that were read; 0 if no training needed them.
         folds: Folds of the cross-validation; 0 with too few patients.
         figures: Scores of every way, and of the site's own teachers; empty without cross-validation.
         by_choice: Dice of the selection procedure: each patient is scored by the way chosen on the other folds. The
@@ -121,8 +121,9 @@ class Adapted:
         if self.way is not default:
             return f"cross-validation over {self.patients} patients proves it better than the default, {default}"
         unproven = "; cross-validation proves no other way better" if self.folds else ""
-        few = f"fewer than {MANY_PATIENTS}" if self.patients < MANY_PATIENTS else f"{MANY_PATIENTS} or more"
-        return f"the default for {few} patients and {self.public or 'no'} public volumes{unproven}"
+        if self.patients < MANY_PATIENTS:
+            return f"the default for fewer than {MANY_PATIENTS} patients{unproven}"
+        return f"the default for {MANY_PATIENTS} or more patients and {self.public or 'no'} public volumes{unproven}"
 
     @property
     def length(self) -> str:

@@ -143,9 +143,9 @@ def material_of(own: Own, study: Study, *, folder: Path, cache: VolumeCache) -> 
 def public_material(
     config: SiteConfig, study: Study, student: Bundle, *, cache: VolumeCache
 ) -> tuple[LabelledScan, ...]:
-    """Read the public volumes about which the study asked this site, with the labels that the student predicts.
+    """Read the public volumes of the study's accepted queries from the site's cache, and predict a label map for each.
 
-    Nothing is fetched: a volume that is not in the site's cache is left out.
+    The student predicts. A volume that is not in the cache is left out, never downloaded.
 
     Args:
         config: The site's policy.

@@ -167,10 +167,10 @@ def as_increments(show: OnSteps) -> OnStep:
 
 
 def rehearsed(scans: Sequence[LabelledScan], public: Sequence[LabelledScan]) -> list[LabelledScan]:
-    """Mix a hospital's scans with public volumes, so that a training sees about as many of each.
+    """Mix a hospital's scans with public volumes in about equal numbers; repeat the scans if they are fewer.
 
-    Public volumes with the student's own labels keep what the student knows (learning without forgetting, Li and Hoiem
-    2016). The hospital's scans are repeated if they are fewer.
+    The public volumes have the labels that the student predicts. So a training does not forget what the student learned
+    (learning without forgetting, Li and Hoiem 2016).
 
     Args:
         scans: The hospital's scans, at least one.

@@ -41,7 +41,7 @@ WORDS: dict[str, str] = {
     Way.TRAINED_ON: "the student, trained further",
     Way.NEAR: "the student, trained further but kept near its weights",
     Way.HALF_WAY: "the mean of the student's weights before and after further training",
-    Way.MERGED: "the mean weights of the student before and after further training, without and with public volumes",
+    Way.MERGED: "a mean of the weights of the student and of two further trainings of it, one also on public volumes",
     Way.AVERAGED: "the mean prediction of the own network and the student trained further",
     Way.AVERAGED_MERGED: "the mean prediction of the own network and the merged one",
     TEACHERS: "this site's own teachers of the study, without the one that the patient trained",
@@ -104,6 +104,22 @@ def ways_with(*, public: bool) -> tuple[Way, ...]:
         The ways, in the order of :class:`Way`.
     """
     return tuple(way for way in Way if public or HomeTraining.REHEARSED not in TRAININGS[way])
+
+
+def needs_public(way: Way | None, *, patients: int) -> bool:
+    """Tell whether an adaptation may train on public volumes: for its way, or to compare all ways.
+
+    Args:
+        way: The way that a person named; None if it is to be chosen.
+        patients: Number of patients.
+
+    Returns:
+        True if it may.
+
+    >>> needs_public(Way.MERGED, patients=1), needs_public(None, patients=1), needs_public(None, patients=5)
+    (True, False, True)
+    """
+    return folds_for(patients) > 0 or HomeTraining.REHEARSED in TRAININGS[way or usual(patients, public=True)]
 
 
 def usual(patients: int, *, public: bool) -> Way:

@@ -551,9 +551,9 @@ def _check_not_looser(older: CapsRecord, newest: CapsRecord) -> None:
             for pool, queries in ((caps.declaration, caps.queries_per_day) for caps in (older, newest))
         )
         raise InvalidInput(
-            "caps in site.toml, which this site replaced by tighter ones",
+            "older caps in site.toml, which this site has replaced by tighter ones",
             value=value,
             limit=f"{known}, the newest on record",
-            remedy="put the newest site.toml back; to raise the caps on purpose, state values that were never in "
-            "force here, such as one query a day more",
+            remedy="put the newest site.toml back; to loosen the caps on purpose, change one value so that they differ "
+            "from all earlier caps, for example by one query a day",
         )

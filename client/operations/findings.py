@@ -72,6 +72,9 @@ def fine(check: str, text: str) -> Checkup:
     Args:
         check: Name of the check.
         text: What was found, without a patient's name.
+
+    Returns:
+        The finding.
     """
     return Checkup(check, State.OK, text)
 
@@ -84,6 +87,9 @@ def note(check: str, text: str, remedy: str = "", *, subject: str = "") -> Check
         text: What was found, without a patient's name.
         remedy: What to do, without a patient's name.
         subject: What it is about; may name a case.
+
+    Returns:
+        The finding.
     """
     return Checkup(check, State.NOTE, text, remedy, subject=subject)
 
@@ -96,6 +102,9 @@ def fail(check: str, text: str, remedy: str, *, subject: str = "") -> Checkup:
         text: What was found, without a patient's name.
         remedy: What to do, without a patient's name.
         subject: What it is about; may name a case.
+
+    Returns:
+        The finding.
     """
     return Checkup(check, State.FAIL, text, remedy, subject=subject)
 

@@ -345,10 +345,10 @@ def _check_spelling(listed: set[str], before: Slots) -> None:
     for name in listed:
         if not name.isascii() and (others := (spellings(name) - {name}) & taken):
             raise InvalidInput(
-                "case that is listed, or was assigned to a voter, in another Unicode spelling",
+                "name of a case that differs from another one only in its Unicode characters; both look the same",
                 value=ascii(name),
-                limit=f"one spelling of a case for life: {min(others)!a}",
-                remedy="rename the case in the dataset to the spelling that it had when it was first trained on",
+                limit=f"one spelling of a case for life, here {min(others)!a}",
+                remedy="give the case in the dataset the spelling that it had when it was first trained on",
             )
 
 

@@ -108,9 +108,9 @@ class Registry:
                 )
 
     def check_no_copy(self, ledger_id: str, *, pool: str, directory: Path) -> None:
-        """Refuse a ledger of which this machine has the original in another directory.
+        """Refuse a copy of a ledger whose original is in another directory of this machine.
 
-        Each of the two would count only what was accepted through it, and both would state too little.
+        Each of the two would count only the queries accepted through it, and both would state too small an ε.
 
         Args:
             ledger_id: Id of the ledger in ``directory``.

@@ -197,10 +197,10 @@ class TrainResult:
         if not any(voter.weights for voter in self.report.voters):
             held_out = sum(voter.held_out for voter in self.report.voters)
             raise InvalidInput(
-                "no teacher has a usable case to train on, so this site would contribute only zero codes",
+                "no teacher has a usable case to train on, so this site would answer every query with a code of zeros",
                 value=f"{self.cases.left_out} of {self.cases.listed} cases left out, "
                 f"{held_out} usable kept for scoring",
-                limit="at least one usable case that a teacher trains on",
+                limit="at least one usable case besides those kept for scoring",
                 remedy="mend the cases that are listed above with their reasons (again: `consilium site cases`), then "
                 "run the same command again",
             )

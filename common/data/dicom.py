@@ -23,7 +23,7 @@ from common.names import modality_in
 GAP_TOLERANCE = 0.01  # of the slice spacing
 _POSITION, _ORIENTATION, _FRAME, _MODALITY = "0020|0032", "0020|0037", "0020|0052", "0008|0060"
 _MODALITIES = ("CT", "PT", "US", "MR")
-"""DICOM's words for the modalities that a study's channel can name; others, such as OT, say nothing of the scan."""
+"""DICOM's codes of the modalities that a study's channel can name. Other codes, such as OT, name no modality."""
 
 
 def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:

@@ -139,6 +139,9 @@ class Finding:
             measured: The measured value.
             limit: The largest value without an alarm.
             what: What the measured value is.
+
+        Returns:
+            The finding.
         """
         return cls(test, measured, limit, measured > limit, f"{what}; at most")
 
@@ -151,6 +154,9 @@ class Finding:
             measured: The measured value.
             limit: The smallest value without an alarm.
             what: What the measured value is.
+
+        Returns:
+            The finding.
         """
         return cls(test, measured, limit, measured < limit, f"{what}; at least")
 

@@ -28,9 +28,10 @@ def adapt(
         str | None,
         typer.Option(
             help="How the network is made: student (unchanged), own (trained on this site's cases alone), trained-on "
-            "(the student, trained on them), near (the same, kept near the student's weights), half-way (mean of the "
-            "student's weights and those of trained-on), merged (mean of the weights of half-way, trained-on, and of a "
-            "training that sees public volumes too), averaged (mean prediction of own and trained-on) or "
+            "(the student, trained further on these cases), near (as trained-on, but kept near the student's weights), "
+            "half-way (mean of the weights of student and trained-on), merged (mean of the weights of student, ¼, "
+            "trained-on, ½, and the student trained further on these cases and public volumes together, ¼), averaged "
+            "(mean prediction of own and trained-on) or "
             "averaged-merged (of own and merged). The default is half-way with fewer than 7 patients and "
             "averaged-merged with 7 or more, or averaged without public volumes. Another way is taken if "
             "cross-validation proves it better."

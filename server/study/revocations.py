@@ -47,10 +47,11 @@ def check_revoked(workspace: Workspace, ledger: Ledger, study: Study) -> None:
     revoked = {revoked_in(row, study.id) for row in ledger.rows()}
     if back := sorted({site.name for site in workspace.admitted()} & revoked):
         raise InvalidInput(
-            "sites that were revoked are admitted again: the list of sites is an older copy",
+            "sites in the list of admitted sites that were revoked (an older copy of the list was perhaps restored)",
             value=", ".join(back),
-            limit="sites that were not revoked",
-            remedy="; ".join(f"`consilium provision revoke {workspace.root} {site}`" for site in back),
+            limit="no revoked site",
+            remedy="revoke again: "
+            + "; ".join(f"`consilium provision revoke {workspace.root} {site}`" for site in back),
         )
 
 

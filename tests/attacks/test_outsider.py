@@ -197,7 +197,7 @@ def test_a_right_fingerprint_admits_with_and_without_its_prefix(
 def test_nobody_bars_another_hospital_by_stating_its_ledger_key(
     workspace: Workspace, tmp_path: Path, proof: str
 ) -> None:
-    """A key is admitted once in a study's life, so whoever stated a peer's public key first would keep the peer out."""
+    """A study admits a key once. A site that states another site's key first would bar that site."""
     for name in ("evil", "honest"):
         (tmp_path / name).mkdir()
         join(workspace, tmp_path / name, name)

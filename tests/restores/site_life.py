@@ -235,7 +235,7 @@ def look(root: Path, world: World, moments: list[Moment[Facts]], case: Case, fol
 
 
 def _heeding(life: Life, newest: Path, act: Callable[[], bool]) -> bool:
-    """An act of a person who puts the newest site.toml back where a refusal says so, and tries again."""
+    """A person's act. If it is refused because site.toml is old, the person restores the newest one and acts again."""
     try:
         return act()
     except ConsiliumError as error:
