@@ -5,6 +5,7 @@ No page may log an error or ask for anything outside its own host: the ``open_pa
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -77,6 +78,26 @@ def test_a_stranger_is_led_to_the_sign_in_and_back(dashboard, open_page):
     page.wait_for_url("**/login")
     page.goto("/")
     assert "/login" in page.url
+
+
+def test_a_page_that_signs_out_asks_for_nothing_more(dashboard, open_page):
+    page = open_page(dashboard.url)  # fails on a 401 in the console
+    asked, signing_out = [], []
+    page.route("**/api/live/**", lambda route: asked.append(route))  # the stream's request stays on its way
+    page.route("**/logout", lambda route: signing_out.append(route))
+    sign_in(page)
+    while not asked:
+        page.wait_for_timeout(50)
+    page.get_by_role("button", name="Sign out").click(no_wait_after=True)
+    while not signing_out:
+        page.wait_for_timeout(50)
+    signed_out = signing_out[0].fetch(max_redirects=0)  # the session has ended, and the page is still there
+    with contextlib.suppress(Exception):  # the page gave this request up
+        asked[-1].continue_()
+    page.wait_for_timeout(1000)
+    signing_out[0].fulfill(response=signed_out)
+    page.wait_for_url("**/login*")
+    assert "ended" not in page.url
 
 
 def test_a_wrong_password_says_so_and_keeps_the_name(dashboard, open_page):

@@ -44,7 +44,12 @@ function put(blocks) {
   body.dispatchEvent(new CustomEvent("blocks", { detail: Object.keys(blocks) }));
 }
 
+// A page whose user signs out asks for nothing more: the answer would be that nobody is signed in.
+const leaving = new AbortController();
+document.querySelector('form[action="/logout"]')?.addEventListener("submit", () => leaving.abort());
+
 function signedOut() {
+  if (leaving.signal.aborted) return;
   location.assign(`/login?ended=1&next=${encodeURIComponent(location.pathname + location.search)}`);
 }
 
@@ -74,6 +79,7 @@ const STUCK = "the dashboard cannot read the study.";
 
 // A tab that nobody looks at holds no stream: a browser opens six connections to a host, and a seventh tab would wait.
 function follow() {
+  if (leaving.signal.aborted) return;
   if (document.hidden) {
     document.addEventListener("visibilitychange", follow, { once: true });
     return;
@@ -82,6 +88,7 @@ function follow() {
   const started = Date.now();
   const source = new EventSource(`/api/live/${pageName}`);
   const over = () => { source.close(); clearInterval(watch); document.removeEventListener("visibilitychange", rest); };
+  leaving.signal.addEventListener("abort", over);
   const rest = () => { if (document.hidden) { over(); follow(); } };
   document.addEventListener("visibilitychange", rest);
   source.addEventListener("blocks", (event) => {
@@ -105,7 +112,8 @@ async function poll() {
   for (;;) {
     try {
       const answer = await fetch(`/api/blocks/${pageName}`, {
-        headers: { accept: "application/json" }, signal: AbortSignal.timeout(RETRY_MS * 2),
+        headers: { accept: "application/json" },
+        signal: AbortSignal.any([AbortSignal.timeout(RETRY_MS * 2), leaving.signal]),
       });
       if (answer.status === 401) { signedOut(); return; }
       if (answer.ok) {
@@ -115,7 +123,10 @@ async function poll() {
         answered += 1;
         if (back || answered % 12 === 0) { follow(); return; } // it is back, or it is time to try the stream again
       } else lost(STUCK);
-    } catch { lost(GONE); }
+    } catch {
+      if (leaving.signal.aborted) return;
+      lost(GONE);
+    }
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
 }
