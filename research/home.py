@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 
 from client.adapting.adapt import STRENGTH, chosen_way, cross_validated
@@ -19,7 +18,6 @@ from client.adapting.material import Patient
 from client.adapting.networks import Networks, Terms
 from client.adapting.ways import Way, usual
 from client.training.voter import LabelledScan
-from common.models.fit import predict
 from research.bench import Bench
 from research.kept import Numbers, array_hash
 from research.scores import at_site
@@ -48,11 +46,8 @@ def measure_home(
     """
     start = bench.start_file() if bench.begun else None
     recipe = bench.setting.student
-    public = []
-    for image in bench.roles.public.images:
-        label = predict(student, image, patch=recipe.patch).argmax(axis=0).astype(np.uint8)
-        public.append(LabelledScan(image, label, (array_hash(image),)))
-    terms = Terms(bench.study.data.student, recipe, student, start=start, strength=STRENGTH, public=tuple(public))
+    public = {array_hash(image): image for image in bench.roles.public.images}
+    terms = Terms(bench.study.data.student, recipe, student, start=start, strength=STRENGTH, public=public)
     folder = bench.kept.folder / "home"
     folder.mkdir(exist_ok=True)
     make = partial(Networks, terms, folder, on_step=lambda steps, loss: None)

@@ -190,9 +190,9 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
                 bundle.network,
                 start=study_start(options.site_dir, study) if study.data.finer == 1 else None,
                 strength=options.strength,
-                public=public_material(config, study, bundle, cache=cache)
+                public=public_material(config, study, cache=cache)
                 if needs_public(options.way, patients=len(material.patients))
-                else (),
+                else {},
             )
             if options.way not in (None, *ways_with(public=bool(terms.public))):
                 raise InvalidInput(

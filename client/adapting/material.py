@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 
 from client.data.layouts import open_for_training
 from client.ledger.site_ledger import SiteLedger
@@ -26,8 +27,6 @@ from common.data.volume import volume_from_bytes
 from common.data.volume_cache import VolumeCache
 from common.errors import InvalidInput
 from common.ledger.records import ReservationRecord, parse_record
-from common.models.bundle import Bundle
-from common.models.fit import predict
 from common.objects import ObjectStore
 
 MOST_PUBLIC = 64
@@ -140,29 +139,22 @@ def material_of(own: Own, study: Study, *, folder: Path, cache: VolumeCache) -> 
     return Material(tuple(patients), problems)
 
 
-def public_material(
-    config: SiteConfig, study: Study, student: Bundle, *, cache: VolumeCache
-) -> tuple[LabelledScan, ...]:
-    """Read the public volumes of the study's accepted queries from the site's cache, and predict a label map for each.
+def public_material(config: SiteConfig, study: Study, *, cache: VolumeCache) -> dict[str, Float[np.ndarray, "c x y z"]]:
+    """Read the public volumes of the study's accepted queries from the site's cache.
 
-    The student predicts. A volume that is not in the cache is left out, never downloaded.
+    A volume that is not in the cache is left out, never downloaded.
 
     Args:
         config: The site's policy.
         study: The study.
-        student: The student.
         cache: Where volumes beyond the memory limit are kept.
 
     Returns:
-        At most :data:`MOST_PUBLIC` volumes; none if the study asked this site nothing.
+        At most :data:`MOST_PUBLIC` volumes by their hash; none if the study asked this site nothing.
     """
-    store, data = ObjectStore(config.root / "cache"), study.data.student
-    found = []
-    for name in islice((volume for volume in _asked(config, study) if volume in store), MOST_PUBLIC):
-        image = volume_from_bytes(store.get(name), data).image
-        label = predict(student.network, image, patch=student.patch).argmax(axis=0).astype(np.uint8)
-        found.append(LabelledScan(cache.keep(image), cache.keep(label), (name,)))
-    return tuple(found)
+    store = ObjectStore(config.root / "cache")
+    names = islice((volume for volume in _asked(config, study) if volume in store), MOST_PUBLIC)
+    return {name: cache.keep(volume_from_bytes(store.get(name), study.data.student).image) for name in names}
 
 
 def _asked(config: SiteConfig, study: Study) -> tuple[str, ...]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
+from jaxtyping import Float
 
 from client.adapting.ways import TRAININGS, HomeTraining, Way
 from client.training.voter import LabelledScan
@@ -21,7 +23,7 @@ from common.canonical import digest, sha256_bytes, sha256_file
 from common.config import DataConfig, TrainingConfig
 from common.data.volume_cache import together
 from common.models.averaged import Averaged
-from common.models.fit import OnStep, Pull, best_device, fit
+from common.models.fit import OnStep, Pull, best_device, fit, predict
 from common.models.unet import load_weights, network_for, save_weights, weights_to_bytes
 
 SEED = 1
@@ -41,7 +43,7 @@ class Terms:
         start: Public weights from which the training ``own`` begins, because it does not use the student; None for
             random weights.
         strength: Weight of the penalty on the distance to the student's weights, in the training ``near``.
-        public: Public volumes with the labels that the student predicts, for the training ``rehearsed``; may be empty.
+        public: Public volumes by their hash, for the training ``rehearsed``; may be empty.
     """
 
     data: DataConfig
@@ -49,7 +51,7 @@ class Terms:
     student: torch.nn.Module
     start: Path | None = None
     strength: float = 0.0
-    public: tuple[LabelledScan, ...] = ()
+    public: Mapping[str, Float[np.ndarray, "c x y z"]] = field(default_factory=dict)
 
 
 class Networks:
@@ -75,21 +77,19 @@ class Networks:
         Returns:
             The network.
         """
-        trained = {each: self._once(each) for each in TRAININGS[way]}
-        student = self._terms.student
         match way:
             case Way.STUDENT:
-                return student
+                return self._terms.student
             case Way.HALF_WAY:
-                return mean_weights({student: 1, trained[HomeTraining.TRAINED_ON]: 1})
+                return mean_weights([self._terms.student, self._once(HomeTraining.TRAINED_ON)])
             case Way.MERGED:
-                return _merged(student, trained)
+                return mean_weights([self.of(Way.HALF_WAY), self._once(HomeTraining.REHEARSED)])
             case Way.AVERAGED:
-                return Averaged([trained[HomeTraining.OWN], trained[HomeTraining.TRAINED_ON]]).eval()
+                return Averaged([self._once(HomeTraining.OWN), self._once(HomeTraining.TRAINED_ON)]).eval()
             case Way.AVERAGED_MERGED:
-                return Averaged([trained[HomeTraining.OWN], _merged(student, trained)]).eval()
-        (only,) = trained.values()
-        return only
+                return Averaged([self._once(HomeTraining.OWN), self.of(Way.MERGED)]).eval()
+        (only,) = TRAININGS[way]
+        return self._once(only)
 
     def _once(self, training: HomeTraining) -> torch.nn.Module:
         """Return the network of a training, which is trained or read once even if several ways of adapting use it."""
@@ -106,12 +106,16 @@ class Networks:
             load_weights(path, model)
             self._on_step(terms.recipe.steps, math.nan)
             return model.to(best_device()).eval()
-        if training is not HomeTraining.OWN:
+        scans = self._scans
+        if training is HomeTraining.REHEARSED:
+            half_way = self.of(Way.HALF_WAY)
+            model.load_state_dict(half_way.state_dict())
+            scans = beside_public(scans, labelled(terms.public, half_way, terms.recipe))
+        elif training is not HomeTraining.OWN:
             model.load_state_dict(terms.student.state_dict())
         elif terms.start is not None:
             load_weights(terms.start, model)
         pull = Pull(terms.student.state_dict(), terms.strength) if training is HomeTraining.NEAR else None
-        scans = rehearsed(self._scans, terms.public) if training is HomeTraining.REHEARSED else self._scans
         checkpoint = self._folder / f"{name}.checkpoint.pt"
         fit(
             model.to(best_device()),
@@ -141,7 +145,7 @@ class Networks:
         else:
             facts["student"] = sha256_bytes(weights_to_bytes(terms.student))
         if training is HomeTraining.REHEARSED:
-            facts["public"] = [list(scan.hashes) for scan in terms.public]
+            facts |= {"public": list(terms.public), "begins": str(Way.HALF_WAY)}
         if training is HomeTraining.NEAR:
             facts["strength"] = repr(terms.strength)
         return digest("adapted-training", facts)[:32]
@@ -166,39 +170,55 @@ def as_increments(show: OnSteps) -> OnStep:
     return on_step
 
 
-def rehearsed(scans: Sequence[LabelledScan], public: Sequence[LabelledScan]) -> list[LabelledScan]:
+def labelled(
+    public: Mapping[str, Float[np.ndarray, "c x y z"]], network: torch.nn.Module, recipe: TrainingConfig
+) -> tuple[LabelledScan, ...]:
+    """Return public volumes with the label maps that a network predicts for them.
+
+    Args:
+        public: Public volumes by their hash.
+        network: The network.
+        recipe: The recipe it was trained by.
+
+    Returns:
+        The volumes with label maps, in the order of ``public``.
+    """
+    scans = []
+    for name, image in public.items():
+        found = predict(network, image, patch=recipe.patch, amp=recipe.amp)
+        scans.append(LabelledScan(image, found.argmax(axis=0).astype(np.uint8), (name,)))
+    return tuple(scans)
+
+
+def beside_public(scans: Sequence[LabelledScan], public: Sequence[LabelledScan]) -> tuple[LabelledScan, ...]:
     """Mix a hospital's scans with public volumes in about equal numbers; repeat the scans if they are fewer.
 
-    The public volumes have the labels that the student predicts. So a training does not forget what the student learned
-    (learning without forgetting, Li and Hoiem 2016).
+    The public volumes keep a training of a few patients from forgetting what the student learned (learning without
+    forgetting, Li and Hoiem 2016).
 
     Args:
         scans: The hospital's scans, at least one.
-        public: Public volumes with the student's labels.
+        public: Public volumes with predicted label maps.
 
     Returns:
         The scans of the training.
     """
-    return [*scans] * max(1, round(len(public) / len(scans))) + [*public]
+    return (*scans,) * max(1, round(len(public) / len(scans))) + (*public,)
 
 
-def mean_weights(shares: Mapping[torch.nn.Module, int]) -> torch.nn.Module:
-    """Return a network whose weights are a weighted mean of other networks' weights (Wortsman et al. 2022).
+def mean_weights(models: Sequence[torch.nn.Module]) -> torch.nn.Module:
+    """Return a network whose weights are the mean of other networks' weights (Wortsman et al. 2022).
 
     Args:
-        shares: The networks, all of one architecture, with their shares.
+        models: The networks, all of one architecture, at least one.
 
     Returns:
         A new network, ready to predict.
     """
-    total, states = sum(shares.values()), {model: model.state_dict() for model in shares}
-    result = copy.deepcopy(next(iter(shares)))
+    states = [model.state_dict() for model in models]
+    result = copy.deepcopy(models[0])
     with torch.no_grad():
         for name, weights in result.state_dict().items():
             if weights.is_floating_point():
-                weights.copy_(sum(states[model][name] * (share / total) for model, share in shares.items()))
+                weights.copy_(sum(state[name] for state in states) / len(states))
     return result.eval()
-
-
-def _merged(student: torch.nn.Module, trained: Mapping[HomeTraining, torch.nn.Module]) -> torch.nn.Module:
-    return mean_weights({student: 1, trained[HomeTraining.REHEARSED]: 1, trained[HomeTraining.TRAINED_ON]: 2})

@@ -41,7 +41,7 @@ WORDS: dict[str, str] = {
     Way.TRAINED_ON: "the student, trained further",
     Way.NEAR: "the student, trained further but kept near its weights",
     Way.HALF_WAY: "the mean of the student's weights before and after further training",
-    Way.MERGED: "a mean of the weights of the student and of two further trainings of it, one also on public volumes",
+    Way.MERGED: "the mean of the half-way network's weights before and after further training, also on public volumes",
     Way.AVERAGED: "the mean prediction of the own network and the student trained further",
     Way.AVERAGED_MERGED: "the mean prediction of the own network and the merged one",
     TEACHERS: "this site's own teachers of the study, without the one that the patient trained",
@@ -51,7 +51,8 @@ WORDS: dict[str, str] = {
 class HomeTraining(StrEnum):
     """A training from which ways make their networks.
 
-    ``rehearsed`` trains the student on the hospital's cases and on public volumes with the student's own labels.
+    ``rehearsed`` trains the half-way network further, on the hospital's cases and on public volumes that the half-way
+    network has labelled (self-training).
     """
 
     OWN = "own"
@@ -81,14 +82,7 @@ docs/lab/utility-measured.md).
 """
 
 FOLDS = 5
-"""Least number of patients for a cross-validation."""
-
-MANY_PATIENTS = 7
-"""Least number of patients for which :data:`Way.AVERAGED` is the usual way where there are no public volumes (evidence:
-docs/lab/utility-measured.md).
-"""
-
-FOLDS = 5
+"""Largest number of folds of a cross-validation."""
 
 Dice = Sequence[float]
 """Dice of each patient."""
@@ -116,8 +110,8 @@ def needs_public(way: Way | None, *, patients: int) -> bool:
     Returns:
         True if it may.
 
-    >>> needs_public(Way.MERGED, patients=1), needs_public(None, patients=1), needs_public(None, patients=5)
-    (True, False, True)
+    >>> needs_public(Way.HALF_WAY, patients=1), needs_public(None, patients=1), needs_public(Way.HALF_WAY, patients=5)
+    (False, True, True)
     """
     return folds_for(patients) > 0 or HomeTraining.REHEARSED in TRAININGS[way or usual(patients, public=True)]
 
@@ -133,10 +127,10 @@ def usual(patients: int, *, public: bool) -> Way:
         The way.
 
     >>> print(usual(6, public=True), usual(7, public=True), usual(7, public=False))
-    half-way averaged-merged averaged
+    merged averaged-merged averaged
     """
     if patients < MANY_PATIENTS:
-        return Way.HALF_WAY
+        return Way.MERGED if public else Way.HALF_WAY
     return Way.AVERAGED_MERGED if public else Way.AVERAGED
 
 
