@@ -86,8 +86,8 @@ class Networks:
                 return mean_weights([self.of(Way.HALF_WAY), self._once(HomeTraining.REHEARSED)])
             case Way.AVERAGED:
                 return Averaged([self._once(HomeTraining.OWN), self._once(HomeTraining.TRAINED_ON)]).eval()
-            case Way.AVERAGED_MERGED:
-                return Averaged([self._once(HomeTraining.OWN), self.of(Way.MERGED)]).eval()
+            case Way.AVERAGED_REHEARSED:
+                return Averaged([self._once(HomeTraining.OWN), self._once(HomeTraining.REHEARSED)]).eval()
         (only,) = TRAININGS[way]
         return self._once(only)
 

@@ -29,7 +29,7 @@ class Way(StrEnum):
     HALF_WAY = "half-way"
     MERGED = "merged"
     AVERAGED = "averaged"
-    AVERAGED_MERGED = "averaged-merged"
+    AVERAGED_REHEARSED = "averaged-rehearsed"
 
 
 TEACHERS = "own-teachers"
@@ -43,7 +43,7 @@ WORDS: dict[str, str] = {
     Way.HALF_WAY: "the mean of the student's weights before and after further training",
     Way.MERGED: "the mean of the half-way network's weights before and after further training, also on public volumes",
     Way.AVERAGED: "the mean prediction of the own network and the student trained further",
-    Way.AVERAGED_MERGED: "the mean prediction of the own network and the merged one",
+    Way.AVERAGED_REHEARSED: "the mean prediction of the own network and the half-way one trained on public volumes too",
     TEACHERS: "this site's own teachers of the study, without the one that the patient trained",
 }
 
@@ -69,7 +69,7 @@ TRAININGS: dict[Way, tuple[HomeTraining, ...]] = {
     Way.HALF_WAY: (HomeTraining.TRAINED_ON,),
     Way.MERGED: (HomeTraining.TRAINED_ON, HomeTraining.REHEARSED),
     Way.AVERAGED: (HomeTraining.OWN, HomeTraining.TRAINED_ON),
-    Way.AVERAGED_MERGED: (HomeTraining.OWN, HomeTraining.TRAINED_ON, HomeTraining.REHEARSED),
+    Way.AVERAGED_REHEARSED: (HomeTraining.OWN, HomeTraining.TRAINED_ON, HomeTraining.REHEARSED),
 }
 """The trainings that each way needs."""
 
@@ -127,11 +127,11 @@ def usual(patients: int, *, public: bool) -> Way:
         The way.
 
     >>> print(usual(6, public=True), usual(7, public=True), usual(7, public=False))
-    merged averaged-merged averaged
+    merged averaged-rehearsed averaged
     """
     if patients < MANY_PATIENTS:
         return Way.MERGED if public else Way.HALF_WAY
-    return Way.AVERAGED_MERGED if public else Way.AVERAGED
+    return Way.AVERAGED_REHEARSED if public else Way.AVERAGED
 
 
 def folds_for(patients: int) -> int:

@@ -32,8 +32,8 @@ def adapt(
             "half-way (mean of the weights of student and trained-on), merged (mean of the weights of student, ¼, "
             "trained-on, ½, and the student trained further on these cases and public volumes together, ¼), averaged "
             "(mean prediction of own and trained-on) or "
-            "averaged-merged (of own and merged). The default is half-way with fewer than 7 patients and "
-            "averaged-merged with 7 or more, or averaged without public volumes. Another way is taken if "
+            "averaged-rehearsed (of own and merged). The default is half-way with fewer than 7 patients and "
+            "averaged-rehearsed with 7 or more, or averaged without public volumes. Another way is taken if "
             "cross-validation proves it better."
         ),
     ] = None,

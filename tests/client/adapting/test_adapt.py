@@ -116,7 +116,7 @@ def test_without_public_volumes_few_patients_go_half_way_and_more_average() -> N
     assert {count: usual(count, public=False) for count in (1, 6, 7, 40)} == {
         1: Way.HALF_WAY, 6: Way.HALF_WAY, 7: Way.AVERAGED, 40: Way.AVERAGED
     }  # fmt: skip
-    assert {count: usual(count, public=True) for count in (6, 7)} == {6: Way.MERGED, 7: Way.AVERAGED_MERGED}
+    assert {count: usual(count, public=True) for count in (6, 7)} == {6: Way.MERGED, 7: Way.AVERAGED_REHEARSED}
 
 
 def test_the_choice_is_scored_without_the_patients_that_made_it() -> None:
@@ -413,16 +413,16 @@ def test_half_way_and_the_mean_are_what_their_names_say(few: Path) -> None:
     for name, weights in half.items():
         torch.testing.assert_close(weights, (begun[name] + trained[name]) / 2)
     merged = networks_of[Way.MERGED].state_dict()
-    rehearsed = _half_way_further(few, networks_of[Way.HALF_WAY], study).state_dict()
-    for name, weights in merged.items():
-        torch.testing.assert_close(weights, (half[name] + rehearsed[name]) / 2)
+    rehearsed = _half_way_further(few, networks_of[Way.HALF_WAY], study)
+    for name, weights in rehearsed.state_dict().items():
+        torch.testing.assert_close(merged[name], (half[name] + weights) / 2)
     kept = networks_of[Way.STUDENT].state_dict()
     assert all(torch.equal(kept[name], begun[name]) for name in begun)
     image = np.random.default_rng(0).normal(size=(1, 16, 16, 16)).astype(np.float32)
     both = [predict(networks_of[way], image) for way in (Way.OWN, Way.TRAINED_ON)]
     np.testing.assert_allclose(predict(networks_of[Way.AVERAGED], image), np.mean(both, axis=0), atol=1e-5)
-    both = [predict(networks_of[way], image) for way in (Way.OWN, Way.MERGED)]
-    np.testing.assert_allclose(predict(networks_of[Way.AVERAGED_MERGED], image), np.mean(both, axis=0), atol=1e-5)
+    both = [predict(network, image) for network in (networks_of[Way.OWN], rehearsed)]
+    np.testing.assert_allclose(predict(networks_of[Way.AVERAGED_REHEARSED], image), np.mean(both, axis=0), atol=1e-5)
 
 
 def _half_way_further(site: Path, half_way: torch.nn.Module, study: Study) -> torch.nn.Module:
@@ -465,18 +465,18 @@ def test_the_studys_public_volumes_are_read_from_the_cache_alone(few: Path) -> N
 
 
 def test_a_way_that_needs_public_volumes_is_refused_without_them(few: Path) -> None:
-    for way in (Way.MERGED, Way.AVERAGED_MERGED):
+    for way in (Way.MERGED, Way.AVERAGED_REHEARSED):
         with pytest.raises(InvalidInput, match="public volumes"):
             adapted(few, way=way)
 
 
-def test_many_patients_average_with_the_merged_network_where_there_are_public_volumes(
+def test_many_patients_average_with_the_rehearsed_network_where_there_are_public_volumes(
     few: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("client.adapting.ways.MANY_PATIENTS", 2)
     ask(few, volumes=3)
     found = adapted(few)
-    assert (found.way, found.public) == (Way.AVERAGED_MERGED, 3)
+    assert (found.way, found.public) == (Way.AVERAGED_REHEARSED, 3)
 
 
 def test_a_pull_holds_the_weights_near_and_a_strong_one_at_the_student() -> None:
