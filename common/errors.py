@@ -30,7 +30,7 @@ ASK_OPERATOR = "tell the consortium's operator this line; its server may run ano
 """Remedy for a server's request that does not fit this site's record."""
 
 LEDGER_REMEDY = (
-    "let nothing write this ledger; `consilium verify` names its first bad row, docs/runbook.md what to do then"
+    "stop what writes this ledger; `consilium verify` names its first bad row, and docs/runbook.md says what to do then"
 )
 """Remedy of every :class:`LedgerCorrupt` that states none; the command line adds it."""
 

@@ -298,7 +298,7 @@ def pate(
         int,
         typer.Option(
             min=0,
-            help="Number of public label maps, of patients about whose volumes nothing is asked; with 0 the label maps "
+            help="Number of public label maps, of patients whose volumes no query is about; with 0 the label maps "
             "of the N volumes asked about are public, as in the paper.",
         ),
     ] = 0,
@@ -457,7 +457,7 @@ def _recipes(teacher_steps: int, student_steps: int, *, joint: bool) -> tuple[Tr
 
 
 def _source(source: BenchData) -> BenchData:
-    """Return the source; with the usual number of hospitals if neither the data nor an option states a number."""
+    """Return the source. If neither the data nor an option states a number of hospitals, the usual one is set."""
     from research.roles import HOSPITALS
 
     named = {case.hospital for case in source.read().labelled}

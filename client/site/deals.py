@@ -70,7 +70,7 @@ def _check_identity(ledger: SiteLedger, identity: PatientIdentity | None) -> Non
         raise InvalidInput(
             "withdrawn patients cannot be recognised in this dataset",
             value=identity.sentence,
-            limit=f"as when a patient was withdrawn: {known.sentence}",
+            limit=f"patients named as at the withdrawal: {known.sentence}",
             remedy="put the table of patients, or the folders, back into the dataset",
         )
 

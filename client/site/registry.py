@@ -1,7 +1,7 @@
 """Lists the patient pools with a ledger on this machine, so that no pool gets a second ledger.
 
 `consilium site init` calls it. A second ledger for the same patients would start with nothing spent, and each ledger
-would allow the whole budget. Whoever opens a ledger for writing calls it too, because a copy of a site's directory
+would allow the whole budget. Commands that open a ledger for writing call it too, because a copy of a site's directory
 beside the original would be a second ledger. The file only prevents mistakes: if it cannot be read or written, a
 warning is logged and the set-up continues. The server has a check of its own.
 """
@@ -81,7 +81,7 @@ class Registry:
             pool: Name of the pool.
             data: Folder of the dataset.
             directory: Directory that would keep the ledger.
-            kit: Folder of the startup kit, for the command that joins the study instead.
+            kit: Folder of the startup kit; the error names it in the command `site join`.
             forget: Directory of a lost ledger that does not count, because a person confirmed it.
 
         Raises:
@@ -131,7 +131,7 @@ class Registry:
                     value=str(here),
                     limit=f"one ledger for each pool: {original} has it",
                     remedy=f"use {original}; for another study run `consilium site join --from "
-                    f"{shlex.quote(str(original))}`; if this directory takes its place, delete that one",
+                    f"{shlex.quote(str(original))}`; if this directory replaces {original}, delete {original}",
                 )
 
     def _remedy(self, kept: KeptPool, *, kit: Path, gone: bool) -> str:

@@ -370,7 +370,7 @@ def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, 
     except KeyError:
         if record.roster_sha256 in receipt.named:
             raise InvalidInput(
-                "receipt", limit="a receipt that contains every roster that its own rows introduce"
+                "receipt without one of its rosters", limit="a receipt with every roster whose row it covers"
             ) from None
         raise Refused(
             "receipt-gap",

@@ -105,8 +105,8 @@ class Subject:
             raise InvalidInput(
                 "budgets of the pools",
                 value=[limit.epsilon for limit in self.limits],
-                limit="for as many pools as the quorum, a budget that one release fits into",
-                remedy="use larger budgets; there is nothing to audit if no release fits",
+                limit="room for one release in as many budgets as the quorum",
+                remedy="use larger budgets; without a release there is nothing to audit",
             )
         object.__setattr__(self, "sayings", _sayings(self.codec, self.frame, self.study.codec.radius))
 

@@ -252,7 +252,11 @@ def say_not_anchored(what: str) -> None:
 
 
 def say_unit(unit: Unit) -> None:
-    """With unit patient, print that a study of `consilium study init` protects whole hospitals by default."""
+    """With unit patient, print that a study of `consilium study init` protects whole hospitals by default.
+
+    Args:
+        unit: The privacy unit of the command.
+    """
     if unit is Unit.PATIENT:
         note = "unit patient: a study of `consilium study init` protects whole hospitals unless it gets --unit patient"
         say(f"{note}; `consilium plan` compares the two", err=True)

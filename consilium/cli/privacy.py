@@ -71,7 +71,10 @@ def plan_command(
     ] = None,
     voters: Annotated[
         int | None,
-        typer.Option(help="Number m of teachers of each hospital [as recommended; of a described study: 1]."),
+        typer.Option(
+            help="Number m of teachers of each hospital [as recommended; 1 with --queries, --dimension, --spectrum or "
+            "--chart]."
+        ),
     ] = None,
     radius: Radius = None,
     dimension: Annotated[int | None, typer.Option(help="Length l of a code [the spectrum's, or 128].")] = None,

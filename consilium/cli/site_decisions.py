@@ -49,7 +49,7 @@ def withdraw(
 ) -> None:
     """Leave a study permanently: this site never answers it again. Past releases stay released and charged.
 
-    It asks for confirmation at a terminal, because it cannot be undone; without a terminal --yes is required.
+    The command asks for confirmation, because leaving cannot be undone; without a terminal --yes is required.
     Example: consilium site withdraw trial --site-dir /srv/consilium
     """
     if not yes:
@@ -64,8 +64,8 @@ def withdraw_patient(
 ) -> None:
     """Withdraw a patient from all studies permanently. The patient's voter answers again once it is retrained.
 
-    It shows what it will do and asks for confirmation, because it cannot be undone; without a terminal --yes is
-    required.
+    The command shows what it will do and asks for confirmation, because a withdrawal cannot be undone; without a
+    terminal --yes is required.
     Example: consilium site withdraw-patient case_017 --site-dir /srv/consilium
     """
     from client.operations import staff_decisions as control
@@ -215,7 +215,7 @@ def _ask_for_good(study: str) -> None:
 
 
 def _studies(directories: tuple[Path, ...]) -> str:
-    """Return each directory with its study's name; alone if the study cannot be read, which stops no withdrawal."""
+    """Return the study's name with each directory, or the directory alone if its study cannot be read."""
     from client.policy import load_site
     from common.config import load_study
 

@@ -78,7 +78,7 @@ def init(
     name: Annotated[str, typer.Option(help="The study's name.")],
     labels: Annotated[str, typer.Option(help="Names of the labels 0, 1, …, separated by commas, background first.")],
     grid: Annotated[str, typer.Option(help="Grid in voxels, e.g. 32,48,32 (multiples of 8).")],
-    queries: Annotated[int, typer.Option(help="Number N of queries: one for each public volume, or rounds about all.")],
+    queries: Annotated[int, typer.Option(help="Queries N: one per public volume, or one per round about all volumes.")],
     quorum: Annotated[int, typer.Option(help="Smallest number of sites in a release.")],
     spacing: Annotated[str, typer.Option(help="Voxel spacing in mm on three axes.")] = "1,1,1",
     epsilon: options.Epsilon = 8.0,
@@ -293,7 +293,7 @@ def publish(
     ] = None,
     add: Annotated[
         bool,
-        typer.Option("--add", help="Add to the volumes published before, up to the planned queries; answers are kept."),
+        typer.Option("--add", help="Add volumes, up to the planned number of queries; stored answers are kept."),
     ] = False,
 ) -> None:
     """Publish the public volumes. This fixes their content hashes and the order of the queries.
@@ -332,7 +332,7 @@ DespiteSpoiled = Annotated[
     bool,
     typer.Option(
         "--despite-spoiled",
-        help="In a sealed sum: continue after a spoiled draw (attempt at the sum), although a site may spoil more.",
+        help="In a sealed sum: continue after a spoiled draw (attempt at the sum), although a site may spoil others.",
     ),
 ]
 

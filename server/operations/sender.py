@@ -48,7 +48,7 @@ _MESSAGES, _METADATA, _ID, _SRC, _DST, _REPLY_TO = 2, 1, 2, 3, 4, 5
 _TREES, _OBJECT, _CHILD = 3, 1, 2
 _DEPTHS = (1, 3)
 """Allowed numbers of objects in a message: 1 for an error; 3 for message, record dictionary and record."""
-_OWN_KEY = "give every site a node key of its own; if no site of yours sent this, nothing is to do"
+_OWN_KEY = "give every site a node key of its own; if no site of yours sent the request, nothing needs to be done"
 _SUPERNODE = "start the site's node with `consilium site up` of the server's version, and let no proxy change requests"
 _NAME = re.compile(rb"[0-9a-f]{64}")
 
@@ -80,7 +80,7 @@ def check_sender(route: str, body: bytes, *, node_id: int) -> None:
     if sender == 0:
         raise Refused(
             "sender",
-            "the request pushes a message but does not name its sender; a request of Flower's own SuperNode does; "
+            "the request pushes a message but does not name its sender (Flower's own SuperNode names it); "
             f"to fix: {_SUPERNODE}",
         )
     pushed = list(_fields(body))

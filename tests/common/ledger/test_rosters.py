@@ -207,7 +207,7 @@ def test_a_roster_taken_from_a_receipt_or_changed_on_the_way_is_refused_without_
     shown = receipt.rosters or ()
     others = (*shown[0].roster[:-1], replace(shown[0].roster[-1], site="zagreb"))
     for rosters in (None, (RosterRecord(shown[0].roster[:-1]),), (RosterRecord(others),)):
-        with pytest.raises(InvalidInput, match="contains every roster"):
+        with pytest.raises(InvalidInput, match="with every roster"):
             take(world, site, replace(receipt, rosters=rosters))
     assert site.ledger.alarms() == ()
     assert [row.kind for row in site.ledger.rows()].count("receipt") == 0

@@ -74,7 +74,7 @@ def test_a_pool_tighter_than_the_study_is_expected_to_stop_first(tmp_path: Path)
 
 
 def test_pools_without_room_for_a_release_are_nothing_to_audit() -> None:
-    with pytest.raises(InvalidInput, match="no release fits"):
+    with pytest.raises(InvalidInput, match="without a release"):
         subject(limits=[Limit(0.5, 1e-3, "exact")] * 3)
     with pytest.raises(InvalidInput, match="quorum"):
         subject(sites=1)
