@@ -228,7 +228,7 @@ class Worker:
         """Handle the body of a message whose signature was checked, and return the body of the reply, not yet signed.
 
         The reply to a request for codes, or its refusal, waits until a whole number of seconds (a tick) has passed
-        since the request, so that its time says little. Other messages are handled meanwhile. The codes are read and
+        since the request, so that its time reveals little. Other messages are handled meanwhile. The codes are read and
         encrypted at the end of the tick, so a pause or a withdrawal during the wait still takes effect.
 
         Args:

@@ -128,7 +128,8 @@ class JoinRequest(Document):
 class SignedRequest(Document):
     """A join request with its signatures, as stored in a file. :func:`read_request` checks them.
 
-    ``possession`` is the signature, in hex, by the key that ``books`` states. Earlier versions leave it out.
+    ``possession`` is a second signature, in hex: by the key of the site's ledger, which ``request.books`` states. It
+    proves that the site has this key. Requests of earlier versions lack it.
     """
 
     request: Annotated[JoinRequest, FLAT]

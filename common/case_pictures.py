@@ -27,13 +27,15 @@ TRUTH, STUDENT = "truth", "student"
 
 @dataclass(frozen=True, slots=True)
 class LineStyle:
-    """The line style of one kind of outline. Colour and dashes both differ between kinds, so either one is enough.
+    """The line style of one kind of outline.
+
+    Any two kinds differ in colour and in dashes, so each of the two alone is enough to tell them apart.
 
     Attributes:
-        words: The line in words.
+        words: Description of the line, such as "solid orange".
         colour: A colour of the palette of Okabe & Ito (2008) or a brighter variant of one, or white.
         dashes: Dash pattern in units of the line's width; empty for a solid line.
-        gaps: Colour between the dashes; empty if the picture shows there.
+        gaps: Colour between the dashes; empty if the picture shows through the gaps.
     """
 
     words: str
@@ -56,13 +58,13 @@ the truth hides the others."""
 
 
 def legend(names: Mapping[str, str]) -> str:
-    """Return the outlines in words.
+    """Return a legend of the outlines as text.
 
     Args:
         names: What each outline shows, by a name of :data:`OUTLINES`.
 
     Returns:
-        Such as ``truth: white and black dashes; student: solid orange``.
+        A text such as ``truth: white and black dashes; student: solid orange``.
     """
     return "; ".join(f"{said}: {OUTLINES[name].words}" for name, said in names.items())
 

@@ -57,8 +57,8 @@ class OwnAlarm:
 class OwnNetwork:
     """A network that this hospital has: ``student``, ``own`` or ``adapted``, and a sentence about it.
 
-    ``verdict`` says whether the network is better than the hospital's own teachers; empty for these, and for the
-    student if cases of another folder are shown.
+    ``verdict`` says whether the network is better than the hospital's own teachers. It is empty for ``own``, which is
+    these teachers, and for the student if cases of another folder are shown.
     """
 
     name: str

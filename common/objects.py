@@ -166,7 +166,7 @@ def read_given(path: Path, *, most_bytes: int) -> bytes:
 
     Args:
         path: The file.
-        most_bytes: Largest size. No more is read, whoever made the file.
+        most_bytes: Largest size. Not more than this is read.
 
     Returns:
         The bytes.
@@ -176,7 +176,7 @@ def read_given(path: Path, *, most_bytes: int) -> bytes:
         OSError: If it cannot be read.
     """
     with path.open("rb") as stream:
-        stated = os.fstat(stream.fileno()).st_size  # 0 of a pipe
+        stated = os.fstat(stream.fileno()).st_size  # 0 for a pipe
         content = b"" if stated > most_bytes else stream.read(most_bytes + 1)
     if max(stated, len(content)) > most_bytes:
         raise InvalidInput("size of the file", value=str(path), limit=f"at most {most_bytes} bytes")
@@ -302,8 +302,8 @@ def shared(folder: Path) -> bool:
 def all_or_nothing(directory: Path, *files: Path) -> Iterator[None]:
     """Remove the files and folders that a with-block created, if the block fails.
 
-    It removes new entries of ``directory``, the directory and its parents if the block created them, and those of
-    ``files`` that the block created.
+    It removes new entries of ``directory`` and those of ``files`` that did not exist before. If the block created
+    ``directory`` or its parents, these are removed too.
 
     Args:
         directory: The directory.

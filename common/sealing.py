@@ -50,7 +50,7 @@ def seal(code: NDArray[np.int64], *, public_key: X25519PublicKey, context: SealC
     Args:
         code: Int64 array of shape [l]. # sensitive
         public_key: The core's key.
-        context: The context.
+        context: The study, query, site and attempt to which the ciphertext is bound.
 
     Returns:
         The ciphertext.
@@ -106,7 +106,7 @@ def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dim
     Args:
         sealed: The ciphertext.
         private_key: One key, or several while the key is being changed.
-        context: The context.
+        context: The study, query, site and attempt to which the ciphertext is bound.
         dimension: Length l of the code.
 
     Returns:

@@ -3,8 +3,8 @@
 The names are those of ``consilium.api``. Each is loaded when it is first used, so importing this package alone loads
 nothing. ``__version__`` is the version of the release.
 
-Importing it fails if the packages ``common``, ``client`` or ``server`` come from another distribution than this one.
-Other distributions use these names, too, and their code would then run with access to a ledger's key.
+Importing this package fails if ``common``, ``client`` or ``server`` come from another distribution than this one.
+Other distributions also have packages of these names, and their code would run with access to a ledger's key.
 """
 
 from __future__ import annotations

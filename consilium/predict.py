@@ -223,7 +223,7 @@ def unlike_remedy(choose: str, box: Box | None) -> str:
     """Return what to do about an image that differs from all training volumes of the student.
 
     Args:
-        choose: The first way, to choose another image.
+        choose: The first option, such as to choose another image; the remedy begins with it.
         box: The part that was segmented; None for the whole file.
 
     Returns:
@@ -238,7 +238,14 @@ def unlike_remedy(choose: str, box: Box | None) -> str:
 
 
 def place_in_name(box: Box | None) -> str:
-    """Return the part of a result's file name that says which box was segmented; empty for the whole file."""
+    """Return the part of a result's file name that says which box was segmented.
+
+    Args:
+        box: The box; None if the whole image was segmented.
+
+    Returns:
+        The part with the box's centre in mm; empty for the whole image.
+    """
     return "" if box is None else "_at_" + "_".join(f"{value:.0f}" for value in box.centre_mm)
 
 

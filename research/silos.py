@@ -40,7 +40,7 @@ def at_silos(
     Args:
         bench: The setting and seed.
         start: The public start, if any.
-        strength: The weight λ.
+        strength: Weight λ with which each network is kept near the mean.
 
     Returns:
         Every hospital's network, and the network of their mean weights.

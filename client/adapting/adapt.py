@@ -6,7 +6,7 @@ of making the network (:mod:`client.adapting.ways`). Steps:
 
 1. Take the student that was fetched from the server, the hospital's patients without withdrawn ones, and the public
    volumes about which the study asked this site.
-2. Score the student, the public models and the site's own teachers on the cases, and refuse cases that fit none.
+2. Score the student, the public models and the site's own teachers on the cases, and refuse cases that fit no model.
 3. With enough patients, cross-validate: train every way on four fifths of them at a time and score it on the rest.
 4. Take the usual way for this number of patients, unless the cross-validation proves another way better.
 5. Train that way on all patients, and write the bundle and the report.
@@ -136,7 +136,7 @@ class Folds:
     Attributes:
         of: Each patient's fold.
         dice: For each way of making the network, the Dice of every patient and structure. Each patient is scored by a
-            network trained without that patient. The site's own teachers stand beside the ways.
+            network trained without that patient. The scores of the site's own teachers are included.
     """
 
     of: tuple[int, ...] = ()
@@ -222,8 +222,9 @@ def scored_before(
 ) -> Before:
     """Score the networks that need no training, each on every case once, and find out whether the cases fit them.
 
-    The own teachers are scored if a table or the check of another folder's cases needs them. A voter does not answer
-    for a patient that it was trained on.
+    The site's own teachers are scored in two cases: if there are enough patients for a cross-validation, whose table
+    shows them, and if the cases are from another folder, so that the check needs their level. A teacher is not scored
+    on a patient that it was trained on.
 
     Args:
         options: The options of `site adapt`.
@@ -461,12 +462,13 @@ def scored(
 
     Args:
         patient: The patient.
-        models: The network that each way made.
+        models: The network that each way made, by the way.
         terms: The settings that all networks have in common.
-        known: Scores of further networks by scan.
+        known: For each further network, its scores of the patient's scans, in order.
 
     Returns:
-        Dice of each structure, by network; nan in every structure for teachers that all saw the patient.
+        Dice of each structure, by network. The site's own teachers have nan in every structure if all of them were
+        trained on the patient.
     """
     members = terms.data.members
     scans = []

@@ -47,7 +47,7 @@ class Figures:
 
     @property
     def what(self) -> str:
-        """The network in words. The own teachers can have fewer patients than the ways, so their number is stated."""
+        """The network in words. For the site's own teachers the number of patients is added: it can be smaller."""
         return WORDS[self.way] + (f" ({self.patients} patients)" if self.way == TEACHERS else "")
 
     def to_json(self) -> dict[str, Any]:
@@ -77,8 +77,8 @@ class Adapted:
         by_choice: Dice of the selection procedure: each patient is scored by the way chosen on the other folds. The
             chosen way's own mean is biased upwards, because it was chosen on these scores. None if a person named the
             way.
-        ahead: Paired difference in Dice: the chosen way's minus the student's, minus that of the hospital's own
-            network, and minus that of its own teachers.
+        ahead: How far the chosen way's Dice is above that of each of three networks, as mean paired differences over
+            patients: the student, the network trained on the hospital's patients alone, and the hospital's teachers.
         student: SHA-256 of the student's weights.
         bundle: The bundle's folder.
         report: The report's folder.

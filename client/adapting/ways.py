@@ -49,7 +49,7 @@ WORDS: dict[str, str] = {
 
 
 class HomeTraining(StrEnum):
-    """A training from which ways make their networks.
+    """A training whose network one or more ways use (:data:`TRAININGS`).
 
     ``rehearsed`` trains the half-way network further, on the hospital's cases and on public volumes that the half-way
     network has labelled (self-training).

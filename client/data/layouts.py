@@ -106,7 +106,7 @@ class DatasetSettings:
     absent: tuple[str, ...] = ()
 
     def overridden(self, *, layout: str | None, label_map: Path | None) -> DatasetSettings:
-        """Return a copy of these settings in which the options of the command line replace what they state.
+        """Return a copy of these settings in which options of the command line replace values of ``site.toml``.
 
         Args:
             layout: ``--layout``; None to keep the setting.

@@ -163,8 +163,9 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
     def agreed(self, study_id: str) -> bool:
         """Return whether this hospital has consented to a study. A later pause or withdrawal changes nothing here.
 
-        A named person's note is the consent. The record of a study alone is none, because a recovery records studies
-        too. Release 0.2.0 wrote no such note. So a study of which this site has accepted a query counts, too.
+        The consent is a ``note`` row that names a person. That the study is on record proves no consent, because a
+        recovery also records studies. Release 0.2.0 wrote no note, so a study of which this site has accepted a query
+        counts as consented too.
 
         Args:
             study_id: The study's id.
@@ -215,7 +216,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
     def check_sealing_key(self, sealing_key: str) -> None:
         """Refuse a sealing key that the server's signed notice has replaced.
 
-        Whoever holds a retired key, for example a thief, could decrypt every code that is sealed to it.
+        Somebody who has stolen the replaced key could decrypt every code that is sealed to it.
 
         Args:
             sealing_key: The key in ``site.toml``, hex.

@@ -389,7 +389,10 @@ def trouble(one: DaemonStanding, site_dir: Path) -> tuple[str, str]:
 
 
 def _start_again(one: DaemonStanding, site_dir: Path) -> str:
-    """Return the command that starts a stopped daemon; the log needs its targets, and a second `up` is refused."""
+    """Return the command that starts a stopped daemon. For the log process it names the targets of the log.
+
+    If `site up` runs without the log process, it must be stopped first, because a second `up` is refused.
+    """
     command, first = "consilium site up", ""
     if one.daemon.partition(" ")[0] == ROLE:
         targets = recorded_targets(site_dir) or ("TARGET",)

@@ -24,14 +24,14 @@ def look(
     report: Path | None,
     on_case: Callable[[int, int], None],
 ) -> list[Checkup]:
-    """Check a site's directory, then its data. If ``study``, ``layout`` or ``label_map`` is None, ``site.toml`` has it.
+    """Check a site's directory, then its data. Options that are None are read from ``site.toml``.
 
     Args:
         site_dir: The site's directory; None to check data only.
         data: Folder of a dataset; None to check the directory only.
-        study: The study's file.
-        layout: Layout of the dataset.
-        label_map: File that maps the dataset's labels to the study's.
+        study: The study's file; None for the file that ``site.toml`` names.
+        layout: Layout of the dataset; None to read it from ``site.toml``.
+        label_map: File that maps the dataset's labels to the study's; None to read the mapping from ``site.toml``.
         report: Directory below which pictures of suspicious cases are written; None for no pictures.
         on_case: Called with the number of cases done and the total.
 

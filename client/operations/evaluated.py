@@ -83,12 +83,12 @@ def student_verdict(found: OwnEvaluation | None, *, withdrawn: int) -> str:
     """Return whether the student is better than the site's own teachers.
 
     Args:
-        found: The newest evaluation.
+        found: The newest evaluation; None without one.
         withdrawn: Number of labelled cases whose patients are withdrawn now. If the evaluation left out fewer, it may
             have scored a patient who is withdrawn, and is not quoted.
 
     Returns:
-        A sentence, which says so if this is not known.
+        A sentence. If the answer is not known, the sentence says so, and how to find out.
     """
     if found is None:
         return f"{_UNKNOWN}: run `consilium site evaluate`."
@@ -104,8 +104,8 @@ def adapted_verdict(report: Path) -> str:
         report: The report's folder.
 
     Returns:
-        A sentence, which says so if this is not known. Without scores of the teachers it compares with a network that
-        was trained on the site's patients alone.
+        A sentence. If the answer is not known, the sentence says so. Without scores of the teachers, the adapted
+        network is compared with a network that was trained on the site's patients alone.
     """
     try:
         told = parse_json((report / "adapted.json").read_bytes(), what="report of an adaptation")

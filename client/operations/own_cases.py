@@ -142,9 +142,9 @@ class OwnCases:
         return self._adapted
 
     def adapted_on(self) -> int:
-        """Return on how many of the cases that may be shown the adapted network was trained, by their patients.
+        """Return how many of the cases that may be shown are of patients on whom the adapted network was trained.
 
-        If its bundle does not state its patients, every case of the pool's patients counts.
+        If the network's bundle does not state these patients, every case of the pool's patients counts.
         """
         with self._lock:
             dataset, listed = self._dataset, self._list

@@ -132,7 +132,7 @@ class SitesOwnPage(OwnPage):
 
 
 def _offered(listed: CaseList, dice: Mapping[str, float]) -> tuple[OfferedCase, ...]:
-    """Return the cases that may be shown: by Dice, the lowest first, and then those without in the dataset's order."""
+    """Return the cases that may be shown, sorted by Dice from low to high; cases without Dice come last."""
     cases = (OfferedCase(number + 1, name := listed.cases[number].id, dice.get(name)) for number in listed.numbers)
     return tuple(sorted(cases, key=lambda case: (case.dice is None, case.dice or 0.0, case.number)))
 

@@ -49,7 +49,7 @@ OnBytes = Callable[[int], None]
 _WHAT = {"students": "the statement about the student", "peers": "the list of sites"}
 
 OnWait = Callable[[str], None]
-"""Called with a sentence on what is waited for, before the first try and after each one that failed."""
+"""Called with a sentence about each wait for the server: before the first try, and after each try that failed."""
 
 
 class NotThere(InvalidInput):
@@ -61,7 +61,7 @@ class PublicObjects:
 
     Args:
         config: The site's policy.
-        on_wait: Told what is waited for.
+        on_wait: Called with a sentence about each wait for the server.
     """
 
     def __init__(self, config: SiteConfig, *, on_wait: OnWait = lambda said: None) -> None:

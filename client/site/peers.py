@@ -226,7 +226,7 @@ def fetch(directory: Path, *, on_wait: OnWait = lambda said: None) -> None:
 
     Args:
         directory: The site's directory.
-        on_wait: Told what is waited for.
+        on_wait: Called with a sentence about each wait for the server.
 
     Raises:
         InvalidInput: If it cannot be fetched, or is of another study.

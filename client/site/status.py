@@ -40,7 +40,17 @@ def facts_in(ledger: SiteLedger, config: SiteConfig) -> SiteFacts:
 
 
 def facts_of(directory: Path) -> SiteFacts:
-    """Return the ledger figures of the site in a directory; raise InvalidInput if its ledger is missing."""
+    """Return the figures of a site's ledger.
+
+    Args:
+        directory: The site's directory.
+
+    Returns:
+        The figures.
+
+    Raises:
+        InvalidInput: If the site has no ledger.
+    """
     config = load_site(directory)
     with read_books(config) as ledger:
         return facts_in(ledger, config)

@@ -50,8 +50,8 @@ class Reference:
         name: Name in texts.
         answer: The model, as a function from a volume to probabilities.
         public: True if it was made without any site's data. A student that is worse is then of no use.
-        without: Function of a voter's number. It returns the model without this voter, with which cases are scored that
-            the voter was trained on; None if no other voter has a teacher.
+        without: Function that takes a voter's number and returns the model without this voter; None if no other voter
+            has a teacher. The result scores the cases that the voter was trained on.
     """
 
     name: str
@@ -136,7 +136,7 @@ class CaseComparison:
 
     @property
     def figures(self) -> str:
-        """The figures without a finding."""
+        """The mean Dice of both models and their difference, without the verdict."""
         return f"{self._where}{self.worth.figures}"
 
     @property

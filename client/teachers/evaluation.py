@@ -233,7 +233,7 @@ class Evaluation:
         return ADAPTED_OWN_BETTER if self.adapted else OWN_BETTER
 
     def told(self, comparison: CaseComparison) -> str:
-        """Return a comparison as a sentence; without a finding if the cases do not fit (:attr:`fit`).
+        """Return a comparison as a sentence. If the cases do not fit (:attr:`fit`), it gives figures but no verdict.
 
         Args:
             comparison: One of :attr:`comparisons`.

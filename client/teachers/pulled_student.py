@@ -85,7 +85,7 @@ def pull(
         out: Folder to write to; by default ``student`` in the site's directory.
         to_evaluate: Also pull a student that the verdicts have not released yet, in order to evaluate it.
         on_bytes: Called with the number of bytes fetched.
-        on_wait: Told what is waited for.
+        on_wait: Called with a sentence about each wait for the server.
 
     Returns:
         The student.

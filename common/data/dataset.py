@@ -49,7 +49,7 @@ class Case:
         id: Name of the case in its dataset.
         image: File with all channels, or the first of ``channel_files``.
         label: File of the label map; None if there is none.
-        hospital: Hospital that the dataset assigns the case to, by a key of Consilium's own; None if it names none.
+        hospital: Hospital of the case, if the dataset states one under a key that Consilium defines; else None.
         patient: Patient whose scan it is; None if the dataset does not say.
         channel_files: (channel name, file) if every channel has its own file. One name may have several files until a
             study determines which channels it needs.

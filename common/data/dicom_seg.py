@@ -43,7 +43,7 @@ class Algorithm:
 
     Attributes:
         name: Its name.
-        weights: As its version, the SHA-256 of its weights in hex.
+        weights: SHA-256 of its weights in hex, which the file states as the algorithm's version.
         unlike: True if the series differs from all its training data; the file's descriptions then state it.
         centre: The point in mm about which a box was segmented; empty if the whole series was.
     """
@@ -144,7 +144,14 @@ def read_slices(slices: Sequence[Path], *, shape: tuple[int, ...]) -> list[Any]:
 
 @contextmanager
 def from_headers(what: str) -> Iterator[None]:
-    """Raise InvalidInput in place of highdicom's errors about a series' headers; ``what`` names the object to make."""
+    """Turn highdicom's errors about the headers of a series into InvalidInput.
+
+    Args:
+        what: Name of the DICOM object that is being made, for the message.
+
+    Raises:
+        InvalidInput: If highdicom cannot make the object from these headers.
+    """
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -87,7 +87,7 @@ def choose_both(label_maps: Sequence[Path], *, most: int = MOST_VOXELS) -> tuple
 
 
 def asked_at(data: DataConfig, *, most: int = WHOLE_VOXELS) -> DataConfig:
-    """Return data settings for queries: on a grid 2 or 4 times coarser than the student's, if that grid is too large.
+    """Return data settings for queries. If the student's grid is too large, their grid is 2 or 4 times coarser.
 
     Args:
         data: The study's data settings, with the student's grid.

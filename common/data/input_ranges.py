@@ -122,7 +122,7 @@ class InputRanges:
 def odd_sizes(
     label_map: UInt8[np.ndarray, "i j k"], volume: Volume, structures: Sequence[str], seen: InputRanges | None
 ) -> tuple[str, ...]:
-    """Describe the structures that a label map lacks, or that are smaller than any that the labels show.
+    """Describe the structures that a label map lacks, or that are far smaller in it than in the training labels.
 
     Args:
         label_map: Label map on the file's own voxels.

@@ -55,9 +55,9 @@ class Drawing:
 
     Attributes:
         border_mm: Distance from the annotated border between anterior and posterior to the visible change of
-            brightness behind it, in mm of a body of size 1.
-        cut_mm: Mean and standard deviation over patients of the position of that change along the body, in the same
-            unit.
+            brightness behind it, in mm for a body of size 1.
+        cut_mm: Mean and standard deviation over patients of the position of that change along the body, also in mm for
+            a body of size 1.
         clutter: Strength of tissue texture and of other bodies.
         noise: Factor of the scanners' noise.
         size: Size of the body, relative to :data:`HALF_AXES_MM`.

@@ -255,6 +255,6 @@ def _written_for(path: Path) -> str | None:
     try:
         found = parse_json(path.read_bytes(), what="standing file")
     except (OSError, InvalidInput):
-        return None  # whoever loads the file reports this
+        return None  # the reader of the file reports this
     place = found.get("elsewhere") if isinstance(found, dict) else None
     return place if isinstance(place, str) else None

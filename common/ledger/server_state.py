@@ -112,7 +112,7 @@ class Books(RowState):
         return dict(self._spent)
 
     def all_spent_in(self) -> dict[str, dict[str, Spend]]:
-        """Return the totals within each study, by study and pool."""
+        """Return what each study has spent of each pool, by the ids of the studies and the names of the pools."""
         found: dict[str, dict[str, Spend]] = {}
         for (study, pool), spend in self._study_spent.items():
             found.setdefault(study, {})[pool] = spend

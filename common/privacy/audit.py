@@ -120,8 +120,8 @@ class Finding:
         measured: The measured value.
         limit: The limit that the value must keep.
         alarm: True if the limit is broken.
-        meaning: What the two values are, as the printed line says it. With "measured μ at least; claimed" the line ends
-            "0.52 (measured μ at least; claimed 1.2)".
+        meaning: Words for the two values, which the printed line puts around the limit: the meaning "measured μ at
+            least; claimed" is printed as "0.52 (measured μ at least; claimed 1.2)".
     """
 
     test: str

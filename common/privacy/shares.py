@@ -142,8 +142,9 @@ class Length:
 
     @property
     def is_honest(self) -> bool:
-        """True if the length is possible for honest sums. For honest sums it is False with probability at most
-        :data:`FALSE_ALARM`.
+        """True if the length does not exceed the bound for honest sums.
+
+        Honest sums exceed the bound, and give False, with probability at most :data:`FALSE_ALARM`.
         """
         return self.dimension == 0 or self.squared <= _quantile(self.dimension, self.noncentrality, FALSE_ALARM)
 

@@ -184,7 +184,7 @@ class FailingTarget:
 
     @property
     def sentence(self) -> str:
-        """What fails, since when, and that nothing is lost."""
+        """A sentence with the target, since when and why it fails, and how many lines wait to be sent."""
         lines = "line waits" if self.waiting == 1 else "lines wait"
         return (
             f"target {self.target} accepts no line since {self.since[:19].replace('T', ' ')} UTC ({self.cause}); "

@@ -82,7 +82,7 @@ def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.nd
     """Return the noise added to the sum of the sites' codes in each release, in order.
 
     In a sealed sum it is the noise that remains unknown to a party that knows the shares of the assumed colluders.
-    These are other sites in each release and turn.
+    Other sites are assumed to collude in each release and in each turn.
 
     Args:
         service: The study's server and sites.

@@ -87,7 +87,8 @@ def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Fi
         releases: The releases.
 
     Returns:
-        A finding. ``measured`` is the number of bits of the largest number that colluders see, in the worst release.
+        A finding. For each masked code and each difference, the bits of its largest number are counted; ``measured`` is
+        the smallest of these counts. Uniform numbers have about 63 bits.
     """
     seen: dict[tuple[str, int], list[Int64[np.ndarray, "l"]]] = {}
     for draw in _draws(service, releases):

@@ -66,7 +66,7 @@ def certificate_paper(facts: dict[str, Any], *, document_sha256: str) -> Paper:
 
 
 def _in_words(facts: dict[str, Any]) -> PaperSection:
-    """Return the front's text. It names one ε; :func:`_every_epsilon` lists those of the paragraphs left out."""
+    """Return the first page's text. It states one ε only; :func:`_every_epsilon` returns the table of all ε."""
     said = [text for place, text in enumerate(facts["in_words"]) if place not in facts["in_words_tabled"]]
     return PaperSection(
         "In plain words",

@@ -12,9 +12,9 @@ in one transaction, in order; the code repeats their numbers:
 
 A query that is asked again, with the same id, returns its stored answer, and no pool's lifetime budget is charged.
 
-It refuses a release with fewer sites than the quorum, one that exceeds a pool's lifetime budget (over all studies and
-runs) or the study's own budget, one by an undeclared site or pool, and an answer that is not an int64 array of the
-mechanism's dimension. It refuses to write to a file that is older than its standing
+The ledger refuses a release with fewer sites than the quorum, one that exceeds a pool's lifetime budget (over all
+studies and runs) or the study's own budget, one by an undeclared site or pool, and an answer that is not an int64 array
+of the mechanism's dimension. It refuses to write to a file that is older than its standing
 (``common/ledger/rollback_guard.py``).
 
 A ledger object is not thread-safe: threads that share one need a lock. Several processes may open the same file: SQLite
@@ -133,9 +133,8 @@ class Ledger(AnswersQueries):
     ) -> Ledger:
         """Open a ledger and replay every row.
 
-        Of the signatures only the newest is checked here, and stored answers are not;
-        :func:`server.ledger.verify.verify` checks all. With a signing key, the checkpoint file that versions before
-        0.3.0 wrote is deleted.
+        Only the newest signature is checked here. :func:`server.ledger.verify.verify` checks every signature and the
+        stored answers. With a signing key, the checkpoint file that versions before 0.3.0 wrote is deleted.
 
         Args:
             path: The ledger's file.

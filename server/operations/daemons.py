@@ -286,7 +286,14 @@ def healthy(server: FlowerServer) -> bool:
 
 
 def guarded(server: FlowerServer) -> bool:
-    """Return whether SuperLink refuses a control call that carries no secret."""
+    """Return whether SuperLink refuses a control call that carries no secret.
+
+    Args:
+        server: The SuperLink.
+
+    Returns:
+        True if it refuses the call; False if it accepts it or does not answer.
+    """
     url = f"https://{server.address}/v1/control/list-nodes"
     headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
     return _status(server, urllib.request.Request(url, data=b"", headers=headers, method="POST")) == 401

@@ -1,4 +1,4 @@
-"""Deletes the data of a hospital that has left from the server's files, and states which data must stay and why.
+"""Deletes a revoked hospital's data from the server's files, and states which data must stay and why.
 
 `consilium provision forget` calls it. A site that is still admitted is refused. So is every site while a run or the
 server's daemons are active, because they could write about the site again. Nothing is deleted from the ledger, because

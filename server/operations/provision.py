@@ -436,7 +436,7 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
                 remedy="see `consilium provision list`",
             )
         write_admitted(workspace.nodes_file, tuple(node for node in admitted if node.site != name))
-        if name in {site.name for site in workspace.registered()}:  # one whose approval broke off may ask again
+        if name in {site.name for site in workspace.registered()}:  # a site may ask again after an interrupted approval
             workspace.save_revoked(workspace.revoked_names() | {name})
             note_revoked(workspace, name)
         publish_peers(workspace)

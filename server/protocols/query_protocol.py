@@ -74,7 +74,7 @@ class Agenda:
     Attributes:
         plan: The plan in words, for the consortium.
         which: Which public volumes a site's teachers segment, as a part of a sentence, such as ``up to 80``.
-        each: For what a site sends one sum, as a part of a sentence, such as ``each volume,``.
+        each: What one sum of a site is about, as a part of a sentence, such as ``each volume,``.
         asks: Number of queries if each is about one public volume, in the volumes' order; None if every query is about
             all volumes.
         an_answer: Number of volumes that get a label with each answer; None if every answer labels all volumes.
@@ -87,10 +87,13 @@ class Agenda:
     an_answer: int | None = None
 
     def check_volumes(self, count: int) -> None:
-        """Raise InvalidInput if the number of public volumes does not fit the plan.
+        """Check that the number of public volumes fits the plan.
 
         Args:
             count: Number of public volumes.
+
+        Raises:
+            InvalidInput: If there are more than one query can label, or fewer than the plan asks about.
         """
         if self.asks is None and count > MAX_VOLUMES:
             raise InvalidInput("public volumes of one query", value=count, limit=f"at most {MAX_VOLUMES}")
@@ -211,6 +214,9 @@ class Lesson:
 
         Args:
             volume: The volume's hash.
+
+        Returns:
+            The image, float [c, x, y, z].
         """
         return self.public.image(volume, finer=True)
 

@@ -236,7 +236,7 @@ def rounds_of(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
 
 
 def rounds_to_learn(lesson: Lesson) -> tuple[Answer, ...]:
-    """Return the answers of a lesson's rounds, of which the student learns.
+    """Return the answers of a lesson's rounds, from which the student learns.
 
     Args:
         lesson: Public data and released labels to learn from.

@@ -61,7 +61,7 @@ class Kept(Protocol):
 
 
 class KeptInFolder:
-    """:class:`Kept` files in a folder, such as a study's directory."""
+    """Storage for a study's small public files (:class:`Kept`) in a folder, such as the study's directory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -83,7 +83,7 @@ class KeptInFolder:
 
 
 class KeptInMemory:
-    """:class:`Kept` files in memory, which are lost when the process ends."""
+    """The small public files of a study (:class:`Kept`) in memory; they are lost when the process ends."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""Names the files of two signed statements that newer ones may replace: on a study's student and on its sites' keys.
+"""Names the files of two signed statements about a study: on its student, and on its sites' keys.
 
 ``postprocess.bundle`` and `consilium provision` write these files, and ``objects_app`` serves them. A study id that is
 not 64 hexadecimal digits is refused.

@@ -51,7 +51,7 @@ class GateState:
 
     @property
     def shut_line(self) -> str:
-        """:attr:`words` of a student that is not released; empty if it is released."""
+        """A line with the verdicts (:attr:`words`) on a student that is not released; empty if it is released."""
         return "" if self.released else f"gate: {self.words}"
 
     @property

@@ -133,12 +133,15 @@ def check_shared(ledger: Ledger, study: Study) -> None:
 
 
 def check_answers(ledger: Ledger, study: Study, *, pools: Sequence[str]) -> None:
-    """Raise PoolsSpent if nothing was released, and too few of these pools can pay for one query.
+    """Check that the privacy pools of enough sites can pay for one query, unless the study has released an answer.
 
     Args:
         ledger: The server's ledger.
         study: The study.
         pools: Pools of the study's sites.
+
+    Raises:
+        PoolsSpent: If nothing was released, and fewer pools than the quorum can pay.
     """
     if ledger.study_facts(study).answers:
         return

@@ -76,12 +76,15 @@ def question(ledger: Ledger, study: Study, *, accepted: str = "") -> str | None:
 
 
 def check_answered(workspace: Workspace, ledger: Ledger, study: Study) -> None:
-    """Raise Refused (``sum-spoiled``) while a spoiled draw awaits a person's decision.
+    """Check that no spoiled draw awaits a person's decision.
 
     Args:
         workspace: The study's directory, with the last decision.
         ledger: The server's ledger.
         study: The study.
+
+    Raises:
+        Refused: With code ``sum-spoiled`` while a spoiled draw awaits a decision.
     """
     asked = question(ledger, study, accepted=accepted_row(workspace))
     if asked is not None:

@@ -165,7 +165,10 @@ class StudyStatus:
 
     @property
     def _charged_already(self) -> str:
-        """What the number of answers left does not count while a run can have charged draws without a sum."""
+        """Words after the number of answers left, if a run may have charged draws whose sums are not there yet.
+
+        The number leaves these draws out. Empty if there can be no such draw.
+        """
         if self.running and self.study.privacy.sealed and self.facts.answers_left < self.facts.unanswered:
             return ", not counting draws under way, which are charged already"
         return ""

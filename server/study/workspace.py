@@ -296,6 +296,9 @@ class Workspace:
         Args:
             codec: The codec; by default the fitted one.
 
+        Returns:
+            The public material.
+
         Raises:
             InvalidInput: If no volumes are published, or if ``codec`` is not given and no codec is fitted.
         """

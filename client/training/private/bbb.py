@@ -192,7 +192,7 @@ class PosteriorDescent:
         descend(self._leaves, [*moves.mean.values(), *moves.rho.values()], self._optimizer, rate)
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to resume."""
+        """Return everything that a resumed training needs: posterior, optimiser and generator."""
         return {
             "leaves": [leaf.detach().clone() for leaf in self._leaves],
             "optimizer": self._optimizer.state_dict(),

@@ -238,7 +238,7 @@ class VolumeSgd:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to resume."""
+        """Return everything that a resumed training needs: weights, optimiser, and the number of the next step."""
         weights = {name: w.clone() for name, w in self.weights.items()}
         return {"weights": weights, "optimizer": self.optimizer.state_dict(), "turn": self.turn}
 
@@ -338,7 +338,7 @@ class VolumeBbb:
         self.descent.apply(mean, self.rate(step, steps))
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to resume."""
+        """Return everything that a resumed training needs: the state of the descent, and the next step's number."""
         return {**self.descent.state(), "turn": self.turn}
 
     def restore(self, state: dict[str, Any]) -> None:
