@@ -149,11 +149,10 @@ def running(
     Yields:
         The federation.
     """
-    with (
-        serving(workspace) as group,
-        joined(group, workspace, sites, pool_epsilon=pool_epsilon, on_step=on_step) as federation,
-    ):
-        yield federation
+    with serving(workspace) as group:
+        refusal = enrolled(group, workspace, sites, pool_epsilon=pool_epsilon, on_step=on_step)
+        with joined(group, workspace, sites, refusal=refusal, on_step=on_step) as federation:
+            yield federation
 
 
 @contextmanager
@@ -178,60 +177,84 @@ def serving(workspace: Workspace) -> Iterator[ProcessGroup]:
         yield group
 
 
-@contextmanager
-def joined(
+def enrolled(
     group: ProcessGroup,
     workspace: Workspace,
-    sites: dict[str, Path],
+    sites: Mapping[str, Path],
     *,
     pool_epsilon: float | None = None,
     on_step: Callable[[str], None] = lambda _text: None,
-) -> Iterator[Federation]:
-    """Start the remaining daemons of :func:`running` for a group from :func:`serving`, and register the hospitals.
+) -> Refusal:
+    """Admit the hospitals, have them confirm each other's keys, and show that an unregistered node is refused.
 
-    Workers load their teachers while their sites are admitted.
+    Hospitals may train their teachers meanwhile: it may be called from another thread. The group must not be stopped
+    before it returns.
 
     Args:
-        group: The server's processes.
+        group: The server's processes, from :func:`serving`.
         workspace: The study's directory.
         sites: Directory of each hospital by name.
         pool_epsilon: Lifetime ε of each pool; by default the study's.
         on_step: Called with the name of each step.
 
+    Returns:
+        Evidence of the refusal.
+    """
+    on_step("superlink")
+    for daemon in group.daemons:
+        daemon.wait_ready()
+    on_step("admission")
+    agree(sites)
+    admit(workspace, sites, pool_epsilon=pool_epsilon)
+    if workspace.study().privacy.sealed:
+        on_step("hospitals compare each other's keys")
+        introduce(workspace, sites)
+    on_step("a stranger")
+    return _refuse_stranger(group, workspace)
+
+
+@contextmanager
+def joined(
+    group: ProcessGroup,
+    workspace: Workspace,
+    sites: Mapping[str, Path],
+    *,
+    refusal: Refusal,
+    on_step: Callable[[str], None] = lambda _text: None,
+) -> Iterator[Federation]:
+    """Start the remaining daemons of :func:`running`, after the hospitals have trained.
+
+    Args:
+        group: The server's processes.
+        workspace: The study's directory.
+        sites: Directory of each hospital by name, as admitted by :func:`enrolled`.
+        refusal: What :func:`enrolled` returned.
+        on_step: Called with the name of each step.
+
     Yields:
         The federation.
     """
-    server = flower_server(workspace)
     with tempfile.TemporaryDirectory(prefix="consilium-") as sockets:
-        ports = free_ports(len(sites) + 1, host=HOST)
+        ports = free_ports(len(sites), host=HOST)
         nodes = [
             site_node(directory / "node", socket=Path(sockets) / f"{number}.sock", port=port)
-            for number, (directory, port) in enumerate(zip(sites.values(), ports, strict=False))
+            for number, (directory, port) in enumerate(zip(sites.values(), ports, strict=True))
         ]
-        on_step("superlink")
-        for daemon in group.daemons:
-            daemon.wait_ready()
         on_step("workers")
-        agree(sites)
         workers = [
             group.begin(worker(directory, socket=node.socket))
             for directory, node in zip(sites.values(), nodes, strict=True)
         ]
-        on_step("admission")
-        admit(workspace, sites, pool_epsilon=pool_epsilon)
-        if workspace.study().privacy.sealed:
-            on_step("hospitals compare each other's keys")
-            introduce(workspace, sites)
         on_step("nodes")
+        server = flower_server(workspace)
         group.start_all([superexec(server, relay=workspace.relay_dir), *map(supernode, nodes), *map(launcher, nodes)])
         for daemon in workers:
             daemon.wait_ready()
-        on_step("a stranger")
         daemons = tuple((daemon.spec.role, daemon.pid) for daemon in group.daemons)
-        yield Federation(group=group, daemons=daemons, refusal=_refuse_stranger(group, workspace, port=ports[-1]))
+        yield Federation(group=group, daemons=daemons, refusal=refusal)
 
 
-def introduce(workspace: Workspace, sites: dict[str, Path]) -> None:
+def introduce(workspace: Workspace, sites: Mapping[str, Path]) -> None:
     """Confirm at every hospital the keys of the others, after comparing each listed fingerprint with its owner's.
 
     Args:
@@ -255,7 +278,7 @@ def introduce(workspace: Workspace, sites: dict[str, Path]) -> None:
         confirm_shown(directory, view)
 
 
-def _refuse_stranger(group: ProcessGroup, workspace: Workspace, *, port: int) -> Refusal:
+def _refuse_stranger(group: ProcessGroup, workspace: Workspace) -> Refusal:
     folder = workspace.root / "stranger"
     folder.mkdir(exist_ok=True)
     stranger = SiteNode(
@@ -265,6 +288,6 @@ def _refuse_stranger(group: ProcessGroup, workspace: Workspace, *, port: int) ->
         root_certificates=workspace.gateway_dir / "ca.crt",
         keys=create_node_keys(folder),
         socket=folder / "none.sock",
-        port=port,
+        port=free_ports(1, host=HOST)[0],
     )
     return expect_refused(group, stranger)

@@ -2,7 +2,7 @@
 
 1. Split the data, or make phantoms.
 2. Create the study and the sites.
-3. Train the teachers while the server starts.
+3. Train the teachers while the server starts and admits the hospitals.
 4. Start the federation and run the study; or, simulated, run it in this process.
 5. Let one hospital pull and evaluate the student.
 6. Score everything and write the report.
@@ -18,6 +18,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -58,7 +59,7 @@ from common.objects import write_atomically
 from common.privacy.mechanism import HONEST_SITES
 from common.protocol_terms import PLAIN, suited, terms_of
 from consilium.demo.dashboard import dashboard
-from consilium.demo.federation import joined, serving, write_server, write_sites
+from consilium.demo.federation import enrolled, joined, serving, write_server, write_sites
 from consilium.demo.options import DemoOptions, Places, dataset_of
 from consilium.demo.simulation import simulate
 from consilium.demo.training import train_all
@@ -129,33 +130,41 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
         DaemonFailed: If a daemon fails.
     """
     from consilium.demo.evaluate import report_facts  # imported late: needs torch and matplotlib
+    from consilium.reports.report_facts import ReportFacts
     from consilium.reports.study_report import write_report
 
     seconds = _Stopwatch(out / "seconds.json", watch)
     places, source, sites, teach = _prepared(out, options, watch=watch, seconds=seconds)
     federation = None
-    with ExitStack() as stack:
-        if not options.simulated:  # the server starts while hospitals train
-            group = stack.enter_context(serving(places.workspace))
-            if show_dashboard:
-                stack.enter_context(dashboard(places.workspace.root, places.dashboard, say=watch.say))
-        teach()
+
+    def evaluated() -> ReportFacts:
+        with seconds.stage("evaluation"):
+            known = "" if options.data else KNOWN
+            return report_facts(
+                places, source=source, options=options, federation=federation, seconds=seconds.seconds, known=known
+            )
+
+    with ThreadPoolExecutor(1) as scoring, ExitStack() as stack:
         if options.simulated:
+            teach()
             with seconds.stage("study run"):
                 simulate(places.workspace, sites, on_event=watch.event)
         else:
+            group = stack.enter_context(serving(places.workspace))
+            if show_dashboard:
+                stack.enter_context(dashboard(places.workspace.root, places.dashboard, say=watch.say))
+            with ThreadPoolExecutor(1) as beside:  # it ends before the daemons stop, even after an error
+                enrolling = beside.submit(enrolled, group, places.workspace, sites, on_step=watch.say)
+                teach()
             with seconds.stage("federation"):
-                federation = stack.enter_context(joined(group, places.workspace, sites, on_step=watch.say))
+                join = joined(group, places.workspace, sites, refusal=enrolling.result(), on_step=watch.say)
+                federation = stack.enter_context(join)
             with seconds.stage("study run"):
                 supervise(places.workspace, on_event=watch.event, check=federation.group.check)
             with seconds.stage("student home"):
                 take_home(next(iter(sites.values())))
-    with seconds.stage("evaluation"):
-        known = "" if options.data else KNOWN
-        facts = report_facts(
-            places, source=source, options=options, federation=federation, seconds=seconds.seconds, known=known
-        )
-    write_report(out, facts)
+        facts = scoring.submit(evaluated)  # while the daemons stop
+    write_report(out, facts.result())
     return out / "report.html"
 
 
