@@ -10,10 +10,13 @@ discarded stays counted.
 from __future__ import annotations
 
 import ast
+import fcntl
 import hashlib
 import json
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,8 +81,14 @@ class Register:
         scored = sorted(name for name in set(names) if part_of(name) == REPORT)
         self._path = folder / f"{digest('report-cases', scored)[:16]}.json"
         self._data, self._scored = data, len(scored)
+        self._mine: dict[str, Any] = {}
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """The reports so far, as the file states them."""
         held = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {"reports": []}
-        self.reports: list[dict[str, Any]] = held["reports"]
+        reports: list[dict[str, Any]] = held["reports"]
+        return reports
 
     def begin(self, setting: Setting, *, seeds: int) -> dict[str, Any]:
         """Count a report before anything of it is trained; an unfinished report of the same setting is continued.
@@ -93,21 +102,39 @@ class Register:
             including this one, and in ``recipes`` the number for each recipe's hash.
         """
         recipe, terms = recipe_hash(setting), digest("reported-setting", [repr(setting), seeds])[:16]
-        if not any(not one["finished"] and one["setting"] == terms and one["recipe"] == recipe for one in self.reports):
-            day = datetime.now(UTC).date().isoformat()
-            self.reports.append({"date": day, "recipe": recipe, "setting": terms, "finished": False})
-            self._write()
-        counted = Counter(one["recipe"] for one in self.reports)
-        return {"recipe": recipe, "times": len(self.reports), "recipes": dict(sorted(counted.items()))}
+        self._mine = {"recipe": recipe, "setting": terms, "finished": False}
+        with self._locked():
+            reports = self.reports
+            if self._open(reports) is None:
+                reports.append({"date": datetime.now(UTC).date().isoformat(), **self._mine})
+                self._write(reports)
+        counted = Counter(one["recipe"] for one in reports)
+        return {"recipe": recipe, "times": len(reports), "recipes": dict(sorted(counted.items()))}
 
     def finish(self) -> None:
-        """Mark the newest report as finished; the same command then counts as another report."""
-        self.reports[-1]["finished"] = True
-        self._write()
+        """Mark the report that :meth:`begin` counted as finished; the same command then counts as another report."""
+        with self._locked():
+            reports = self.reports
+            if (mine := self._open(reports)) is not None:
+                mine["finished"] = True
+                self._write(reports)
 
-    def _write(self) -> None:
-        held = {"data": self._data, "report_patients": self._scored, "reports": self.reports}
+    def _open(self, reports: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        return next((one for one in reports if one.items() >= self._mine.items()), None)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let two reports of one dataset that run at once write one after the other."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def _write(self, reports: Sequence[dict[str, Any]]) -> None:
+        held = {"data": self._data, "report_patients": self._scored, "reports": reports}
         write_atomically(self._path, (json.dumps(held, indent=1) + "\n").encode())
 
 

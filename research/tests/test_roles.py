@@ -125,6 +125,17 @@ def test_a_report_is_counted_before_it_begins_by_dataset_and_recipe(tmp_path: Pa
     assert Register(tmp_path / "register", data="hearts", names=names[:20]).reports == []
 
 
+def test_two_reports_that_run_at_once_are_both_counted_and_both_finish(tmp_path: Path) -> None:
+    one, other = (Register(tmp_path, data="tumours", names=["patient-1"]) for _ in range(2))
+    setting = Setting("pca", 3, 2, 8.0, 1e-3, Unit.PATIENT, 4, SMALL, SMALL)
+    one.begin(setting, seeds=5)
+    assert other.begin(setting, seeds=1)["times"] == 2
+    one.finish()
+    assert [each["finished"] for each in other.reports] == [True, False]
+    other.finish()
+    assert [each["finished"] for each in one.reports] == [True, True]
+
+
 def test_task01_is_dealt_to_eight_teachers_of_forty_eighty_students_and_eighty_four_tests(tmp_path: Path) -> None:
     """The paper's 320, 80 and 84 of 484 cases; its codec is fitted on the label maps of the 80."""
     grid = np.zeros((8, 8, 8), np.uint8)
