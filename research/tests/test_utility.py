@@ -196,7 +196,7 @@ def test_each_hospital_adapts_the_student_in_every_way_and_as_the_product_choose
         assert site["ways"].keys() == {*Way, "chosen"}
         assert site["ways"]["student"]["each"] == [row["student"]] * 2
         assert site["ways"]["own"]["over_own"] == {"mean": 0.0, "half_width": 0.0}
-    assert small["ways"]["chosen"]["each"] == small["ways"]["half-way"]["each"]
+    assert small["ways"]["chosen"]["each"] == small["ways"]["merged"]["each"]
     assert large["ways"]["chosen"]["mean"] in [large["ways"][way]["mean"] for way in Way]
     text = io.StringIO()
     render(document, Console(file=text, width=200))
