@@ -1,9 +1,9 @@
 """Writes and reads the event log: one JSON object per line, append-only.
 
 A run writes it; the status command, the report and the dashboard read it. Every line has ``schema``, ``seq`` (from 1,
-no gaps within a file), ``time`` (UTC, ISO 8601), ``study`` (id) and ``event``. :data:`EVENTS` lists the further fields
-of each kind. No field holds a code, a seed, an un-noised value or a patient's name. Refuses unknown kinds, missing or
-additional fields, and values other than scalars and lists of strings.
+no gaps within a file), ``time`` (UTC, ISO 8601), ``study`` (id) and ``event``. The further fields of each kind are in
+:data:`common.event_kinds.EVENTS`. No field holds a code, a seed, an un-noised value or a patient's name. Refuses
+unknown kinds, missing or additional fields, and values other than scalars and lists of strings.
 """
 
 from __future__ import annotations
@@ -17,50 +17,9 @@ from typing import Any
 
 from common.clock import Clock, utc_now
 from common.errors import InvalidInput
+from common.event_kinds import EVENTS
 
 EVENT_SCHEMA = 1
-
-EVENTS: dict[str, frozenset[str]] = {
-    "run-started": frozenset({"run", "pid", "resumed"}),
-    "stage-started": frozenset({"stage", "total"}),
-    "stage-progress": frozenset({"stage", "done", "total"}),
-    "stage-finished": frozenset({"stage", "seconds"}),
-    "offer-answered": frozenset({"batch", "site", "accepted", "reason"}),
-    "quorum-missed": frozenset({"batch", "accepted", "needed"}),
-    "batch-dispatched": frozenset({"batch", "attempt", "sites", "queries"}),
-    "reply-received": frozenset({"batch", "attempt", "site", "codes", "seconds"}),
-    "reply-missing": frozenset({"batch", "attempt", "site", "reason"}),
-    "code-refused": frozenset({"batch", "site", "query", "reason", "codes"}),
-    "released": frozenset(
-        {"batch", "queries", "roster", "voters", "epsilon_exact", "epsilon_rdp", "delta", "unit", "relation"}
-    ),
-    "budget-refused": frozenset({"batch", "queries"}),
-    "draw-lost": frozenset({"batch", "draw", "queries", "sites", "reason"}),
-    "peers-unconfirmed": frozenset({"site", "peers"}),
-    "ledger-contradicted": frozenset({"site", "ledger_row"}),
-    "receipts-held": frozenset({"site", "ledger_row"}),
-    "receipts-missing": frozenset({"site", "reason"}),
-    "witnessed": frozenset({"site", "size"}),
-    "witness-missing": frozenset({"site", "reason", "size"}),
-    "witness-disagrees": frozenset({"site", "ledgers", "size"}),
-    "label-decoded": frozenset({"volume", "query"}),
-    "answers-weighed": frozenset({"surprise", "expected", "chance", "volumes", "warnings"}),
-    "student-step": frozenset({"step", "total", "loss"}),
-    "student-pass": frozenset({"number", "step"}),
-    "student-validated": frozenset({"step", "dice", "cases"}),
-    "student-trained": frozenset({"weights", "seconds"}),
-    "control-trained": frozenset({"name", "weights", "seconds"}),
-    "network-scored": frozenset({"name", "dice", "cases"}),
-    "bundle-exported": frozenset({"sha256"}),
-    "verdict-taken": frozenset({"site", "word", "bundle"}),
-    "stop-requested": frozenset({"run"}),
-    "run-finished": frozenset({"run", "seconds"}),
-    "run-failed": frozenset({"run", "reason"}),
-}
-"""Fields of each kind of event, besides the common ones."""
-
-MORE_FIELDS: dict[str, frozenset[str]] = {"run-failed": frozenset({"code"})}
-"""Optional fields of each kind of event; older logs do not have them."""
 
 
 class EventLog:
@@ -90,8 +49,9 @@ class EventLog:
         """
         if event not in EVENTS:
             raise InvalidInput("event kind", value=event, limit=", ".join(sorted(EVENTS)))
-        if facts.keys() - MORE_FIELDS.get(event, frozenset()) != EVENTS[event]:
-            raise InvalidInput(f"fields of event {event}", value=sorted(facts), limit=str(sorted(EVENTS[event])))
+        kind = EVENTS[event]
+        if facts.keys() - kind.optional != kind.fields.keys():
+            raise InvalidInput(f"fields of event {event}", value=sorted(facts), limit=str(sorted(kind.fields)))
         for name, value in facts.items():
             plain = value is None or isinstance(value, bool | int | float | str)
             if not plain and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):

@@ -17,9 +17,9 @@ import pytest
 import typer
 
 from common import __version__, errors
-from common.events import EVENTS
+from common.event_kinds import EVENTS
+from common.wording import DECLINED, MISSED
 from consilium.cli.main import app
-from server.dashboard.wording import DECLINED, MISSED
 from tests import (
     command_reference,
     configuration_reference,

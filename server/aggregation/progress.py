@@ -24,6 +24,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from common.event_kinds import event_words
 from common.plain import plain
 from server.public.material import OnStage
 
@@ -206,17 +207,10 @@ class StudyProgress:
                 total = self._bars.tasks[self._tasks[event["stage"]]].total
                 self._update(event["stage"], completed=total, total=total)
                 self._task(self._tasks[event["stage"]]).finished_time = event["seconds"]
+            case "ledger-contradicted" | "reply-missing" | "code-refused":
+                self._say(event_words(event))
             case "offer-answered" if not event["accepted"]:
-                self._say(f"site {event['site']} declined: {event['reason']}")
-            case "ledger-contradicted":
-                self._say(
-                    f"site {event['site']} holds a signed head of row {event['ledger_row']} that this ledger does not "
-                    "contain: the ledger was rolled back or forked; stop the study, and see `consilium ledger recover`"
-                )
-            case "reply-missing":
-                self._say(f"site {event['site']} did not answer ({event['reason']}); it is asked again")
-            case "code-refused":
-                self._say(f"site {event['site']}: a code was refused ({event['reason']})")
+                self._say(event_words(event))
             case "run-restarted":
                 self._say("the ServerApp ended unexpectedly; it was submitted again and resumes from the ledger")
 

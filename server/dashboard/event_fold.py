@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput
-from common.events import EVENT_SCHEMA, EVENTS
-from server.dashboard.quarantine import check_event, parse_json
-from server.dashboard.wording import MISSED, EventView, event_view
+from common.event_kinds import EVENTS, EventView, check_event, event_view
+from common.events import EVENT_SCHEMA
+from common.wording import MISSED
+from server.dashboard.quarantine import parse_json
 
 RECENT = 60
 READ_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
-ROUTINE = frozenset({"stage-progress", "student-step", "student-validated", "receipts-held", "label-decoded"})
-"""Kinds of events that the list of recent events omits; it also omits accepted offers."""
-
 STAGES = ("collect", "decode", "student", "controls", "export")
 
 
@@ -263,7 +261,7 @@ class EventFold:
             self.first_malformed = self.first_malformed or f"line {self.lines:,}: {error}"
 
     def latest(self, count: int) -> tuple[EventView, ...]:
-        """Return the newest events in words, without routine ones.
+        """Return the newest events in words, without routine ones and accepted offers.
 
         Args:
             count: Largest number of events.
@@ -288,14 +286,14 @@ class EventFold:
         return self.batches.setdefault(event["batch"], BatchState(event["batch"], event["time"]))
 
     def _enter(self, event: dict[str, Any]) -> None:
-        kind, time = event["event"], event["time"]
+        kind, time, known = event["event"], event["time"], EVENTS.get(event["event"])
         self.count += 1
         self.last_time = time
-        if kind not in ROUTINE and not event.get("accepted"):
+        if (known is None or known.words) and event.get("accepted") is not True:
             self._recent.appendleft(event)
-        if kind not in EVENTS:
+        if known is None:
             return
-        if "site" in EVENTS[kind]:
+        if "site" in known.fields:
             self._site_event(kind, time, event)
         elif not (self._run_event(kind, time, event) or self._student_event(kind, time, event)):
             self._batch_event(kind, event)

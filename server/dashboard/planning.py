@@ -21,7 +21,7 @@ from common.config import Study
 from common.privacy.accounting import Guarantee
 from common.privacy.figures import delta_text, epsilon_text, noise_text, percent_text
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
-from server.dashboard.wording import ACCOUNTANTS
+from common.wording import ACCOUNTANTS
 from server.planning.planner import MAX_HOSPITALS, Plan, plan
 from server.study.workspace import Workspace
 

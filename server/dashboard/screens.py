@@ -21,11 +21,11 @@ from markupsafe import Markup, escape
 
 from common import __version__
 from common.privacy.figures import delta_text, epsilon_text, noise_text
+from common.wording import ACCOUNTANTS, MISSED, declined_words, duration
 from server.dashboard.auth import Session
 from server.dashboard.labels import labels_page, student_page
 from server.dashboard.security import SignedIn
 from server.dashboard.service import DashboardService, Here
-from server.dashboard.wording import ACCOUNTANTS, MISSED, declined_words, duration
 
 HERE = Path(__file__).parent
 LIVE: Mapping[str, tuple[str, ...]] = {

@@ -24,7 +24,7 @@ from common.ledger.records import (
     StudyRecord,
 )
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
-from common.security_log.events import Found
+from common.security_log.events import KINDS, Found
 from common.security_log.follow import Known, LedgerSource, LinesSource, Source, daemon_fact, logged_event, utc_time
 from common.security_log.program import follow_program
 from common.security_log.rows import Facts, shared_row
@@ -34,48 +34,11 @@ from server.study.workspace import Workspace
 SILENT = frozenset({"roster"})
 """Kinds of ledger rows that give no security event. A roster needs none: each charge's event states how many sites."""
 
-NOT_LOGGED = frozenset(
-    {
-        "stage-started",
-        "stage-progress",
-        "stage-finished",
-        "batch-dispatched",
-        "reply-received",
-        "released",
-        "budget-refused",
-        "draw-lost",
-        "receipts-held",
-        "label-decoded",
-        "answers-weighed",
-        "student-step",
-        "student-pass",
-        "student-validated",
-        "network-scored",
-        "student-trained",
-        "control-trained",
-    }
-)
-"""Kinds of events in the event log that give no security event: they report progress, or repeat a ledger row."""
+FROM_LEDGER = frozenset({"draw-lost"})
+"""Kinds of the event log whose security event comes from a row of the ledger."""
 
-_FIELDS: dict[str, dict[str, str]] = {
-    "run-started": {"run": "run"},
-    "run-finished": {"run": "run"},
-    "run-failed": {"run": "run"},
-    "stop-requested": {"run": "run"},
-    "quorum-missed": {"batch": "batch", "accepted": "accepted", "needed": "needed"},
-    "code-refused": {"batch": "batch", "site": "site", "reason": "reason"},
-    "reply-missing": {"batch": "batch", "site": "site", "reason": "reason"},
-    "ledger-contradicted": {"site": "site", "row": "ledger_row"},
-    "receipts-missing": {"site": "site"},
-    "witnessed": {"site": "site", "row": "size"},
-    "witness-missing": {"site": "site", "reason": "reason", "row": "size"},
-    "bundle-exported": {"bundle": "sha256"},
-    "verdict-taken": {"site": "site", "word": "word", "bundle": "bundle"},
-}
-"""How an event of the event log becomes a security event of the same name.
-
-By the name: the security event's fields, each with the field of the event log from which it is copied.
-"""
+_NAMES = {"ledger_row": "row", "size": "row", "sha256": "bundle", "reason": "decision"}
+"""Name in the security log of a field that has another name in the event log, by that name."""
 
 _LINES: Known = {
     ("server.operations.gateway", "refused"): (
@@ -130,20 +93,18 @@ def read_row(record: Document) -> tuple[str, Facts] | None:
 
 
 def read_event(line: str) -> Found | None:
-    """Return the security event of a line of the study's event log, or None for a kind in :data:`NOT_LOGGED`."""
+    """Return the security event of a line of the study's event log; None if the security log does not define its kind.
+
+    Only fields that the schema defines are copied, and of a list only its length.
+    """
     record: dict[str, Any] = json.loads(line)
-    event, time = record["event"], utc_time(record["time"])
-    if event == "offer-answered":
-        word = "accepted" if record["accepted"] else str(record["reason"])
-        return Found(event, time, {"batch": record["batch"][:64], "decision": word, "site": record["site"]})
-    if event == "peers-unconfirmed":
-        return Found(event, time, {"site": record["site"], "peers": len(record["peers"])})
-    if event == "witness-disagrees":
-        facts: Facts = {"site": record["site"], "row": record["size"], "ledgers": len(record["ledgers"])}
-        return Found(event, time, facts)
-    if event in NOT_LOGGED:
+    event = record["event"]
+    if event not in KINDS or event in FROM_LEDGER:
         return None
-    return Found(event, time, {field: record[name] for field, name in _FIELDS[event].items()})
+    said = record | {new: record[old] for old, new in _NAMES.items() if old in record}
+    facts = {name: said[name] for name in KINDS[event].fields if name in said}
+    counted = {name: len(value) if isinstance(value, list) else value for name, value in facts.items()}
+    return Found(event, utc_time(record["time"]), counted)
 
 
 def server_sources(directory: Path) -> tuple[str, list[Source]]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt
-from common.events import EVENTS, read_events
+from common.event_kinds import EVENTS
+from common.events import read_events
 from common.ledger.spending import Spending
 from common.privacy.accounting import Guarantee
 from common.privacy.figures import delta_text, epsilon_text
@@ -384,7 +385,7 @@ def study_status(workspace: Workspace) -> StudyStatus:
         if kind in _TURNS:
             last = event
         elif kind == "answers-weighed":
-            weighed, warnings = {name: event[name] for name in EVENTS[kind]}, tuple(event["warnings"])
+            weighed, warnings = {name: event[name] for name in EVENTS[kind].fields}, tuple(event["warnings"])
         elif kind in _OF_SITES:
             newest = {"event": kind, "time": event["time"], "reason": event.get("reason", "")}
             known = sites.get(event["site"], SiteStatus(False, 0, 0))

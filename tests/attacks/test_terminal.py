@@ -370,7 +370,7 @@ def test_events_of_a_run_are_plain(kind: str) -> None:
     stream = io.StringIO()
     screen = console(file=stream, force_terminal=False, width=200)
     with stage_bars(screen) as bars:
-        event = {"event": kind, "site": HOSTILE, "reason": HOSTILE, "accepted": False, "ledger_row": 1}
+        event = {"event": kind, "site": HOSTILE, "reason": HOSTILE, "accepted": False, "ledger_row": 1, "codes": 1}
         StudyProgress(bars).on_event(event)
     assert "[bold]x[/bold]" in stream.getvalue()
     assert acts(stream.getvalue()) == []

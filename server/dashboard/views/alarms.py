@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+from common.wording import declined_words, duration, many, unwitnessed_words
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import HandedReport
 from server.dashboard.views.budget import BudgetView
 from server.dashboard.views.run import RunView
 from server.dashboard.views.sites import QUIET_S, SiteView
-from server.dashboard.wording import declined_words, duration, many, unwitnessed_words
 
 NEARLY_SPENT = 0.9
 AWAY_S = 3600.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 
+from common.event_kinds import EventView
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import HandedReport
 from server.dashboard.views.alarms import Alarm, Banner, alarms, banners, worst_first
@@ -14,7 +15,6 @@ from server.dashboard.views.budget import BudgetView, study_budget
 from server.dashboard.views.run import RunView, run_view
 from server.dashboard.views.sites import SiteView, site_views
 from server.dashboard.views.verdict import StudyVerdict, verdict
-from server.dashboard.wording import EventView
 from server.planning.planner import Plan
 
 RECENT_SHOWN = 12

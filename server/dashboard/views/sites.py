@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 
+from common.wording import MISSED, declined_words
 from server.dashboard.event_fold import SiteState
 from server.dashboard.read_model import Follower
 from server.dashboard.views.budget import BudgetView, pool_budget
 from server.dashboard.views.run import RunView
-from server.dashboard.wording import MISSED, declined_words
 
 QUIET_S = 120.0
 """A site counts as late once its reply is this many seconds past the deadline."""

@@ -13,6 +13,7 @@ import pytest
 from client.operations import security_events
 from client.witnessing import Witnessing
 from common.errors import QuorumNotReached
+from common.event_kinds import event_words
 from common.events import EventLog
 from common.ledger.keys import public_hex
 from common.messages import WitnessReply, WitnessRequest, decode, encode
@@ -23,7 +24,6 @@ from common.witness.messages import PeerHead
 from common.witness.notes import CheckpointNote, NoteSignature, Sign, origin_of, witness_name
 from common.witness.verify import Countersigned, countersigned
 from server.aggregation.witnessing import Witnesses
-from server.dashboard.wording import event_view
 from server.ledger.server_ledger import Ledger
 from tests.federation import Federation, make_study
 
@@ -122,7 +122,7 @@ def test_a_site_that_is_away_is_told_of_and_counted_as_missing(world: Federation
     countersign(world)
     assert told(world, "witness-missing") == [("site-0", world.ledger.row_count)]
     (event,) = world.events("witness-missing")
-    words = event_view(event).words
+    words = event_words(event)
     for said in ("site-0 has not confirmed the ledger up to its newest row", "it sent no reply", "asked again"):
         assert said in words
     assert sorted(seen_by(world).witnesses) == ["site-1", "site-2"]

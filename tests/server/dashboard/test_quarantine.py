@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from common.errors import InvalidInput
-from common.events import EVENTS
-from server.dashboard.quarantine import check_event
+from common.event_kinds import EVENTS, check_event
 
 TABLE = Path(__file__).parents[3] / "docs" / "events.md"
 HOLDS = {"text": "a", "integer": 3, "number": 0.5, "flag": True, "list": ["a"]}

@@ -11,11 +11,11 @@ import pytest
 
 from common.events import EventLog, read_events
 from common.privacy.mechanism import AccountantName
+from common.wording import duration
 from server.dashboard.ledger_fold import open_ledger
 from server.dashboard.read_model import Follower
 from server.dashboard.views.overview import overview
 from server.dashboard.views.study import study_page
-from server.dashboard.wording import duration
 from server.ledger.server_ledger import Ledger
 from server.study.status import study_status
 from server.study.workspace import Workspace
@@ -213,6 +213,7 @@ def test_one_cause_makes_one_banner_that_leaves_nothing_out(collected, tmp_path)
     (banner,) = (one for one in view.banners if one.head.level == "critical")
     assert banner.head.name == "run-failed"
     assert {"quorum-missed", "site-offline"} <= {alarm.name for alarm in banner.also}
+    assert "quorum-missed" in [one.kind for one in view.recent], "although two sites accepted"
     shown = [alarm for one in view.banners for alarm in (one.head, *one.also)]
     assert sorted(shown, key=repr) == sorted(view.alarms, key=repr)
 

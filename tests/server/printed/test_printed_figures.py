@@ -434,7 +434,7 @@ SOURCES = {
         *("consilium/audit/books.py", "consilium/audit/run.py", "consilium/audit/service.py"),
         "consilium/audit/subject.py",
     ),
-    "an event, as of its time": ("server/aggregation/aggregator.py", "server/dashboard/wording.py"),
+    "an event, as of its time": ("server/aggregation/aggregator.py", "common/event_kinds.py"),
     "a declaration, or why one is refused": (
         *("common/config.py", "common/pool_config.py", "consilium/in_process.py"),
         *("common/ledger/charges.py", "common/ledger/server_state.py"),
