@@ -1,4 +1,4 @@
-"""Signs and checks a site's status report, which `consilium site status --json` prints.
+"""Signs, reads and checks a site's status report, which `consilium site status --json` prints.
 
 The site's operator sends it to the consortium, for example by mail. The recipient knows the site's key from its
 admission, so the signature proves who made the report and when. The report is displayed, and no decision depends on it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -17,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from common.errors import InvalidInput
 from common.ledger.keys import hex_bytes, signing_public_key
 from common.ledger.rows import format_time
+from common.site_facts import SiteFacts
 
 _DOMAIN = b"consilium/site-account/v1\0"
 
@@ -62,6 +63,24 @@ def check_account(said: Mapping[str, Any], *, key: str) -> datetime:
     if time.tzinfo is None:
         raise InvalidInput("time in a site's status report", limit="a time with its offset from UTC, such as +00:00")
     return time
+
+
+def read_account(said: Any, *, keys: Mapping[str, str]) -> tuple[SiteFacts, datetime | None]:
+    """Read a status report, and check its signature if it is signed and the site's key is known.
+
+    Args:
+        said: The report's JSON.
+        keys: Ledger keys in hex, by site.
+
+    Returns:
+        The report's figures, and when it was signed, in UTC; None for the time if no signature was checked.
+
+    Raises:
+        InvalidInput: If the report has another form, or the key did not sign it.
+    """
+    facts = SiteFacts.from_json(said)
+    key = keys.get(facts.site)
+    return facts, check_account(said, key=key).astimezone(UTC) if key and "signature" in said else None
 
 
 def _statement(said: Mapping[str, Any]) -> bytes:

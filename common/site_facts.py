@@ -21,6 +21,7 @@ from common.privacy.accounting import Guarantee
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
 from common.privacy.patient_guarantee import EXCHANGED, UNPROTECTED, Trainings, combine
 from common.privacy.training import Neighbours, TrainingGuarantee
+from common.reading import parsing
 
 ADAPTED_UNKNOWN = (
     "no patient-level ε, because the ledger was restored without its standing file, or is in doubt, and may lack the "
@@ -296,7 +297,7 @@ class SiteFacts:
         Raises:
             InvalidInput: If it has another form.
         """
-        try:
+        with parsing("status report of a site cannot be read", limit=PRINTED):
             by, cap = {name: read_guarantee(said["spent"][str(name)]) for name in AccountantName}, said["cap"]
             gate = AccountantName(cap["accountant"])
             return cls(
@@ -316,10 +317,6 @@ class SiteFacts:
                 ),
                 trainings=TrainingFacts.from_json(said["trainings"]) if said.get("trainings") else TrainingFacts(),
             )
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            raise InvalidInput(
-                "status report of a site cannot be read", value=type(error).__name__, limit=PRINTED
-            ) from error
 
 
 def site_facts(

@@ -6,13 +6,12 @@ The module refuses a file that is no report, that is another site's, or that was
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput
-from common.site_account import check_account
-from common.site_facts import PRINTED, SiteFacts
+from common.site_account import read_account
+from common.site_facts import PRINTED
 from server.dashboard.quarantine import read_json
 from server.study.workspace import Workspace
 
@@ -68,15 +67,12 @@ def _site_report(path: Path, keys: Mapping[str, str]) -> dict[str, Any]:
     invalid signature is refused.
     """
     try:
-        data = read_json(path, most_bytes=MAX_REPORT_BYTES)
-        facts = SiteFacts.from_json(data)
-        key = keys.get(facts.site)
-        signed = check_account(data, key=key) if "signature" in data and key else None
+        facts, signed = read_account(read_json(path, most_bytes=MAX_REPORT_BYTES), keys=keys)
         return {
             **facts.account(),
             "patient": list(facts.patient_lines),
             "patient_is": list(facts.identity_lines) or ["its ledger does not say what counts as one patient"],
-            "signed": "" if signed is None else signed.astimezone(UTC).isoformat(timespec="seconds"),
+            "signed": "" if signed is None else signed.isoformat(timespec="seconds"),
         }
     except InvalidInput as error:
         raise InvalidInput("status report of a site", value=str(path), limit=PRINTED) from error

@@ -15,7 +15,7 @@ spent according to its own ledger, how its teachers were trained, and the ε of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -23,8 +23,9 @@ from typing import Any
 
 from common.errors import InvalidInput
 from common.objects import write_atomically
-from common.site_account import check_account
-from common.site_facts import SiteFacts
+from common.reading import parsing
+from common.site_account import check_account, read_account
+from common.site_facts import PRINTED
 from server.dashboard.quarantine import parse_json, read_json
 
 MAX_REPORTS = 1_000
@@ -102,7 +103,7 @@ def read_reports(*folders: Path, keys: Mapping[str, str] = NO_KEYS) -> dict[str,
     found: dict[str, HandedReport] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.json"))[:MAX_REPORTS] if folder.is_dir() else []:
-            report = _read(path, key=keys.get(path.stem, ""))
+            report = _read(path, keys=keys)
             if path.stem not in found or report.given > found[path.stem].given:
                 found[path.stem] = report
     return found
@@ -131,8 +132,8 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
     if said > now + LATER:
         raise InvalidInput("the report's time", limit="no later than now", remedy="set the clock at the site")
     path = folder / f"{site}.json"
-    report = _checked(data, path, key=keys[site])
-    before = _read(path, key=keys[site]) if path.exists() else None
+    report = _report(data, site=site, keys=keys)
+    before = _read(path, keys=keys) if path.exists() else None
     if before is not None and not before.problem and before.given >= report.given:
         raise InvalidInput(
             "the report is not newer than the stored one", limit=f"a report of {site} written after {before.given}"
@@ -141,64 +142,42 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
     return site
 
 
-def _checked(data: dict[str, Any], path: Path, *, key: str) -> HandedReport:
-    report = _given(data, path, given="", key=key)
-    if report.problem:
-        raise InvalidInput(
-            f"the report is refused: {report.problem}",
-            remedy="hand in what `consilium site status --json` prints at the site",
-        )
-    return report
-
-
-def _read(path: Path, *, key: str) -> HandedReport:
+def _read(path: Path, *, keys: Mapping[str, str]) -> HandedReport:
     given = ""
     try:
         given = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-        return _given(read_json(path, most_bytes=MAX_BYTES), path, given=given, key=key)
+        return _report(read_json(path, most_bytes=MAX_BYTES), site=path.stem, given=given, keys=keys)
     except (OSError, InvalidInput) as error:
-        return _aside(path, given, error)
+        why = f"{error}" if isinstance(error, InvalidInput) else type(error).__name__
+        words = f"{path.name} is set aside: it is not what `consilium site status --json` prints there ({why})"
+        return HandedReport(site=path.stem, given=given, problem=words[:MAX_TEXT])
 
 
-def _given(data: dict[str, Any], path: Path, *, given: str, key: str) -> HandedReport:
-    """Return the report in a file's JSON, with a problem if anything is wrong with it."""
-    try:
-        report = _report(data, site=path.stem, given=given)
-        if key and "signature" in data:
-            said = check_account(data, key=key).astimezone(UTC)
-            report = replace(report, signed=True, given=said.isoformat(timespec="seconds"))
-        return report
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, InvalidInput) as error:
-        return _aside(path, given, error)
-
-
-def _aside(path: Path, given: str, error: Exception) -> HandedReport:
-    why = f"{error}" if isinstance(error, InvalidInput) else type(error).__name__
-    words = f"{path.name} is set aside: it is not what `consilium site status --json` prints there ({why})"
-    return HandedReport(site=path.stem, given=given, problem=words[:MAX_TEXT])
-
-
-def _report(data: dict[str, Any], *, site: str, given: str) -> HandedReport:
-    facts, shared = SiteFacts.from_json(data), data.get("shared") or {}
+def _report(data: Any, *, site: str, keys: Mapping[str, str], given: str = "") -> HandedReport:
+    """Return a site's report; ``given`` is the time of an unsigned one."""
+    facts, signed = read_account(data, keys=keys)
     if facts.site != site:
         raise InvalidInput("the report names another site than its file", limit=site)
-    return HandedReport(
-        site=site,
-        given=given,
-        spent_epsilon=facts.spent.epsilon,
-        at_least=facts.doubt is not None,
-        cap_epsilon=facts.cap.epsilon,
-        accountant=facts.cap.accountant,
-        queries_accepted=facts.accepted,
-        codes_stored=facts.codes,
-        receipted=facts.receipted,
-        version=_text(data.get("version", "")),
-        alarms=_few(facts.alarms),
-        strategy=", ".join(_few(facts.trainings.strategies)),
-        patient=_few(facts.patient_lines),
-        patient_is="; ".join(_few(facts.identity_lines)),
-        shared=tuple(SharedFigure(_text(name), _text(value)) for name, value in list(shared.items())[:MAX_SHARED]),
-    )
+    with parsing("status report of a site cannot be read", limit=PRINTED):
+        shared = list((data.get("shared") or {}).items())
+        return HandedReport(
+            site=site,
+            given=given if signed is None else signed.isoformat(timespec="seconds"),
+            spent_epsilon=facts.spent.epsilon,
+            at_least=facts.doubt is not None,
+            cap_epsilon=facts.cap.epsilon,
+            accountant=facts.cap.accountant,
+            queries_accepted=facts.accepted,
+            codes_stored=facts.codes,
+            receipted=facts.receipted,
+            version=_text(data.get("version", "")),
+            alarms=_few(facts.alarms),
+            strategy=", ".join(_few(facts.trainings.strategies)),
+            patient=_few(facts.patient_lines),
+            patient_is="; ".join(_few(facts.identity_lines)),
+            shared=tuple(SharedFigure(_text(name), _text(value)) for name, value in shared[:MAX_SHARED]),
+            signed=signed is not None,
+        )
 
 
 def _text(stated: Any) -> str:

@@ -264,7 +264,7 @@ def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path,
     (folder / "east.json").write_text("{}")
     plain = read_reports(folder)
     assert (plain["north"].shared, plain["north"].patient, plain["north"].strategy) == ((), (), "")
-    assert "KeyError" in plain["east"].problem
+    assert "east.json is set aside" in plain["east"].problem
     assert plain["north"].spent_epsilon == 1.5
     guarantee = {"epsilon": 2.0, "delta": 1e-5, "relation": "replace-one"}
     report |= {"trainings": {"count": 2, "strategies": ["dp-sgd"], "guarantees": [guarantee, None]}}
