@@ -105,6 +105,7 @@ def draw_planes(
     *,
     title: str = "",
     dpi: float = 110,
+    by_label: bool = False,
 ) -> bytes:
     """Draw the three planes of a volume side by side at one scale on a dark background.
 
@@ -112,8 +113,10 @@ def draw_planes(
         image: The volume on the study's grid (RAS+).
         outlines: Label maps by a name of :data:`OUTLINES`. The planes go through the first one that is not empty.
         spacing_mm: Voxel spacing in mm.
-        title: Line above the planes; empty for none.
+        title: Lines above the planes; empty for none.
         dpi: Pixels per inch; the picture is nine inches wide.
+        by_label: True to draw each label of a map in the next style of :data:`OUTLINES`, instead of all in the style of
+            the map's name.
 
     Returns:
         PNG. Letters mark the patient's right, left, anterior, posterior, superior and inferior.
@@ -124,7 +127,7 @@ def draw_planes(
     gap = frame = 0.025 * sum(widths)
     footer = 0.06 * sum(widths)  # names of the planes and the scale bar
     total_width = sum(widths) + 2 * gap + 2 * frame
-    header = 0.05 * sum(widths) if title else 0.0
+    header = 0.05 * sum(widths) * len(title.splitlines())
     total_height = height + frame + footer + header
     inches = 9.0
     figure = Figure(figsize=(inches, inches * total_height / total_width), dpi=dpi, facecolor=_BACKGROUND)
@@ -150,7 +153,8 @@ def draw_planes(
         )
         for name in sorted(outlines, key=lambda one: one == TRUTH):
             cut = view.cut(outlines[name], centre[view.fixed])
-            _outline(axes, cut, OUTLINES[name], width=width, height=tall)
+            styles = list(OUTLINES.values()) if by_label else [OUTLINES[name]]
+            _outline(axes, cut, styles, width=width, height=tall)
         axes.set(xlim=(0, width), ylim=(0, tall))
         _letters(axes, view.letters)
         middle = footer / total_height / 2
@@ -170,11 +174,14 @@ def draw_planes(
     return small.getvalue()
 
 
-def _outline(axes: Any, mask: UInt8[np.ndarray, "v u"], style: LineStyle, *, width: float, height: float) -> None:
+def _outline(
+    axes: Any, mask: UInt8[np.ndarray, "v u"], styles: Sequence[LineStyle], *, width: float, height: float
+) -> None:
     rows, columns = mask.shape
     u = (np.arange(-1, columns + 1) + 0.5) * width / columns
     v = (np.arange(-1, rows + 1) + 0.5) * height / rows
     for label in np.unique(mask[mask > 0]):
+        style = styles[(label - 1) % len(styles)]
         inside = np.pad((mask == label).astype(np.float32), 1)  # padded, so that an outline closes at the edge
         if style.gaps:
             axes.contour(u, v, inside, levels=[0.5], colors=[style.gaps], linewidths=2.6)

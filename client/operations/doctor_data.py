@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 _STATES = {CaseVerdict.GOOD: State.OK, CaseVerdict.ODD: State.NOTE, CaseVerdict.BROKEN: State.FAIL}
 SHOWN_CASES = 5
 """Number of cases that a finding about many cases names on the terminal."""
-_COLOURS = ("#ff5252", "#40c4ff", "#ffd740", "#69f0ae", "#e040fb", "#ff6e40")
 
 
 def check_data(
@@ -99,7 +99,7 @@ def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path 
     picture = ""
     if pictures is not None and case is not None and (shown := _readable(case, data)) is not None:
         path = pictures / f"case-{result.number:04d}.png"
-        draw(path, *shown, labels=data.labels, title=f"case {result.number}")
+        write_atomically(path, _drawn(*shown, data, title=f"case {result.number}"), mode=0o600)
         picture = f"{pictures.name}/{path.name}"
     return Checkup(
         "case",
@@ -190,56 +190,17 @@ def _readable(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "
         return volume, None
 
 
-def draw(
-    path: Path,
-    volume: Volume,
-    label: UInt8[np.ndarray, "x y z"] | None,
-    *,
-    labels: tuple[str, ...],
-    title: str,
-) -> None:
-    """Draw three slices through the middle of the structures, with the structures outlined.
+def _drawn(volume: Volume, label: UInt8[np.ndarray, "x y z"] | None, data: DataConfig, *, title: str) -> bytes:
+    """Draw a case in three planes through its structures, each in a line style of its own."""
+    from common.case_pictures import OUTLINES, TRUTH, draw_planes
 
-    Without a structure, the slices go through the middle of the volume.
-
-    Args:
-        path: PNG to write, readable by its owner only.
-        volume: The volume.
-        label: The label map; None if there is none that can be used.
-        labels: Names of the labels.
-        title: Title of the picture.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    image = volume.image[0]
-    drawn = label if label is not None and label.any() else None
-    middle = [n // 2 for n in image.shape] if drawn is None else [int(c) for c in np.argwhere(drawn).mean(axis=0)]
-    figure = Figure(figsize=(8.6, 3.2), facecolor="black", layout="constrained")
-    FigureCanvasAgg(figure)
-    low, high = np.quantile(image, [0.01, 0.995])
-    outlined: dict[int, Line2D] = {}
-    for axis, (name, edges) in enumerate((("sagittal", "P A"), ("coronal", "L R"), ("axial", "L R"))):
-        plot = figure.add_subplot(1, 3, axis + 1)
-        plot.imshow(image.take(middle[axis], axis=axis).T, origin="lower", cmap="gray", vmin=low, vmax=high)
-        if drawn is not None:
-            flat = drawn.take(middle[axis], axis=axis).T
-            for value in range(1, len(labels)):
-                if (flat == value).any() and not (flat == value).all():
-                    colour = _COLOURS[(value - 1) % len(_COLOURS)]
-                    plot.contour(flat == value, levels=[0.5], colors=[colour])
-                    outlined[value] = Line2D([], [], color=colour, label=labels[value])
-        first, last = edges.split()
-        plot.set_title(f"{name}, {first} to {last}", color="white", fontsize=10)
-        plot.set_axis_off()
-    if outlined:
-        handles = [outlined[value] for value in sorted(outlined)]
-        figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, labelcolor="white")
-    else:
-        why = "no label map fits" if label is None else "no structure" if drawn is None else "no structure has an edge"
-        figure.supxlabel(why, color="white", fontsize=10)
-    figure.suptitle(title, color="white", fontsize=11)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=100, metadata={"Software": None})
-    write_atomically(path, stream.getvalue(), mode=0o600)
+    named = list(zip(data.labels[1:], cycle(OUTLINES.values())))
+    here = [] if label is None else [named[value - 1] for value in np.unique(label[label > 0])]
+    said = "; ".join(f"{name}: {style.words}" for name, style in here) or "no structure"
+    return draw_planes(
+        volume.image[0],
+        {} if label is None else {TRUTH: label},
+        data.spacing_mm,
+        title="\n".join(wrap(f"{title} ({'no label map fits' if label is None else said})", 110)),
+        by_label=True,
+    )

@@ -440,6 +440,19 @@ def test_a_picture_without_labels_or_contrast_is_still_drawn() -> None:
     assert drawn.startswith(b"\x89PNG")
 
 
+def test_the_labels_of_one_map_can_be_told_apart() -> None:
+    label = np.zeros((32, 32, 32), np.uint8)
+    label[4:14, 8:24, 8:24], label[18:28, 8:24, 8:24] = 1, 2
+
+    def pink(*, by_label: bool) -> int:
+        drawn = draw_planes(np.zeros(label.shape, np.float32), {"truth": label}, (1, 1, 1), by_label=by_label)
+        red, green, _ = np.asarray(Image.open(io.BytesIO(drawn)).convert("RGB")).astype(int).transpose(2, 0, 1)
+        return int((red - green > 40).sum())
+
+    assert pink(by_label=False) == 0
+    assert pink(by_label=True) > 100, "the second label has the second style"
+
+
 def test_the_outlines_differ_in_colour_and_in_dashes() -> None:
     assert len({style.colour for style in OUTLINES.values()}) == len(OUTLINES)
     assert len({style.dashes for style in OUTLINES.values()}) == len(OUTLINES)
