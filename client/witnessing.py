@@ -84,7 +84,7 @@ class Witnessing:
             missing = []
         if missing:
             log.warning(_MISSING, request.ledger, len(missing), len(missing))
-        own, growths = self._own(request, peers)
+        own, growths = self._own(request)
         held = self._ledger.held(request.ledger)
         return WitnessReply(line, problem, self.memory.size(origin), held.seq, said, own, growths)
 
@@ -149,7 +149,7 @@ class Witnessing:
             return []
         return [site for site, key in peers.items() if checked.cosigned_at(name=witness_name(site), key=key) is None]
 
-    def _own(self, request: WitnessRequest, peers: Mapping[str, str]) -> tuple[bytes, tuple[Growth, ...]]:
+    def _own(self, request: WitnessRequest) -> tuple[bytes, tuple[Growth, ...]]:
         origin, key = origin_of("site", self._ledger.ledger_id), self._ledger.public_key
         told = _read(request.own, origin)
         if told is not None and told.is_signed(key):

@@ -135,14 +135,12 @@ class Refusal:
     """Evidence that SuperLink refused a node.
 
     Attributes:
-        exit_status: Exit status of the process.
         exit_code: Flower's own exit code; 305 for a refused node.
         api_code: SuperLink's code; 2004 for a key that is not registered.
         line: The line of the log that states it.
         seconds: Time from the start.
     """
 
-    exit_status: int
     exit_code: int
     api_code: int
     line: str
@@ -548,7 +546,6 @@ def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60
             "names"
         )
     return Refusal(
-        exit_status=status,
         exit_code=int(code[1]),
         api_code=int(answer[1]),
         line=answer[0].strip(),

@@ -79,19 +79,18 @@ def fine(check: str, text: str) -> Checkup:
     return Checkup(check, State.OK, text)
 
 
-def note(check: str, text: str, remedy: str = "", *, subject: str = "") -> Checkup:
+def note(check: str, text: str, remedy: str = "") -> Checkup:
     """Return a finding that somebody should know of.
 
     Args:
         check: Name of the check.
         text: What was found, without a patient's name.
         remedy: What to do, without a patient's name.
-        subject: What it is about; may name a case.
 
     Returns:
         The finding.
     """
-    return Checkup(check, State.NOTE, text, remedy, subject=subject)
+    return Checkup(check, State.NOTE, text, remedy)
 
 
 def fail(check: str, text: str, remedy: str, *, subject: str = "") -> Checkup:

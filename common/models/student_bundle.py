@@ -102,13 +102,12 @@ def export_bundle(
     }
 
 
-def replace_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
+def replace_bundle(directory: Path, files: Mapping[str, bytes]) -> None:
     """Write a bundle's files to a new directory, or replace the bundle in an existing one.
 
     Args:
         directory: The bundle's directory.
         files: File contents by path.
-        mode: Permissions of the files.
 
     Raises:
         InvalidInput: If the directory holds something other than a bundle.
@@ -117,7 +116,7 @@ def replace_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0
         raise InvalidInput(
             "directory holds something other than a bundle", value=str(directory), remedy="choose another one"
         )
-    write_bundle(directory, files, mode=mode)
+    write_bundle(directory, files)
 
 
 def write_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:

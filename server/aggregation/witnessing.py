@@ -95,7 +95,7 @@ class Witnesses:
             asked = {site.node_id: (site, partial(self._request, site)) for site in sites if site.node_id in online}
             for heard in exchange(transport, asked, sign=self._ledger.sign, timeout_s=timeout_s) if asked else ():
                 if isinstance(heard.message, WitnessReply):
-                    self._take(heard.site, heard.message, sites)
+                    self._take(heard.site, heard.message)
             if self._state() == before:
                 break
         if not self._known:  # no site has ever answered: all run earlier versions
@@ -131,7 +131,7 @@ class Witnesses:
             self._proofs[since] = tuple(prove_growth(self._leaves, since))
         return self._proofs[since]
 
-    def _take(self, site: Site, reply: WitnessReply, sites: Sequence[Site]) -> None:
+    def _take(self, site: Site, reply: WitnessReply) -> None:
         """Record a site's reply.
 
         A countersignature counts only if it verifies under the site's registered key; the same holds for the head of

@@ -132,7 +132,6 @@ class RunSeen:
     Attributes:
         id: The run's id.
         started: Time at which the run began.
-        resumed: True if it continues an earlier run.
         ended: Time at which it ended; None if no end is logged.
         outcome: ``finished`` or ``failed``; None if no end is logged.
         reason: Reason of a failure, or that a stop was requested; otherwise empty.
@@ -141,7 +140,6 @@ class RunSeen:
 
     id: str
     started: str
-    resumed: bool
     ended: str | None = None
     outcome: str | None = None
     reason: str = ""
@@ -301,7 +299,7 @@ class EventFold:
     def _run_event(self, kind: str, time: str, event: dict[str, Any]) -> bool:
         match kind:
             case "run-started":
-                self.run = RunSeen(event["run"], time, event["resumed"])
+                self.run = RunSeen(event["run"], time)
                 self.stages, self.quorum_missed, self.budget_refused = {}, None, False
             case "run-finished" | "run-failed" if self.run is not None:
                 self.run.ended, self.run.outcome = time, kind.removeprefix("run-")

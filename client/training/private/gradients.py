@@ -49,7 +49,7 @@ def refuse_coupling(model: torch.nn.Module) -> None:
             )
 
 
-def refuse_pooled(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *, classes: int = 2) -> None:
+def refuse_pooled(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
     """Refuse a loss that does not give one value for each patient as a function of that patient only.
 
     The loss of the first of three random patients is compared with the loss of that patient alone. A Dice loss that is
@@ -57,14 +57,13 @@ def refuse_pooled(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *,
 
     Args:
         loss: Loss of logits and targets [b, l, x, y, z].
-        classes: Number of labels to test with.
 
     Raises:
         InvalidInput: If the loss is pooled.
     """
     rng = torch.Generator().manual_seed(1)
-    logits = torch.randn(3, classes, 4, 4, 4, generator=rng, dtype=torch.float64)
-    target = torch.softmax(torch.randn(3, classes, 4, 4, 4, generator=rng, dtype=torch.float64), dim=1)
+    logits = torch.randn(3, 2, 4, 4, 4, generator=rng, dtype=torch.float64)
+    target = torch.softmax(torch.randn(3, 2, 4, 4, 4, generator=rng, dtype=torch.float64), dim=1)
     both, alone = loss(logits, target), loss(logits[:1], target[:1])
     if both.shape != (3,) or alone.shape != (1,) or not torch.allclose(both[:1], alone, rtol=1e-12, atol=1e-12):
         raise InvalidInput(

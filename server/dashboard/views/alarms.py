@@ -13,7 +13,6 @@ from typing import Literal
 from common.wording import declined_words, duration, many, unwitnessed_words
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import HandedReport
-from server.dashboard.views.budget import BudgetView
 from server.dashboard.views.run import RunView
 from server.dashboard.views.sites import QUIET_S, SiteView
 
@@ -49,7 +48,6 @@ def alarms(
     *,
     run: RunView,
     sites: Sequence[SiteView],
-    budget: BudgetView,
     reports: Mapping[str, HandedReport],
     now: datetime,
 ) -> tuple[Alarm, ...]:
@@ -59,7 +57,6 @@ def alarms(
         follower: The read model.
         run: The newest run.
         sites: The sites' states.
-        budget: The study's budget.
         reports: The sites' own reports.
         now: The current time.
 
@@ -74,7 +71,7 @@ def alarms(
         *_of_the_quorum(follower, sites, unfinished=unfinished),
         *(alarm for site in sites for alarm in _of_a_site(site, sealed=follower.study.privacy.sealed)),
         *(alarm for site in sites for alarm in _of_a_refusal(site, unfinished=unfinished)),
-        *_of_who_is_away(follower, run, admitted, unfinished=unfinished, now=now),
+        *_of_who_is_away(run, admitted, unfinished=unfinished, now=now),
         *_of_the_reports(reports, {site.name for site in sites}),
         *_of_what_is_nearly_spent(admitted, unfinished=unfinished),
     ]
@@ -335,9 +332,7 @@ def _of_a_refusal(site: SiteView, *, unfinished: bool) -> Iterator[Alarm]:
     )
 
 
-def _of_who_is_away(
-    follower: Follower, run: RunView, sites: Sequence[SiteView], *, unfinished: bool, now: datetime
-) -> Iterator[Alarm]:
+def _of_who_is_away(run: RunView, sites: Sequence[SiteView], *, unfinished: bool, now: datetime) -> Iterator[Alarm]:
     """Yield alarms for sites that were not heard from for :data:`AWAY_S`.
 
     While answers are collected, the time counts up to now; otherwise up to when another site was last heard from.

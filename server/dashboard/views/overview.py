@@ -113,7 +113,7 @@ def overview(
             trained=follower.events.student is not None,
         ),
         gate=gate,
-        alarms=worst_first((*alarms(follower, run=run, sites=sites, budget=budget, reports=reports, now=now), *more)),
+        alarms=worst_first((*alarms(follower, run=run, sites=sites, reports=reports, now=now), *more)),
         run=run,
         budget=budget,
         sites=sites,

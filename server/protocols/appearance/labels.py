@@ -59,19 +59,17 @@ LABELS = (VERSION, SHAPES, BLUR, FLOOR, SHARPNESS, FAR, COUPLING, NEAR, START_SH
 """All constants of this module that change labels. The digest of a network trained on the labels includes them."""
 
 
-def drawn_shapes(codec: LinearCodec, *, count: int = SHAPES, seed: int = 0) -> Float[np.ndarray, "s k x y z"]:
-    """Draw shapes from the codec's distribution of public label maps.
+def drawn_shapes(codec: LinearCodec) -> Float[np.ndarray, "s k x y z"]:
+    """Draw :data:`SHAPES` shapes from the codec's distribution of public label maps.
 
     Args:
         codec: A linear codec.
-        count: Number of shapes.
-        seed: Seed of the draw.
 
     Returns:
         Float32 probabilities [s, k, x, y, z].
     """
-    rng = np.random.default_rng(seed)
-    codes = rng.normal(size=(count, codec.dimension)) * np.sqrt(codec.powers)
+    rng = np.random.default_rng(0)
+    codes = rng.normal(size=(SHAPES, codec.dimension)) * np.sqrt(codec.powers)
     return np.stack([codec.decode(code, noise_std=0.0) for code in codes]).astype(np.float32)
 
 

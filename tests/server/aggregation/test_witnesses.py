@@ -253,8 +253,8 @@ def test_what_a_peer_signs_of_its_own_ledger_stops_nobody_else(world: Federation
     assert liar is not None
     made = liar._own
 
-    def other(request: WitnessRequest, peers: object) -> object:
-        note, growths = made(request, peers)  # type: ignore[arg-type]
+    def other(request: WitnessRequest) -> object:
+        note, growths = made(request)
         right = CheckpointNote.parse(note.decode())
         signed = CheckpointNote(right.origin, right.size, b"f" * 32).signed(
             world.site_ledgers["site-1"].sign, key=world.site_ledgers["site-1"].public_key
@@ -278,7 +278,7 @@ def test_a_site_that_shows_another_ledger_every_time_is_told_of_and_leaves_no_fi
     assert liar is not None
     shown = iter(range(1_000))
 
-    def other(request: WitnessRequest, peers: object) -> object:
+    def other(request: WitnessRequest) -> object:
         note = CheckpointNote(origin_of("site", f"{next(shown):032x}"), 3, b"f" * 32)
         signed = note.signed(ledger.sign, key=ledger.public_key)
         junk = NoteSignature(note.origin, b"junk", bytes(64))  # before its own, so that the first one is nobody's
@@ -289,7 +289,7 @@ def test_a_site_that_shows_another_ledger_every_time_is_told_of_and_leaves_no_fi
         for number in range(40):
             witness = world.workers[node]._witness
             assert witness is not None
-            head = other(None, None)[0]  # type: ignore[arg-type,index]
+            head = other(None)[0]  # type: ignore[arg-type,index]
             (said,) = witness.answer(replace(request_of(world), heads=(PeerHead("site-1", head, ()),))).heads
             assert (said.line, said.problem) == (b"", "contradicts"), number
     before = files(world)
@@ -333,10 +333,10 @@ def test_a_site_s_own_head_says_the_same_whoever_was_withdrawn_and_whatever_it_t
     assert witness is not None
     world.core().run(world.transport)
     countersign(world)
-    before = CheckpointNote.parse(witness._own(request_of(world), {})[0].decode())
+    before = CheckpointNote.parse(witness._own(request_of(world))[0].decode())
     ledger.withdraw_patient(slot=0, voter=0, subject="a" * 64, weights=None, deal="b" * 64)
     ledger.note("a training, a code computed anew")
-    after = CheckpointNote.parse(witness._own(request_of(world), {})[0].decode())
+    after = CheckpointNote.parse(witness._own(request_of(world))[0].decode())
     assert (after.size, after.root) == (before.size, before.root)
     hashes = ledger.row_hashes(kinds=SHOWN)
     assert root(hashes) != before.root  # blinded
