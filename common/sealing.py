@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -40,8 +40,7 @@ class SealContext:
 
     def info(self) -> bytes:
         """Return the context as bytes."""
-        fields = {"attempt": self.attempt, "query": self.query, "site": self.site, "study": self.study}
-        return b"consilium/code/v1\0" + canonical_bytes(fields)
+        return b"consilium/code/v1\0" + canonical_bytes(asdict(self))
 
 
 def seal(code: NDArray[np.int64], *, public_key: X25519PublicKey, context: SealContext) -> bytes:

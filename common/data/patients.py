@@ -62,38 +62,42 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def read_patients(path: Path, listed: Iterable[str]) -> dict[str, str]:
-    """Return the patient of every listed case.
+    """Return the patient of every listed case; see :func:`read_column`."""
+    remedy = "add a row for every case, or remove the table; every file then counts as a patient"
+    return read_column(path, "patient_id", listed, what="patient", remedy=remedy)
+
+
+def read_column(path: Path, column: str, listed: Iterable[str], *, what: str, remedy: str) -> dict[str, str]:
+    """Return what a table states about every listed case.
 
     Args:
-        path: The table.
+        path: The table; its column ``case_id`` has the cases' ids.
+        column: The column with the values.
         listed: Ids of the cases that must be in it.
+        what: What a value is, such as patient.
+        remedy: What to do if a case is missing.
 
     Returns:
-        Patient id by case id.
+        Values by case id.
 
     Raises:
-        InvalidInput: If a case is missing or has two patients.
+        InvalidInput: If a case is missing or has two values.
     """
-    patients: dict[str, str] = {}
+    found: dict[str, str] = {}
     for row in read_table(path):
-        case, patient = row.get("case_id", ""), row.get("patient_id", "")
-        if not case or not patient:
+        case, value = row.get("case_id", ""), row.get(column, "")
+        if not case or not value:
             raise InvalidInput(
-                "table of patients", value=path.name, limit="columns case_id and patient_id, filled in every row"
+                f"table of {what}s", value=path.name, limit=f"columns case_id and {column}, filled in every row"
             )
-        if patients.setdefault(case, patient) != patient:
+        if found.setdefault(case, value) != value:
             raise InvalidInput(
-                "a case belongs to two patients", value=case, remedy=f"give it one patient in {path.name}"
+                f"a case belongs to two {what}s", value=case, remedy=f"give it one {what} in {path.name}"
             )
     listed = tuple(listed)
-    missing = [case for case in listed if case not in patients]
-    if missing:
-        raise InvalidInput(
-            f"{len(missing)} case(s) without a patient in {path.name}",
-            value=missing[:3],
-            remedy="add a row for every case, or remove the table; every file then counts as a patient",
-        )
-    return {case: patients[case] for case in listed}
+    if missing := [case for case in listed if case not in found]:
+        raise InvalidInput(f"{len(missing)} case(s) without a {what} in {path.name}", value=missing[:3], remedy=remedy)
+    return {case: found[case] for case in listed}
 
 
 def with_patients(dataset: Dataset, table: Path) -> Dataset:

@@ -20,7 +20,7 @@ import numpy as np
 
 from common.canonical import check_hash, sha256_file
 from common.data.msd import Case, Dataset, Problem, read_dataset, write_dataset
-from common.data.patients import content_hash, read_table
+from common.data.patients import content_hash, read_column
 from common.errors import InvalidInput
 from common.reading import parse_json, parsing
 
@@ -98,21 +98,8 @@ def with_sites(dataset: Dataset, table: Path) -> Dataset:
     Raises:
         InvalidInput: If a case has no site or two.
     """
-    sites: dict[str, str] = {}
-    for row in read_table(table):
-        case, site = row.get("case_id", ""), row.get("site", "")
-        if not case or not site:
-            raise InvalidInput(
-                "table of sites", value=table.name, limit="columns case_id and site, filled in every row"
-            )
-        if sites.setdefault(case, site) != site:
-            raise InvalidInput("a case belongs to two sites", value=case, remedy=f"give it one site in {table.name}")
-    if missing := [case.id for case in dataset.cases if case.id not in sites]:
-        raise InvalidInput(
-            f"{len(missing)} case(s) without a site in {table.name}",
-            value=missing[:3],
-            remedy="add a row for every case",
-        )
+    cases = [case.id for case in dataset.cases]
+    sites = read_column(table, "site", cases, what="site", remedy="add a row for every case")
     return replace(dataset, cases=tuple(replace(case, hospital=sites[case.id]) for case in dataset.cases))
 
 

@@ -8,7 +8,7 @@ or forked contains every head that it signed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -49,13 +49,8 @@ class Countersigned:
 
     def to_json(self) -> dict[str, object]:
         """Return the result as plain JSON."""
-        return {
-            "known": self.known,
-            "problems": list(self.problems),
-            "rows": self.rows,
-            "size": self.size,
-            "witnesses": {name: time.isoformat() for name, time in sorted(self.witnesses.items())},
-        }
+        times = {name: time.isoformat() for name, time in sorted(self.witnesses.items())}
+        return asdict(self) | {"problems": list(self.problems), "witnesses": times}
 
 
 def countersigned(

@@ -6,7 +6,6 @@ invalid.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from common.config import JOINT_ROUNDS, load_study
 from common.errors import InvalidInput
 from consilium.cli.options import PLAIN, AsJson, counting
 from consilium.cli.privacy import Delta, Epsilon, Gate, Radius, RelationOption, UnitOption, Voters, given, settings_of
-from consilium.cli.say import console, say
+from consilium.cli.say import console, json_text, say
 from server.study.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def audit_command(
 
     reports = _attack(subject, draws=DRAWS if draws is None else draws, runs=runs, show=not as_json)
     if as_json:
-        say(json.dumps({name: r.to_json() for name, r in reports.items()}, indent=1, ensure_ascii=False))
+        say(json_text({name: r.to_json() for name, r in reports.items()}))
     else:
         _print(reports)
     if any(report.exceeded for report in reports.values()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ from common.errors import InvalidInput
 from common.plain import joined
 from common.reading import naming_file
 from consilium.cli.options import AsJson, StudyDir, read_file
-from consilium.cli.say import say
+from consilium.cli.say import json_text, say
 
 if TYPE_CHECKING:
     from consilium.audit.dispute import Judgement
@@ -135,7 +134,7 @@ def judge(
     signed = judged.judgement.signed(signing)
     write_atomically(out, signed.render(), mode=0o644)
     if as_json:
-        say(json.dumps({**signed.to_json(), "doubts": list(judged.doubts)}, indent=1))
+        say(json_text({**signed.to_json(), "doubts": list(judged.doubts)}))
     else:
         say(joined(_lines(signed)))
         for finding in signed.findings:
@@ -165,7 +164,7 @@ def show(
     chosen = read_auditor(auditor)
     if not found.is_of(chosen.signing_key) or found.auditor != chosen.sealing_key:
         raise InvalidInput("judgement", value=str(judgement), limit="an unchanged judgement that this auditor signed")
-    say(json.dumps(found.to_json(), indent=1) if as_json else joined(_lines(found)))
+    say(json_text(found.to_json()) if as_json else joined(_lines(found)))
     if found.blamed:
         raise typer.Exit(BLAMED)
 

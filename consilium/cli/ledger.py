@@ -20,7 +20,7 @@ from common.plain import joined, plain
 from common.privacy.figures import spent_text
 from common.reading import parse_json, parsing
 from consilium.cli.options import AsJson, PublicKey, read_file
-from consilium.cli.say import say
+from consilium.cli.say import json_text, say
 from server.study.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def verify_command(
         report = replace(report, problems=(*report.problems, *wrong))
     if as_json:
         more = {} if found is None else {"countersigned": found.to_json()}
-        say(json.dumps({**report.to_json(), **more}, indent=1))
+        say(json_text({**report.to_json(), **more}))
     else:
         say(_describe(report, found))
     if not report.ok or (found is not None and found.problems):
@@ -120,7 +120,7 @@ def head_command(ledger: LedgerPath) -> None:
     report = verify(ledger)
     report.raise_for_problems()
     assert report.head is not None
-    say(json.dumps(report.head.to_json(), indent=1))
+    say(json_text(report.head.to_json()))
 
 
 @app.command("log")
@@ -225,7 +225,7 @@ def backup_command(
     report = backup(ledger, out)
     assert report.head is not None
     say(f"{out}: {report.rows} rows, checked", err=True)
-    say(json.dumps(report.head.to_json(), indent=1))
+    say(json_text(report.head.to_json()))
 
 
 @app.command("recover")
@@ -405,6 +405,7 @@ def _misstated(path: Path, ledger: Path) -> list[str]:
 
     What a certificate states as spent is not compared, because the ledger may have grown since.
     """
+    from common.privacy.accounting import Guarantee
     from server.ledger.server_ledger import Ledger
 
     limit = "a certificate as `consilium certificate` wrote it"
@@ -417,16 +418,10 @@ def _misstated(path: Path, ledger: Path) -> list[str]:
         terms = next((one for one in opened.studies() if one.id == study), None)
     if terms is None:
         return [f"{path} is a certificate of study {study}, which this ledger does not contain"]
-    right = {
-        "accountant": str(terms.accountant),
-        "delta": terms.budget.delta,
-        "epsilon": terms.budget.epsilon,
-        "relation": str(terms.protection.relation),
-        "unit": str(terms.protection.unit),
-    }
+    right = Guarantee(terms.budget.epsilon, terms.budget.delta, str(terms.accountant), terms.protection)
     return [
         f"{path} states {name} {stated.get(name)!r}, but the study in this ledger has {value!r}"
-        for name, value in right.items()
+        for name, value in right.to_json().items()
         if stated.get(name) != value
     ]
 

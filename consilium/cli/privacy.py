@@ -6,7 +6,6 @@ refuses invalid values.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,7 +19,7 @@ from common.errors import InvalidInput
 from common.privacy.mechanism import HONEST_SITES, AccountantName, Relation, Unit
 from common.reading import parse_json, parsing
 from consilium.cli.options import PLAIN, AsJson
-from consilium.cli.say import console, say
+from consilium.cli.say import console, json_text, say
 
 if TYPE_CHECKING:
     from consilium.reports.plan_report import About
@@ -280,7 +279,7 @@ def _print(
         facts = {**result.to_json(), "plan_of": str(about), "delta_warning": warning, "recommended": recommended}
         if own is not None:
             facts["study"] = {"gain": own.gain, "gain_low": own.low, "gain_high": own.high}
-        say(json.dumps(facts, indent=1, ensure_ascii=False))
+        say(json_text(facts))
     else:
         summary = f"{advised.summary}; {remark}" if remark else advised.summary
         study = "" if own is None else f"with {own.hospitals} hospitals: {own.summary}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from common.errors import DaemonFailed, InvalidInput, LedgerCorrupt
 from common.plain import joined
 from consilium.cli.options import LOG_TO, AsJson, SiteName, StudyDir
-from consilium.cli.say import say
+from consilium.cli.say import json_text, say
 from consilium.cli.security_log import server_log
 from consilium.cli.study_words import say_rooms
 from server.study.workspace import Endpoint, Workspace
@@ -148,7 +147,7 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
     if as_json:
         records = [{**dataclasses.asdict(site), "node_id": str(site.node_id)} for site in sites]
         facts = {"certificate_until": shown.until.isoformat(), "sites": records, "broken_off": broken_off}
-        say(json.dumps(facts, indent=1))
+        say(json_text(facts))
         return
     say(shown.line + ("" if sites else "; no site is admitted yet"))
     for site in sites:
@@ -221,7 +220,7 @@ def peers(
         write_peers(out, listed)
         say(f"{out}: for every site; there `consilium site peers --take {out.name}`", err=True)
     if as_json:
-        say(json.dumps(listed.to_json(), indent=1))
+        say(json_text(listed.to_json()))
         return
     if not listed.peers:
         say("no site is admitted yet", err=True)
@@ -355,7 +354,7 @@ def status(
             "ledger": ledger,
             "sites": {site.site: site.node for site in sites},
         }
-        say(json.dumps(facts, indent=1))
+        say(json_text(facts))
     else:
         say(joined(one.line for one in found) or f"daemons: {no_daemons(workspace)}")
         if shown is not None:

@@ -5,6 +5,7 @@ A test of the sources refuses any other module of the command line that writes t
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
 from collections.abc import Iterator
@@ -29,6 +30,11 @@ def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
         nl: End with a line break.
     """
     typer.echo(plain_lines(text), err=err, nl=nl)
+
+
+def json_text(facts: object) -> str:
+    """Return facts as the text that ``--json`` prints."""
+    return json.dumps(facts, indent=1, ensure_ascii=False)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from consilium.cli.options import LOG_TO, SiteDir, StudyDir
-from consilium.cli.say import say
+from consilium.cli.say import json_text, say
 
 if TYPE_CHECKING:
     from common.security_log.follow import Source
@@ -57,7 +56,7 @@ def _log(directory: Path, *, party: str, sources: Any, targets: list[str] | None
     from common.security_log.program import follower
 
     if schema:
-        say(json.dumps(json_schema(), indent=1))
+        say(json_text(json_schema()))
     elif targets:
         follower(directory, party=party, open_sources=sources, targets=targets).run(stop=threading.Event().wait)
     else:

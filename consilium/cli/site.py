@@ -14,7 +14,7 @@ from common.errors import InvalidInput
 from common.plain import joined, plain
 from common.privacy.figures import delta_text, epsilon_text
 from consilium.cli.options import LOG_TO, AsJson, SiteDir, counting
-from consilium.cli.say import say
+from consilium.cli.say import json_text, say
 from consilium.cli.security_log import site_log
 from consilium.cli.site_adapt import adapt
 from consilium.cli.site_consent import consent
@@ -294,7 +294,7 @@ def status(
     said = site_status(site_dir, facts)
     if as_json:  # may leave the site, so it omits patients and withdrawals
         said["daemons"] = {one.daemon: one.state for one in daemons}
-        say(json.dumps(signed_status(site_dir, said), indent=1))
+        say(json_text(signed_status(site_dir, said)))
         return
     say(status_text(facts, peers=said.get("peers")))
     say(

@@ -12,7 +12,7 @@ import typer
 
 from common.errors import InvalidInput
 from consilium.cli.options import ResultAsJson, SiteDir, counting
-from consilium.cli.say import interruptible, say
+from consilium.cli.say import interruptible, json_text, say
 
 if TYPE_CHECKING:
     from client.training.command import PrivateOptions
@@ -162,7 +162,7 @@ def _privately(site_dir: Path, asked: PrivateOptions, *, again: bool, out: Path 
 
     with interruptible("interrupted: run the same command again to resume"):
         done = adapt_privately(site_dir, asked, again=again, out=out, progress=_steps)
-    say(json.dumps(done.to_json(), indent=1) if as_json else done.to_text())
+    say(json_text(done.to_json()) if as_json else done.to_text())
 
 
 @contextmanager

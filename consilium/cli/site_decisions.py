@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 from common.errors import InvalidInput
 from common.plain import plain
 from consilium.cli.options import AsJson, SiteDir
-from consilium.cli.say import say
+from consilium.cli.say import json_text, say
 
 if TYPE_CHECKING:
     from client.operations.staff_decisions import Withdrawal
@@ -186,7 +185,7 @@ def heads(
 
     facts = control.heads(site_dir)
     if as_json:
-        say(json.dumps(facts, indent=1))
+        say(json_text(facts))
     else:
         server = facts["server"]
         assert isinstance(server, list)

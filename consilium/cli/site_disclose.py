@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 
 from common.errors import InvalidInput
 from consilium.cli.options import AsJson, SiteDir
-from consilium.cli.say import say
+from consilium.cli.say import json_text, say
 
 
 def disclose(
@@ -61,7 +60,7 @@ def disclose(
     disclose_draw(site_dir, shown.roster, auditor=auditor, out=target, now=datetime.now(UTC))
     if as_json:
         facts = {"draw": shown.roster, "auditor": auditor, "queries": shown.queries, "file": str(target)}
-        say(json.dumps({**facts, "if_told": shown.if_told.to_json()}, indent=1))
+        say(json_text({**facts, "if_told": shown.if_told.to_json()}))
         return
     say(f"{target}: send it to the auditor; the site's ledger records the disclosure")
 

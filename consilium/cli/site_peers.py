@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 from common.errors import InvalidInput
 from common.plain import joined
 from consilium.cli.options import AsJson, SiteDir
-from consilium.cli.say import say
+from consilium.cli.say import json_text, say
 
 if TYPE_CHECKING:
     from client.site.peers import PeersView
@@ -69,7 +68,7 @@ def peers(
             raise typer.Exit(1)
         known.confirm_shown(site_dir, view)
         view = known.look(site_dir)
-    say(json.dumps(view.to_json(), indent=1) if as_json else peers_text(view))
+    say(json_text(view.to_json()) if as_json else peers_text(view))
 
 
 def consent_to_peers(site_dir: Path) -> str:

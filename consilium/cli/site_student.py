@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ import typer
 
 from common.errors import InvalidInput
 from consilium.cli.options import AsJson, SiteDir, counting
-from consilium.cli.say import say
+from consilium.cli.say import json_text, say
 
 if TYPE_CHECKING:
     from client.teachers.evaluation import Evaluation
@@ -64,7 +63,7 @@ def pull(
             "guarantee": pulled.guarantee.to_json(),
             **({"gate": pulled.gate} if pulled.gate else {}),
         }
-        say(json.dumps(facts, indent=1))
+        say(json_text(facts))
         return
     say(f"{pulled.bundle}: student {statement.bundle[:16]}…, {pulled.guarantee}, {statement.queries} queries")
     say(
@@ -189,7 +188,7 @@ def _print(result: Evaluation, folder: Path, *, as_json: bool) -> None:
     from client.teachers.evaluation_text import table
 
     if as_json:
-        say(json.dumps({**result.to_json(), "folder": str(folder)}, indent=1))
+        say(json_text({**result.to_json(), "folder": str(folder)}))
     else:
         say(table(result))
         if any(score.part == PARTS[0] for score in result.scores):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from common.plain import joined
 from common.pool_config import PoolConfig
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
-from consilium.cli.say import console, interruptible, say
+from consilium.cli.say import console, interruptible, json_text, say
 from consilium.cli.site_peers import consent_to_peers
 from consilium.cli.study_evaluate import evaluate
 from consilium.cli.study_words import (
@@ -264,7 +263,7 @@ def show(
     sites = Workspace(path).admitted_count() if path.is_dir() and not for_site else 0
     spending = facts_of(Workspace(path)).spending if path.is_dir() else None
     if as_json:
-        say(json.dumps(describe.facts(study, sites=sites, spending=spending), indent=1))
+        say(json_text(describe.facts(study, sites=sites, spending=spending)))
     elif for_site:
         counted = "not counted here; give --patients, or read the sheet by `consilium site consent`"
         stated = counted if patients is None else "as you state with --patients"

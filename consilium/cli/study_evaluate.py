@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from common.reading import naming_file
 from consilium.cli.options import AsJson, StudyDir, read_file
-from consilium.cli.say import say
+from consilium.cli.say import json_text, say
 from server.study.workspace import Workspace
 
 
@@ -34,4 +33,4 @@ def evaluate(
                 with naming_file(path, remedy="give the file that the hospital wrote with `site evaluate --figures`"):
                     take_figures(workspace, read_file(path))
     found = evaluated(Workspace(directory))
-    say(json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines))
+    say(json_text(found.to_json()) if as_json else "\n".join(found.lines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from common.data.dataset import Dataset, left_out_lines
 from common.data.msd import nifti_files, other_files
 from common.errors import BudgetExceeded, ConsiliumError, InvalidInput
 from common.plain import joined, plain
-from consilium.cli.say import say
+from consilium.cli.say import json_text, say
 from server.study.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def print_status(workspace: Workspace, *, as_json: bool) -> StudyStatus:
     from server.study.status import study_status
 
     status = study_status(workspace)
-    say(json.dumps(status.to_json(), indent=1) if as_json else joined(status.lines()))
+    say(json_text(status.to_json()) if as_json else joined(status.lines()))
     return status
 
 

@@ -26,6 +26,7 @@ from common.plain import RESEARCH_ONLY
 from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.protocol_terms import protocol_name, terms_of
 from common.study_mechanism import sealed_sentences
+from common.wording import duration
 from consilium.reports.report_facts import CONTROLS, DiceScore, PrivacyFacts, ReportFacts
 from consilium.reports.report_pictures import draw_pictures
 from server.study.consent_text import BatchRoster, sealed_facts
@@ -134,7 +135,7 @@ def render_html(facts: ReportFacts) -> str:
         "noise": noise_text,
         "dice": _format_dice,
         "mm": _format_mm,
-        "duration": format_duration,
+        "duration": lambda seconds: duration(seconds) if math.isfinite(seconds) else "–",
         "number": lambda value: f"{value:,}".replace(",", "\u202f"),
     }
     terms, spending = facts.study.privacy, facts.spending
@@ -164,18 +165,6 @@ def render_html(facts: ReportFacts) -> str:
 def _epsilon_or_unknown(value: float) -> str:
     """Return ε as text, rounded up; ``not known`` for NaN and infinity."""
     return epsilon_text(value) if math.isfinite(value) else "not known"
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as ``4.2 s``, ``3 min 07 s`` or ``1 h 02 min``; a dash if it is not finite."""
-    if not math.isfinite(seconds):
-        return "–"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 CONTROLS_NOTE = (

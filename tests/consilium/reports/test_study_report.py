@@ -27,7 +27,7 @@ from consilium.demo.evaluate import shown_cases
 from consilium.reports.certificate import in_words
 from consilium.reports.report_facts import DiceScore
 from consilium.reports.report_pictures import Picture
-from consilium.reports.study_report import CONTROLS_NOTE, format_duration, render_html, write_report
+from consilium.reports.study_report import CONTROLS_NOTE, render_html, write_report
 from tests.report_facts import make_facts, phantom
 
 pytestmark = pytest.mark.slow
@@ -351,14 +351,10 @@ def test_page_claims_no_refusal_it_has_not_seen() -> None:
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
-def test_durations_read_well() -> None:
-    assert [format_duration(v) for v in (4.21, 59.96, 187.4, 3725.0, NAN)] == [
-        "4.2 s",
-        "1 min 00 s",
-        "3 min 07 s",
-        "1 h 02 min",
-        "–",
-    ]
+def test_a_duration_that_is_not_known_is_a_dash() -> None:
+    text = render_html(replace(make_facts(pictures=0), seconds={"data": NAN, "study run": 3725.0}))
+    assert '<td class="n">–</td>' in text
+    assert "1 h 2 min" in text
 
 
 def test_report_and_certificate_state_the_same_odds_of_a_guess() -> None:

@@ -273,7 +273,7 @@ def test_looking_leaves_no_file_beside_a_ledger_that_nobody_has_open(collected, 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.42, "0.4 s"), (12.4, "12 s"), (185, "3 min 5 s"), (7800, "2 h 10 min"), (360000, "4 d 4 h")],
+    [(0.42, "0.4 s"), (12.4, "12 s"), (59.96, "1 min"), (185, "3 min 5 s"), (7800, "2 h 10 min"), (360000, "4 d 4 h")],
 )
 def test_durations_read_as_a_person_says_them(seconds, words):
     assert duration(seconds) == words
