@@ -12,11 +12,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from common import __version__
 from common.errors import InvalidInput
@@ -29,6 +30,7 @@ MAX_RATIONAL_DIGITS = 4_000
 sum of rationals gets more digits with every new denominator; a sum that could not be written is refused before it is
 charged."""
 
+Member = TypeVar("Member", bound=StrEnum)
 Json = object  # None | bool | int | str | list | dict with string keys, nested
 
 
@@ -314,6 +316,26 @@ def check_integer(what: str, value: object, *, least: int, most: int | None = No
         bounds = f"an integer from {least}" if most is None else f"{least} to {most}"
         raise InvalidInput(what, value=value, limit=limit or bounds)
     return value
+
+
+def member(kind: type[Member], value: Any, *, what: str) -> Member:
+    """Return the member of an enumeration that has a value.
+
+    Args:
+        kind: The enumeration.
+        value: The value.
+        what: Name of the value in the error.
+
+    Returns:
+        The member.
+
+    Raises:
+        InvalidInput: For a value that no member has.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidInput(what, value=value, limit=", ".join(kind)) from None
 
 
 def check_schema(what: str, found: object, *, known: int) -> None:

@@ -8,13 +8,13 @@ it.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from common.errors import InvalidInput
+from common.registry import optional
 
 
 class Curves(Protocol):
@@ -39,8 +39,8 @@ class TensorBoardCurves:
     """Records training curves as a TensorBoard log in ``folder``/``run``."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        writer = _imported("torch.utils.tensorboard", extra="tensorboard").SummaryWriter
-        self._writer = writer(log_dir=str((folder / run).absolute()))
+        writer = optional("torch.utils.tensorboard", user="--metrics tensorboard", install="'tensorboard>=2.18'")
+        self._writer = writer.SummaryWriter(log_dir=str((folder / run).absolute()))
 
     def point(self, name: str, value: float, *, step: int) -> None:
         """Add a point to a curve.
@@ -66,8 +66,8 @@ class MlflowCurves:
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "MLFLOW_ALLOW_FILE_STORE": "true",
         }  # MLflow reads them on import
-        client = _imported("mlflow.tracking", extra="mlflow").MlflowClient
-        self._client = client(tracking_uri=folder.absolute().as_uri())
+        client = optional("mlflow.tracking", user="--metrics mlflow", install="'mlflow-skinny>=3'")
+        self._client = client.MlflowClient(tracking_uri=folder.absolute().as_uri())
         found = self._client.get_experiment_by_name(self.EXPERIMENT)
         experiment = found.experiment_id if found is not None else self._client.create_experiment(self.EXPERIMENT)
         self._run = self._client.create_run(experiment, run_name=run).info.run_id
@@ -119,16 +119,3 @@ def open_curves(asked: str, *, run: str) -> Curves:
             limit=f"a folder that can be created; the system says: {error.strerror}",
         ) from error
     return FORMS[form](Path(folder), run)
-
-
-PACKAGES = {"tensorboard": "tensorboard>=2.18", "mlflow": "mlflow-skinny>=3"}
-"""The package that writes each form of curves, with its version as in pyproject.toml."""
-
-
-def _imported(module: str, *, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InvalidInput(
-            f"--metrics {extra} needs a package that is not installed", remedy=f"pip install '{PACKAGES[extra]}'"
-        ) from error

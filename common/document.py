@@ -25,6 +25,7 @@ from common.canonical import (
     canonical_bytes,
     check_hash,
     check_schema,
+    member,
     parse_canonical,
     parse_float,
     parse_rational,
@@ -367,7 +368,7 @@ def _bare_kind(hint: Any, what: str) -> _Kind:
     if origin is dict:
         return _KINDS[dict] if args[1] in (object, Any) else _mapping(_kind(args[0], what), _kind(args[1], what), what)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return _Kind(str, lambda text: _member(hint, text, what), str)
+        return _Kind(str, lambda text: member(hint, text, what=what), str)
     if isinstance(hint, type) and issubclass(hint, Document):
         form = _form(hint)
         if hint.to_json is not Document.to_json:  # a document with several versions has its own conversion
@@ -415,13 +416,6 @@ def _mapping(keys: _Kind, values: _Kind, what: str) -> _Kind:
         lambda data: {key(name): read(value) for name, value in data.items()},
         lambda data: {name: write(value) for name, value in data.items()},
     )
-
-
-def _member(kind: type[StrEnum], text: str, what: str) -> StrEnum:
-    try:
-        return kind(text)
-    except ValueError:
-        raise InvalidInput(what, value=text[:80], limit=", ".join(kind)) from None
 
 
 def _parse_base64(text: str) -> bytes:

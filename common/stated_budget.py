@@ -7,7 +7,7 @@ Refuses an unknown accountant, unit or relation, and unit ``patient`` with relat
 
 from __future__ import annotations
 
-from common.errors import InvalidInput
+from common.canonical import member
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 
 
@@ -37,9 +37,5 @@ class StatedBudget:
         combination.
         """
         for name, kind in (("accountant", AccountantName), ("relation", Relation), ("unit", Unit)):
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, kind(value))
-            except ValueError as error:
-                raise InvalidInput(f"{where}.{name}", value=value, limit=", ".join(kind)) from error
+            object.__setattr__(self, name, member(kind, getattr(self, name), what=f"{where}.{name}"))
         _ = self.budget, self.protection

@@ -31,6 +31,7 @@ from common.config import DataConfig, TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import best_device, predict
 from common.models.unet import load_weights, network_for
+from common.reading import parsing
 from common.system_errors import explain, system_cause
 
 log = logging.getLogger(__name__)
@@ -317,17 +318,13 @@ def load_teacher(directory: Path) -> tuple[DataConfig, Teacher | None]:
     Raises:
         InvalidInput: If the training is unfinished, or the weights are not those on record.
     """
-    try:
+    with parsing("the teacher's training is not finished", value=directory.name, remedy="run `consilium site train`"):
         record = json.loads((directory / "train.json").read_text(encoding="utf-8"))
         check_schema("teacher", record["schema"], known=TRAIN_SCHEMA)
         # A field that an older version did not record gets its default, which is what that version used.
         data = DataConfig(**_known(DataConfig, record["data"]))
         recipe = TrainingConfig(**_known(TrainingConfig, record["recipe"]))
         expected, posterior = record["report"]["weights"], record.get("posterior")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(
-            "the teacher's training is not finished", value=directory.name, remedy="run `consilium site train`"
-        ) from error
     if expected is None:
         return data, None
     model = network_for(recipe, data)

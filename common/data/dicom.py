@@ -8,7 +8,6 @@ It was preferred to pydicom because it decodes every common transfer syntax and 
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from common.data.geometry import LPS_TO_RAS, check_affine
 from common.data.nifti import ANY_ROOM, Scan, VoxelRoom
 from common.errors import InvalidInput
 from common.names import modality_in
+from common.registry import optional
 
 GAP_TOLERANCE = 0.01  # of the slice spacing
 _POSITION, _ORIENTATION, _FRAME, _MODALITY = "0020|0032", "0020|0037", "0020|0052", "0008|0060"
@@ -93,12 +93,7 @@ def slices_of(folder: Path) -> tuple[Path, ...]:
 
 
 def _simpleitk() -> Any:
-    try:
-        return importlib.import_module("SimpleITK")
-    except ImportError as error:
-        raise InvalidInput(
-            "image is a folder, and reading DICOM needs SimpleITK", remedy='pip install "SimpleITK>=2.4"'
-        ) from error
+    return optional("SimpleITK", user="reading a folder of DICOM", install="'SimpleITK>=2.4'")
 
 
 def _check_headers(folder: Path, room: VoxelRoom) -> None:

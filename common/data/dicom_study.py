@@ -6,15 +6,16 @@ one or many subfolders. Files that are not DICOM are ignored. Refuses a folder t
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput
+from common.registry import optional
 
 MAX_FILES = 20_000
+_PACKAGES = "'highdicom>=0.28,<0.29' 'pydicom>=3' 'SimpleITK>=2.4'"
 _TAGS = (
     *("SeriesInstanceUID", "StudyInstanceUID", "SeriesDescription", "SeriesNumber", "Modality", "PatientID"),
     *("FrameOfReferenceUID", "NumberOfFrames"),
@@ -42,22 +43,12 @@ class Series:
 
 def pydicom() -> Any:
     """Return the module pydicom; raise InvalidInput if it is not installed."""
-    return _module("pydicom")
+    return optional("pydicom", user="DICOM", install=_PACKAGES)
 
 
 def highdicom() -> Any:
     """Return the module highdicom; raise InvalidInput if it is not installed."""
-    return _module("highdicom")
-
-
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise InvalidInput(
-            f"DICOM needs {name}, which is not installed",
-            remedy="pip install 'highdicom>=0.28,<0.29' 'pydicom>=3' 'SimpleITK>=2.4'",
-        ) from error
+    return optional("highdicom", user="DICOM", install=_PACKAGES)
 
 
 def series_in(folder: Path) -> tuple[Series, ...]:

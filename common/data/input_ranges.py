@@ -19,6 +19,7 @@ from nibabel.orientations import io_orientation
 from common.data.geometry import voxel_sizes
 from common.data.volume import Volume
 from common.errors import InvalidInput
+from common.reading import parsing
 
 QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 _NAMES = (*(f"{q:.0%} quantile of intensity" for q in QUANTILES), "step between neighbouring voxels")
@@ -82,12 +83,10 @@ class InputRanges:
         Raises:
             InvalidInput: If the record is anything else.
         """
-        try:
+        with parsing("ranges of a bundle's inputs", limit="as Consilium writes them"):
             volumes, intensity, extent = (record[name] for name in ("volumes", "intensity", "extent_mm"))  # type: ignore[index]
             sizes = tuple(float(size) for size in record.get("structures_mm3", ()))  # type: ignore[attr-defined]
             made = cls(int(volumes), tuple(map(_ranges, intensity)), _ranges(extent), sizes)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InvalidInput("ranges of a bundle's inputs", limit="as Consilium writes them") from error
         if len(made.intensity) != channels:
             raise InvalidInput("channels of a bundle's inputs", value=len(made.intensity), limit=str(channels))
         return made

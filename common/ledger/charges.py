@@ -29,6 +29,7 @@ from common.privacy.mechanism import (
     Unit,
     sensitivity,
 )
+from common.reading import parsing
 
 MAX_REPEATED_ROSTER = 16
 """Largest roster that each release repeats in full, as in version 0.1.0. A larger roster has a row of its own."""
@@ -154,7 +155,7 @@ class StudyTerms:
         Raises:
             InvalidInput: If a field is missing or invalid.
         """
-        try:
+        with parsing("consent text of a study", limit="the JSON that Study.to_json writes"):
             if not isinstance(text, dict):
                 raise TypeError("not a mapping")
             privacy, codec = text["privacy"], text["codec"]
@@ -170,10 +171,6 @@ class StudyTerms:
                 radius=_number(codec["radius"]),
                 colluders=check_integer("colluders", privacy["colluders"], least=0) if sealed else None,
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InvalidInput(
-                "consent text of a study", value=type(error).__name__, limit="the JSON that Study.to_json writes"
-            ) from error
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -31,7 +31,7 @@ from functools import lru_cache
 from math import ceil, log, log10
 from typing import ClassVar
 
-from common.canonical import check_integer
+from common.canonical import check_integer, member
 from common.document import Document
 from common.errors import InvalidInput
 from common.privacy.accounting import epsilon_exact
@@ -95,10 +95,7 @@ class TrainingEvent(Document):
     releases: tuple[Fraction, ...] = ()
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "sampling", Sampling(self.sampling))
-        except ValueError as error:
-            raise InvalidInput("sampling", value=self.sampling, limit=", ".join(Sampling)) from error
+        object.__setattr__(self, "sampling", member(Sampling, self.sampling, what="sampling"))
         object.__setattr__(self, "releases", tuple(self.releases))
         if not isinstance(self.rate, Fraction) or not 0 < self.rate <= 1:
             raise InvalidInput("sampling rate q", value=self.rate, limit="a rational above 0, at most 1")
@@ -133,10 +130,8 @@ class TrainingGuarantee:
     neighbours: Neighbours
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
-        except ValueError as error:
-            raise InvalidInput("relation of a training", value=self.neighbours, limit=", ".join(Neighbours)) from error
+        relation = member(Neighbours, self.neighbours, what="relation of a training")
+        object.__setattr__(self, "neighbours", relation)
 
     def __str__(self) -> str:
         words = f"unit {Unit.PATIENT}, relation {self.neighbours} (training)"

@@ -37,6 +37,7 @@ from common.privacy.calibration import noise_multiplier
 from common.privacy.coalitions import COALITIONS
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import GRID_BITS, Mechanism, Relation, Unit
+from common.reading import parsing
 from common.site_facts import read_guarantee
 from common.study_facts import StudyFacts
 from common.study_mechanism import sealed_sentences
@@ -442,12 +443,10 @@ def _audit(path: Path | None) -> dict[str, Any] | None:
     """Return an audit's summary and figures for each of its parts; None without an audit."""
     if path is None:
         return None
-    try:
+    with parsing("audit report", value=str(path), limit="the output of `consilium audit --json`"):
         reports: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         wanted = ("summary", "exceeded", "runs", "confidence", "claimed_mu")
         return {name: {key: report[key] for key in wanted} for name, report in reports.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidInput("audit report", value=str(path), limit="the output of `consilium audit --json`") from error
 
 
 def _hashes(workspace: Workspace, study: Study) -> dict[str, str]:

@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import isfinite
 
 from client.records.journal import TrainingPlan
-from common.canonical import check_integer
+from common.canonical import check_integer, member
 from common.errors import InvalidInput
 from common.privacy.figures import epsilon_text
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, plan_noise
@@ -101,10 +101,7 @@ class PrivateSettings:
         if self.strategy not in STRATEGIES:
             raise InvalidInput("private strategy", value=self.strategy, limit=", ".join(STRATEGIES))
         for name, kind in (("neighbours", Neighbours), ("sampling", Sampling)):
-            try:
-                object.__setattr__(self, name, kind(getattr(self, name)))
-            except ValueError as error:
-                raise InvalidInput(name, value=getattr(self, name), limit=", ".join(kind)) from error
+            object.__setattr__(self, name, member(kind, getattr(self, name), what=name))
         if not (isfinite(self.epsilon) and 0 < self.epsilon <= MAX_EPSILON):
             raise InvalidInput(
                 "epsilon of a training", value=self.epsilon, limit=f"above 0, at most {epsilon_text(MAX_EPSILON)}"
