@@ -7,7 +7,6 @@ operator therefore gets only numbers (:func:`counts_for_server`), and only if ``
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from common.config import DataConfig
 from common.data.dataset import Dataset, Doubled, PatientIdentity, Problem
 from common.document import LATER, Document
 from common.errors import InvalidInput, Refused
-from common.objects import write_atomically
+from common.objects import write_json
 from common.privacy.consent import warn_about
 from common.privacy.mechanism import Unit
 from common.reading import parse_json
@@ -110,8 +109,7 @@ def record_cases(teachers: Path, dataset: Dataset, problems: Iterable[Problem]) 
         problems=tuple(left_out[case] for case in sorted(left_out)),
         doubled=dataset.doubled,
     )
-    text = json.dumps(record.to_json(), indent=1, ensure_ascii=False)
-    write_atomically(teachers / "cases.json", (text + "\n").encode(), mode=0o600)
+    write_json(teachers / "cases.json", record.to_json(), mode=0o600)
     return record
 
 

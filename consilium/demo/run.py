@@ -55,7 +55,7 @@ from common.data.split import (
 )
 from common.data.synthetic import Drawing, study_data, write_phantoms
 from common.errors import InvalidInput
-from common.objects import write_atomically
+from common.objects import write_json
 from common.privacy.mechanism import HONEST_SITES
 from common.protocol_terms import PLAIN, suited, terms_of
 from consilium.demo.dashboard import dashboard
@@ -256,7 +256,7 @@ def _claim(out: Path, options: DemoOptions) -> None:
         raise InvalidInput(
             "output directory holds other files than a demo's", value=str(out), remedy="choose another --out"
         )
-    write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
+    write_json(path, wanted)
 
 
 def _data(
@@ -443,5 +443,5 @@ class _Stopwatch:
             yield
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 2)
-            write_atomically(self._path, (json.dumps(self.seconds, indent=1) + "\n").encode())
+            write_json(self._path, self.seconds)
         self._watch.finish(name)

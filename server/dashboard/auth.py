@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import re
 import secrets
 import threading
@@ -21,7 +20,7 @@ from typing import Annotated, ClassVar
 
 from common.document import Document, Key
 from common.errors import InvalidInput
-from common.objects import read_regular, write_atomically
+from common.objects import read_regular, write_json
 from common.reading import parse_json, parsing
 
 USERS_SCHEMA = 1
@@ -195,7 +194,7 @@ class UserFile:
 
     def _save(self, users: dict[str, User]) -> None:
         record = _Users(tuple(user for _, user in sorted(users.items()))).to_json()
-        write_atomically(self._path, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode(), mode=0o600)
+        write_json(self._path, record, mode=0o600)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from common.canonical import check_hash
 from common.document import Document
 from common.errors import InvalidInput
 from common.node_auth import Gatekeeper, claimed_key
+from common.objects import write_json
 from common.reading import parse_json
-from server.public.kept import write_record
 
 BEHIND = "behind"
 """The folder that lists the studies behind a port, beside the list of nodes of the host's own study."""
@@ -60,7 +60,7 @@ def write_behind(folder: Path, entry: BehindPort) -> None:
         entry: The study.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_record(folder / f"{check_hash(entry.study)}.json", entry.to_json())
+    write_json(folder / f"{check_hash(entry.study)}.json", entry.to_json())
 
 
 def read_behind(folder: Path) -> tuple[BehindPort, ...]:

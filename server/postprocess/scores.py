@@ -16,10 +16,11 @@ from common.calibration import NOTHING, reliability
 from common.data.volume import example_from_bytes
 from common.metrics import Score, dice_per_class, hd95_mm, score
 from common.models.fit import predict
+from common.objects import write_json
 from common.worth import Worth, over_best
 from server.postprocess.networks import control_trained, load_control, load_student
 from server.protocols.controls import STUDENT, controls_of
-from server.public.kept import read_record, write_record
+from server.public.kept import read_record
 from server.study.workspace import Workspace
 
 
@@ -71,7 +72,7 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
         },
         "controls": {name: dice.get(name, {"dice": None}) for name in controls_of(study)},
     }
-    write_record(workspace.scores_file, record)
+    write_json(workspace.scores_file, record)
     return scores
 
 

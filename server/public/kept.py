@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from common.errors import InvalidInput
-from common.objects import MAX_OBJECT_BYTES, read_regular, write_atomically, write_json
+from common.objects import MAX_OBJECT_BYTES, read_regular, write_atomically
 from common.reading import parse_json
 
 MAX_RECORD_BYTES = 1 << 26
@@ -138,13 +138,3 @@ def parse_record(content: bytes | None, *, name: str, remedy: str) -> Any:
     if content is None:
         raise InvalidInput(f"{name} is missing from the study's directory", remedy=remedy)
     return parse_json(content, what=f"{name} is not valid JSON", limit="", remedy=remedy)
-
-
-def write_record(path: Path, value: object) -> None:
-    """Write a value as a JSON file that :func:`read_record` reads, completely or not at all.
-
-    Args:
-        path: The file.
-        value: Plain JSON.
-    """
-    write_json(path, value)

@@ -21,8 +21,8 @@ from common.canonical import check_hash
 from common.config import Study, load_study
 from common.document import AS_TEXT, LATER, Document
 from common.errors import InvalidInput
-from common.objects import ObjectStore, shared
-from server.public.kept import KeptInFolder, read_record, write_record
+from common.objects import ObjectStore, shared, write_json
+from server.public.kept import KeptInFolder, read_record
 from server.public.material import START_FILE, CodecRecord, PairedFiles, Public
 from server.study.locks import held_alone, is_held
 
@@ -596,4 +596,4 @@ class Workspace:
         return read_record(self.root / name, remedy=remedy)
 
     def _write(self, name: str, value: object) -> None:
-        write_record(self.root / name, value)
+        write_json(self.root / name, value)

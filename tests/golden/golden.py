@@ -29,12 +29,12 @@ from client.ledger.site_ledger import SiteLedger
 from client.policy import load_site
 from common.config import load_study
 from common.events import EventLog
+from common.objects import write_json
 from consilium.in_process import Sites, Wire
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.pipeline import collect
 from server.ledger.server_ledger import Ledger
 from server.protocols.rounds import FRAMES
-from server.public.kept import write_record
 from server.public.material import CodecRecord
 from server.study.create_study import add_site, create_study, server_keys
 from server.study.workspace import Site, Workspace
@@ -155,7 +155,7 @@ def begin(root: Path, kind: str) -> None:
     )
     workspace.save_codec(codec)
     if joint:
-        write_record(workspace.root / FRAMES, [asdict(frame) for frame in frames])
+        write_json(workspace.root / FRAMES, [asdict(frame) for frame in frames])
     keys = server_keys(workspace)
     for number in range(SITES):
         name = f"site-{number}"
