@@ -181,7 +181,7 @@ def create_node_keys(folder: Path, *, comment: str = "") -> NodeKeys:
     """
     keys = NodeKeys(private=folder / "node", public=folder / "node.pub")
     if keys.private.exists():
-        key = _node_private_key(keys.private)
+        key = load_node_key(keys.private)
     elif keys.public.exists():
         raise InvalidInput(
             f"{keys.public} has no private key beside it",
@@ -272,7 +272,9 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     Raises:
         InvalidInput: If it is damaged, of another kind, or readable by others.
     """
-    return _node_private_key(path)
+    with parsing(f"{path} is not a readable OpenSSH private key", limit="a key without a password"):
+        key = load_ssh_private_key(_private_bytes(path), password=None)
+    return _p384(key, path)
 
 
 def node_fingerprint(line: str) -> str:
@@ -428,12 +430,6 @@ def _read_certificate(path: Path) -> x509.Certificate:
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     with parsing(f"{path} is not a readable private key", limit="PEM without a password"):
         key = load_pem_private_key(_private_bytes(path), password=None)
-    return _p384(key, path)
-
-
-def _node_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    with parsing(f"{path} is not a readable OpenSSH private key", limit="a key without a password"):
-        key = load_ssh_private_key(_private_bytes(path), password=None)
     return _p384(key, path)
 
 
