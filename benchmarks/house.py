@@ -31,7 +31,8 @@ def sources(revision: str) -> dict[str, str]:
 def lines_but_docstrings(text: str) -> int:
     """Return the number of a module's lines without its docstrings."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    found = [node.body[0] for node in ast.walk(ast.parse(text)) if isinstance(node, kinds) and ast.get_docstring(node)]
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    found = [node.body[0] for node in nodes if ast.get_docstring(node, clean=False)]
     return len(text.splitlines()) - sum((each.end_lineno or each.lineno) - each.lineno + 1 for each in found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -79,9 +80,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """From now on look for garbage among what tests make, and never among what was imported."""
+    """From now on look for garbage among what tests make, seldom, and never among what was imported."""
     gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
     gc.enable()
+    # pytest attaches its handlers to every logger that does not propagate, six times a test; torch makes 70 of them.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.hookimpl(wrapper=True)

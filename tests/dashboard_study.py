@@ -78,9 +78,9 @@ class Recorded:
 
 
 @cache
-def _phantom_files(cases: int) -> dict[str, bytes]:
+def _phantom_files(cases: int, seed: int) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        write_phantoms(Path(folder) / "drawn", cases=cases, seed=3)
+        write_phantoms(Path(folder) / "drawn", cases=cases, seed=seed)
         return {
             path.relative_to(folder).as_posix().removeprefix("drawn/"): path.read_bytes()
             for path in Path(folder).rglob("*")
@@ -88,9 +88,9 @@ def _phantom_files(cases: int) -> dict[str, bytes]:
         }
 
 
-def phantoms(folder: Path, cases: int) -> tuple[Case, ...]:
-    """Phantoms of one seed in a new folder, drawn once a process."""
-    for name, content in _phantom_files(cases).items():
+def phantoms(folder: Path, cases: int, *, seed: int = 3) -> tuple[Case, ...]:
+    """Phantoms of a seed in a new folder, drawn once a process."""
+    for name, content in _phantom_files(cases, seed).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return read_dataset(folder).cases

@@ -102,12 +102,17 @@ def _constants_of(tree: ast.Module) -> dict[str, str]:
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module == "common.errors":
             names = {each.name for each in node.names}
-            source = ast.parse((ROOT / "common" / "errors.py").read_text(encoding="utf-8"))
-            found |= {name: text for name, text in _constants_of(source).items() if name in names}
+            found |= {name: text for name, text in _shared_constants().items() if name in names}
         elif isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name):
             text = isinstance(node.value, ast.JoinedStr) or isinstance(getattr(node.value, "value", None), str)
             found |= {name.id: _text(node.value)} if text else {}
     return found
+
+
+@cache
+def _shared_constants() -> dict[str, str]:
+    """The texts that ``common.errors`` gives names."""
+    return _constants_of(ast.parse((ROOT / "common" / "errors.py").read_text(encoding="utf-8")))
 
 
 def _text(node: ast.expr) -> str:

@@ -14,7 +14,7 @@ from client.site.enrolment import SiteKit, create_site
 from client.teachers.pulled_student import STUDENT_DIR
 from common.config import CodecConfig, Study, TrainingConfig, load_study
 from common.data.msd import read_dataset
-from common.data.synthetic import study_data, write_phantoms
+from common.data.synthetic import study_data
 from common.models.bundle import SEEN_WEIGHTS
 from common.models.bundle_facts import BundlePrivacy
 from common.models.student_bundle import WEIGHTS, export_bundle
@@ -24,6 +24,7 @@ from common.privacy.mechanism import AccountantName, QuerySpec
 from server.protocols.query_protocol import query_about
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
+from tests.dashboard_study import phantoms
 from tests.trained_sites import train_site
 from tests.worlds import make_study
 
@@ -53,7 +54,7 @@ def make_own_site(root: Path, state: str) -> Path:
     authority = create_authority(root / "authority").certificate
     addresses = {"superlink": "localhost:8443", "objects_url": "https://localhost:8443"}
     setup.write_kit(workspace, root / "kit", site="north", authority=authority, **addresses)
-    write_phantoms(root / "data", cases=4, seed=5)
+    phantoms(root / "data", 4, seed=5)
     site = root / "site"
     create_site(site, pool="north", data=root / "data", kit=SiteKit.load(root / "kit"))
     if state == "joined":

@@ -123,6 +123,7 @@ def test_every_python_block_runs():
         exec(compile(text, "a document", "exec"), {})
 
 
+@pytest.mark.slow
 def test_the_scientists_script_gains_over_its_best_control(capsys):
     """A first example whose budget buys nothing would teach its reader not to spend one."""
     (script,) = (one.text for one in blocks("python") if one.path == "README.md")

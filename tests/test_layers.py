@@ -165,10 +165,10 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_no_module_is_longer_than_one_sitting() -> None:
     """Docstrings do not count: a public function needs room for its arguments, its errors and an example."""
-    found = {
-        file for file in sources() if lines_but_docstrings((ROOT / file).read_text(encoding="utf-8")) > LONG_MODULE
-    }
-    assert found == set()
+    texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in sources()}
+    long = [file for file, text in texts.items() if len(text.splitlines()) > LONG_MODULE]
+    assert len(long) > 20
+    assert [file for file in long if lines_but_docstrings(texts[file]) > LONG_MODULE] == []
 
 
 def test_the_search_finds_a_circle_and_nothing_else() -> None:

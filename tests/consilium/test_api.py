@@ -132,6 +132,7 @@ def test_a_study_is_loaded_from_a_path_that_is_a_string(tmp_path: Path) -> None:
         consilium.load_study("nowhere.toml")
 
 
+@pytest.mark.slow
 def test_the_examples_in_the_document_run(tmp_path: Path) -> None:
     with tarfile.open(ROOT / "tests" / "golden" / "per-volume-0.1.0.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from client.operations.evaluated import adapted_verdict, newest_evaluation, student_verdict
 from client.operations.own_page import SitesOwnPage
+from client.teachers import evaluation
 from client.teachers.comparison import ALL, OWN_TEACHERS
 from client.teachers.evaluation import evaluate
 from client.teachers.pulled_student import STUDENT_DIR
@@ -21,6 +23,15 @@ from common.errors import InvalidInput
 from common.models.student_bundle import WEIGHTS
 from tests.own_site import make_own_site, page_of
 from tests.trained_sites import train_site
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    """No test here reads them; ``tests/client/teachers/test_student.py`` does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "case_picture", lambda *_, **__: b"")
+        patch.setattr(evaluation, "reliability_picture", lambda _: b"")
+        yield
 
 
 @pytest.fixture(scope="module")

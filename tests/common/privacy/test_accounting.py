@@ -64,11 +64,12 @@ def hockey_stick(mu: float, epsilon: float) -> mpmath.mpf:
     """δ by its definition: ∫ (p(x) − e^ε·q(x))₊ dx for p = N(μ, 1), q = N(0, 1), integrated numerically."""
     with mpmath.workprec(200):
         m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        weight = mpmath.exp(e)
         start = e / m + m / 2  # where the integrand turns positive
         peak = max(start, m)
 
         def integrand(x: mpmath.mpf) -> mpmath.mpf:
-            return mpmath.npdf(x, m, 1) - mpmath.exp(e) * mpmath.npdf(x, 0, 1)
+            return mpmath.npdf(x, m, 1) - weight * mpmath.npdf(x, 0, 1)
 
         points = [start, *(start + (peak - start) * k / 4 for k in range(1, 5) if peak > start)]
         points += [points[-1] + k for k in (1, 2, 4, 8, 16, 32)]

@@ -7,10 +7,17 @@ from typer.testing import CliRunner
 
 from common.errors import InvalidInput
 from consilium.cli.dashboard import app, certificate_command, read_token
+from server.dashboard import auth
 from server.dashboard.auth import Role, UserFile
 from server.dashboard.serve import is_loopback
 
 PASSWORD = "a long enough secret"
+
+
+@pytest.fixture(autouse=True)
+def _quick_passwords(monkeypatch):
+    """A hash takes a hundredth of the time; ``tests/server/dashboard/test_sign_in.py`` tests its strength."""
+    monkeypatch.setattr(auth, "_SCRYPT", {"n": 1 << 10, "r": 8, "p": 1})
 
 
 def run(*arguments: str, given: str = ""):

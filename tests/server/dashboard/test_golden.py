@@ -69,7 +69,7 @@ def steady(text: str) -> str:
 
 def words(page: str) -> str:
     """A page's text as a reader sees it, a line for each piece."""
-    body = re.sub(r"(?s).*?<body[^>]*>|<script.*?</script>", "", page)
+    body = re.sub(r"(?s)<script.*?</script>", "", re.split(r"<body[^>]*>", page, maxsplit=1)[-1])
     pieces = (html.unescape(piece).strip() for piece in re.split(r"<[^>]+>", body))
     return "\n".join(re.sub(r"\s+", " ", piece) for piece in pieces if piece)
 

@@ -102,6 +102,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("curve"))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_student_with_and_without_validation_cases_and_dice_at_a_few_steps(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
