@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,7 @@ from client.site.books import slots_file, writing_teachers
 from client.site.deals import deal_for_training
 from client.site.enrolment import study_start
 from client.training.private.charge import record_trained, record_trainings
-from client.training.private.settings import (
-    MAC_ONLY,
-    MAX_EPSILON,
-    STRATEGIES,
-    UNREAD,
-    PrivateSettings,
-    defaults,
-)
+from client.training.private.settings import MAX_EPSILON, STRATEGIES, UNREAD, PrivateSettings, defaults
 from client.training.side_by_side import default_jobs, side_by_side
 from client.training.site import plan_site, scans_by_patient, site_report
 from client.training.task import OnProgress, SiteReport, VoterTask
@@ -44,13 +37,6 @@ from common.errors import DaemonFailed, InvalidInput
 from common.privacy.consent import warn_about
 from common.privacy.mechanism import Unit
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of
-
-ASKED = (
-    *("epsilon", "rate", "steps", "learning_rate", "clip", "per_layer", "scans", "temperature", "prior_std"),
-    *MAC_ONLY,
-    "noise_multiplier",
-)
-"""Options of a private training; each is None unless it was given on the command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +78,8 @@ class PrivateOptions:
             InvalidInput: If an option has an invalid value, is not read by the strategy, or is given without a private
                 strategy.
         """
-        asked: dict[str, Any] = {name: getattr(self, name) for name in ASKED if getattr(self, name) is not None}
+        typed = {one.name: getattr(self, one.name) for one in fields(self) if one.default is None}
+        asked: dict[str, Any] = {name: value for name, value in typed.items() if value is not None}
         if self.strategy not in STRATEGIES:
             if asked:
                 raise InvalidInput(
