@@ -192,8 +192,8 @@ def load_model(directory: Path) -> Bundle:
             network,
             study.data.student,
             sha256_bytes(weights_to_bytes(network)),
-            study.student.patch,
             ranges_seen(workspace),
+            study.student,
         )
     else:
         bundle = open_bundle(directory)

@@ -70,10 +70,9 @@ def read_values(files: Mapping[str, bytes]) -> BundleValues:
         raise InvalidInput("size of a bundle's text files", limit=f"at most {MAX_TEXT_BYTES} bytes in all")
     with parsing("a bundle's configuration cannot be read", limit="bundles that Consilium exported", remedy=_REMEDY):
         described, workflow = (parse_json(files[name], what=name, remedy=_REMEDY) for name in (METADATA, INFERENCE))
-        recipe = replace(recipe_of(workflow["network_def"]), patch=tuple(workflow["inferer"].get("roi_size", ())))
         ranges = described.get("input_ranges")
         return BundleValues(
-            recipe=recipe,
+            recipe=recipe_of(workflow),
             weights=files[WEIGHTS],
             privacy=BundlePrivacy.from_json(parse_json(files[PRIVACY], what=PRIVACY)),
             figures=checked_figures(described["eval_metrics"]),

@@ -16,7 +16,7 @@ from common.data.input_ranges import InputRanges
 from common.errors import InvalidInput
 from common.models.averaged import Averaged
 from common.models.unet import load_weights, network_for, recipe_of
-from common.reading import parse_json
+from common.reading import parse_json, parsing
 
 SEEN_WEIGHTS = "models/has-seen-patients-must-not-leave.pt"
 """Weights file of a network that a hospital adapted to its patients. It replaces models/model.pt."""
@@ -33,22 +33,25 @@ class Bundle:
         network: The network with its weights, in evaluation mode.
         data: The data settings it was trained for.
         weights: SHA-256 of the weights file.
-        patch: Size of the sliding window; empty for none.
         inputs: Value ranges of its public training volumes; None if the bundle does not state them.
-        recipe: Training recipe, of which only the network's definition comes from the bundle.
+        recipe: Training recipe, of which only the network's definition and the patch come from the bundle.
         adapted: True if a hospital trained the network on its patients.
     """
 
     network: torch.nn.Module
     data: DataConfig
     weights: str
-    patch: tuple[int, ...] = ()
     inputs: InputRanges | None = None
     """Value ranges of its public training volumes; None if the bundle does not state them."""
     recipe: TrainingConfig = field(default_factory=TrainingConfig)
-    """Training recipe, of which only the network's definition comes from the bundle."""
+    """Training recipe, of which only the network's definition and the patch come from the bundle."""
     adapted: bool = False
     """True if a hospital trained the network on its patients, with or without differential privacy."""
+
+    @property
+    def patch(self) -> tuple[int, ...]:
+        """Size of the sliding window; empty for none."""
+        return self.recipe.patch
 
     @property
     def who(self) -> str:
@@ -68,15 +71,21 @@ def open_bundle(directory: Path) -> Bundle:
     Raises:
         InvalidInput: If there is no bundle, or Consilium did not export it.
     """
-    try:
-        metadata = parse_json((directory / "configs" / "metadata.json").read_bytes(), what="metadata.json")
-        inference = parse_json((directory / "configs" / "inference.json").read_bytes(), what="inference.json")
+    with parsing("bundle cannot be read", value=str(directory), limit="a bundle that Consilium exported"):
+        try:
+            names = "metadata.json", "inference.json"
+            metadata, inference = (parse_json((directory / "configs" / n).read_bytes(), what=n) for n in names)
+        except FileNotFoundError as error:
+            raise InvalidInput(
+                "there is no student bundle",
+                value=str(directory),
+                remedy="run `consilium site student pull`, or give a bundle's directory",
+            ) from error
         inputs = metadata["network_data_format"]["inputs"]["image"]
         labels = metadata["network_data_format"]["outputs"]["pred"]["channel_def"]
-        recipe = recipe_of(inference["network_def"])
+        recipe = recipe_of(inference)
         steps = {t["_target_"]: t for t in inference["preprocessing"]["transforms"]}
         spacing = steps["Spacingd"]["pixdim"]
-        window = inference.get("inferer", {}).get("roi_size", [])
         data = DataConfig(
             labels=tuple(labels[str(i)] for i in range(len(labels))),
             spacing_mm=tuple(spacing),
@@ -88,27 +97,13 @@ def open_bundle(directory: Path) -> Bundle:
         together = SECOND in inference
         ranges = metadata.get("input_ranges")
         inputs_seen = None if ranges is None else InputRanges.from_json(ranges, channels=len(data.channels))
-    except FileNotFoundError as error:
-        raise InvalidInput(
-            "there is no student bundle",
-            value=str(directory),
-            remedy="run `consilium site student pull`, or give a bundle's directory",
-        ) from error
-    except InvalidInput:
-        raise
-    except Exception as error:
-        raise InvalidInput(
-            "bundle cannot be read", value=str(directory), limit="a bundle that Consilium exported"
-        ) from error
     network = network_for(recipe, data)
     if together:
         network = Averaged([network, network_for(recipe, data)])
     seen = directory / SEEN_WEIGHTS
     weights = load_weights(seen if seen.is_file() else directory / "models" / "model.pt", network)
     network.eval()
-    return Bundle(
-        network, data, weights, tuple(int(n) for n in window), inputs_seen, recipe, adapted=has_seen_patients(directory)
-    )
+    return Bundle(network, data, weights, inputs_seen, recipe, adapted=has_seen_patients(directory))
 
 
 def has_seen_patients(directory: Path) -> bool:

@@ -65,11 +65,11 @@ def definition(network: str, channels: tuple[int, ...], *, in_channels: int, out
     return {"_target_": "UNet", **ends, **sizes, "num_res_units": units, "norm": "INSTANCE"}
 
 
-def recipe_of(found: Mapping[str, Any]) -> TrainingConfig:
-    """Return the network's name and channels from its definition.
+def recipe_of(workflow: Mapping[str, Any]) -> TrainingConfig:
+    """Return the network's name and channels, and the patch, from the workflow of a bundle.
 
     Args:
-        found: A result of :func:`definition`.
+        workflow: The workflow, with a result of :func:`definition` under ``network_def``.
 
     Returns:
         A recipe with default training settings.
@@ -78,14 +78,15 @@ def recipe_of(found: Mapping[str, Any]) -> TrainingConfig:
         KeyError: If a field is missing or the network is unknown.
         TypeError: If a field has another type.
     """
+    found, patch = workflow["network_def"], tuple(workflow.get("inferer", {}).get("roi_size", ()))
     match found["_target_"]:
         case "BasicUNet":
-            return TrainingConfig(channels=tuple(found["features"][:-1]), network="paper-unet")
+            return TrainingConfig(channels=tuple(found["features"][:-1]), network="paper-unet", patch=patch)
         case "DynUNet":
-            return TrainingConfig(channels=tuple(found["filters"]), network="dynunet")
+            return TrainingConfig(channels=tuple(found["filters"]), network="dynunet", patch=patch)
         case "UNet":
             network = "residual" if found["num_res_units"] else "unet"
-            return TrainingConfig(channels=tuple(found["channels"]), network=network)
+            return TrainingConfig(channels=tuple(found["channels"]), network=network, patch=patch)
     raise KeyError(found["_target_"])
 
 

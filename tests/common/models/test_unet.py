@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,8 +128,9 @@ def test_a_named_network_maps_the_grid_by_its_seed_alone_and_can_be_trained_priv
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_bundles_words_for_a_network_are_read_back_and_monai_makes_the_same_of_them(network: str) -> None:
     words = json.loads(json.dumps(definition(network, CHANNELS[network], in_channels=1, out_channels=2)))
-    recipe = recipe_of(words)
-    assert (recipe.network, recipe.channels) == (network, CHANNELS[network])
+    recipe, window = recipe_of({"network_def": words}), {"roi_size": [32, 16, 16]}
+    assert (recipe.network, recipe.channels, recipe.patch) == (network, CHANNELS[network], ())
+    assert recipe_of({"network_def": words, "inferer": window}) == replace(recipe, patch=(32, 16, 16))
     theirs = ConfigParser({"network": words}).get_parsed_content("network")
     ours = build_unet(CHANNELS[network], network=network, in_channels=1, out_channels=2, seed=1)
     theirs.load_state_dict(ours.state_dict())
