@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import logging
 import os
 import signal
 import sys
@@ -84,10 +83,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
     gc.enable()
-    # pytest attaches its handlers to every logger that does not propagate, six times a test; torch makes 70 of them.
-    for name, logger in logging.root.manager.loggerDict.items():
-        if name.startswith("torch") and isinstance(logger, logging.Logger):
-            logger.propagate = True
 
 
 @pytest.hookimpl(wrapper=True)
