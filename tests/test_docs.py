@@ -157,6 +157,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_documents_make_a_site_in_which_every_page_has_its_place_and_no_link_leads_nowhere(site):
     assert "http" not in "".join(
         re.findall(r'<(?:script|link)[^>]*(?:src|href)="(http[^"]*)', (site / "index.html").read_text())
@@ -167,6 +168,7 @@ STOP_WORDS = {"all", "from", "like", "to"}
 """Options that are words the search leaves out everywhere."""
 
 
+@pytest.mark.slow
 def test_every_refusal_alarm_event_option_and_key_is_a_word_of_the_search_on_its_page(site):
     """As the search splits pages and queries; ``tests/browser/test_site.py`` types some of them."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
@@ -193,6 +195,7 @@ def test_every_refusal_alarm_event_option_and_key_is_a_word_of_the_search_on_its
     assert min(map(len, (runbook, keys, options))) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["README", "index.html"])
 def test_an_answer_is_three_clicks_away_at_most(site, start):
     ways = {question: walk(site, start, WALKS[question]) for question in WALKS}
