@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float
 
 from client.data.layouts import open_for_training
 from client.ledger.site_ledger import SiteLedger
@@ -139,7 +138,7 @@ def material_of(own: Own, study: Study, *, folder: Path, cache: VolumeCache) -> 
     return Material(tuple(patients), problems)
 
 
-def public_material(config: SiteConfig, study: Study, *, cache: VolumeCache) -> dict[str, Float[np.ndarray, "c x y z"]]:
+def public_material(config: SiteConfig, study: Study, *, cache: VolumeCache) -> dict[str, np.ndarray | Path]:
     """Read the public volumes of the study's accepted queries from the site's cache.
 
     A volume that is not in the cache is left out, never downloaded.
@@ -150,7 +149,8 @@ def public_material(config: SiteConfig, study: Study, *, cache: VolumeCache) -> 
         cache: Where volumes beyond the memory limit are kept.
 
     Returns:
-        At most :data:`MOST_PUBLIC` volumes by their hash; none if the study asked this site nothing.
+        At most :data:`MOST_PUBLIC` volumes by their hash, each the image or its file in the cache; none if the study
+        asked this site nothing.
     """
     store = ObjectStore(config.root / "cache")
     names = islice((volume for volume in _asked(config, study) if volume in store), MOST_PUBLIC)

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
 
 from client.adapting.ways import TRAININGS, HomeTraining, Way
 from client.training.voter import LabelledScan
 from common.canonical import digest, sha256_bytes, sha256_file
 from common.config import DataConfig, TrainingConfig
-from common.data.volume_cache import together
+from common.data.volume_cache import read, together
 from common.models.averaged import Averaged
 from common.models.fit import OnStep, Pull, best_device, fit, predict
 from common.models.unet import load_weights, network_for, save_weights, weights_to_bytes
@@ -43,7 +42,8 @@ class Terms:
         start: Public weights from which the training ``own`` begins, because it does not use the student; None for
             random weights.
         strength: Weight of the penalty on the distance to the student's weights, in the training ``near``.
-        public: Public volumes by their hash, for the training ``rehearsed``; may be empty.
+        public: Public volumes by their hash, each the image or the file that holds it in the cache, for the training
+            ``rehearsed``; may be empty.
     """
 
     data: DataConfig
@@ -51,7 +51,7 @@ class Terms:
     student: torch.nn.Module
     start: Path | None = None
     strength: float = 0.0
-    public: Mapping[str, Float[np.ndarray, "c x y z"]] = field(default_factory=dict)
+    public: Mapping[str, np.ndarray | Path] = field(default_factory=dict)
 
 
 class Networks:
@@ -171,12 +171,12 @@ def as_increments(show: OnSteps) -> OnStep:
 
 
 def labelled(
-    public: Mapping[str, Float[np.ndarray, "c x y z"]], network: torch.nn.Module, recipe: TrainingConfig
+    public: Mapping[str, np.ndarray | Path], network: torch.nn.Module, recipe: TrainingConfig
 ) -> tuple[LabelledScan, ...]:
     """Return public volumes with the label maps that a network predicts for them.
 
     Args:
-        public: Public volumes by their hash.
+        public: Public volumes by their hash, or the files that hold them in the cache.
         network: The network.
         recipe: The recipe it was trained by.
 
@@ -185,7 +185,7 @@ def labelled(
     """
     scans = []
     for name, image in public.items():
-        found = predict(network, image, patch=recipe.patch, amp=recipe.amp)
+        found = predict(network, read(image), patch=recipe.patch, amp=recipe.amp)
         scans.append(LabelledScan(image, found.argmax(axis=0).astype(np.uint8), (name,)))
     return tuple(scans)
 

@@ -459,7 +459,12 @@ def test_the_studys_public_volumes_are_read_from_the_cache_alone(few: Path) -> N
     (few / "cache" / lost).unlink()  # as after a full cache; nothing is fetched
     with VolumeCache(few / "kept") as cache:
         found = public_material(config, study, cache=cache)
-    image = volume_from_bytes(ObjectStore(few / "cache").get(kept), study.data.student).image
+        image = volume_from_bytes(ObjectStore(few / "cache").get(kept), study.data.student).image
+        with VolumeCache(few / "small", budget_bytes=0) as small:
+            stored = public_material(config, study, cache=small)
+            [labelled] = networks.labelled(stored, network := student(study), study.student)
+            assert isinstance(stored[kept], Path)
+            assert np.array_equal(labelled.label, predict(network, image).argmax(axis=0))
     assert list(found) == [kept]
     assert np.array_equal(found[kept], image)
 
