@@ -41,4 +41,7 @@ def optional(module: str, *, user: str, install: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise InvalidInput(f"{user} needs a package that is not installed", remedy=f"pip install {install}") from error
+        raise InvalidInput(
+            f"{user} needs the package {error.name or module}, which is not installed",
+            remedy=f"pip install {install}",
+        ) from error

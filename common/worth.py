@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -105,8 +105,15 @@ class Worth:
 
     def to_json(self) -> dict[str, object]:
         """Return the comparison as plain JSON for machines."""
-        facts = {name: value for name, value in asdict(self).items() if name not in ("half_width", "who")}
-        return {**facts, "word": str(self.word), "interval": self.interval and list(self.interval)}
+        return {
+            "word": str(self.word),
+            "gain": self.gain,
+            "interval": None if self.interval is None else list(self.interval),
+            "cases": self.cases,
+            "student": self.student,
+            "other": self.other,
+            "reference": self.reference,
+        }
 
 
 def worth(pairs: Sequence[tuple[float, float]], *, reference: str) -> Worth | None:

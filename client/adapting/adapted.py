@@ -121,9 +121,8 @@ class Adapted:
         if self.way is not default:
             return f"cross-validation over {self.patients} patients proves it better than the default, {default}"
         unproven = "; cross-validation proves no other way better" if self.folds else ""
-        if self.patients < MANY_PATIENTS:
-            return f"the default for fewer than {MANY_PATIENTS} patients{unproven}"
-        return f"the default for {MANY_PATIENTS} or more patients and {self.public or 'no'} public volumes{unproven}"
+        few = f"fewer than {MANY_PATIENTS}" if self.patients < MANY_PATIENTS else f"{MANY_PATIENTS} or more"
+        return f"the default for {few} patients and {self.public or 'no'} public volumes{unproven}"
 
     @property
     def length(self) -> str:

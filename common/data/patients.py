@@ -62,7 +62,18 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def read_patients(path: Path, listed: Iterable[str]) -> dict[str, str]:
-    """Return the patient of every listed case; see :func:`read_column`."""
+    """Return the patient of every listed case.
+
+    Args:
+        path: The table.
+        listed: Ids of the cases that must be in it.
+
+    Returns:
+        Patient id by case id.
+
+    Raises:
+        InvalidInput: If a case is missing or has two patients.
+    """
     remedy = "add a row for every case, or remove the table; every file then counts as a patient"
     return read_column(path, "patient_id", listed, what="patient", remedy=remedy)
 

@@ -33,7 +33,14 @@ def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def json_text(facts: object) -> str:
-    """Return facts as the text that ``--json`` prints."""
+    """Return facts as the text that ``--json`` prints.
+
+    Args:
+        facts: Values that JSON can represent.
+
+    Returns:
+        The text.
+    """
     return json.dumps(facts, indent=1, ensure_ascii=False)
 
 

@@ -187,8 +187,8 @@ def enrolled(
 ) -> Refusal:
     """Admit the hospitals, have them confirm each other's keys, and show that an unregistered node is refused.
 
-    Hospitals may train their teachers meanwhile: it may be called from another thread. The group must not be stopped
-    before it returns.
+    Another thread may call it while the hospitals train. The group must not be stopped before it returns. If this
+    process is killed meanwhile, the unregistered node ends by itself when its retries are used up.
 
     Args:
         group: The server's processes, from :func:`serving`.

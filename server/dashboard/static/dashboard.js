@@ -87,7 +87,12 @@ function follow() {
   let failures = 0;
   const started = Date.now();
   const source = new EventSource(`/api/live/${pageName}`);
-  const over = () => { source.close(); clearInterval(watch); document.removeEventListener("visibilitychange", rest); };
+  const over = () => {
+    source.close();
+    clearInterval(watch);
+    document.removeEventListener("visibilitychange", rest);
+    leaving.signal.removeEventListener("abort", over);
+  };
   leaving.signal.addEventListener("abort", over);
   const rest = () => { if (document.hidden) { over(); follow(); } };
   document.addEventListener("visibilitychange", rest);
