@@ -112,7 +112,10 @@ class Register:
         return {"recipe": recipe, "times": len(reports), "recipes": dict(sorted(counted.items()))}
 
     def finish(self) -> None:
-        """Mark the report that :meth:`begin` counted as finished; the same command then counts as another report."""
+        """Mark the report that :meth:`begin` entered as finished.
+
+        If its command is run again, another report is counted.
+        """
         with self._locked():
             reports = self.reports
             if (mine := self._open(reports)) is not None:

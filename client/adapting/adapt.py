@@ -196,10 +196,10 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
             )
             if options.way not in (None, *ways_with(public=bool(terms.public))):
                 raise InvalidInput(
-                    "--way that needs the study's public volumes, of which the site's cache has none",
+                    "--way that needs public volumes, but this site has none of the study's",
                     value=str(options.way),
                     limit=", ".join(ways_with(public=False)),
-                    remedy="choose one of these, or run the command at a site that answered the study",
+                    remedy="choose one of these, or adapt after this site has answered a query",
                 )
             seen = patients_seen(config.books_dir, [patient.name for patient in material.patients])
             return _adapt(

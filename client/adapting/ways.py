@@ -41,18 +41,18 @@ WORDS: dict[str, str] = {
     Way.TRAINED_ON: "the student, trained further",
     Way.NEAR: "the student, trained further but kept near its weights",
     Way.HALF_WAY: "the mean of the student's weights before and after further training",
-    Way.MERGED: "the mean of the half-way network's weights before and after further training, also on public volumes",
+    Way.MERGED: "the mean weights of the half-way network before and after more training on own and public cases",
     Way.AVERAGED: "the mean prediction of the own network and the student trained further",
-    Way.AVERAGED_REHEARSED: "the mean prediction of the own network and the half-way one trained on public volumes too",
+    Way.AVERAGED_REHEARSED: "the mean prediction of the own network and the half-way one after that training",
     TEACHERS: "this site's own teachers of the study, without the one that the patient trained",
 }
 
 
 class HomeTraining(StrEnum):
-    """A training whose network one or more ways use (:data:`TRAININGS`).
+    """A training on the hospital's cases. :data:`TRAININGS` states which trainings each way needs.
 
-    ``rehearsed`` trains the half-way network further, on the hospital's cases and on public volumes that the half-way
-    network has labelled (self-training).
+    ``rehearsed`` begins at the network of :data:`Way.HALF_WAY`. It trains on the hospital's cases and on public volumes
+    with the labels that this network predicts (self-training).
     """
 
     OWN = "own"
@@ -101,14 +101,16 @@ def ways_with(*, public: bool) -> tuple[Way, ...]:
 
 
 def needs_public(way: Way | None, *, patients: int) -> bool:
-    """Tell whether an adaptation may train on public volumes: for its way, or to compare all ways.
+    """Tell whether an adaptation needs public volumes, if there are any.
+
+    It needs them if its way trains on them, or if all ways are compared by cross-validation.
 
     Args:
         way: The way that a person named; None if it is to be chosen.
         patients: Number of patients.
 
     Returns:
-        True if it may.
+        True if it needs them.
 
     >>> needs_public(Way.HALF_WAY, patients=1), needs_public(None, patients=1), needs_public(Way.HALF_WAY, patients=5)
     (False, True, True)

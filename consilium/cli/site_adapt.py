@@ -29,12 +29,12 @@ def adapt(
         typer.Option(
             help="How the network is made: student (unchanged), own (trained on this site's cases alone), trained-on "
             "(the student, trained further on these cases), near (as trained-on, but kept near the student's weights), "
-            "half-way (mean of the weights of student and trained-on), merged (mean of the weights of half-way and "
-            "rehearsed, which is half-way trained further on these cases and on public volumes that half-way "
-            "labelled), averaged (mean prediction of own and trained-on) or averaged-rehearsed (of own and "
-            "rehearsed). The default is merged with fewer than 7 patients and averaged-rehearsed with 7 or more; "
-            "without public volumes it is half-way or averaged. Another way is taken if cross-validation proves it "
-            "better."
+            "half-way (mean of the weights of student and trained-on), merged (mean of the weights of half-way and of"
+            " its further training on these cases and on public volumes that it labelled), averaged (mean prediction "
+            "of own and trained-on) or averaged-rehearsed (mean prediction of own and of that further training). "
+            "Without this option the default is taken, or another way if cross-validation proves it better. The "
+            "default is merged with fewer than 7 patients and averaged-rehearsed with 7 or more; without public "
+            "volumes it is half-way or averaged."
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of each training; the student's own by default.")] = None,
