@@ -15,6 +15,7 @@ import logging
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -32,8 +33,10 @@ from common.engine import (
     SubStatus,
     SuperExecAuthHttpInterceptor,
     TaskType,
+    clientapp_process,
     load_superexec_auth_secret,
     make_task_heartbeat_fn_http,
+    pull_and_inflate_object_from_tree,
     pull_task_input,
     push_message,
     push_task_output,
@@ -47,6 +50,8 @@ from common.worker_api import HANDLE, channel_options
 
 OFFER_TIMEOUT_S = 60.0
 POLL_S = 0.2
+"""Wait in seconds between two requests for a task, and first wait for an object of a message that the SuperNode has not
+stored yet; Flower's own is a second."""
 PULL_PATIENCE_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -222,6 +227,8 @@ def main() -> None:
     arguments = parser.parse_args()
     log_to_stderr()
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    pull = partial(pull_and_inflate_object_from_tree, initial_backoff=POLL_S)
+    clientapp_process.pull_and_inflate_object_from_tree = pull
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -176,8 +176,13 @@ INTERNALS = {
     ),
     "supernode_loop": Internal(
         "flwr.supernode.start_client_internal",
-        "a SuperNode's main loop, whose waits between messages are shortened",
-        ("time", "_push_messages"),
+        "a SuperNode's main loop, whose waits for messages and their objects are shortened",
+        ("time", "_push_messages", "pull_objects"),
+    ),
+    "pull_objects": Internal(
+        f"{_CORE}.inflatable.inflatable_utils:pull_objects",
+        "a message's objects, which may arrive after it",
+        ("initial_backoff",),
     ),
     "FleetHttpClient": Internal(
         "flwr.supernode.fleet_http_client:FleetHttpClient", "a SuperNode's calls of SuperLink", ("SendNodeHeartbeat",)
@@ -215,6 +220,16 @@ INTERNALS = {
         f"{_CORE}.heartbeat:make_task_heartbeat_fn_http", "the content of that report"
     ),
     "pull_task_input": Internal("flwr.supernode.runtime.run_clientapp:pull_task_input", "a task's message"),
+    "clientapp_process": Internal(
+        "flwr.supernode.runtime.run_clientapp",
+        "the module of pull_task_input, whose waits for a message's objects are shortened",
+        ("pull_and_inflate_object_from_tree",),
+    ),
+    "pull_and_inflate_object_from_tree": Internal(
+        f"{_CORE}.inflatable.inflatable_utils:pull_and_inflate_object_from_tree",
+        "a message from its objects, which may arrive after it",
+        ("initial_backoff",),
+    ),
     "push_message": Internal("flwr.supernode.runtime.run_clientapp:push_message", "its reply"),
     "push_task_output": Internal("flwr.supernode.runtime.run_clientapp:push_task_output", "sends the result of a task"),
     "SubStatus": Internal("flwr.common.constant:SubStatus", "the outcome of a task", ("COMPLETED", "FAILED")),

@@ -37,9 +37,13 @@ LOST = 1
 BUSY_S = 60.0
 """For this many seconds after a reply, each wait for the next message is at most :data:`BUSY_WAIT_S`."""
 FIRST_WAIT_S, BUSY_WAIT_S = 0.2, 1.0
-"""First and longest wait in seconds between two requests for a message during :data:`BUSY_S`. Each wait is twice the
-one before, up to the longest. After each reply the server gets at most two more requests than if every wait were one
-second.
+"""Shortest and longest wait in seconds between two requests for a message during :data:`BUSY_S`. The shortest is also
+the first wait for an object of a message that SuperLink has announced but not stored yet; Flower's own is a second.
+"""
+PASSED = 0.2
+"""A wait in :data:`BUSY_S` is this share of the time since the reply, between the shortest and the longest wait. So a
+message is late by at most this share of the time that the server took to send it, or by the shortest wait. After each
+reply the server gets at most ten more requests than if every wait were one second.
 """
 LOCAL_WAIT_S = 0.1
 """Longest wait in seconds before the SuperNode looks again whether the worker on this machine has answered."""
@@ -47,7 +51,7 @@ LOCAL_WAIT_S = 0.1
 
 def main() -> None:
     """Run the SuperNode. The first argument is the file of the last heartbeat; the others are Flower's own."""
-    from common.engine import FleetHttpClient, fleet_http_connection, flower_supernode, supernode_loop
+    from common.engine import FleetHttpClient, fleet_http_connection, flower_supernode, pull_objects, supernode_loop
 
     contact = Path(sys.argv.pop(1))
     contact.unlink(missing_ok=True)
@@ -56,6 +60,7 @@ def main() -> None:
     flower.make_simple_http_retry_invoker = repeating(flower.make_simple_http_retry_invoker)
     waits = Waits()
     supernode_loop.time = waits
+    supernode_loop.pull_objects = functools.partial(pull_objects, initial_backoff=FIRST_WAIT_S)
     supernode_loop._push_messages = waits.busy_after(supernode_loop._push_messages)
     threading.excepthook = _end
     flower_supernode()
@@ -75,7 +80,7 @@ class Waits:
         self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._clock, self._sleep = clock, sleep
-        self._busy_until, self._wait_s = -math.inf, FIRST_WAIT_S
+        self._replied = -math.inf
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -85,17 +90,16 @@ class Waits:
 
         * Waits below one second are for the answer of the worker on this machine. They last at most
           :data:`LOCAL_WAIT_S`.
-        * Longer waits are for a message from the server. In the :data:`BUSY_S` after a reply, the first lasts
-          :data:`FIRST_WAIT_S`, and each further one twice as long, up to :data:`BUSY_WAIT_S`.
+        * Longer waits are for a message from the server. In the :data:`BUSY_S` after a reply, they last
+          :data:`PASSED` of the time since the reply, but :data:`FIRST_WAIT_S` to :data:`BUSY_WAIT_S`.
 
         Args:
             seconds: The wait that Flower wants.
         """
         if seconds < 1:
             self._sleep(min(seconds, LOCAL_WAIT_S))
-        elif self._clock() < self._busy_until:
-            self._sleep(min(seconds, self._wait_s))
-            self._wait_s = min(2 * self._wait_s, BUSY_WAIT_S)
+        elif (passed := self._clock() - self._replied) < BUSY_S:
+            self._sleep(min(seconds, max(FIRST_WAIT_S, PASSED * passed), BUSY_WAIT_S))
         else:
             self._sleep(seconds)
 
@@ -107,7 +111,7 @@ class Waits:
             try:
                 return push(*args, **kwargs)
             finally:
-                self._busy_until, self._wait_s = self._clock() + BUSY_S, FIRST_WAIT_S
+                self._replied = self._clock()
 
         return pushed
 
