@@ -7,7 +7,9 @@ are read with ``weights_only`` and checked against the network. Refuses a file t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import io
 import math
 import pickle
@@ -26,6 +28,9 @@ from common.objects import write_atomically
 from common.reading import parsing
 
 MAX_WEIGHTS_BYTES = 1 << 30
+
+# At its end Python looks for garbage among all objects of PyTorch and MONAI, which takes .7 s; it skips frozen ones.
+atexit.register(gc.freeze)
 
 
 def definition(network: str, channels: tuple[int, ...], *, in_channels: int, out_channels: int) -> dict[str, object]:
