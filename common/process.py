@@ -278,15 +278,16 @@ class ProcessGroup:
         for daemon in self._daemons:
             daemon.check()
 
-    def stop(self, daemon: Daemon) -> None:
-        """Stop one daemon and forget it, so that ``check`` no longer expects it.
+    def stop(self, *daemons: Daemon) -> None:
+        """Stop daemons together and forget them, so that ``check`` no longer expects them.
 
         Args:
-            daemon: The daemon.
+            daemons: The daemons.
         """
-        self._seen |= _stop_together([daemon], grace_s=None, hurry=lambda: self._hurry)
+        self._seen |= _stop_together(list(daemons), grace_s=None, hurry=lambda: self._hurry)
         _reap_orphans(frozenset(self._leaders), frozenset(self._seen))
-        self._daemons.remove(daemon)
+        for daemon in daemons:
+            self._daemons.remove(daemon)
 
     def stop_all(self) -> None:
         """Stop every daemon, the last started first, then everything else with the group's tag."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -66,8 +66,44 @@ STEPS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class TeachersTested:
+    """The demo's test cases, and what the teachers predict for them.
+
+    Attributes:
+        cases: The test cases.
+        images: Their images on the study's grid, float32 [channels, x, y, z].
+        truths: Their true label maps on the study's grid, uint8 [x, y, z].
+        teachers: Each teacher's score.
+        sums: For each case the sum of all teachers' probabilities, float64 [classes, x, y, z].
+    """
+
+    cases: Sequence[Case]
+    images: Sequence[np.ndarray]
+    truths: Sequence[np.ndarray]
+    teachers: Sequence[NamedScore]
+    sums: Sequence[np.ndarray]
+
+
+def score_teachers(places: Places) -> TeachersTested:
+    """Score every trained teacher on the test cases. It needs no answer, so it can run beside the study.
+
+    Args:
+        places: The demo's folders.
+
+    Returns:
+        The test cases and the teachers' scores.
+    """
+    study = places.workspace.study()
+    test = list(read_dataset(places.split / "test").labelled)
+    images = [load_volume(case.image, study.data).image for case in test]
+    truths = [_label(case, study) for case in test]
+    return TeachersTested(test, images, truths, *_teachers(places, study, images, truths))
+
+
 def report_facts(
     places: Places,
+    tested: TeachersTested,
     *,
     source: Path,
     options: DemoOptions,
@@ -75,10 +111,11 @@ def report_facts(
     seconds: Mapping[str, float],
     known: str,
 ) -> ReportFacts:
-    """Score everything on the test cases, and collect the facts of the report.
+    """Score everything else on the test cases, and collect the facts of the report.
 
     Args:
         places: The demo's folders.
+        tested: The test cases and the teachers' scores.
         source: The dataset.
         options: The demo's options.
         federation: The daemons; None for a simulation.
@@ -91,11 +128,7 @@ def report_facts(
     workspace = places.workspace
     study = workspace.study()
     members = study.data.members
-    test = list(read_dataset(places.split / "test").labelled)
-    images = [load_volume(case.image, study.data).image for case in test]
-    truths = [_label(case, study) for case in test]
-
-    teachers, sums = _teachers(places, study, images, truths)
+    test, images, truths = tested.cases, tested.images, tested.truths
     mean_shape = _hard(_mean_shape(places, study))
     scores = {name: _dice(one) for name, one in kept_scores(workspace).items()}
     student = load_student(study, workspace.student_dir)
@@ -121,8 +154,8 @@ def report_facts(
     return ReportFacts(
         study=study,
         privacy=privacy_facts(study, found, answers),
-        teachers=tuple(teachers),
-        ensemble=_score([_hard(total) for total in sums], truths, members, spacing_mm=study.data.spacing_mm),
+        teachers=tuple(tested.teachers),
+        ensemble=_score([_hard(total) for total in tested.sums], truths, members, spacing_mm=study.data.spacing_mm),
         mean_shape=_score([mean_shape] * len(truths), truths, members, spacing_mm=study.data.spacing_mm),
         student=replace(
             scores[STUDENT], hd95_mm=_distances(predictions, truths, members, spacing_mm=study.data.spacing_mm)

@@ -247,11 +247,13 @@ def joined(
         ]
         on_step("nodes")
         server = flower_server(workspace)
-        group.start_all([superexec(server, relay=workspace.relay_dir), *map(supernode, nodes), *map(launcher, nodes)])
+        others = [superexec(server, relay=workspace.relay_dir), *map(supernode, nodes), *map(launcher, nodes)]
+        started = (*workers, *group.start_all(others))
         for daemon in workers:
             daemon.wait_ready()
         daemons = tuple((daemon.spec.role, daemon.pid) for daemon in group.daemons)
         yield Federation(group=group, daemons=daemons, refusal=refusal)
+        group.stop(*started)  # together, while the server can still record that the nodes leave
 
 
 def introduce(workspace: Workspace, sites: Mapping[str, Path]) -> None:

@@ -129,7 +129,7 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
             data.
         DaemonFailed: If a daemon fails.
     """
-    from consilium.demo.evaluate import report_facts  # imported late: needs torch and matplotlib
+    from consilium.demo.evaluate import report_facts, score_teachers  # imported late: needs torch and matplotlib
     from consilium.reports.report_facts import ReportFacts
     from consilium.reports.study_report import write_report
 
@@ -141,29 +141,37 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
         with seconds.stage("evaluation"):
             known = "" if options.data else KNOWN
             return report_facts(
-                places, source=source, options=options, federation=federation, seconds=seconds.seconds, known=known
+                places,
+                tested.result(),
+                source=source,
+                options=options,
+                federation=federation,
+                seconds=seconds.seconds,
+                known=known,
             )
 
-    with ThreadPoolExecutor(1) as scoring, ExitStack() as stack:
+    with ThreadPoolExecutor(1) as beside, ExitStack() as stack:
         if options.simulated:
             teach()
+            tested = beside.submit(score_teachers, places)
             with seconds.stage("study run"):
                 simulate(places.workspace, sites, on_event=watch.event)
         else:
             group = stack.enter_context(serving(places.workspace))
             if show_dashboard:
                 stack.enter_context(dashboard(places.workspace.root, places.dashboard, say=watch.say))
-            with ThreadPoolExecutor(1) as beside:  # it ends before the daemons stop, even after an error
-                enrolling = beside.submit(enrolled, group, places.workspace, sites, on_step=watch.say)
+            with ThreadPoolExecutor(1) as admitting:  # it ends before the daemons stop, even after an error
+                enrolling = admitting.submit(enrolled, group, places.workspace, sites, on_step=watch.say)
                 teach()
             with seconds.stage("federation"):
                 join = joined(group, places.workspace, sites, refusal=enrolling.result(), on_step=watch.say)
                 federation = stack.enter_context(join)
+            tested = beside.submit(score_teachers, places)  # while the study waits for messages
             with seconds.stage("study run"):
                 supervise(places.workspace, on_event=watch.event, check=federation.group.check)
             with seconds.stage("student home"):
                 take_home(next(iter(sites.values())))
-        facts = scoring.submit(evaluated)  # while the daemons stop
+        facts = beside.submit(evaluated)  # while the daemons stop
     write_report(out, facts.result())
     return out / "report.html"
 
