@@ -282,12 +282,11 @@ class ProcessGroup:
         """Stop daemons together and forget them, so that ``check`` no longer expects them.
 
         Args:
-            daemons: The daemons.
+            daemons: The daemons. One that is forgotten already may be among them.
         """
         self._seen |= _stop_together(list(daemons), grace_s=None, hurry=lambda: self._hurry)
         _reap_orphans(frozenset(self._leaders), frozenset(self._seen))
-        for daemon in daemons:
-            self._daemons.remove(daemon)
+        self._daemons = [daemon for daemon in self._daemons if daemon not in daemons]
 
     def stop_all(self) -> None:
         """Stop every daemon, the last started first, then everything else with the group's tag."""

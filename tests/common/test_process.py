@@ -166,6 +166,15 @@ def test_daemons_stop_last_started_first(tmp_path: Path) -> None:
     assert all(daemon.returncode == 0 for daemon in group.daemons)
 
 
+def test_daemons_that_were_stopped_together_may_be_stopped_again(tmp_path: Path) -> None:
+    with ProcessGroup() as group:
+        daemons = [group.start(stubborn(tmp_path / name)[0]) for name in ("first", "second")]
+        group.stop(daemons[0])
+        group.stop(*daemons)
+        assert group.daemons == ()
+        assert not any(daemon.alive for daemon in daemons)
+
+
 def test_a_daemon_that_dies_at_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
     code = "import sys; print('\\033[31mno such\\x07 certificate\\033[0m'); sys.exit(3)"
     with ProcessGroup() as group, pytest.raises(DaemonFailed) as caught:

@@ -19,9 +19,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from client.ledger.site_ledger import SiteLedger
 from client.operations.staff_decisions import consent
 from client.site.enrolment import SiteKit, create_site
+from client.site.registry import STATE_DIR
 from common.admission import read_request
 from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset, write_dataset
@@ -414,11 +417,16 @@ def namespaces_work() -> bool:
 
 @contextlib.contextmanager
 def federation(made: Path, root: Path, *, sites: Sequence[str] = SITES) -> Iterator[Federation]:
-    """A copy of the parties in networks of their own; everything is gone at the end."""
+    """A copy of the parties in networks of their own; everything is gone at the end.
+
+    Each copy has a list of pools of its own, as on another machine: a site refuses to run as a copy of a listed one.
+    """
     shutil.copytree(made, root, dirs_exist_ok=True)
     one = Federation(root, tag=f"c{os.getpid() % 100000}", sites=sites)
-    try:
-        one.wire()
-        yield one
-    finally:
-        one.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STATE_DIR, str(root.with_name(f"{root.name}-state")))
+        try:
+            one.wire()
+            yield one
+        finally:
+            one.close()
