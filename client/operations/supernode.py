@@ -37,13 +37,10 @@ LOST = 1
 BUSY_S = 60.0
 """For this many seconds after a reply, each wait for the next message is at most :data:`BUSY_WAIT_S`."""
 FIRST_WAIT_S, BUSY_WAIT_S = 0.2, 1.0
-"""Shortest and longest wait in seconds between two requests for a message during :data:`BUSY_S`. The shortest is also
-the first wait for an object of a message that SuperLink has announced but not stored yet; Flower's own is a second.
-"""
-PASSED = 0.2
-"""A wait in :data:`BUSY_S` is this share of the time since the reply, between the shortest and the longest wait. So a
-message is late by at most this share of the time that the server took to send it, or by the shortest wait. After each
-reply the server gets at most ten more requests than if every wait were one second.
+"""First and longest wait in seconds between two requests for a message during :data:`BUSY_S`. Each wait is twice the
+one before, up to the longest. After each reply the server gets at most two more requests than if every wait were one
+second. The first is also the first wait for an object of a message that SuperLink has announced but not stored yet; in
+Flower it is a second.
 """
 LOCAL_WAIT_S = 0.1
 """Longest wait in seconds before the SuperNode looks again whether the worker on this machine has answered."""
@@ -80,7 +77,7 @@ class Waits:
         self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._clock, self._sleep = clock, sleep
-        self._replied = -math.inf
+        self._busy_until, self._wait_s = -math.inf, FIRST_WAIT_S
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -90,16 +87,17 @@ class Waits:
 
         * Waits below one second are for the answer of the worker on this machine. They last at most
           :data:`LOCAL_WAIT_S`.
-        * Longer waits are for a message from the server. In the :data:`BUSY_S` after a reply, they last
-          :data:`PASSED` of the time since the reply, but :data:`FIRST_WAIT_S` to :data:`BUSY_WAIT_S`.
+        * Longer waits are for a message from the server. In the :data:`BUSY_S` after a reply, the first lasts
+          :data:`FIRST_WAIT_S`, and each further one twice as long, up to :data:`BUSY_WAIT_S`.
 
         Args:
             seconds: The wait that Flower wants.
         """
         if seconds < 1:
             self._sleep(min(seconds, LOCAL_WAIT_S))
-        elif (passed := self._clock() - self._replied) < BUSY_S:
-            self._sleep(min(seconds, max(FIRST_WAIT_S, PASSED * passed), BUSY_WAIT_S))
+        elif self._clock() < self._busy_until:
+            self._sleep(min(seconds, self._wait_s))
+            self._wait_s = min(2 * self._wait_s, BUSY_WAIT_S)
         else:
             self._sleep(seconds)
 
@@ -111,7 +109,7 @@ class Waits:
             try:
                 return push(*args, **kwargs)
             finally:
-                self._replied = self._clock()
+                self._busy_until, self._wait_s = self._clock() + BUSY_S, FIRST_WAIT_S
 
         return pushed
 
