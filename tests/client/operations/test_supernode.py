@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -47,6 +48,18 @@ def loses_its_heartbeats():
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     time.sleep(600)
 
+def waits_for_an_object():
+    missing = [engine.pull_objects.__globals__["ObjectUnavailableError"]("not stored yet")]
+
+    def pull(name):
+        if missing:
+            raise missing.pop()
+        return b"content"
+
+    started = time.monotonic()
+    assert engine.supernode_loop.pull_objects(["name"], pull) == {"name": b"content"}
+    print("waited", time.monotonic() - started)
+
 engine.FleetHttpClient, engine.fleet_http_connection, engine.supernode_loop  # loaded: only the command is replaced
 engine.flower_supernode = globals()[sys.argv.pop(1)]
 supernode.main()
@@ -66,6 +79,21 @@ def test_a_supernode_that_lost_the_server_ends(way: str, said: str, tmp_path: Pa
     assert way != "returns" or done.returncode == LOST
     assert said in explain_supernode(done.stderr)
     assert not contact.exists()
+
+
+def test_a_supernode_waits_a_fifth_of_a_second_for_an_object_that_is_not_stored_yet(tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        "waits_for_an_object",
+        str(tmp_path / "contact"),
+        "--superlink",
+        "nowhere:1",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    (waited,) = re.findall(r"waited (\S+)", done.stdout)
+    assert 0.8 * FIRST_WAIT_S <= float(waited) < 0.8, "Flower waits .8 to 1.2 s"
 
 
 def test_a_handshake_that_timed_out_is_tried_again_and_a_wrong_certificate_is_not() -> None:
