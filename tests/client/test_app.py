@@ -141,3 +141,17 @@ def test_a_task_the_node_gave_up_does_not_block_the_next_one(tmp_path: Path, mon
         launcher = app.Launcher(runtime="127.0.0.1:1", secret=tmp_path / "secret", socket=tmp_path / "w", stop=stop)
         launcher.run()
     assert node.finished == [("stale", "failed"), ("good", b"reply to body"), ("good", "completed")]
+
+
+def test_the_launcher_waits_a_fifth_of_a_second_for_an_object_that_is_not_stored_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "Launcher", lambda **_given: SimpleNamespace(run=lambda: None))
+    monkeypatch.setattr(app.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["app", "--runtime", "127.0.0.1:1", "--secret", "secret", "--socket", "socket"])
+    name = "pull_and_inflate_object_from_tree"
+    monkeypatch.setattr(app.clientapp_process, name, getattr(app.clientapp_process, name))  # put back at the end
+    app.main()
+    pull = getattr(app.clientapp_process, name)
+    assert pull.keywords == {"initial_backoff": app.POLL_S} == {"initial_backoff": 0.2}
+    assert app.pull_task_input.__globals__[name] is pull
