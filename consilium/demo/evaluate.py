@@ -193,7 +193,7 @@ def _teachers(
     classes = len(study.data.labels)
     sums = [np.zeros((classes, *study.data.grid), dtype=np.float64) for _ in images]
     teachers = []
-    for name in sorted(site.name for site in places.workspace.sites()):
+    for name in sorted(folder.name for folder in places.sites.iterdir() if (folder / "teachers").is_dir()):
         site_teachers = Teachers.load(places.sites / name / "teachers")
         votes = [list(site_teachers.predict(image)) for image in images]
         for voter in range(len(site_teachers.models)):
