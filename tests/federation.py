@@ -6,7 +6,7 @@ The product's own (:mod:`consilium.in_process`), with a server whose keys and le
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,11 +60,16 @@ class StubVoters:
 
     radius: float = 2.0
     failure: Exception | str | None = None
-    calls: int = 0
     voters: int = 1
+    asked: list[int] = field(default_factory=list)
+    """The size of each volume; a list, because a worker's threads may add to it at once and none is lost."""
+
+    @property
+    def calls(self) -> int:
+        return len(self.asked)
 
     def predict(self, volume: bytes) -> list[Callable[[], np.ndarray | None]]:
-        self.calls += 1
+        self.asked.append(len(volume))
         return [self.answer] * self.voters
 
     def answer(self) -> np.ndarray | None:
