@@ -50,8 +50,9 @@ from common.worker_api import HANDLE, channel_options
 
 OFFER_TIMEOUT_S = 60.0
 POLL_S = 0.2
-"""Wait in seconds between two requests for a task, and first wait for an object of a message that the SuperNode has not
-stored yet; Flower's own is a second."""
+"""Wait in seconds between two requests for a task. It is also the first wait if the SuperNode does not have a part of a
+message yet; in Flower that wait is a second.
+"""
 PULL_PATIENCE_S = 1.0
 
 log = logging.getLogger(__name__)

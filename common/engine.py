@@ -176,12 +176,12 @@ INTERNALS = {
     ),
     "supernode_loop": Internal(
         "flwr.supernode.start_client_internal",
-        "a SuperNode's main loop, whose waits for messages and their objects are shortened",
+        "a SuperNode's main loop, where shorter waits for messages and their parts are set",
         ("time", "_push_messages", "pull_objects"),
     ),
     "pull_objects": Internal(
         f"{_CORE}.inflatable.inflatable_utils:pull_objects",
-        "a message's objects, which may arrive after it",
+        "fetches the parts of a message, and waits for those not stored yet",
         ("initial_backoff",),
     ),
     "FleetHttpClient": Internal(
@@ -222,12 +222,12 @@ INTERNALS = {
     "pull_task_input": Internal("flwr.supernode.runtime.run_clientapp:pull_task_input", "a task's message"),
     "clientapp_process": Internal(
         "flwr.supernode.runtime.run_clientapp",
-        "the module of pull_task_input, whose waits for a message's objects are shortened",
+        "the module of pull_task_input, where a shorter wait for a message's parts is set",
         ("pull_and_inflate_object_from_tree",),
     ),
     "pull_and_inflate_object_from_tree": Internal(
         f"{_CORE}.inflatable.inflatable_utils:pull_and_inflate_object_from_tree",
-        "a message from its objects, which may arrive after it",
+        "fetches the parts of a message, waits likewise, and builds the message",
         ("initial_backoff",),
     ),
     "push_message": Internal("flwr.supernode.runtime.run_clientapp:push_message", "its reply"),

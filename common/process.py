@@ -282,7 +282,7 @@ class ProcessGroup:
         """Stop daemons together and forget them, so that ``check`` no longer expects them.
 
         Args:
-            daemons: The daemons. One that is forgotten already may be among them.
+            daemons: The daemons. Those that were stopped before may be among them.
         """
         self._seen |= _stop_together(list(daemons), grace_s=None, hurry=lambda: self._hurry)
         _reap_orphans(frozenset(self._leaders), frozenset(self._seen))

@@ -39,8 +39,8 @@ BUSY_S = 60.0
 FIRST_WAIT_S, BUSY_WAIT_S = 0.2, 1.0
 """First and longest wait in seconds between two requests for a message during :data:`BUSY_S`. Each wait is twice the
 one before, up to the longest. After each reply the server gets at most two more requests than if every wait were one
-second. The first is also the first wait for an object of a message that SuperLink has announced but not stored yet; in
-Flower it is a second.
+second. The first wait also applies if SuperLink has announced a message but has not stored all its parts yet; in Flower
+that wait is a second.
 """
 LOCAL_WAIT_S = 0.1
 """Longest wait in seconds before the SuperNode looks again whether the worker on this machine has answered."""

@@ -29,7 +29,7 @@ from common.reading import parsing
 
 MAX_WEIGHTS_BYTES = 1 << 30
 
-# At its end Python looks for garbage among all objects of PyTorch and MONAI, which takes .7 s; it skips frozen ones.
+# Before a process ends, Python searches all objects of PyTorch and MONAI for garbage, for .7 s. Frozen ones it skips.
 atexit.register(gc.freeze)
 
 

@@ -68,7 +68,7 @@ STEPS = {
 
 @dataclass(frozen=True, slots=True)
 class TeachersTested:
-    """The demo's test cases, and what the teachers predict for them.
+    """The demo's test cases, and the teachers' scores and predictions for them.
 
     Attributes:
         cases: The test cases.
@@ -86,7 +86,7 @@ class TeachersTested:
 
 
 def score_teachers(places: Places) -> TeachersTested:
-    """Score every trained teacher on the test cases. It needs no answer, so it can run beside the study.
+    """Score every trained teacher on the test cases. It needs no answer of the study, so it can run at the same time.
 
     Args:
         places: The demo's folders.
@@ -111,7 +111,7 @@ def report_facts(
     seconds: Mapping[str, float],
     known: str,
 ) -> ReportFacts:
-    """Score everything else on the test cases, and collect the facts of the report.
+    """Score student and ensemble on the test cases, and collect the facts of the report.
 
     Args:
         places: The demo's folders.
