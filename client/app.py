@@ -50,8 +50,8 @@ from common.worker_api import HANDLE, channel_options
 
 OFFER_TIMEOUT_S = 60.0
 POLL_S = 0.2
-"""Wait in seconds between two requests for a task. It is also the first wait if the SuperNode does not have a part of a
-message yet; in Flower that wait is a second.
+"""Wait in seconds between two requests for a task. It is also the first wait for a part of a message that
+the SuperNode has not stored yet; Flower waits 1 s for such a part.
 """
 PULL_PATIENCE_S = 1.0
 

@@ -279,7 +279,7 @@ class ProcessGroup:
             daemon.check()
 
     def stop(self, *daemons: Daemon) -> None:
-        """Stop daemons together and forget them, so that ``check`` no longer expects them.
+        """Stop daemons together and forget them, so that :meth:`check` no longer expects them.
 
         Args:
             daemons: The daemons. Those that were stopped before may be among them.

@@ -39,8 +39,8 @@ BUSY_S = 60.0
 FIRST_WAIT_S, BUSY_WAIT_S = 0.2, 1.0
 """First and longest wait in seconds between two requests for a message during :data:`BUSY_S`. Each wait is twice the
 one before, up to the longest. After each reply the server gets at most two more requests than if every wait were one
-second. The first wait also applies if SuperLink has announced a message but has not stored all its parts yet; in Flower
-that wait is a second.
+second. :data:`FIRST_WAIT_S` is also the first wait for a part of an announced message that SuperLink has not stored;
+Flower waits 1 s for such a part.
 """
 LOCAL_WAIT_S = 0.1
 """Longest wait in seconds before the SuperNode looks again whether the worker on this machine has answered."""

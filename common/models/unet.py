@@ -29,7 +29,7 @@ from common.reading import parsing
 
 MAX_WEIGHTS_BYTES = 1 << 30
 
-# Before a process ends, Python searches all objects of PyTorch and MONAI for garbage, for .7 s. Frozen ones it skips.
+# At exit Python searches all objects of PyTorch and MONAI for garbage, for .7 s; it skips frozen objects.
 atexit.register(gc.freeze)
 
 

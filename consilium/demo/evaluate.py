@@ -68,13 +68,13 @@ STEPS = {
 
 @dataclass(frozen=True, slots=True)
 class TeachersTested:
-    """The demo's test cases, and the teachers' scores and predictions for them.
+    """The demo's test cases, with the teachers' scores and summed probabilities.
 
     Attributes:
         cases: The test cases.
         images: Their images on the study's grid, float32 [channels, x, y, z].
         truths: Their true label maps on the study's grid, uint8 [x, y, z].
-        teachers: Each teacher's score.
+        teachers: One score for each teacher, by site and voter.
         sums: For each case the sum of all teachers' probabilities, float64 [classes, x, y, z].
     """
 
@@ -86,7 +86,7 @@ class TeachersTested:
 
 
 def score_teachers(places: Places) -> TeachersTested:
-    """Score every trained teacher on the test cases. It needs no answer of the study, so it can run at the same time.
+    """Score every trained teacher on the test cases. This needs no result of the study, so both can run at once.
 
     Args:
         places: The demo's folders.
