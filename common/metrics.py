@@ -22,6 +22,9 @@ from scipy import ndimage
 
 from common.errors import InvalidInput
 
+# MONAI 1.6 uses an argument that it has deprecated itself.
+warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)
+
 Structures: TypeAlias = int | Sequence[tuple[int, ...]]
 """The label values of each structure, or a number of classes (background included). A number n stands for the
 structures 1 to n − 1, one label value each."""
@@ -153,11 +156,7 @@ def hd95_mm(
             result.append(math.nan if not inside_p.any() and not inside_t.any() else math.inf)
             continue
         pair = [mask[None, None] for mask in (inside_p, inside_t)]
-        with warnings.catch_warnings():  # MONAI 1.6 uses an argument that it has deprecated itself
-            warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)
-            distance = compute_hausdorff_distance(
-                *pair, include_background=True, percentile=95, spacing=list(spacing_mm)
-            )
+        distance = compute_hausdorff_distance(*pair, include_background=True, percentile=95, spacing=list(spacing_mm))
         result.append(float(distance[0, 0]))
     return tuple(result)
 

@@ -8,7 +8,6 @@ are read with ``weights_only`` and checked against the network. Refuses a file t
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import io
 import math
@@ -114,7 +113,7 @@ def build_unet(
     """
     words = definition(network, channels, in_channels=in_channels, out_channels=out_channels)
     kind = _KINDS[str(words.pop("_target_"))]
-    with torch.device("meta"), contextlib.redirect_stdout(io.StringIO()):  # no random numbers; weights are set below
+    with torch.device("meta"):  # no random numbers; weights are set below
         model: torch.nn.Module = kind(**words)
     model.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)

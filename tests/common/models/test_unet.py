@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +33,16 @@ from common.models.unet import (
 
 def small(seed: int = 0, *, out_channels: int = 3) -> torch.nn.Module:
     return build_unet((4, 8), in_channels=1, out_channels=out_channels, seed=seed)
+
+
+def test_networks_built_in_two_threads_leave_standard_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", printed)
+    with ThreadPoolExecutor(2) as both:
+        kinds = ["paper-unet", "unet"] * 20
+        list(both.map(lambda kind: build_unet((4, 4, 4, 4, 4), network=kind, in_channels=1, out_channels=2), kinds))
+    assert sys.stdout is printed
+    assert printed.getvalue() == ""
 
 
 def test_a_seed_decides_the_weights_and_global_randomness_is_left_alone() -> None:
