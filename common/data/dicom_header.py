@@ -298,6 +298,9 @@ class _Walk:
     def pieces(self) -> list[tuple[int, int]]:
         """Return start and length of each piece of compressed pixels at the stream's position, and move the stream
         behind them.
+
+        Raises:
+            InvalidInput: If a piece is longer than the file, or there are more than :data:`MAX_FRAGMENTS`.
         """
         found: list[tuple[int, int]] = []
         while True:

@@ -174,8 +174,10 @@ class _Source:
         return self._start
 
     def slice(self, offset: int, count: int) -> bytes:
-        """Return ``count`` bytes from ``offset``, which lies behind the bytes that ``start`` returned; refuse a shorter
-        file.
+        """Return ``count`` bytes from ``offset``, which lies behind the bytes that ``start`` returned.
+
+        Raises:
+            InvalidInput: If the file is shorter or damaged.
         """
         skip = offset - len(self._start)
         if len(self._take(skip)) < skip or len(voxels := self._take(count)) < count:

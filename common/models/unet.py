@@ -110,6 +110,9 @@ def build_unet(
 
     Returns:
         The network on the CPU.
+
+    Raises:
+        TypeError: If the network has a layer for which no initialisation is defined.
     """
     words = definition(network, channels, in_channels=in_channels, out_channels=out_channels)
     kind = _KINDS[str(words.pop("_target_"))]

@@ -74,6 +74,9 @@ class EventfulWire(Wire):
 
         Returns:
             The replies.
+
+        Raises:
+            _Stopped: If codes were requested in more than ``stop_after`` batches, as if the server had been killed.
         """
         asked = {part.batch for body in bodies.values() for part in parts_of(body_of(body), CodesRequest)}
         if asked - self._asked:

@@ -53,6 +53,9 @@ def interruptible(told: str) -> Iterator[None]:
 
     Returns:
         A context.
+
+    Raises:
+        typer.Exit: With code 130, if the user stopped the block.
     """
     try:
         yield
