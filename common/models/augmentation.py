@@ -6,14 +6,17 @@ Called by the training loop. The result depends only on the tensors and one seed
                    brightness and noise. Nothing is mirrored, because left and right are different labels in many
                    anatomies. The random numbers equal those of MONAI's transforms with the same ranges and seed. Image
                    and target are resampled once and together, which saves time.
+``wide``           As ``smooth``, with larger ranges: rotations about the third axis of up to 0.8 rad, scalings of up to
+                   30 %, and stronger changes of contrast, brightness and noise.
 ``rotate-mirror``  Half of the samples are rotated or mirrored, the others unchanged, as in Fay et al. 2021, "Base
                    models". The paper gives no angles; ours are up to 0.25 rad about every axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -26,31 +29,55 @@ Target: TypeAlias = Float[torch.Tensor, "k x y z"]
 Augment: TypeAlias = Callable[[Image, Target, int], tuple[Image, Target]]
 """A function that takes image, target and a seed below 2³², and returns the changed image and target."""
 
-_ROTATE, _SHEAR, _SCALE = 0.25, 0.08, 0.15
+_SHEAR = 0.08
 _MOVED, _CONTRASTED, _NOISY = 0.9, 0.5, 0.5  # probabilities
-_GAMMA, _BRIGHT, _NOISE = (0.7, 1.5), 0.2, 0.15
 _FLOOR = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """The largest changes of an augmentation.
+
+    Attributes:
+        rotate: Rotation about each axis, in rad.
+        scale: Relative change of the size along each axis.
+        gamma: Lowest and highest exponent of the contrast.
+        bright: Relative change of all values, and shift of all values in standard deviations.
+        noise: Standard deviation of the noise.
+    """
+
+    rotate: tuple[float, float, float]
+    scale: float
+    gamma: tuple[float, float]
+    bright: float
+    noise: float
+
+
+SMOOTH = Ranges((0.25, 0.25, 0.25), 0.15, (0.7, 1.5), 0.2, 0.15)
+WIDE = Ranges((0.25, 0.25, 0.8), 0.3, (0.6, 1.7), 0.3, 0.2)
 
 
 def augmentation(kind: str = "smooth") -> Augment:
     """Return the augmentation with a given name.
 
     Args:
-        kind: ``smooth`` or ``rotate-mirror``; see the module.
+        kind: ``smooth``, ``wide`` or ``rotate-mirror``; see the module.
 
     Returns:
         A function of image, target and seed.
     """
-    return {"smooth": smooth, "rotate-mirror": rotate_mirror}[kind]
+    made: Augment = _BY_NAME[kind]
+    return made
 
 
-def smooth(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
+def smooth(image: Image, target: Target, seed: int, *, within: Ranges = SMOOTH) -> tuple[Image, Target]:
     """Apply the augmentation ``smooth`` (see the module).
 
     Args:
         image: Tensor [c, x, y, z] with c channels.
         target: Tensor [k, x, y, z] with k classes.
         seed: Seed below 2³².
+        within: The largest changes.
 
     Returns:
         The changed image and target.
@@ -58,19 +85,19 @@ def smooth(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
     draws = np.random.RandomState(seed)
     move, contrast, scale, shift, noise = (int(draws.randint(1 << 32, dtype="uint32")) for _ in range(5))
     if _drawn(draws, move, 31)[0] < _MOVED:
-        matrix = affine(_drawn(draws, move, 30)[15:], image.shape[1:])
+        matrix = affine(_drawn(draws, move, 30)[15:], image.shape[1:], within)
         both = resample(torch.cat([image, target]), matrix)
         image, target = both[: len(image)], both[len(image) :]
     chance, where = _drawn(draws, contrast, 2)
     if chance < _CONTRASTED:
         low, high = torch.aminmax(image)
-        gamma = _GAMMA[0] + (_GAMMA[1] - _GAMMA[0]) * where
+        gamma = within.gamma[0] + (within.gamma[1] - within.gamma[0]) * where
         image = ((image - low) / (high - low + _FLOOR)) ** gamma * (high - low) + low
-    factor, offset = (_BRIGHT * (2 * _drawn(draws, part, 2)[1] - 1) for part in (scale, shift))
+    factor, offset = (within.bright * (2 * _drawn(draws, part, 2)[1] - 1) for part in (scale, shift))
     image = image * (1 + factor) + offset
     chance, where = _drawn(draws, noise, 2)
     if chance < _NOISY:
-        values = draws.normal(0, _NOISE * where, size=image.shape)
+        values = draws.normal(0, within.noise * where, size=image.shape)
         image = image + torch.as_tensor(values, dtype=torch.float32).to(image.device)
     return image, target
 
@@ -92,7 +119,7 @@ def rotate_mirror(image: Image, target: Target, seed: int) -> tuple[Image, Targe
     return pair["image"].as_tensor(), pair["target"].as_tensor()
 
 
-def affine(uniform: Float[np.ndarray, "15"], grid: tuple[int, ...]) -> Float[np.ndarray, "3 4"]:
+def affine(uniform: Float[np.ndarray, "15"], grid: tuple[int, ...], within: Ranges) -> Float[np.ndarray, "3 4"]:
     """Return the matrix that maps an output voxel to the position in the input from which its value is taken.
 
     Positions are in voxels from the grid's centre. The matrix is the product of rotations about the three axes, shear,
@@ -101,11 +128,12 @@ def affine(uniform: Float[np.ndarray, "15"], grid: tuple[int, ...]) -> Float[np.
     Args:
         uniform: 15 numbers drawn from [0, 1).
         grid: Shape of the volume.
+        within: The largest rotations and scalings.
 
     Returns:
         Matrix of shape [3, 4].
     """
-    limits = [_ROTATE] * 3 + [_SHEAR] * 6 + [n / 12 for n in grid] + [_SCALE] * 3
+    limits = [*within.rotate, *[_SHEAR] * 6, *(n / 12 for n in grid), *[within.scale] * 3]
     drawn = np.array(limits) * (2 * uniform - 1)
     result = np.eye(4)
     for axis, angle in enumerate(drawn[:3]):
@@ -160,3 +188,10 @@ def _rotate_or_mirror() -> Compose:
         keys=both, prob=0.5, range_x=0.25, range_y=0.25, range_z=0.25, mode="bilinear", padding_mode="border"
     )
     return Compose([OneOf([turn, RandAxisFlipd(keys=both, prob=0.5)])])
+
+
+_BY_NAME: Mapping[str, Augment] = {
+    "smooth": smooth,
+    "wide": partial(smooth, within=WIDE),
+    "rotate-mirror": rotate_mirror,
+}

@@ -1,4 +1,4 @@
-"""MONAI's transforms that the augmentation ``smooth`` stands for."""
+"""MONAI's transforms that the augmentations ``smooth`` and ``wide`` stand for."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from monai.transforms import (
 )
 
 
-def monais(grid: tuple[int, ...]) -> Compose:
-    """The transforms that ``smooth`` stands for."""
+def monais(grid: tuple[int, ...], *, wide: bool = False) -> Compose:
+    """The transforms that ``smooth`` stands for, or ``wide``."""
     return Compose(
         [
             RandAffined(
                 keys=["image", "target"],
                 prob=0.9,
-                rotate_range=(0.25,) * 3,
+                rotate_range=(0.25, 0.25, 0.8 if wide else 0.25),
                 shear_range=(0.08,) * 6,
                 translate_range=[n / 12 for n in grid],
-                scale_range=(0.15,) * 3,
+                scale_range=(0.3 if wide else 0.15,) * 3,
                 mode="bilinear",
                 padding_mode="border",
             ),
-            RandAdjustContrastd(keys=["image"], prob=0.5, gamma=(0.7, 1.5)),
-            RandScaleIntensityd(keys=["image"], prob=1.0, factors=0.2),
-            RandShiftIntensityd(keys=["image"], prob=1.0, offsets=0.2),
-            RandGaussianNoised(keys=["image"], prob=0.5, std=0.15),
+            RandAdjustContrastd(keys=["image"], prob=0.5, gamma=(0.6, 1.7) if wide else (0.7, 1.5)),
+            RandScaleIntensityd(keys=["image"], prob=1.0, factors=0.3 if wide else 0.2),
+            RandShiftIntensityd(keys=["image"], prob=1.0, offsets=0.3 if wide else 0.2),
+            RandGaussianNoised(keys=["image"], prob=0.5, std=0.2 if wide else 0.15),
         ]
     )

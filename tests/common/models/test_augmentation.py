@@ -22,23 +22,25 @@ def balls() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("grid", [(16, 16, 16), (12, 20, 10)])
-def test_smooth_is_monais_transforms_with_the_same_seed(grid: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("kind", ["smooth", "wide"])
+def test_smooth_and_wide_are_monais_transforms_with_the_same_seed(kind: str, grid: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(2, *grid, generator=generator)
     target = torch.softmax(torch.randn(3, *grid, generator=generator), dim=0)
-    expected, kept = monais(grid), image.clone()
+    expected, kept = monais(grid, wide=kind == "wide"), image.clone()
     for seed in range(25):
         expected.set_random_state(seed=seed)
         wanted = expected({"image": image, "target": target})
-        moved, labels = augmentation()(image, target, seed)
+        moved, labels = augmentation(kind)(image, target, seed)
         torch.testing.assert_close(moved, wanted["image"].as_tensor(), rtol=0, atol=5e-5)
         torch.testing.assert_close(labels, wanted["target"].as_tensor(), rtol=0, atol=5e-5)
     assert torch.equal(image, kept)
 
 
-def test_augmentation_moves_image_and_target_alike_and_never_mirrors() -> None:
+@pytest.mark.parametrize("kind", ["smooth", "wide"])
+def test_augmentation_moves_image_and_target_alike_and_never_mirrors(kind: str) -> None:
     before, truth = balls()
-    transform = augmentation()
+    transform = augmentation(kind)
     left_right = []
     for seed in range(12):
         moved, labels = transform(before, truth, seed)
