@@ -8,6 +8,8 @@ Called by the training loop. The result depends only on the tensors and one seed
                    and target are resampled once and together, which saves time.
 ``wide``           As ``smooth``, with larger ranges: rotations about the third axis of up to 0.8 rad, scalings of up to
                    30 %, and stronger changes of contrast, brightness and noise.
+``wide-mirror``    As ``wide``, and each of the first two axes is mirrored in half of the samples. Only for structures
+                   whose mirror image has the same label.
 ``rotate-mirror``  Half of the samples are rotated or mirrored, the others unchanged, as in Fay et al. 2021, "Base
                    models". The paper gives no angles; ours are up to 0.25 rad about every axis.
 """
@@ -15,7 +17,7 @@ Called by the training loop. The result depends only on the tensors and one seed
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TypeAlias
 
@@ -30,7 +32,7 @@ Augment: TypeAlias = Callable[[Image, Target, int], tuple[Image, Target]]
 """A function that takes image, target and a seed below 2³², and returns the changed image and target."""
 
 _SHEAR = 0.08
-_MOVED, _CONTRASTED, _NOISY = 0.9, 0.5, 0.5  # probabilities
+_MOVED, _CONTRASTED, _NOISY, _MIRRORED = 0.9, 0.5, 0.5, 0.5  # probabilities
 _FLOOR = 1e-7
 
 
@@ -44,6 +46,7 @@ class Ranges:
         gamma: Lowest and highest exponent of the contrast.
         bright: Relative change of all values, and shift of all values in standard deviations.
         noise: Standard deviation of the noise.
+        mirrored: Axes that are mirrored, each with probability ½.
     """
 
     rotate: tuple[float, float, float]
@@ -51,17 +54,19 @@ class Ranges:
     gamma: tuple[float, float]
     bright: float
     noise: float
+    mirrored: tuple[int, ...] = ()
 
 
 SMOOTH = Ranges((0.25, 0.25, 0.25), 0.15, (0.7, 1.5), 0.2, 0.15)
 WIDE = Ranges((0.25, 0.25, 0.8), 0.3, (0.6, 1.7), 0.3, 0.2)
+MIRRORED = replace(WIDE, mirrored=(0, 1))
 
 
 def augmentation(kind: str = "smooth") -> Augment:
     """Return the augmentation with a given name.
 
     Args:
-        kind: ``smooth``, ``wide`` or ``rotate-mirror``; see the module.
+        kind: ``smooth``, ``wide``, ``wide-mirror`` or ``rotate-mirror``; see the module.
 
     Returns:
         A function of image, target and seed.
@@ -83,7 +88,8 @@ def smooth(image: Image, target: Target, seed: int, *, within: Ranges = SMOOTH) 
         The changed image and target.
     """
     draws = np.random.RandomState(seed)
-    move, contrast, scale, shift, noise = (int(draws.randint(1 << 32, dtype="uint32")) for _ in range(5))
+    parts = (int(draws.randint(1 << 32, dtype="uint32")) for _ in range(5 + len(within.mirrored)))
+    move, contrast, scale, shift, noise, *flips = parts
     if _drawn(draws, move, 31)[0] < _MOVED:
         matrix = affine(_drawn(draws, move, 30)[15:], image.shape[1:], within)
         both = resample(torch.cat([image, target]), matrix)
@@ -99,6 +105,9 @@ def smooth(image: Image, target: Target, seed: int, *, within: Ranges = SMOOTH) 
     if chance < _NOISY:
         values = draws.normal(0, within.noise * where, size=image.shape)
         image = image + torch.as_tensor(values, dtype=torch.float32).to(image.device)
+    for axis, flip in zip(within.mirrored, flips, strict=True):
+        if _drawn(draws, flip, 1)[0] < _MIRRORED:
+            image, target = image.flip(axis + 1), target.flip(axis + 1)
     return image, target
 
 
@@ -193,5 +202,6 @@ def _rotate_or_mirror() -> Compose:
 _BY_NAME: Mapping[str, Augment] = {
     "smooth": smooth,
     "wide": partial(smooth, within=WIDE),
+    "wide-mirror": partial(smooth, within=MIRRORED),
     "rotate-mirror": rotate_mirror,
 }

@@ -1,4 +1,4 @@
-"""MONAI's transforms that the augmentations ``smooth`` and ``wide`` stand for."""
+"""MONAI's transforms that the augmentations ``smooth``, ``wide`` and ``wide-mirror`` stand for."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from monai.transforms import (
     Compose,
     RandAdjustContrastd,
     RandAffined,
+    RandFlipd,
     RandGaussianNoised,
     RandScaleIntensityd,
     RandShiftIntensityd,
 )
 
 
-def monais(grid: tuple[int, ...], *, wide: bool = False) -> Compose:
-    """The transforms that ``smooth`` stands for, or ``wide``."""
+def monais(grid: tuple[int, ...], *, kind: str = "smooth") -> Compose:
+    """The transforms that an augmentation stands for."""
+    wide = kind != "smooth"
+    mirrored = (0, 1) if kind == "wide-mirror" else ()
     return Compose(
         [
             RandAffined(
@@ -30,5 +33,6 @@ def monais(grid: tuple[int, ...], *, wide: bool = False) -> Compose:
             RandScaleIntensityd(keys=["image"], prob=1.0, factors=0.3 if wide else 0.2),
             RandShiftIntensityd(keys=["image"], prob=1.0, offsets=0.3 if wide else 0.2),
             RandGaussianNoised(keys=["image"], prob=0.5, std=0.2 if wide else 0.15),
+            *(RandFlipd(keys=["image", "target"], prob=0.5, spatial_axis=axis) for axis in mirrored),
         ]
     )

@@ -22,12 +22,12 @@ def balls() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("grid", [(16, 16, 16), (12, 20, 10)])
-@pytest.mark.parametrize("kind", ["smooth", "wide"])
+@pytest.mark.parametrize("kind", ["smooth", "wide", "wide-mirror"])
 def test_smooth_and_wide_are_monais_transforms_with_the_same_seed(kind: str, grid: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(2, *grid, generator=generator)
     target = torch.softmax(torch.randn(3, *grid, generator=generator), dim=0)
-    expected, kept = monais(grid, wide=kind == "wide"), image.clone()
+    expected, kept = monais(grid, kind=kind), image.clone()
     for seed in range(25):
         expected.set_random_state(seed=seed)
         wanted = expected({"image": image, "target": target})
