@@ -62,6 +62,7 @@ class ProtocolTerms:
             label maps exist.
         teacher: Settings of the teachers' recipe that differ from the default; they were found best in measurements.
         student: Settings of the student's recipe that differ from the default.
+        scattered: Further settings of the student's recipe if public maps show structures in no common place.
         prospects: The planner's facts about the protocol; None if the planner cannot recommend it.
     """
 
@@ -76,6 +77,7 @@ class ProtocolTerms:
     one_public: bool = False
     teacher: Mapping[str, Any] = field(default_factory=dict)
     student: Mapping[str, Any] = field(default_factory=dict)
+    scattered: Mapping[str, Any] = field(default_factory=dict)
     prospects: Prospects | None = None
 
 
@@ -89,7 +91,8 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
             "server.protocols.appearance.protocol:Appearance",
             framed=True,
             teacher={"steps": 100},
-            student={"steps": 400},
+            student={"steps": 1200, "augmentation": "wide"},
+            scattered={"steps": 400, "augmentation": "wide-mirror"},
             prospects=Prospects(
                 asked="an appearance query",
                 told="what structures look like",

@@ -243,7 +243,7 @@ def utility(
     from research.setting import Setting
     from research.table import ablation_summary, render, render_ablation, summary
     from research.utility import OFFSETS, PARTS
-    from server.planning.recommend import training_for
+    from server.planning.recommend import protocol_for, training_for
 
     if aggregation not in (OPEN, SEALED_SUM):
         raise InvalidInput("--aggregation", value=aggregation, limit=f"{OPEN}, {SEALED_SUM}")
@@ -263,9 +263,12 @@ def utility(
     patients = source.hospitals()
     voters = voters or _planned_voters(patients, Budget(epsilon, delta), unit)
     on = study_data(source, grid=grid, spacing=spacing)
-    recipe = recipe or _planned_recipe(source, on, paired=paired)
+    mean_shape = _mean_shape(source, on, paired=paired)
+    recipe = recipe or RecipeName(protocol_for(mean_shape))
     joint = recipe is RecipeName.JOINT
-    teacher, student = _recipes(150, 600, joint=False) if recipe is RecipeName.PCA else training_for(recipe)
+    teacher, student = (
+        _recipes(150, 600, joint=False) if recipe is RecipeName.PCA else training_for(recipe, mean_shape=mean_shape)
+    )
     recipes = (
         replace(teacher, steps=teacher_steps or teacher.steps),
         replace(student, steps=student_steps or student.steps),
@@ -466,16 +469,15 @@ def _source(source: BenchData) -> BenchData:
     return source
 
 
-def _planned_recipe(source: BenchData, data: DataConfig, *, paired: int) -> RecipeName:
-    """Return the recipe that the planner recommends for the first seed's public label maps."""
+def _mean_shape(source: BenchData, data: DataConfig, *, paired: int) -> float | None:
+    """Return the mean shape's Dice of the first seed's public label maps; None with pairs or with few maps."""
     from common.data.volume import load_label
     from server.planning.public_shapes import LEAST_MAPS, mean_shape_dice
-    from server.planning.recommend import protocol_for
 
     maps = [case.label for case in source.split(source.read(), seed=0).label_maps if case.label is not None]
     if paired or len(maps) < LEAST_MAPS:
-        return RecipeName.JOINT
-    return RecipeName(protocol_for(mean_shape_dice([load_label(each, data) for each in maps], labels=len(data.labels))))
+        return None
+    return mean_shape_dice([load_label(each, data) for each in maps], labels=len(data.labels))
 
 
 def _planned_voters(patients: Sequence[int], budget: Budget, unit: Unit) -> int:

@@ -230,7 +230,8 @@ def _rehearsal(
     )
     examples = [load_example(case, data) for case in dataset.labelled]
     images, labels = [each.volume.image for each in examples], [each.label for each in examples]
-    recipes, given = training_for(advised.protocol), None
+    mean_shape = None if advised.shapes is None else advised.shapes.mean_shape
+    recipes, given = training_for(advised.protocol, mean_shape=mean_shape), None
     if start is not None:
         from server.study.start import read_given
 

@@ -132,8 +132,8 @@ def init(
     from common.study_mechanism import usual_pool_epsilon, usual_verdicts
     from server.planning.recommend import training_for
 
-    asked = _asked(joint=joint, protocol=protocol, label_maps=label_maps, paired=paired)
-    teacher, student = training_for(asked)
+    asked, mean_shape = _asked(joint=joint, protocol=protocol, label_maps=label_maps, paired=paired)
+    teacher, student = training_for(asked, mean_shape=mean_shape)
     mode = aggregation or usual_aggregation(quorum)
     wanted = usual_verdicts(quorum, sealed=mode == SEALED_SUM) if verdicts is None else verdicts
     data = DataConfig(
@@ -176,8 +176,11 @@ def init(
     create_and_say(directory, study, ledger=ledger, standing=standing, given=given)
 
 
-def _asked(*, joint: bool, protocol: str, label_maps: Path | None, paired: int) -> str:
-    """Return the name of the query protocol: the one given, or the planner's choice by public label maps."""
+def _asked(*, joint: bool, protocol: str, label_maps: Path | None, paired: int) -> tuple[str, float | None]:
+    """Return the name of the query protocol: the one given, or the planner's choice by public label maps.
+
+    Return also the Dice of these maps' mean shape; None without maps.
+    """
     from server.planning.public_shapes import mean_shape_dice, read_maps
     from server.planning.recommend import protocol_for
 
@@ -186,13 +189,13 @@ def _asked(*, joint: bool, protocol: str, label_maps: Path | None, paired: int) 
             "--joint, --protocol, --label-maps", limit="only one of the three, because each chooses the query protocol"
         )
     if label_maps is None:
-        return CodecConfig(joint=joint, protocol=protocol).protocol_name
+        return CodecConfig(joint=joint, protocol=protocol).protocol_name, None
     maps, count = read_maps(label_maps)
     say_files("public label maps", label_maps)
     found = mean_shape_dice(maps, labels=count)
     asked = protocol_for(found, paired=paired)
     say(f"the study asks by the protocol {asked}, because these maps' mean shape has Dice {found:.2f}")
-    return asked
+    return asked, found
 
 
 @study_app.command("template")

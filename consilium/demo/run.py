@@ -371,11 +371,11 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
     Raises:
         InvalidInput: If a sealed sum has too few hospitals, or an option is out of range.
     """
-    protocol = _protocol(options, maps)
+    protocol, mean_shape = _protocol(options, maps)
     if options.data:
         dataset, (spacing, grid) = read_dataset(places.split / "test"), choose_both(maps, most=MOST_VOXELS)
         data = DataConfig(dataset.labels, spacing, grid, dataset.channels, dataset.regions)
-        teacher, student = training_for(protocol)
+        teacher, student = training_for(protocol, mean_shape=mean_shape)
     else:
         data, (teacher, student) = PHANTOM_DATA, PHANTOM_RECIPE
     rounds = terms_of(protocol).framed
@@ -421,14 +421,18 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
     return Study(name=name, data=data, privacy=privacy, codec=codec, teacher=teacher, student=student)
 
 
-def _protocol(options: DemoOptions, maps: Sequence[Path]) -> str:
-    """Return the protocol that the options choose; otherwise, with a PCA codec, the planner's recommendation."""
+def _protocol(options: DemoOptions, maps: Sequence[Path]) -> tuple[str, float | None]:
+    """Return the protocol that the options choose; otherwise, with a PCA codec, the planner's recommendation.
+
+    Return also the Dice of the mean public shape if the recommendation is based on it, else None.
+    """
     if options.rounds is False or (options.rounds is None and options.codec != "pca"):
-        return PLAIN
+        return PLAIN, None
     if not options.data or options.rounds or options.strategy != "standard" or len(maps) < LEAST_MAPS:
-        return suited(placed=True)
+        return suited(placed=True), None
     found, labels = read_maps(maps[0].parent)
-    return protocol_for(mean_shape_dice(found, labels=labels), paired=options.paired)
+    mean_shape = mean_shape_dice(found, labels=labels)
+    return protocol_for(mean_shape, paired=options.paired), mean_shape
 
 
 def _patients(folder: Path) -> int:

@@ -210,9 +210,12 @@ def test_a_hospital_of_one_patient_lowers_nobodys_voters(tmp_path: Path) -> None
     assert terms[0].privacy.voters_per_site == terms[1].privacy.voters_per_site > 1
 
 
-@pytest.mark.parametrize(("found", "protocol"), [(0.5, "joint"), (0.3, "appearance")])
-def test_how_to_ask_is_one_rule_about_public_label_maps_in_plan_demo_and_study(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: float, protocol: str
+@pytest.mark.parametrize(
+    ("found", "protocol", "augmentation"),
+    [(0.5, "joint", "smooth"), (0.3, "appearance", "wide"), (0.05, "appearance", "wide-mirror")],
+)
+def test_how_to_ask_and_to_train_is_one_rule_about_public_label_maps_in_plan_demo_and_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: float, protocol: str, augmentation: str
 ) -> None:
     """The rule alone decides; what the maps say is measured elsewhere."""
     for module in (public_shapes, run):
@@ -236,7 +239,8 @@ def test_how_to_ask_is_one_rule_about_public_label_maps_in_plan_demo_and_study(
     assert done.exit_code == 0, done.output
     started = load_study(tmp_path / "trial" / "study.toml")
     assert study.codec.protocol_name == started.codec.protocol_name == asked.protocol == protocol
-    measured = training_for(protocol)  # as the benchmark trains
+    measured = training_for(protocol, mean_shape=found)  # as the benchmark trains
+    assert measured[1].augmentation == augmentation
     assert (study.teacher, study.student) == (started.teacher, started.student) == measured
     assert run.terms(replace(options, rounds=False), places, maps, [4, 4, 4]).codec.protocol_name == "per-volume"
     assert run.terms(replace(options, paired=2), places, maps, [4, 4, 4]).codec.protocol_name == "joint"
