@@ -112,9 +112,8 @@ def recover_charges(
         before = opened.lost()
         for study in studies:
             opened.register_study(study)
-        entered = opened.recover(held, standing=None if standing is None else ServerStanding.load(standing))
-        if charge_all:
-            opened.charge_all()
+        kept = None if standing is None else ServerStanding.load(standing)
+        entered = opened.recover(held, standing=kept, charge_all=charge_all)
         if entered:
             opened.note(f"{entered} charges recovered from {len(held)} receipts")
         return Recovery(

@@ -32,7 +32,9 @@ class ServerFile(OpenLedger[Books]):
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain, Books())
 
-    def recover(self, receipts: Iterable[Receipt], *, standing: ServerStanding | None = None) -> int:
+    def recover(
+        self, receipts: Iterable[Receipt], *, standing: ServerStanding | None = None, charge_all: bool = False
+    ) -> int:
         """Enter as spent every charge that this restored copy has lost.
 
         1. Every charge that a receipt contains and this ledger lacks is entered.
@@ -40,6 +42,9 @@ class ServerFile(OpenLedger[Books]):
            this ledger is found. The charges that the standing counts after that row, less those that receipts have
            entered, are charged in one row. They belong to answers whose noise was drawn, and which were perhaps used,
            before any receipt was sent.
+        3. With ``charge_all``, all remaining budget of every pool and study is charged in one row.
+
+        All of it is one transaction. The ledger can be written again only after it.
 
         Charges that this copy itself recorded after the shared row stay. If an earlier recovery has charged what a
         standing counts, it is not charged again. The lost answers cannot be restored: asking a lost query again is a
@@ -50,6 +55,8 @@ class ServerFile(OpenLedger[Books]):
         Args:
             receipts: Receipts of any sites.
             standing: A standing that was kept elsewhere. The one beside the file is always used, too.
+            charge_all: Charge all remaining budget, because without a standing nobody can know what the lost ledger
+                charged.
 
         Returns:
             Number of charges entered from receipts.
@@ -80,31 +87,27 @@ class ServerFile(OpenLedger[Books]):
                 if one.position not in covered:  # a later standing's totals include earlier ones of the same rows
                     self._charge_lost(one, receipts)
                 covered |= set(one.positions())
+            if charge_all:
+                self._append(self._all_that_is_left())
         self._restoring = False
         self._keep_standing()
         return entered
 
-    def charge_all(self) -> None:
-        """Charge all remaining budget of every pool and study, in one row, to a copy that has no standing.
-
-        Without a standing nobody can know what the lost ledger charged. Like :meth:`recover`, this method ends the
-        recovery: afterwards the ledger can be written again.
-        """
-        with self._writing():
-            books, last = self._books, self._chain.head()
-            pools = {
-                pool: Spend(max(books.limit(pool) - books.spent(pool).mu_squared, Fraction(0))) for pool in books.pools
+    def _all_that_is_left(self) -> LostRecord:
+        """Return a charge of all remaining budget of every pool and study."""
+        books, last = self._books, self._chain.last
+        assert last is not None
+        pools = {
+            pool: Spend(max(books.limit(pool) - books.spent(pool).mu_squared, Fraction(0))) for pool in books.pools
+        }
+        studies = {
+            study: {
+                pool: Spend(max(books.study_limit(study) - books.spent_in(study, pool).mu_squared, Fraction(0)))
+                for pool in books.pools
             }
-            studies = {
-                study: {
-                    pool: Spend(max(books.study_limit(study) - books.spent_in(study, pool).mu_squared, Fraction(0)))
-                    for pool in books.pools
-                }
-                for study in books.studies
-            }
-            self._append(LostRecord(pools, studies, last.seq))
-        self._restoring = False
-        self._keep_standing()
+            for study in books.studies
+        }
+        return LostRecord(pools, studies, last.seq)
 
     def _recover(self, receipt: Receipt, release: ReleaseRecord, shown: Mapping[str, Roster]) -> bool:
         """Enter a release as charged if a receipt proves it and the ledger lacks it; return whether it was entered.

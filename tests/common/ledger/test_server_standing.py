@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 
@@ -17,13 +18,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from client.ledger.site_ledger import SiteLedger
+from common.document import Document
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import create_signing_key
 from common.ledger.receipts import Receipt
+from common.ledger.records import LostRecord
 from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.privacy.mechanism import Budget
 from consilium.cli.ledger import app
 from server.ledger.backup import backup
+from server.ledger.recovery import recover_charges
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import (
@@ -539,3 +543,36 @@ def test_a_main_file_beside_the_log_of_another_moment_is_whole_or_refused(world:
             except LedgerCorrupt:
                 outcomes["refused"] += 1
     assert outcomes["refused"] > outcomes["whole"] > 0
+
+
+def without_standing(world: World, copy: Path) -> None:
+    """The copy is put back on a machine that has lost the standing, too."""
+    put_back(world, copy)
+    standing_path(world.path).unlink()
+
+
+def test_charge_all_killed_half_way_forgets_no_loss(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    without_standing(world, tmp_path / "monday.sqlite")
+    append = Ledger._append
+
+    def die(ledger: Ledger, record: Document) -> None:
+        if isinstance(record, LostRecord):
+            raise KeyboardInterrupt
+        append(ledger, record)
+
+    blindly = partial(
+        recover_charges, world.path, signing_key=world.key, receipts=(), standing=None, studies=(), charge_all=True
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_append", die)
+        with pytest.raises(KeyboardInterrupt):
+            blindly()
+    with pytest.raises(LedgerCorrupt, match="consilium ledger recover"):
+        Ledger.open(world.path, signing_key=world.key)
+    blindly()
+    world.reopen()
+    assert world.release([make_query(1, MECHANISM)], batch="b2").answers == ()
