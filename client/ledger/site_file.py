@@ -196,7 +196,10 @@ class SiteFile(OpenLedger[SiteBooks]):
                 "standing (the small file beside a ledger)",
                 value=f"row {standings[0].head.seq}",
                 limit="a standing that counts rows which this copy of the ledger lacks",
-                remedy="nothing: this standing shows no further loss; see `consilium site status`",
+                remedy="nothing: this standing shows no further loss; see `consilium site status`"
+                if self.forgotten() is None
+                else "give a later standing; if it is lost, leave out --standing: --charge-all counts all remaining "
+                "budget as spent",
             )
         return lost
 

@@ -85,7 +85,8 @@ def recover_charges(
 
     Raises:
         InvalidInput: If there is neither a receipt nor a standing; if the ledger's standing is missing and neither
-            ``standing`` nor ``charge_all`` is given; or if ``charge_all`` is given although there is a standing.
+            ``charge_all`` nor a ``standing`` with a row that the copy lacks is given; or if ``charge_all`` is given
+            although there is a standing.
     """
     held = [receipt for path in receipts for receipt in read_receipts(path)]
     with Ledger.open(ledger, signing_key=signing_key, restored=True) as opened:
@@ -95,12 +96,17 @@ def recover_charges(
                 value="neither receipts nor a standing file",
                 remedy="give the receipts file of every site, each with --receipts FILE",
             )
-        missing = standing is None and kept_standing(ledger) is None
+        kept = None if standing is None else ServerStanding.load(standing)
+        shows_loss = kept is not None and not opened.covers(kept.position)
+        missing = not shows_loss and kept_standing(ledger) is None
         if missing and opened.forgotten() is not None and not charge_all:
             raise InvalidInput(
                 "missing standing file (the small file beside the lost ledger that counts its charges)",
-                value=str(ledger.with_suffix(".standing")),
-                limit="receipts together with this file; receipts alone lack answers whose receipts reached no site",
+                value=str(ledger.with_suffix(".standing") if kept is None else standing),
+                limit="this file as it was after the copy was made, and receipts; receipts alone lack answers whose "
+                "receipts reached no site"
+                if kept is None
+                else "a standing file that names a row which this copy of the ledger lacks",
                 remedy="give it with --standing FILE; if it is lost, --charge-all counts all remaining budget as spent",
             )
         if charge_all and not missing:
@@ -112,7 +118,6 @@ def recover_charges(
         before = opened.lost()
         for study in studies:
             opened.register_study(study)
-        kept = None if standing is None else ServerStanding.load(standing)
         entered = opened.recover(held, standing=kept, charge_all=charge_all)
         if entered:
             opened.note(f"{entered} charges recovered from {len(held)} receipts")

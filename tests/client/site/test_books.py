@@ -587,3 +587,19 @@ def test_a_patient_withdrawn_before_a_study_was_joined_is_dealt_in_none_of_its_v
     )
     dealt = {name for task in tasks for name, _ in task.patients}
     assert dealt == set(PATIENTS) - {"p3"}
+
+
+def test_a_standing_that_shows_no_loss_names_the_way_that_remains(
+    first: Workspace, north: Path, tmp_path: Path
+) -> None:
+    accept(north, first.study(), 1)
+    shutil.copy(north / "site-ledger.sqlite", tmp_path / "monday.sqlite")
+    monday = shutil.copy(north / "site-ledger.standing", tmp_path / "monday.standing")
+    accept(north, first.study(), 2)
+    shutil.copy(tmp_path / "monday.sqlite", north / "site-ledger.sqlite")
+    (north / "site-ledger.standing").unlink()
+    with pytest.raises(InvalidInput, match="leave out --standing: --charge-all"):
+        control.recover_own(north, standing=monday, charge_all=False)
+    control.recover_own(north, standing=None, charge_all=True)
+    with read_books(load_site(north)) as ledger:
+        assert ledger.doubt() is None

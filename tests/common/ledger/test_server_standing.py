@@ -576,3 +576,19 @@ def test_charge_all_killed_half_way_forgets_no_loss(
     blindly()
     world.reopen()
     assert world.release([make_query(1, MECHANISM)], batch="b2").answers == ()
+
+
+def test_a_standing_that_shows_no_loss_replaces_none_that_is_lost(world: World, tmp_path: Path) -> None:
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    monday = saved(world, tmp_path / "monday")
+    world.release([make_query(2, MECHANISM)], batch="b2")
+    tuesday = shutil.copy(standing_path(world.path), tmp_path / "tuesday.standing")
+    without_standing(world, monday / "ledger.sqlite")
+    recover = partial(recover_charges, world.path, signing_key=world.key, receipts=(), studies=())
+    with pytest.raises(InvalidInput, match=r"a row which this copy of the ledger lacks.*--charge-all"):
+        recover(standing=monday / "ledger.standing")
+    with pytest.raises(LedgerCorrupt, match="missing"):
+        Ledger.open(world.path, signing_key=world.key)
+    assert recover(standing=tuesday).by_standing[POOL] == 1
+    world.reopen()
+    assert world.ledger.spent(POOL).releases == 2
