@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from common.document import Document
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import hex_bytes, signing_public_key
-from common.ledger.records import GenesisRecord, KeyRecord, NoteRecord, parse_record
+from common.ledger.records import GenesisRecord, KeyRecord, parse_record
 from common.ledger.rows import Position, Row, possession_message
 from common.ledger.sqlite_file import SCHEMA_VERSION
 
@@ -118,8 +118,8 @@ class RowState:
     def _take(self, row: Row, record: Document | None, enter: Callable[[Document], None]) -> Document:
         """Check one row and enter its record into the state.
 
-        Genesis, key and note records are common to all ledgers and handled here. The caller's ``enter`` handles all
-        other kinds. A writer passes the record it has just made; a reader passes None, and the row is parsed.
+        Genesis and key records are common to all ledgers and handled here. The caller's ``enter`` handles all other
+        kinds. A writer passes the record it has just made; a reader passes None, and the row is parsed.
 
         Raises:
             LedgerCorrupt: If the row breaks a rule; the error has the row's number. An ``enter`` that raises must
@@ -134,7 +134,7 @@ class RowState:
                 self.has_standing = record.standing is not None
             elif isinstance(record, KeyRecord):
                 self.key = self.key.changed(record, role=self.role, seq=row.seq, prev_hash=row.prev_hash)
-            elif not isinstance(record, NoteRecord):
+            else:
                 enter(record)
         except InvalidInput as error:
             raise LedgerCorrupt(str(error), row=row.seq) from error

@@ -84,6 +84,12 @@ LedgerName = Annotated[str, partial(check_ledger_name, what="ledger id")]
 Amount = Annotated[str, OrEmpty(parse_rational)]
 
 
+REVOKED = " is revoked in study "
+"""The words between the site's name and the study's id in the note of a revocation."""
+ALL_CHARGED = "the standing was lost: everything left counts as spent, also of pools declared from now on"
+"""The note of a recovery of the server's ledger that charged all remaining budget."""
+
+
 # --- in both ledgers
 
 

@@ -168,6 +168,7 @@ class ServerStanding(KeptStanding):
         studies: Total by study and pool.
         declarations: The pools' declarations, since an older copy may lack them too.
         books: Id of the site ledger that keeps each pool's accounts.
+        notes: Texts of the notes that must not be lost: revocations of sites, and a recovery without a standing.
     """
 
     ROLE = "server"
@@ -181,6 +182,7 @@ class ServerStanding(KeptStanding):
     studies: dict[Sha256, Spends]
     declarations: tuple[PoolDeclaration, ...]
     books: Annotated[dict[PoolName, str], LATER] = field(default_factory=dict)
+    notes: tuple[str, ...] | None = None
 
 
 def standing_path(ledger: Path) -> Path:

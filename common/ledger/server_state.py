@@ -26,8 +26,11 @@ from common.ledger.charges import (
     event_json,
 )
 from common.ledger.records import (
+    ALL_CHARGED,
+    REVOKED,
     BooksRecord,
     LostRecord,
+    NoteRecord,
     PoolRecord,
     RecoveredRecord,
     RefusalRecord,
@@ -62,6 +65,8 @@ class Books(RowState):
         self.recovered: dict[str, tuple[int, Recovered]] = {}
         self.lost: dict[int, LostRecord] = {}
         self.refusals: dict[tuple[str, str, tuple[str, ...]], int] = {}
+        self.notes: dict[str, int] = {}
+        """Rows of the notes that a recovery must keep, by their text."""
         self._answers: dict[str, int] = {}
         self._spent: dict[str, Spend] = {}
         self._study_spent: dict[tuple[str, str], Spend] = {}
@@ -377,6 +382,9 @@ class Books(RowState):
                 self._set(self.pool_books, pool, ledger_id)
             case ReuseRecord():
                 self._reuse(record, charge)
+            case NoteRecord(text=text):
+                if text == ALL_CHARGED or REVOKED in text:
+                    self._set(self.notes, text, row.seq)
             case RefusalRecord():
                 self._set(self.refusals, (record.study_id, record.batch_id, record.query_ids), row.seq)
             case _:

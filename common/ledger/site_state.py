@@ -22,6 +22,7 @@ from common.ledger.records import (
     CodeRecord,
     ConsentRecord,
     DecisionRecord,
+    NoteRecord,
     ReceiptRecord,
     RecoveryRecord,
     RefusalRecord,
@@ -221,6 +222,8 @@ class SiteBooks(RowState):
         match record:
             case ReservationRecord():
                 self._reserve(row, record)
+            case NoteRecord():
+                pass
             case ReceiptRecord(receipt=receipt):
                 self._accept(row, receipt)
             case ConsentRecord(terms=terms):

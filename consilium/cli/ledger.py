@@ -250,7 +250,8 @@ def recover_command(
         bool,
         typer.Option(
             "--charge-all",
-            help="If the standing file is lost too: count the whole remaining budget of pools and studies as spent.",
+            help="If the standing file is lost too: count the whole remaining budget of pools and studies as spent, "
+            "also that of pools declared later.",
         ),
     ] = False,
 ) -> None:
@@ -279,7 +280,10 @@ def recover_command(
     files = len(receipts or ())
     say(f"{done.entered} lost charges entered as spent, from {done.receipts} receipts of {files} files")
     if charge_all:
-        say("without a standing file: everything that pools and studies had left counts as spent")
+        say(
+            f"without a standing file: everything that {len(done.pools)} pools and their studies had left counts as "
+            "spent, and so does every pool that is declared later in this ledger"
+        )
     for name, releases in () if charge_all else done.by_standing.items():
         say(f"pool {name}: {releases} releases without a receipt charged, from the standing file")
     for pool in done.pools:

@@ -253,10 +253,13 @@ def revoke(directory: StudyDir, site: SiteName) -> None:
     from server.operations import provision
     from server.operations.daemons import unregister_node
     from server.operations.supervisor import flower_server
+    from server.study.revocations import is_noted
 
     workspace = Workspace(directory)
     whole = provision.revoke(workspace, site, unregister=lambda node: unregister_node(flower_server(workspace), node))
     say(f"revoked {site}: the gateway refuses its key from now on")
+    if site in workspace.revoked_names() and not is_noted(workspace, site):
+        say("the ledger cannot be written now, so the next run notes the revocation in it", err=True)
     if workspace.study().gate.verdicts:
         from server.postprocess.bundle import publish_verdicts
 

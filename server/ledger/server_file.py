@@ -15,10 +15,18 @@ from common.canonical import canonical_text
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.base_ledger import OpenLedger
 from common.ledger.chain import Chain
-from common.ledger.charges import NOTHING, ReleaseRecord, Roster, RosterRecord, Spend, charge_of
+from common.ledger.charges import NOTHING, PoolDeclaration, ReleaseRecord, Roster, RosterRecord, Spend, charge_of
 from common.ledger.keys import signing_public_key
 from common.ledger.receipts import Receipt, check_arithmetic, row_hashes
-from common.ledger.records import BooksRecord, LostRecord, PoolRecord, RecoveredRecord, release_digest
+from common.ledger.records import (
+    ALL_CHARGED,
+    BooksRecord,
+    LostRecord,
+    NoteRecord,
+    PoolRecord,
+    RecoveredRecord,
+    release_digest,
+)
 from common.ledger.rollback_guard import ServerStanding, kept_standing
 from common.ledger.rows import START, Position
 from common.ledger.server_state import Books
@@ -42,7 +50,8 @@ class ServerFile(OpenLedger[Books]):
            this ledger is found. The charges that the standing counts after that row, less those that receipts have
            entered, are charged in one row. They belong to answers whose noise was drawn, and which were perhaps used,
            before any receipt was sent.
-        3. With ``charge_all``, all remaining budget of every pool and study is charged in one row.
+        3. With ``charge_all``, all remaining budget of every pool and study is charged in one row. A note says that
+           pools which are declared later count as spent, too, because the lost ledger may have charged them.
 
         All of it is one transaction. The ledger can be written again only after it.
 
@@ -74,7 +83,7 @@ class ServerFile(OpenLedger[Books]):
             for receipt in receipts:
                 self._check_origin(receipt)
                 if receipt.declaration.pool not in self._books.pools:
-                    self._append(PoolRecord(receipt.declaration))
+                    self._declare(receipt.declaration)
             lost = [one for one in standings.values() if not self.covers(one.position)]
             for one in lost:
                 self._check_standing(one)
@@ -89,9 +98,17 @@ class ServerFile(OpenLedger[Books]):
                 covered |= set(one.positions())
             if charge_all:
                 self._append(self._all_that_is_left())
+                self._append(NoteRecord(ALL_CHARGED))
         self._restoring = False
         self._keep_standing()
         return entered
+
+    def _declare(self, declaration: PoolDeclaration) -> None:
+        """Enter a declaration; a pool that is new after a recovery without a standing counts as spent."""
+        is_new = declaration.pool not in self._books.pools
+        self._append(PoolRecord(declaration))
+        if is_new and ALL_CHARGED in self._books.notes:
+            self._append(self._all_that_is_left())
 
     def _all_that_is_left(self) -> LostRecord:
         """Return a charge of all remaining budget of every pool and study."""
@@ -124,7 +141,8 @@ class ServerFile(OpenLedger[Books]):
         return True
 
     def _check_standing(self, standing: ServerStanding) -> None:
-        """Check the standing file of a lost ledger, and enter the pools and site ledgers that this older copy lacks.
+        """Check the standing file of a lost ledger, and enter the pools, site ledgers and notes that this older copy
+        lacks.
 
         A pool's declaration in the copy is kept if it is tighter. :meth:`recover` calls this method before it enters
         the lost charges.
@@ -150,12 +168,15 @@ class ServerFile(OpenLedger[Books]):
             with suppress(InvalidInput):  # this ledger has a tighter declaration: keep it
                 self._books.check_pool(declaration)
                 if self._books.pools.get(declaration.pool) != declaration:
-                    self._append(PoolRecord(declaration))
+                    self._declare(declaration)
         for pool, ledger_id in standing.books.items():
             with suppress(InvalidInput):  # this ledger names another site ledger: keep it
                 self._books.check_books(pool, ledger_id)
                 if pool not in self._books.pool_books:
                     self._append(BooksRecord(pool, ledger_id))
+        for text in standing.notes or ():
+            if text not in self._books.notes:
+                self._append(NoteRecord(text))
 
     def _charge_lost(self, standing: ServerStanding, receipts: Sequence[Receipt]) -> None:
         """Charge, in one row, the spending that only the standing counts.
@@ -289,6 +310,7 @@ class ServerFile(OpenLedger[Books]):
             studies=self._books.all_spent_in(),
             declarations=tuple(self._books.pools.values()),
             books=dict(self._books.pool_books),
+            notes=tuple(self._books.notes) or None,
         )
 
     def _check_origin(self, receipt: Receipt) -> None:

@@ -48,10 +48,10 @@ from common.ledger.charges import (
 )
 from common.ledger.keys import public_hex
 from common.ledger.records import (
+    REVOKED,
     BooksRecord,
     KeyRecord,
     NoteRecord,
-    PoolRecord,
     StudyRecord,
     check_note,
 )
@@ -184,7 +184,7 @@ class Ledger(AnswersQueries):
         """Declare a site's patient pool and its lifetime budget, or tighten the budget.
 
         Repeating a declaration adds no row. If a budget is tightened below what is spent, the pool admits no further
-        release.
+        release. After a recovery without a standing, a new pool counts as spent.
 
         Args:
             declaration: The pool, its site, budget, accountant and protection.
@@ -196,7 +196,7 @@ class Ledger(AnswersQueries):
         with self._writing():
             if self._books.pools.get(declaration.pool) != declaration:
                 self._books.check_pool(declaration)
-                self._append(PoolRecord(declaration))
+                self._declare(declaration)
 
     def declare_books(self, pool: str, ledger_id: str) -> None:
         """Record which site ledger keeps a declared pool's budget at its hospital; a repeated call adds no row.
@@ -225,6 +225,18 @@ class Ledger(AnswersQueries):
         check_note(text)
         with self._writing():
             self._append(NoteRecord(text))
+
+    def revoked(self, study_id: str) -> frozenset[str]:
+        """Return the sites that notes in this ledger name as revoked.
+
+        Args:
+            study_id: Id of the study from which they were revoked.
+
+        Returns:
+            Their names.
+        """
+        parts = (text.partition(REVOKED) for text in self._current_books.notes)
+        return frozenset(site for site, words, of in parts if words and of == study_id)
 
     def rotate_key(self, new_key: Ed25519PrivateKey) -> None:
         """Replace the ledger's signing key.

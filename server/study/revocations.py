@@ -1,7 +1,8 @@
 """Notes in the server's ledger which sites were revoked, so that a restored list of sites brings none of them back.
 
-``provision revoke`` writes the note, and a run reads it. The lists of sites are files of the study's directory, which a
-backup can make older. A run is refused while a list admits a site that the ledger names as revoked.
+``provision revoke`` writes the note. A run reads the notes, and first writes those that could not be written before.
+The lists of sites are files of the study's directory, which a backup can make older. A run is refused while a list
+admits a site that the ledger names as revoked.
 """
 
 from __future__ import annotations
@@ -10,41 +11,56 @@ from contextlib import suppress
 
 from common.config import Study
 from common.errors import ConsiliumError, InvalidInput
-from common.ledger.records import NoteRecord, parse_body
+from common.ledger.records import REVOKED, NoteRecord, parse_body
 from common.ledger.rows import Row
 from server.ledger.server_ledger import Ledger
 from server.study.create_study import open_ledger
 from server.study.workspace import Workspace
-
-_WORDS = " is revoked in study "
 
 
 def note_revoked(workspace: Workspace, site: str) -> None:
     """Note in the ledger that a site is revoked.
 
     A ledger that cannot be written, for example because it is an older copy, prevents no revocation: no run begins on
-    it.
+    it, and :func:`check_revoked` writes the note before the next run.
 
     Args:
         workspace: The study.
         site: The site's name.
     """
     with suppress(ConsiliumError, OSError), open_ledger(workspace) as ledger:
-        ledger.note(f"{site}{_WORDS}{workspace.study().id}")
+        ledger.note(f"{site}{REVOKED}{workspace.study().id}")
+
+
+def is_noted(workspace: Workspace, site: str) -> bool:
+    """Return whether the ledger notes that a site is revoked.
+
+    Args:
+        workspace: The study.
+        site: The site's name.
+
+    Returns:
+        True if it does; False also if the ledger cannot be read.
+    """
+    with suppress(ConsiliumError, OSError), Ledger.open(workspace.ledger_file) as ledger:
+        return site in ledger.revoked(workspace.study().id)
+    return False
 
 
 def check_revoked(workspace: Workspace, ledger: Ledger, study: Study) -> None:
-    """Refuse a list of sites that admits a site which the ledger names as revoked.
+    """Note revocations that the ledger lacks, and refuse a list of sites that admits a revoked site.
 
     Args:
         workspace: The study's directory, with the list.
-        ledger: The server's ledger.
+        ledger: The server's ledger, open for writing.
         study: The study.
 
     Raises:
-        InvalidInput: If there is such a site.
+        InvalidInput: If the list admits a site which the ledger names as revoked.
     """
-    revoked = {revoked_in(row, study.id) for row in ledger.rows()}
+    for site in sorted(workspace.revoked_names() - ledger.revoked(study.id)):
+        ledger.note(f"{site}{REVOKED}{study.id}")
+    revoked = ledger.revoked(study.id)
     if back := sorted({site.name for site in workspace.admitted()} & revoked):
         raise InvalidInput(
             "sites in the list of admitted sites that were revoked (an older copy of the list was perhaps restored)",
@@ -67,5 +83,5 @@ def revoked_in(row: Row, study_id: str) -> str | None:
     """
     if row.kind != "note":
         return None
-    site, _, of = NoteRecord.from_json(parse_body(row.body)).text.partition(_WORDS)
+    site, _, of = NoteRecord.from_json(parse_body(row.body)).text.partition(REVOKED)
     return site if of == study_id else None

@@ -592,3 +592,24 @@ def test_a_standing_that_shows_no_loss_replaces_none_that_is_lost(world: World, 
     assert recover(standing=tuesday).by_standing[POOL] == 1
     world.reopen()
     assert world.ledger.spent(POOL).releases == 2
+
+
+def test_a_pool_that_a_blind_recovery_did_not_know_counts_as_spent(tmp_path: Path) -> None:
+    key, path = Ed25519PrivateKey.generate(), tmp_path / "ledger.sqlite"
+    world = World(path, key, Ledger.create(path, signing_key=key), ledger_study())
+    world.ledger.register_study(world.study)
+    backup(path, tmp_path / "monday.sqlite")
+    declare(world.ledger)
+    world.release([make_query(1, MECHANISM)])
+    without_standing(world, tmp_path / "monday.sqlite")
+    recover = partial(recover_charges, path, signing_key=key, receipts=(), standing=None, studies=())
+    assert recover(charge_all=True).pools == ()
+    for copy in (None, tmp_path / "monday.sqlite"):  # the second time, the standing tells of the blind recovery
+        if copy is not None:
+            put_back(world, copy)
+            recover()
+        world.reopen()
+        declare(world.ledger)
+        assert world.ledger.remaining(POOL) <= 0
+        assert world.release([make_query(1, MECHANISM)]).answers == ()
+    assert verify(path).ok

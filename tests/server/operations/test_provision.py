@@ -22,12 +22,15 @@ from typer.testing import CliRunner
 from client.site.enrolment import new_request
 from common.admission import JoinRequest, read_request
 from common.errors import DaemonFailed, InvalidInput
-from common.ledger.keys import create_signing_key
+from common.ledger.keys import create_signing_key, load_signing_key
+from common.ledger.rollback_guard import standing_path
 from common.node_auth import read_admitted
 from common.peers import read_peers
 from common.pki import expires, node_fingerprint
 from consilium.cli.main import app
 from consilium.cli.provision import online_text
+from server.ledger.backup import backup
+from server.ledger.recovery import recover_charges
 from server.ledger.server_ledger import Ledger
 from server.operations import provision
 from server.operations.leaving import forget
@@ -296,6 +299,38 @@ def test_a_revoked_site_does_not_come_back_with_an_older_list_of_sites(workspace
         assert "provision revoke" in (refused.value.remedy or "")
         provision.revoke(workspace, "north", unregister=lambda node: None)
         check_revoked(workspace, ledger, study)
+
+
+def test_a_revoked_site_does_not_come_back_with_an_older_ledger(workspace: Workspace, tmp_path: Path) -> None:
+    """A recovery notes again what the copy lacks, so that older lists of sites are still refused."""
+    approve(workspace, join(workspace, tmp_path / "a", "north"))
+    older = workspace.nodes_file.read_bytes()
+    backup(workspace.ledger_file, tmp_path / "monday.sqlite")
+    provision.revoke(workspace, "north", unregister=lambda node: None)
+    shutil.copy(tmp_path / "monday.sqlite", workspace.ledger_file)
+    workspace.nodes_file.write_bytes(older)
+    workspace.revoked_file.unlink()
+    key = load_signing_key(workspace.signing_key_file)
+    recover_charges(workspace.ledger_file, signing_key=key, receipts=(), standing=None, studies=())
+    with open_ledger(workspace) as ledger, pytest.raises(InvalidInput, match="north"):
+        check_revoked(workspace, ledger, workspace.study())
+
+
+def test_a_revocation_that_could_not_be_noted_is_noted_by_the_next_run(workspace: Workspace, tmp_path: Path) -> None:
+    approve(workspace, join(workspace, tmp_path / "a", "north"))
+    older = workspace.nodes_file.read_bytes()
+    standing = standing_path(workspace.ledger_file)
+    standing.rename(tmp_path / "away")
+    done = CliRunner().invoke(app, ["provision", "revoke", str(workspace.root), "north"])
+    assert "the next run notes the revocation" in done.stderr
+    (tmp_path / "away").rename(standing)
+    with open_ledger(workspace) as ledger:
+        check_revoked(workspace, ledger, workspace.study())
+        workspace.nodes_file.write_bytes(older)
+        workspace.revoked_file.unlink()
+        with pytest.raises(InvalidInput, match="north"):
+            check_revoked(workspace, ledger, workspace.study())
+        assert sum(row.kind == "note" for row in ledger.rows()) == 1
 
 
 def served_certificate(workspace: Workspace, authority: Path) -> bytes:
