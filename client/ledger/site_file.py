@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 
+from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.ledger.base_ledger import OpenLedger
 from common.ledger.chain import Chain
@@ -20,7 +21,7 @@ from common.ledger.records import DecisionRecord, RestoredRecord, SealingKeyReco
 from common.ledger.rollback_guard import SiteLedgerStanding
 from common.ledger.rows import START, Position
 from common.ledger.site_state import SiteBooks
-from common.ledger.teacher_records import DrawnRecord
+from common.ledger.teacher_records import DrawnRecord, IdentityRecord
 from common.privacy.accounting import max_mu_squared
 from common.privacy.patient_guarantee import ADAPTED
 
@@ -70,7 +71,8 @@ class SiteFile(OpenLedger[SiteBooks]):
         2. Without a standing, charge everything that the pool's cap and each study's budget have left, since nobody
            knows what was lost.
         3. Record again the withdrawals of patients, the final withdrawals from studies, the replaced sealing keys, the
-           newest caps, and the trainings of networks that may leave the hospital, which a standing lists.
+           newest caps, the trainings of networks that may leave the hospital, and how patients are told apart, which a
+           standing lists.
         4. End the alarms.
 
         Later receipts for lost acceptances are deducted from this charge until it is used up; a receipt beyond it
@@ -105,10 +107,11 @@ class SiteFile(OpenLedger[SiteBooks]):
         return charged
 
     def _repeat(self, standing: SiteLedgerStanding, fork: Position) -> None:
-        """Record again the withdrawals, sealing keys, caps and trainings that were lost, and delete codes stored before
-        a withdrawal.
+        """Record again the withdrawals, sealing keys, caps, trainings and patients' identity that were lost, and delete
+        codes stored before a withdrawal.
 
-        Caps that a person has stated for this copy stay as they are. All steps of a training count as drawn.
+        Caps that a person has stated for this copy stay as they are, and so does an identity by which patients are
+        recognised. All steps of a training count as drawn.
         """
         books = self._books
         for patient in standing.patients:
@@ -121,8 +124,12 @@ class SiteFile(OpenLedger[SiteBooks]):
         for replaced, keys in standing.sealing_keys.items():
             for key in sorted(set(keys) - books.sealing_keys.get(replaced, set())):
                 self._append(SealingKeyRecord(key, replaced))
-        if standing.caps not in (None, books.caps) and self._books_at(fork).caps == books.caps:
+        before = self._books_at(fork)
+        if standing.caps not in (None, books.caps) and before.caps == books.caps:
             self._append(standing.caps)
+        known, unclear = books.teachers.identity, (before.teachers.identity, PatientIdentity.FILE)
+        if standing.identity not in (None, known) and known in unclear:
+            self._append(IdentityRecord(standing.identity))
         for training in standing.adapted:
             if training.training_id not in books.teachers.trainings:
                 self._append(training)
@@ -222,6 +229,7 @@ class SiteFile(OpenLedger[SiteBooks]):
             sealing_keys={old: tuple(sorted(new)) for old, new in sorted(books.sealing_keys.items())},
             caps=books.caps,
             adapted=tuple(one for _, one in books.teachers.trainings.values() if one.strategy.startswith(ADAPTED)),
+            identity=books.teachers.identity,
         )
 
     @contextmanager

@@ -320,8 +320,7 @@ class KeepsTeachers(SiteFile):
             identity: How patients are recognised in the dataset.
         """
         with self._writing():
-            known = self._books.teachers.identities
-            if not known or known[-1][1].identity is not identity:
+            if self._books.teachers.identity is not identity:
                 self._append(IdentityRecord(identity))
 
     def identity(self) -> PatientIdentity | None:
@@ -330,9 +329,11 @@ class KeepsTeachers(SiteFile):
         Returns:
             The newest definition on record; None before the first training.
         """
-        self._catch_up()
-        known = self._books.teachers.identities
-        return known[-1][1].identity if known else None
+        return self._current_books.teachers.identity
+
+    def was_restored(self) -> bool:
+        """Return whether this ledger was ever restored from an older copy, so that rows may be lost."""
+        return bool(self._current_books.restored_at)
 
     def has_training(self, training_id: str) -> bool:
         """Tell whether a training is charged.

@@ -66,12 +66,22 @@ def _check_identity(ledger: SiteLedger, identity: PatientIdentity | None) -> Non
     The withdrawn patient's scans would have the names of files, by which nobody recognises the patient.
     """
     known = ledger.identity()
-    if identity is PatientIdentity.FILE and known not in (None, identity) and ledger.withdrawn_patients():
+    if identity is not PatientIdentity.FILE or known is identity or not ledger.withdrawn_patients():
+        return
+    if known is not None:
         raise InvalidInput(
             "withdrawn patients cannot be recognised in this dataset",
             value=identity.sentence,
             limit=f"patients named as at the withdrawal: {known.sentence}",
             remedy="put the table of patients, or the folders, back into the dataset",
+        )
+    if ledger.was_restored():
+        raise InvalidInput(
+            "withdrawn patients may not be recognised in this dataset",
+            value=identity.sentence,
+            limit="patients named as at the withdrawal; the restored ledger does not say how that was",
+            remedy="put the table of patients, or the folders, back into the dataset. If it never had any, add a table "
+            "in which every file is a patient of its own",
         )
 
 

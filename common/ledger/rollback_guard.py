@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 from common.canonical import canonical_text
+from common.data.dataset import PatientIdentity
 from common.document import LATER, Document, Sha256
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import Number, PoolDeclaration, PoolName, Spend, Spends
@@ -141,6 +142,7 @@ class SiteLedgerStanding(KeptStanding):
         sealing_keys: By sealing key of a server, the keys that replaced it.
         caps: The newest caps.
         adapted: Trainings of networks that may leave the hospital.
+        identity: How the data set tells patients apart; None before the first training.
     """
 
     ROLE = "site"
@@ -157,6 +159,7 @@ class SiteLedgerStanding(KeptStanding):
     sealing_keys: Annotated[dict[Sha256, tuple[Sha256, ...]], LATER] = field(default_factory=dict)
     caps: CapsRecord | None = None
     adapted: Annotated[tuple[TrainingRecord, ...], LATER] = ()
+    identity: PatientIdentity | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from common.data.dataset import PatientIdentity
 from common.document import Document
 from common.errors import InvalidInput
 from common.ledger.base_state import once
@@ -61,6 +62,11 @@ class TeacherBooks:
         self.computed_with: set[str] = set()
         self.identities: list[tuple[int, IdentityRecord]] = []
         self._known: dict[str, TeachersRecord] = {}
+
+    @property
+    def identity(self) -> PatientIdentity | None:
+        """How the data set tells patients apart, by the newest row; None before the first."""
+        return self.identities[-1][1].identity if self.identities else None
 
     def code_stands(self, query_id: str) -> bool:
         """Return whether a query has a code that was computed after the last withdrawal of a patient.

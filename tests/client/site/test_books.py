@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from client.ledger.site_teachers import KeepsTeachers
 from client.operations import staff_decisions as control
 from client.operations.serve import open_worker
 from client.policy import load_site
@@ -603,3 +604,27 @@ def test_a_standing_that_shows_no_loss_names_the_way_that_remains(
     control.recover_own(north, standing=None, charge_all=True)
     with read_books(load_site(north)) as ledger:
         assert ledger.doubt() is None
+
+
+def test_a_withdrawn_patient_is_recognised_after_a_recovery_or_nothing_is_trained(
+    first: Workspace, north: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, files = load_site(north), ("scan1", "scan2")
+    accept(north, first.study(), 1)
+    shutil.copy(north / "site-ledger.sqlite", tmp_path / "monday.sqlite")
+    load_or_deal(slots_file(config), PATIENTS, voters=1)
+    with open_books(config) as ledger:
+        ledger.state_identity(PatientIdentity.TABLE)
+    control.withdraw_patient(north, "p3")
+    kept = (north / "site-ledger.standing").read_bytes()
+    for named in (True, False):
+        shutil.copy(tmp_path / "monday.sqlite", north / "site-ledger.sqlite")
+        (north / "site-ledger.standing").write_bytes(kept)
+        if not named:  # as a version writes it that knew no identity in a standing
+            monkeypatch.setattr(KeepsTeachers, "_repeat", lambda *_: None)
+        control.recover_own(north, standing=None, charge_all=False)
+        if not named:
+            deal_for_training(config, PATIENTS, identity=PatientIdentity.TABLE)  # withdrawals are in the slots file
+        with pytest.raises(InvalidInput, match="put the table of patients"):
+            deal_for_training(config, files, identity=PatientIdentity.FILE)
+        assert deal_for_training(config, PATIENTS, identity=PatientIdentity.TABLE) == {"p3"}
