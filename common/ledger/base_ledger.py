@@ -227,7 +227,7 @@ class OpenLedger(ABC, Generic[B]):
     def _keep_standing(self) -> None:
         with self._chain.unchanging():  # otherwise an earlier standing could replace a later one
             self._catch_up()
-            self._standing().save(self._chain.path)
+            self._standing().save(self._chain.path, key=self._chain.signing_key)
             self._kept_at = self._books.row_count
 
     def _make_good_standing(self) -> None:

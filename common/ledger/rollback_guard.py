@@ -18,13 +18,17 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from common.canonical import canonical_text
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from common.canonical import canonical_bytes, canonical_text
 from common.data.dataset import PatientIdentity
 from common.document import LATER, Document, Sha256
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import Number, PoolDeclaration, PoolName, Spend, Spends
+from common.ledger.keys import hex_bytes, public_hex, signing_public_key
 from common.ledger.records import CapsRecord
 from common.ledger.rows import Position, SignedHead
 from common.ledger.teacher_records import PatientRecord, TrainingRecord
@@ -39,7 +43,8 @@ class KeptStanding(Document):
     A standing file states the ledger's newest signed head and the last rows of earlier transactions, newest first.
 
     A standing file of an early version has no ``marks``; the row where it diverged from a ledger is then unknown.
-    ``elsewhere`` is the file's place if the ledger finds it through a symbolic link.
+    ``elsewhere`` is the file's place if the ledger finds it through a symbolic link. ``signature`` is by the head's key
+    and covers all other fields; earlier versions wrote none.
     """
 
     ROLE: ClassVar[str]
@@ -49,6 +54,7 @@ class KeptStanding(Document):
     head: SignedHead
     marks: Annotated[tuple[tuple[Number, Sha256], ...], LATER] = field(default=(), kw_only=True)
     elsewhere: str | None = field(default=None, kw_only=True)
+    signature: str | None = field(default=None, kw_only=True)
 
     def check(self) -> None:
         """Refuse the head of another kind of ledger, and a head whose signature is invalid."""
@@ -67,15 +73,20 @@ class KeptStanding(Document):
             if seq < self.head.seq:
                 yield Position(seq, hashed)
 
-    def save(self, ledger: Path) -> None:
+    def save(self, ledger: Path, *, key: Ed25519PrivateKey) -> None:
         """Write the ledger's standing file, replacing an earlier one (mode 0600). After a power cut the earlier version
         may remain, which is older but valid.
 
+        The file is signed unless the key was changed since its head was signed.
+
         Args:
             ledger: The ledger's file.
+            key: The ledger's signing key.
         """
         path = standing_path(ledger)
         placed = replace(self, elsewhere=place_elsewhere(ledger))
+        if public_hex(key) == self.head.public_key:
+            placed = replace(placed, signature=key.sign(_signed_bytes(placed.to_json())).hex())
         text = canonical_text(placed.to_json()) + "\n"
         write_atomically(path, text.encode(), mode=0o600, flush_name=False)
 
@@ -117,8 +128,13 @@ class KeptStanding(Document):
             InvalidInput: If the file cannot be read or holds anything else.
         """
         try:
-            return cls.from_json(parse_json(path.read_bytes(), what=f"standing of {cls.WHAT}"))
-        except (OSError, ValueError, InvalidInput) as error:
+            found = parse_json(path.read_bytes(), what=f"standing of {cls.WHAT}")
+            standing = cls.from_json(found)
+            if standing.signature is not None:
+                key = signing_public_key(standing.head.public_key)
+                key.verify(hex_bytes(standing.signature), _signed_bytes(found))
+            return standing
+        except (OSError, ValueError, InvalidInput, InvalidSignature) as error:
             raise InvalidInput(
                 f"standing of {cls.WHAT}",
                 value=str(path),
@@ -147,7 +163,10 @@ class SiteLedgerStanding(KeptStanding):
 
     ROLE = "site"
     WHAT = "a site ledger"
-    REMEDY = "restore it; if it is lost, treat the ledger as restored: `consilium site recover --own-ledger`"
+    REMEDY = (
+        "restore it; if it is lost, remove the file and run `consilium site recover --own-ledger --charge-all`, which "
+        "counts all remaining budget as spent"
+    )
 
     pool: Spend
     studies: dict[Sha256, Spend]
@@ -186,6 +205,12 @@ class ServerStanding(KeptStanding):
     declarations: tuple[PoolDeclaration, ...]
     books: Annotated[dict[PoolName, str], LATER] = field(default_factory=dict)
     notes: tuple[str, ...] | None = None
+
+
+def _signed_bytes(standing: dict[str, Any]) -> bytes:
+    """Return the bytes that a standing file's signature covers: all fields but the signature."""
+    fields = {name: value for name, value in standing.items() if name != "signature"}
+    return b"consilium/standing/v1\0" + canonical_bytes(fields)
 
 
 def standing_path(ledger: Path) -> Path:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from client.ledger.site_ledger import SiteLedger
 from common.document import Document
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.keys import create_signing_key
+from common.ledger.keys import create_signing_key, public_hex
 from common.ledger.receipts import Receipt
 from common.ledger.records import LostRecord
 from common.ledger.rollback_guard import ServerStanding, standing_path
@@ -445,7 +445,7 @@ def test_a_standing_without_marks_is_charged_whole(world: World, tmp_path: Path)
     old = saved(world, tmp_path / "old")
     world.release([make_query(1, MECHANISM)], batch="b1")
     text = json.loads(standing_path(world.path).read_text())
-    for name in ("marks", "books"):
+    for name in ("marks", "books", "signature"):
         del text[name]
     (tmp_path / "kept").write_text(json.dumps(text, indent=1))
     rolled_back(world, old)
@@ -613,3 +613,27 @@ def test_a_pool_that_a_blind_recovery_did_not_know_counts_as_spent(tmp_path: Pat
         assert world.ledger.remaining(POOL) <= 0
         assert world.release([make_query(1, MECHANISM)]).answers == ()
     assert verify(path).ok
+
+
+def test_a_standing_with_one_flipped_bit_is_not_believed(world: World, tmp_path: Path) -> None:
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.release([make_query(1, MECHANISM)])
+    put_back(world, tmp_path / "monday.sqlite")
+    path = standing_path(world.path)
+    kept = path.read_text()
+    place = kept.index('"mu_squared":"') + len('"mu_squared":"')
+    path.write_text(kept[:place] + chr(ord(kept[place]) ^ 1) + kept[place + 1 :])
+    with pytest.raises(InvalidInput, match="unchanged"):
+        recovered(world)
+    path.write_text(json.dumps({name: value for name, value in json.loads(kept).items() if name != "signature"}))
+    recovered(world)  # an earlier version signed no standing
+    assert world.ledger.spent(POOL).releases == 1
+
+
+def test_a_standing_written_after_a_change_of_the_key_is_signed_by_the_new_key(world: World) -> None:
+    new = Ed25519PrivateKey.generate()
+    world.ledger.rotate_key(new)
+    world.ledger.note("a row that the new key signs")
+    world.key = new
+    world.reopen()
+    assert ServerStanding.load(standing_path(world.path)).head.public_key == public_hex(new)
