@@ -182,10 +182,8 @@ class Chain:
     def snapshot(self) -> Iterator[None]:
         """Read a consistent state within the context, even if other processes commit meanwhile."""
         self._db.execute("BEGIN")
-        try:
+        with self._rolled_back():
             yield
-        finally:
-            self._db.execute("COMMIT")
 
     def new_rows(self) -> Iterator[Row]:
         """Return the rows appended since the last call by any process, each checked against the chain as it is read.
@@ -472,10 +470,17 @@ class Chain:
     def unchanging(self) -> Iterator[None]:
         """Hold the write lock within the context without appending, so that no other process can append a row."""
         self._take_place()
+        with self._rolled_back():
+            yield
+
+    @contextmanager
+    def _rolled_back(self) -> Iterator[None]:
+        """End a transaction that wrote nothing. After a read error SQLite may have ended it already."""
         try:
             yield
         finally:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
 
     def _take_place(self) -> None:
         try:

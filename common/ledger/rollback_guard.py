@@ -273,9 +273,13 @@ def kept_standing(ledger: Path) -> Path | None:
                 "the copy: the ledger then counts as an older copy without a standing file"
             )
         return path
-    if ledger.with_suffix(".standing").is_symlink():
+    link = ledger.with_suffix(".standing")
+    if link.is_symlink():
         raise LedgerCorrupt(
-            f"the standing file of {ledger} is not at {path}; to fix: mount that disk, or restore the file"
+            f"the standing file of {ledger} is not at {path}; to fix: mount that disk, or restore the file; if it is "
+            f"lost, `rm {shlex.quote(str(link))}`, then run `consilium ledger recover` at the server, or `consilium "
+            "site recover --own-ledger` at a site, with --charge-all, or with --standing FILE if a file newer than the "
+            "ledger was kept elsewhere"
         )
     return None
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from client.ledger.site_ledger import SiteLedger
 from common.document import Document
-from common.errors import InvalidInput, LedgerCorrupt
+from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.keys import create_signing_key, public_hex
 from common.ledger.receipts import Receipt
 from common.ledger.records import LostRecord
@@ -637,3 +637,38 @@ def test_a_standing_written_after_a_change_of_the_key_is_signed_by_the_new_key(w
     world.key = new
     world.reopen()
     assert ServerStanding.load(standing_path(world.path)).head.public_key == public_hex(new)
+
+
+def test_a_standing_whose_disk_is_lost_for_good_is_replaced_by_what_the_message_says(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    key, path = create_signing_key(tmp_path / "ledger.key"), tmp_path / "ledger.sqlite"
+    ledger = Ledger.create(path, signing_key=key, standing=tmp_path / "disk" / "trial.standing")
+    world = World(path, key, ledger, ledger_study())
+    ledger.register_study(world.study)
+    declare(ledger)
+    world.release([make_query(1, MECHANISM)])
+    ledger.close()
+    shutil.rmtree(tmp_path / "disk")
+    recover = ["recover", str(path), "--key", str(tmp_path / "ledger.key"), "--charge-all"]
+    said = str(CliRunner().invoke(app, recover).exception)
+    removal = re.search(r"`rm (\S+)`", said)
+    assert removal is not None
+    assert "--charge-all" in said
+    Path(removal[1]).unlink()
+    assert CliRunner().invoke(app, recover).exit_code == 0
+    with Ledger.open(path, signing_key=key) as opened:
+        assert opened.remaining(POOL) == 0
+
+
+def test_an_error_of_the_disk_while_a_ledger_is_opened_is_reported_as_such(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite ends the transaction itself then, so there is none to commit."""
+
+    def fail(ledger: Ledger) -> None:
+        ledger._chain._db.execute("ROLLBACK")
+        raise StorageFailed("disk I/O error")
+
+    monkeypatch.setattr(Ledger, "_catch_up", fail)
+    with pytest.raises(StorageFailed, match="disk I/O error"):
+        Ledger.open(world.path)
