@@ -88,7 +88,9 @@ class OpenLedger(ABC, Generic[B]):
                     "signing key",
                     value=chain.public_key,
                     limit=f"the ledger's key, {self._books.key.public_key}",
-                    remedy="use the key file that belongs to this ledger, or the one it was rotated to",
+                    remedy="use the key file that belongs to this ledger. For a copy made before the server's key was "
+                    "changed, run `consilium ledger recover` with the newest key file; the retired key files, "
+                    f"ledger.key.retired-{self._books.key.public_key[:12]} among them, must be in the same folder",
                 )
         except sqlite3.Error as error:
             chain.close()
@@ -158,6 +160,11 @@ class OpenLedger(ABC, Generic[B]):
     def public_key(self) -> str:
         """The public key, in hex, that now verifies the ledger's heads (signed hashes of the newest row)."""
         return self._books.key.public_key
+
+    @property
+    def public_keys(self) -> frozenset[str]:
+        """Every public key, in hex, that verifies one of the ledger's heads, or will verify the next."""
+        return frozenset(key for _, key in self._books.key.history)
 
     def contains(self, position: Position) -> bool:
         """Return whether a row with this number and this hash is in the ledger.

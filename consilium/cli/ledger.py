@@ -231,7 +231,13 @@ def backup_command(
 @app.command("recover")
 def recover_command(
     ledger: LedgerPath,
-    key: Annotated[Path, typer.Option(help="The ledger's signing key (PEM).")],
+    key: Annotated[
+        Path,
+        typer.Option(
+            help="The ledger's newest signing key (PEM). If the copy was made before a change of the key, the retired "
+            "key files in the same folder are used, too."
+        ),
+    ],
     receipts: Annotated[
         list[Path] | None,
         typer.Option(
@@ -275,6 +281,7 @@ def recover_command(
         standing=standing,
         studies=[load_study(path) for path in study or ()],
         charge_all=charge_all,
+        retired=sorted(key.parent.glob(f"{key.name}.retired-*"), key=lambda path: path.stat().st_mtime_ns),
     )
     forget_head(ledger)
     files = len(receipts or ())

@@ -68,6 +68,7 @@ def recover_charges(
     standing: Path | None,
     studies: Sequence[Study],
     charge_all: bool = False,
+    retired: Sequence[Path] = (),
 ) -> Recovery:
     """Enter into a restored copy of a ledger every charge that receipts contain or the standing shows.
 
@@ -79,18 +80,24 @@ def recover_charges(
         studies: Studies to register again first.
         charge_all: Count everything that pools and studies have left as spent; only if the standing is lost. Receipts
             alone are not enough then, because they do not show answers whose receipts reached no site.
+        retired: Files of signing keys that ``signing_key`` replaced, oldest first. They are read if the copy was made
+            before the key was changed: the copy's own key then signs the rows that introduce the later keys.
 
     Returns:
         What was entered, and every pool's state.
 
     Raises:
-        InvalidInput: If there is neither a receipt nor a standing; if the ledger's standing is missing and neither
-            ``charge_all`` nor a ``standing`` with a row that the copy lacks is given; or if ``charge_all`` is given
-            although there is a standing.
+        InvalidInput: If the copy's signing key is not given; if there is no receipt, no standing and no lost change of
+            the key; if the ledger's standing is missing and neither ``charge_all`` nor a ``standing`` with a row that
+            the copy lacks is given; or if ``charge_all`` is given although there is a standing.
     """
     held = [receipt for path in receipts for receipt in read_receipts(path)]
-    with Ledger.open(ledger, signing_key=signing_key, restored=True) as opened:
-        if not receipts and standing is None and opened.forgotten() is None:
+    with Ledger.open(ledger) as copy:
+        current = copy.public_key
+    keys = [signing_key] if current == public_hex(signing_key) else [*map(load_signing_key, retired), signing_key]
+    own_key = next((key for key in keys if public_hex(key) == current), signing_key)
+    with Ledger.open(ledger, signing_key=own_key, restored=True) as opened:
+        if not receipts and standing is None and opened.forgotten() is None and own_key is signing_key:
             raise InvalidInput(
                 "evidence of lost charges",
                 value="neither receipts nor a standing file",
@@ -116,6 +123,9 @@ def recover_charges(
                 remedy="leave out --charge-all",
             )
         before = opened.lost()
+        for key in keys:
+            if public_hex(key) not in opened.public_keys:
+                opened.rotate_key(key)
         for study in studies:
             opened.register_study(study)
         entered = opened.recover(held, standing=kept, charge_all=charge_all)

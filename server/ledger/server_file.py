@@ -321,8 +321,14 @@ class ServerFile(OpenLedger[Books]):
                 limit=f"this ledger, {self.ledger_id}",
                 remedy="give only receipts that this ledger issued",
             )
-        if not any(receipt.is_genuine(signing_public_key(key)) for _, key in self._books.key.history):
-            raise InvalidInput("receipt with a wrong signature", limit="receipts signed by a key of this ledger")
+        if not any(receipt.is_genuine(signing_public_key(key)) for key in self.public_keys):
+            raise InvalidInput(
+                "receipt with a wrong signature",
+                limit="receipts signed by a key of this ledger",
+                remedy="if the key was changed after the copy was made, give the newest key file, and put the retired "
+                "key files into its folder; if the newest key is lost, leave out these receipts: the standing file or "
+                "--charge-all covers their charges",
+            )
 
     def _check_recoverable(self, receipt: Receipt, shown: Mapping[str, Roster]) -> None:
         study, rosters = self._books.studies.get(receipt.study_id), {**self._books.named, **shown}

@@ -20,14 +20,14 @@ from typer.testing import CliRunner
 from client.ledger.site_ledger import SiteLedger
 from common.document import Document
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
-from common.ledger.keys import create_signing_key, public_hex
+from common.ledger.keys import create_signing_key, load_signing_key, public_hex
 from common.ledger.receipts import Receipt
 from common.ledger.records import LostRecord
 from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.privacy.mechanism import Budget
 from consilium.cli.ledger import app
 from server.ledger.backup import backup
-from server.ledger.recovery import recover_charges
+from server.ledger.recovery import recover_charges, rotate_signing_key
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import (
@@ -672,3 +672,40 @@ def test_an_error_of_the_disk_while_a_ledger_is_opened_is_reported_as_such(
     monkeypatch.setattr(Ledger, "_catch_up", fail)
     with pytest.raises(StorageFailed, match="disk I/O error"):
         Ledger.open(world.path)
+
+
+def test_a_copy_from_before_changes_of_the_key_is_recovered_with_the_newest_key(tmp_path: Path) -> None:
+    key, path = tmp_path / "ledger.key", tmp_path / "ledger.sqlite"
+    first = create_signing_key(key)
+    world = World(path, first, Ledger.create(path, signing_key=first), ledger_study())
+    world.ledger.register_study(world.study)
+    declare(world.ledger)
+    backup(path, tmp_path / "monday.sqlite")
+    for number in (1, 2):
+        create_signing_key(tmp_path / "next.key")
+        world.ledger.close()
+        rotate_signing_key(path, key=key, new_key=tmp_path / "next.key")
+        world.ledger = Ledger.open(path, signing_key=load_signing_key(key))
+        world.release([make_query(number, MECHANISM)], batch=f"b{number}")
+    receipts = world.ledger.site_receipts("aachen")
+    (tmp_path / "aachen.jsonl").write_text("".join(receipt.render() + "\n" for receipt in receipts))
+    world.release([make_query(3, MECHANISM)], batch="b3")
+    put_back(world, tmp_path / "monday.sqlite")
+    lost = standing_path(path).read_bytes()
+    retired = next(tmp_path.glob(f"ledger.key.retired-{public_hex(first)[:12]}"))
+    recover_charges(path, signing_key=load_signing_key(retired), receipts=(), standing=None, studies=())
+    command = ["recover", str(path), "--key", str(key)]
+    assert CliRunner().invoke(app, command).exit_code == 0, "only the key was missing"
+    with Ledger.open(path, signing_key=load_signing_key(key)) as ledger:
+        assert ledger.spent(POOL).releases == 3
+    put_back(world, tmp_path / "monday.sqlite")
+    standing_path(path).write_bytes(lost)
+    with pytest.raises(InvalidInput, match=rf"ledger recover.*retired-{public_hex(first)[:12]}"):
+        Ledger.open(path, signing_key=load_signing_key(key))
+    done = CliRunner().invoke(app, [*command, "--receipts", str(tmp_path / "aachen.jsonl")])
+    assert done.exit_code == 0, done.output
+    assert "2 lost charges" in done.stdout
+    with Ledger.open(path, signing_key=load_signing_key(key)) as ledger:
+        assert ledger.spent(POOL).releases == 3
+        assert len(ledger.public_keys) == 3
+    assert verify(path, public_key=first.public_key()).ok
