@@ -17,7 +17,7 @@ from client.adapting.folder import adapted_bundles, forget_adapted
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
 from client.records.patient_deal import Place, Slots, save_slots
-from client.records.served import RETIRED, training_record
+from client.records.served import RETIRED, trained_hash, training_record
 from client.site.books import (
     consent_missing,
     deals,
@@ -182,7 +182,8 @@ def withdraw_patient(directory: Path, case: str) -> Withdrawal:
     4. Empty the slot.
     5. Delete the trainings of adaptations, and list the adapted bundles, which a person must delete.
 
-    Only that voter is retrained. An interrupted call is completed by repeating it; a completed one changes nothing.
+    Only that voter is retrained. A repeated call completes an interrupted one, and marks older trainings that the first
+    call did not reach. Otherwise it changes nothing.
 
     Args:
         directory: The site's directory.
@@ -252,15 +253,21 @@ def _withdraw(directory: Path, case: str, *, directories: tuple[Path, ...]) -> W
                 slot=place.slot, voter=place.voter, subject=place.subject, weights=weights, deal=found[path].deal
             )
         releases = ledger.spent().releases
+        stale = {
+            (teachers, place.voter)
+            for path, place in places.items()
+            for teachers in _teachers(directories, path)
+            if path in sits or _is_older(teachers, place.voter, ledger, deal=found[path].deal)
+        }
+    for teachers, voter in stale:
+        _retire(teachers, voter)
     for path in sits:
-        for teachers in _teachers(directories, path):
-            _retire(teachers, places[path].voter)
         save_slots(path, found[path].without(case))
     return Withdrawal(
         places=tuple(places.values()),
         directories=directories,
         releases=releases,
-        repeated=not sits,
+        repeated=not sits and not stale,
         adapted=tuple(bundle for each in directories for bundle in forget_adapted(each)),
     )
 
@@ -272,6 +279,19 @@ def _teachers(directories: Sequence[Path], deal: Path) -> list[Path]:
         for directory in directories
         if slots_file(load_site(directory)).resolve() == deal.resolve()
     ]
+
+
+def _is_older(teachers: Path, voter: int, ledger: SiteLedger, *, deal: str) -> bool:
+    """Return whether a voter's training may be older than the voter's last withdrawal and is not marked so.
+
+    An earlier call did not reach it, for example because a restored list of directories lacked its study.
+    """
+    folder, record = teachers / f"voter-{voter:03d}", training_record(teachers, voter)
+    if record is None:  # a checkpoint beside a journal belongs to charged steps, which are not drawn again
+        return (folder / "checkpoint.pt").exists() and not any(folder.glob("journal-*.jsonl"))
+    if record["identity"] == RETIRED or record["report"]["weights"] is None:
+        return False
+    return not ledger.may_vote(voter, trained_hash(folder), deal=deal)
 
 
 def _retire(teachers: Path, voter: int) -> None:

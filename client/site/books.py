@@ -33,6 +33,9 @@ from common.reading import parse_json, parsing
 JOINED = "joined.json"
 """File beside the ledger that lists the other directories that use it, as paths relative to the ledger's folder."""
 
+STUDIES = "studies"
+"""Folder beside the ledger where directories that use it are made by default."""
+
 
 def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
     """Open the pool's ledger for writing; create it for a new pool.
@@ -62,7 +65,9 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
         )
     try:
         Registry.of_user().check_no_copy(found, pool=config.pool, directory=config.books_dir)
-    except InvalidInput:
+        if config.joined:  # a restored list may lack this directory; a withdrawal must reach it
+            note_joined(config.books_dir, config.root)
+    except BaseException:
         ledger.close()
         raise
     return ledger
@@ -170,8 +175,7 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
         InvalidInput: If a directory is missing, because a change that concerns all of them could not be made there.
     """
     found = [books]
-    for name in _joined(books):
-        directory = books / name
+    for directory in _listed(books):
         if not (directory / "site.toml").exists():
             if absent_ok:
                 continue
@@ -182,6 +186,15 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
             )
         found.append(directory)
     return tuple(found)
+
+
+def _listed(books: Path) -> tuple[Path, ...]:
+    """Return the directories in the list, and those in their usual place that a restored list lacks."""
+    listed = tuple(books / name for name in _joined(books))
+    known = {directory.resolve() for directory in listed}
+    usual = (path.parent for path in sorted((books / STUDIES).glob("*/site.toml")))
+    new = (directory for directory in usual if directory.resolve() not in known)
+    return (*listed, *(one for one in new if load_site(one).books_dir.resolve() == books.resolve()))
 
 
 def note_joined(books: Path, directory: Path) -> None:

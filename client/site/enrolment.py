@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from client.policy import SITE_SCHEMA, load_site
-from client.site.books import forget_joined, note_joined, open_books, site_directories, stated_books
+from client.site.books import STUDIES, forget_joined, note_joined, open_books, site_directories, stated_books
 from client.site.node_link import write_link
 from client.site.registry import KeptPool, Registry
 from common.admission import JoinRequest, KitFacts, read_request, write_request
@@ -205,7 +205,7 @@ def join_site(
     first = load_site(existing)
     books = first.books_dir.resolve()
     study = load_study(kit.study_file)
-    directory = directory or books / "studies" / _folder_name(study.name)
+    directory = directory or books / STUDIES / _folder_name(study.name)
     data = data or first.path(first.data)
     check_data_folder(data)
     if (directory / "site.toml").exists():

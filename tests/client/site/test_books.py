@@ -24,7 +24,7 @@ from client.policy import load_site
 from client.records.lock import writing
 from client.records.patient_deal import load_or_deal, load_slots
 from client.records.served import retired_voters
-from client.site.books import open_books, read_books, slots_file, stated_books, writing_teachers
+from client.site.books import open_books, read_books, site_directories, slots_file, stated_books, writing_teachers
 from client.site.deals import deal_for_training
 from client.site.enrolment import SiteKit, create_site, join_site
 from client.site.registry import Registry
@@ -493,6 +493,48 @@ def test_a_withdrawal_that_cannot_reach_a_study_of_the_pool_does_nothing(north: 
     assert "p3" in load_slots(slots_file(load_site(north))).order
     with read_books(load_site(north)) as ledger:
         assert "patient" not in [row.kind for row in ledger.rows()]
+
+
+def test_a_joined_study_that_the_list_lost_is_listed_again_when_it_opens_the_books(
+    first: Workspace, second: Workspace, north: Path, tmp_path: Path
+) -> None:
+    elsewhere, _ = join_site(tmp_path / "elsewhere", kit=SiteKit.load(kit_of(second)), existing=north)
+    (north / "joined.json").unlink()
+    open_books(load_site(elsewhere)).close()
+    assert site_directories(north) == (north, north / "../elsewhere")
+
+
+def test_a_withdrawal_reaches_a_joined_study_in_its_usual_place_that_the_list_lost(north: Path, joined: Path) -> None:
+    path = slots_file(load_site(north))
+    load_or_deal(path, PATIENTS, voters=1)
+    teach(joined, path)
+    (joined / "teachers" / "voter-000" / "checkpoint.pt").write_bytes(b"has seen p3")
+    (north / "joined.json").unlink()
+    assert control.withdraw_patient(north, "p3").directories == (north, joined)
+    assert retired_voters(joined / "teachers") == {0}
+    assert not (joined / "teachers" / "voter-000" / "checkpoint.pt").exists()
+
+
+def test_a_withdrawal_that_missed_a_study_is_completed_there_by_repeating_it(
+    second: Workspace, north: Path, tmp_path: Path
+) -> None:
+    path = slots_file(load_site(north))
+    load_or_deal(path, PATIENTS, voters=1)
+    elsewhere, _ = join_site(tmp_path / "elsewhere", kit=SiteKit.load(kit_of(second)), existing=north)
+    teach(elsewhere, path)
+    checkpoint = elsewhere / "teachers" / "voter-000" / "checkpoint.pt"
+    checkpoint.write_bytes(b"has seen p3")
+    kept = (north / "joined.json").read_bytes()
+    (north / "joined.json").unlink()
+    control.withdraw_patient(north, "p3")
+    (north / "joined.json").write_bytes(kept)
+    result = site("withdraw-patient", "p3", "--site-dir", north, "--yes")
+    assert "nothing changed" not in result.stdout
+    assert retired_voters(elsewhere / "teachers") == {0}
+    assert not checkpoint.exists()
+    checkpoint.write_bytes(b"a training without p3 that was interrupted")
+    assert "nothing changed" in site("withdraw-patient", "p3", "--site-dir", north, "--yes").stdout
+    assert checkpoint.exists()
 
 
 @pytest.mark.parametrize("busy", ["north", "joined"])
