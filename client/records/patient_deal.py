@@ -285,7 +285,13 @@ def by_seed(seed: int, before: Slots | None = None) -> Shuffle:
 
 
 def deal(
-    listed: Iterable[str], *, voters: int, seed: int, shuffle: Shuffle = by_os, before: Slots | None = None
+    listed: Iterable[str],
+    *,
+    voters: int,
+    seed: int,
+    shuffle: Shuffle = by_os,
+    before: Slots | None = None,
+    stored: Sequence[Slots] = (),
 ) -> Slots:
     """Give a slot to every patient of the dataset who has none yet, in random order.
 
@@ -297,6 +303,7 @@ def deal(
         seed: Seed of the voters' trainings. It does not influence who gets which slot.
         shuffle: The random permutation; tests inject another one.
         before: Slots assigned earlier; None at the first time.
+        stored: The pool's other assignments, whose names are known too.
 
     Returns:
         The slots with the new patients.
@@ -310,7 +317,7 @@ def deal(
     new = sorted(
         name for name in listed - set(before.order) if not gone or gone.isdisjoint(map(before.subject, spellings(name)))
     )
-    _check_spelling(listed, before)
+    _check_spelling({*new, *(listed & set(before.order))}, before, stored)
     bad = next((name for name in new if name.startswith((_EMPTY, _UNKNOWN))), None)
     if bad is not None:
         raise InvalidInput(
@@ -325,10 +332,10 @@ def deal(
 
 
 def spellings(name: str) -> frozenset[str]:
-    """Return every Unicode spelling of a name that looks the same.
+    """Return the spellings of a name that another file system may give it.
 
-    A letter such as ü is one character or two. Copying a dataset to another file system, or restoring it from there,
-    may change which.
+    A letter such as ü is one character or two, and letters are upper or lower case. Copying a dataset to another file
+    system, or restoring it from there, may change both.
 
     Args:
         name: Name of a case.
@@ -336,20 +343,35 @@ def spellings(name: str) -> frozenset[str]:
     Returns:
         The spellings, ``name`` among them.
     """
-    return frozenset({name, unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)})
+    cases = (name, name.upper(), name.lower(), name.casefold(), name.title(), name.capitalize())
+    return frozenset({name, *(unicodedata.normalize(form, case) for case in cases for form in ("NFC", "NFD"))})
 
 
-def _check_spelling(listed: set[str], before: Slots) -> None:
-    """Refuse a name of which another spelling is listed or has a slot: the patient would be in two slots."""
-    taken = listed | set(before.order)
-    for name in listed:
-        if not name.isascii() and (others := (spellings(name) - {name}) & taken):
-            raise InvalidInput(
-                "name of a case that differs from another one only in its Unicode characters; both look the same",
-                value=ascii(name),
-                limit=f"one spelling of a case for life, here {min(others)!a}",
-                remedy="give the case in the dataset the spelling that it had when it was first trained on",
-            )
+def _folded(name: str) -> str:
+    """Return the text that all spellings of a name have in common (Unicode's canonical caseless matching)."""
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
+
+
+def _check_spelling(listed: set[str], before: Slots, stored: Sequence[Slots]) -> None:
+    """Refuse a name of which another spelling is listed or has a slot: the patient would be in two slots.
+
+    Names that differ in case and have slots in one stored deal are two patients, because a dataset listed both.
+    """
+    alike: dict[str, set[str]] = {}
+    for name in listed.union(before.order, *(slots.order for slots in stored)):
+        alike.setdefault(_folded(name), set()).add(name)
+    for name in sorted(listed, key=lambda name: (name in before.order, name)):
+        names = alike[_folded(name)]
+        apart = len({unicodedata.normalize("NFC", one) for one in names}) == len(names)
+        if len(names) == 1 or (apart and any(names <= set(slots.order) for slots in (before, *stored))):
+            continue
+        raise InvalidInput(
+            "name of a case that differs from another one only in upper and lower case or in its Unicode characters",
+            value=ascii(name),
+            limit=f"one spelling of a case for life, here {min(names - {name})!a}",
+            remedy="give the case in the dataset the spelling that it had when it was first trained on; if the two are "
+            "different patients, rename the new case",
+        )
 
 
 def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | None = None) -> Slots:
@@ -375,6 +397,7 @@ def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | 
     """
     listed = sorted(set(listed))
     before = load_slots(path) if path.exists() else None
+    stored = [load_slots(other) for other in sorted(path.parent.glob("slots*.json")) if other != path]
     if before is None and not listed:
         raise InvalidInput("patients for training", value=0, limit="at least one")
     if before is not None and before.voters != voters:
@@ -392,10 +415,10 @@ def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | 
             remedy=ANOTHER_DIRECTORY,
         )
     if seed is not None:
-        slots = deal(listed, voters=voters, seed=seed, shuffle=by_seed(seed, before), before=before)
+        slots = deal(listed, voters=voters, seed=seed, shuffle=by_seed(seed, before), before=before, stored=stored)
     else:
         drawn = secrets.randbelow(MAX_SEED) if before is None else before.seed
-        slots = deal(listed, voters=voters, seed=drawn, before=before)
+        slots = deal(listed, voters=voters, seed=drawn, before=before, stored=stored)
     save_slots(path, slots)  # also when unchanged: a file of schema 1 has just been given a key
     return slots
 

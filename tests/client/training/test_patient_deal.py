@@ -200,6 +200,37 @@ def test_a_withdrawn_patient_does_not_come_back_in_another_spelling(tmp_path: Pa
     assert again == load_slots(path)
 
 
+@pytest.mark.parametrize(("first", "then"), [("p00a", "P00A"), ("B\u00e4r", "BA\u0308R"), ("Gro\u00df", "GROSS")])
+def test_a_patient_whose_name_a_copy_spells_in_upper_case_gets_no_second_slot(first: str, then: str) -> None:
+    """A dataset restored from a file system without upper and lower case may change them."""
+    slots = deal([*NAMES, first], voters=4, seed=7)
+    for listed in ([*NAMES, then], [*NAMES, first, then]):
+        with pytest.raises(InvalidInput, match="spelling"):
+            deal(listed, voters=4, seed=7, before=slots)
+
+
+def test_two_new_names_that_differ_only_in_case_are_refused_with_what_to_rename() -> None:
+    with pytest.raises(InvalidInput, match="rename the new case"):
+        deal(["a1", "A1"], voters=1, seed=0)
+
+
+def test_names_that_an_earlier_version_dealt_apart_stay_two_patients(tmp_path: Path) -> None:
+    save_slots(tmp_path / "slots.json", Slots(seed=1, voters=2, order=("a1", "A1", "b"), key="0" * 64))
+    assert load_or_deal(tmp_path / "slots.json", ["a1", "A1", "b", "c"], voters=2).order == ("a1", "A1", "b", "c")
+    assert set(load_or_deal(tmp_path / "slots-4.json", ["a1", "A1", "b"], voters=4).order) == {"a1", "A1", "b"}
+    with pytest.raises(InvalidInput, match="spelling"):
+        load_or_deal(tmp_path / "slots-4.json", ["a1", "A1", "B"], voters=4)
+
+
+@pytest.mark.parametrize("name", ["LÖWE", "löwe", "Löwe", "LO\u0308WE"])
+def test_a_withdrawn_patient_does_not_come_back_in_upper_or_lower_case(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "teachers" / "slots.json"
+    path.parent.mkdir()
+    save_slots(path, deal([*NAMES, "Löwe"], voters=4, seed=7).without("Löwe"))
+    assert withdrawn(tmp_path, None, [*NAMES, name]) == {name}
+    assert name not in load_or_deal(path, [*NAMES, name], voters=4).order
+
+
 def test_a_name_that_would_pass_for_an_empty_slot_is_refused() -> None:
     with pytest.raises(InvalidInput, match="'#withdrawn-0'"):
         deal(["a", "#withdrawn-0"], voters=1, seed=0)
