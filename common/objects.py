@@ -220,6 +220,9 @@ def write_atomically(
 ) -> None:
     """Replace a file. After a crash it has the old bytes or the new ones, never a part.
 
+    If root runs the command, the file keeps its owner; a new file gets the owner of its folder. The user of a service
+    can therefore still read its files.
+
     Args:
         path: The file.
         data: The new bytes.
@@ -231,6 +234,7 @@ def write_atomically(
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
     try:
         with os.fdopen(handle, "wb") as stream:
+            _give_owner(stream.fileno(), path)
             os.fchmod(stream.fileno(), mode)
             stream.write(data)
             stream.flush()
@@ -238,13 +242,49 @@ def write_atomically(
         if replace:
             Path(temporary).replace(path)
         else:
-            os.link(temporary, path)
-            Path(temporary).unlink()
+            name_new(Path(temporary), path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
     if flush_name:
         sync_directory(path.parent)
+
+
+def name_new(draft: Path, path: Path) -> None:
+    """Give a finished draft its name, and never replace a file that has the name.
+
+    On a file system without hard links, an empty file reserves the name first.
+
+    Args:
+        draft: The draft, in the same folder.
+        path: The new name.
+
+    Raises:
+        FileExistsError: If a file has the name.
+    """
+    try:
+        os.link(draft, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            draft.replace(path)
+        except BaseException:
+            path.unlink()
+            raise
+    else:
+        draft.unlink()
+
+
+def _give_owner(descriptor: int, path: Path) -> None:
+    """If root writes, give an open file the owner of the file at ``path``, else of its folder."""
+    folder = path.parent.stat()
+    if os.geteuid() != 0 or folder.st_mode & stat.S_ISVTX:  # in /tmp the file at ``path`` may be anybody's
+        return
+    owner = path.lstat() if os.path.lexists(path) else folder
+    with suppress(OSError):  # a file system without owners
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def sync_directory(path: Path) -> None:

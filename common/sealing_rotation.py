@@ -9,9 +9,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from common.document import Sha256
 from common.errors import InvalidInput
 from common.ledger.keys import Signed, create_sealing_key, load_sealing_key, public_hex
-from common.objects import sync_directory
+from common.objects import sync_directory, write_atomically
 from common.public_keys import AgreementKey
 from common.reading import parse_json
 
@@ -94,8 +92,8 @@ def rotate_sealing_key(path: Path) -> None:
     if not following.exists():
         create_sealing_key(following)
     _ = load_sealing_key(following)
-    with contextlib.suppress(FileExistsError):  # an interrupted run has already kept the old key
-        os.link(path, path.with_name(f"{path.name}.retired-{public_hex(old)[:12]}"))
+    retired = path.with_name(f"{path.name}.retired-{public_hex(old)[:12]}")
+    write_atomically(retired, path.read_bytes(), mode=0o600)  # an interrupted run may have written the same file
     following.replace(path)
     sync_directory(path.parent)
 

@@ -134,6 +134,13 @@ class KeptStanding(Document):
                 key = signing_public_key(standing.head.public_key)
                 key.verify(hex_bytes(standing.signature), _signed_bytes(found))
             return standing
+        except PermissionError as error:
+            raise InvalidInput(
+                f"standing of {cls.WHAT} cannot be read (permission denied)",
+                value=str(path),
+                remedy=f"give user {os.geteuid()} access, for example with `sudo chown {os.geteuid()} "
+                f"{shlex.quote(str(path))}`",
+            ) from error
         except (OSError, ValueError, InvalidInput, InvalidSignature) as error:
             raise InvalidInput(
                 f"standing of {cls.WHAT}",

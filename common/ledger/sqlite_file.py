@@ -17,7 +17,7 @@ from common import __version__
 from common.canonical import check_schema
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.rows import NO_HASH, ROLES
-from common.objects import sync_directory
+from common.objects import name_new, sync_directory
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x434F4E53  # "CONS", shown by file(1)
@@ -182,7 +182,7 @@ def appearing(path: Path, *, what: str) -> Iterator[Path]:
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
         yield draft
-        os.link(draft, path)
+        name_new(draft, path)
     except FileExistsError as error:
         raise InvalidInput(what, value=str(path), limit="a new file") from error
     finally:

@@ -8,8 +8,6 @@ current key.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from common.ledger.charges import NOTHING
 from common.ledger.keys import load_signing_key, public_hex
 from common.ledger.receipts import read_receipts
 from common.ledger.rollback_guard import ServerStanding, kept_standing
-from common.objects import sync_directory
+from common.objects import sync_directory, write_atomically
 from common.privacy.accounting import Guarantee
 from server.ledger.server_ledger import Ledger
 
@@ -191,8 +189,8 @@ def rotate_signing_key(ledger: Path, *, key: Path, new_key: Path) -> KeyChange:
             "signing key", value=str(key), limit=f"the file of the key that signs this ledger now, {current}"
         )
     if before != now:
-        with contextlib.suppress(FileExistsError):  # an interrupted call has already kept it
-            os.link(key, key.with_name(f"{key.name}.retired-{before[:12]}"))
+        retired = key.with_name(f"{key.name}.retired-{before[:12]}")
+        write_atomically(retired, key.read_bytes(), mode=0o600)  # an interrupted call may have written the same file
     new_key.replace(key)
     sync_directory(key.parent)
     return KeyChange(before, now)

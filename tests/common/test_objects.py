@@ -1,3 +1,5 @@
+import errno
+import os
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -6,8 +8,11 @@ import pytest
 
 from common.canonical import sha256_bytes
 from common.errors import InvalidInput
+from common.ledger.keys import create_sealing_key, public_hex
 from common.ledger.receipts import read_receipts
+from common.ledger.sqlite_file import appearing
 from common.objects import ObjectStore, read_given, write_atomically
+from common.sealing_rotation import load_sealing_keys, rotate_sealing_key
 from consilium.cli.options import read_file
 
 
@@ -43,6 +48,68 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         write_atomically(path, "not bytes")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_a_file_that_root_writes_belongs_to_the_user_of_the_service(
+    tmp_path: Path, new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = 65534 if os.geteuid() == 0 else os.geteuid()
+    path = tmp_path / "standing"
+    path.write_bytes(b"old")
+    os.chown(tmp_path if new else path, owner, -1)
+    if new:
+        path.unlink()
+    given = []
+    chown = os.fchown
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", lambda file, user, group: given.append(user) or chown(file, user, group))
+    write_atomically(path, b"new", mode=0o600)
+    assert given == [owner]
+    assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (owner, 0o600)
+
+
+def test_root_does_not_give_a_file_away_in_a_folder_of_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In /tmp another user can lay a file where root writes next."""
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", lambda *_: pytest.fail("root gave the file away"))
+    write_atomically(tmp_path / "file", b"new")
+
+
+@pytest.fixture
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system such as exFAT."""
+
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_hard_links_a_new_file_appears_and_replaces_none(tmp_path: Path) -> None:
+    path = tmp_path / "backup.sqlite"
+    with appearing(path, what="backup") as draft:
+        draft.write_bytes(b"whole")
+    assert path.read_bytes() == b"whole"
+    with pytest.raises(InvalidInput, match="a new file"), appearing(path, what="backup") as draft:
+        draft.write_bytes(b"other")
+    with pytest.raises(FileExistsError):
+        write_atomically(path, b"other", replace=False)
+    assert path.read_bytes() == b"whole"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["backup.sqlite"]
+
+
+@pytest.mark.usefixtures("no_links")
+def test_without_hard_links_a_sealing_key_is_replaced_and_the_old_one_kept(tmp_path: Path) -> None:
+    create_sealing_key(tmp_path / "sealing.key")
+    (before,) = load_sealing_keys(tmp_path / "sealing.key")
+    rotate_sealing_key(tmp_path / "sealing.key")
+    now, kept = load_sealing_keys(tmp_path / "sealing.key")
+    assert public_hex(now) != public_hex(before) == public_hex(kept)
 
 
 def test_no_more_is_read_of_a_file_that_another_hospital_made_than_its_kind_may_have(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sqlite3
 import stat
@@ -686,6 +688,18 @@ def test_verification_names_the_sites_own_remedy_for_a_damaged_standing(site: Ho
     kept.write_bytes(kept.read_bytes()[:-20])
     (problem,) = verify(site.path).problems
     assert "consilium site recover --own-ledger" in problem.what
+
+
+def test_a_standing_that_this_user_may_not_read_is_no_reason_to_charge_all(
+    site: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", locked)
+    with pytest.raises(InvalidInput, match=rf"give user {os.geteuid()} access") as refused:
+        SiteLedgerStanding.load(standing_path(site.path))
+    assert "recover" not in str(refused.value)
 
 
 def test_tightened_caps_and_replaced_keys_that_an_older_copy_lacks_are_on_record_again(
