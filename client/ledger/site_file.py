@@ -195,7 +195,7 @@ class SiteFile(OpenLedger[SiteBooks]):
                 raise InvalidInput(
                     "the standing names studies that this ledger does not know",
                     value=unknown,
-                    remedy="put the study's file in the site's directory first",
+                    remedy="give the file of each study with --study FILE; the consortium has it",
                 )
             lost.append(one)
         if standings and not lost:

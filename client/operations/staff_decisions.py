@@ -324,7 +324,7 @@ def end_alarm(directory: Path) -> tuple[str, ...]:
     return (*stopped, *forked)
 
 
-def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> Spend:
+def recover_own(directory: Path, *, standing: Path | None, charge_all: bool, studies: Sequence[Study] = ()) -> Spend:
     """Charge the pool for what the site's own ledger lost when it was restored from an older copy.
 
     Args:
@@ -333,6 +333,7 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
             beside the ledger.
         charge_all: Charge everything that caps and budgets have left. It is for a standing that is lost or was rolled
             back too.
+        studies: Studies that the copy lacks and that have no directory here any more.
 
     Returns:
         What was charged to the pool.
@@ -346,6 +347,8 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool) -> 
     with open_books(config, restored=True) as ledger:
         for each in map(load_site, site_directories(config.books_dir)):  # the older copy may lack a study
             ledger.consent(load_study(each.path(each.study)))
+        for study in studies:
+            ledger.consent(study)
         found = {} if standing is None else {standing.resolve(): SiteLedgerStanding.load(standing)}
         if beside is not None and ledger.forgotten() is not None:
             found[beside.resolve()] = SiteLedgerStanding.load(beside)

@@ -118,21 +118,29 @@ class Registry:
             directory: Directory that keeps the ledger.
 
         Raises:
-            InvalidInput: If the directory listed for the pool has a ledger of the same id.
+            InvalidInput: If the directory listed for the pool has a ledger of the same id, or the same file.
         """
         here, listed = directory.resolve(), list[KeptPool]()
         with suppress(OSError, ValueError, InvalidInput):  # the set-up has warned of it
             listed = self._entries()
         for kept in listed:
             original = Path(kept.directory)
-            if kept.pool == pool and original != here and _ledger_id(original) == ledger_id:
+            if kept.pool != pool or original == here or _ledger_id(original) != ledger_id:
+                continue
+            if (original / LEDGER_FILE).samefile(here / LEDGER_FILE):  # a bind mount or hard links
                 raise InvalidInput(
-                    "this directory is a copy of a site whose ledger is in use on this machine",
+                    "one ledger under two paths",
                     value=str(here),
-                    limit=f"one ledger for each pool: {original} has it",
-                    remedy=f"use {original}; for another study run `consilium site join --from "
-                    f"{shlex.quote(str(original))}`; if this directory replaces {original}, delete {original}",
+                    limit=f"{original}, the path that is listed on this machine",
+                    remedy=f"use {original}, and keep both: they lead to the same files",
                 )
+            raise InvalidInput(
+                "this directory is a copy of a site whose ledger is in use on this machine",
+                value=str(here),
+                limit=f"one ledger for each pool: {original} has it",
+                remedy=f"use {original}; for another study run `consilium site join --from "
+                f"{shlex.quote(str(original))}`; if this directory replaces {original}, delete {original}",
+            )
 
     def _remedy(self, kept: KeptPool, *, kit: Path, gone: bool) -> str:
         join = f"run `{shlex.join(('consilium', 'site', 'join', '--from', kept.directory, '--kit', str(kit)))}`"

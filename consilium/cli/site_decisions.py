@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from common.config import load_study
 from common.errors import InvalidInput
 from common.plain import plain
 from consilium.cli.options import AsJson, SiteDir
@@ -105,6 +106,10 @@ def recover(
         Path | None,
         typer.Option(help="The lost ledger's standing file, site-ledger.standing, if it is not beside the copy."),
     ] = None,
+    study: Annotated[
+        list[Path] | None,
+        typer.Option(help="The file of a study whose directory was deleted, if the copy lacks the study; repeatable."),
+    ] = None,
     charge_all: Annotated[
         bool,
         typer.Option(
@@ -125,7 +130,8 @@ def recover(
     from client.operations import staff_decisions as control
 
     if own_ledger:
-        lost = control.recover_own(site_dir, standing=standing, charge_all=charge_all)
+        studies = [load_study(path) for path in study or ()]
+        lost = control.recover_own(site_dir, standing=standing, charge_all=charge_all, studies=studies)
         say(f"charged for the copy's missing rows: {'all that was left' if charge_all else f'{lost.releases} queries'}")
         if charge_all:
             say(
@@ -137,8 +143,8 @@ def recover(
                 "withdrawals in the standing file are recorded again; every study is paused: repeat pauses, then resume"
             )
         return
-    if standing is not None or charge_all:
-        raise InvalidInput("--standing and --charge-all", limit="only together with --own-ledger")
+    if standing is not None or study or charge_all:
+        raise InvalidInput("--standing, --study and --charge-all", limit="only together with --own-ledger")
     ended = control.end_alarm(site_dir)
     for ledger_id in ended:
         say(f"alarm ended for the server's ledger {ledger_id}; its next receipt must cover all of this site's receipts")

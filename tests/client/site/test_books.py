@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import re
 import shlex
 import shutil
@@ -260,6 +261,19 @@ def test_a_copy_of_a_sites_directory_keeps_no_second_count_beside_the_original(
     north.rename(tmp_path / "moved")
     for directory in (tmp_path / "moved", tmp_path / "copy"):
         open_books(load_site(directory)).close()
+
+
+def test_a_second_path_to_the_same_ledger_is_sent_to_the_first_and_told_to_delete_nothing(
+    first: Workspace, north: Path, tmp_path: Path
+) -> None:
+    """``cp -al`` and a bind mount show the same files at another path."""
+    accept(north, first.study(), 1)
+    other = tmp_path / "other"
+    shutil.copytree(north, other, copy_function=os.link)
+    with pytest.raises(InvalidInput, match="two paths") as refused:
+        accept(other, first.study(), 2)
+    assert f"use {north}" in str(refused.value)
+    assert "delete" not in str(refused.value)
 
 
 def test_books_restored_from_an_older_copy_are_not_joined(
@@ -586,6 +600,26 @@ def test_a_recovery_records_studies_and_consents_to_none(
     assert not control.has_consented(joined)
     with pytest.raises(InvalidInput, match=r"study second .*site consent"):
         open_worker(joined)
+
+
+def test_a_recovery_needs_only_the_file_of_a_study_whose_directory_was_deleted(
+    first: Workspace, second: Workspace, north: Path, tmp_path: Path
+) -> None:
+    accept(north, first.study(), 1)
+    shutil.copy(north / "site-ledger.sqlite", tmp_path / "older.sqlite")
+    joined, _ = join_site(None, kit=SiteKit.load(kit_of(second)), existing=north)
+    accept(joined, second.study(), 4, 5)
+    shutil.rmtree(joined)
+    (north / "joined.json").write_text("[]")
+    shutil.copy(tmp_path / "older.sqlite", north / "site-ledger.sqlite")
+    recover = ("recover", "--site-dir", north, "--own-ledger")
+    assert "with --study FILE" in str(site(*recover).exception)
+    result = site(*recover, "--study", second.study_file)
+    assert result.exit_code == 0, result.output
+    with read_books(load_site(north)) as ledger:
+        assert ledger.spent().releases == 3
+        assert not ledger.agreed(second.study().id)
+    assert "own-ledger" in str(site("recover", "--site-dir", north, "--study", second.study_file).exception)
 
 
 def test_joinrequest_says_what_was_spent_so_far(first: Workspace, second: Workspace, north: Path) -> None:
