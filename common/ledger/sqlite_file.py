@@ -210,7 +210,10 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
         raise InvalidInput("SQLite library", value=sqlite3.sqlite_version, limit="3.37 or newer")
     if not path.is_file():
         raise InvalidInput(
-            "ledger file does not exist", value=str(path), remedy="give the path of the ledger's file, NAME.sqlite"
+            "ledger file does not exist",
+            value=str(path),
+            remedy="give the path of the ledger's file, NAME.sqlite; a study that shares another study's ledger needs "
+            'its file ledger.json, {"directory": "../OTHER"}, with the path from this study to that one',
         )
     # A WAL reader needs a shared-memory file, which an unwritable folder cannot hold. Without a WAL nothing can change.
     unwritable = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()

@@ -10,6 +10,7 @@ another site ledger than before.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from common.admission import KitFacts, StatedBooks
 from common.canonical import sha256_file
 from common.config import Study, render_study
 from common.data.dataset import Dataset, check_labels
-from common.errors import InvalidInput
+from common.errors import ConsiliumError, InvalidInput
 from common.ledger.charges import PoolDeclaration, Spend
 from common.ledger.keys import (
     create_sealing_key,
@@ -28,6 +29,7 @@ from common.ledger.keys import (
     public_hex,
     public_pem,
 )
+from common.ledger.rollback_guard import standing_path
 from common.objects import all_or_nothing, write_atomically, write_json
 from common.privacy.accounting import max_mu_squared
 from common.privacy.figures import epsilon_text
@@ -73,13 +75,14 @@ def create_study(
             public objects.
 
     Raises:
-        InvalidInput: If the directory holds a study, if the ledger cannot be shared, if no pool of the shared ledger
-            can pay for a query, or if the budget is too small for any release.
+        InvalidInput: If the directory holds a study or a part of one, if the ledger cannot be shared, if no pool of the
+            shared ledger can pay for a query, or if the budget is too small for any release.
     """
     if workspace.study_file.exists():
         raise InvalidInput(
             "directory already holds a study", value=str(workspace.root), remedy="choose another directory"
         )
+    _refuse_interrupted(workspace.root)
     shared = None if ledger is None else Workspace(ledger if ledger.is_dir() else ledger.parent)
     if shared is not None and not shared.ledger_file.is_file():
         raise InvalidInput("ledger to share", value=str(ledger), limit="a study's directory or its ledger.sqlite")
@@ -113,6 +116,49 @@ def create_study(
             workspace.objects.put(start)
             write_atomically(workspace.start_file, start)
         write_atomically(workspace.study_file, render_study(study).encode())
+
+
+_BEGUN = ("keys/*", "ledger.*")
+"""What a study's set-up writes before ``study.toml``."""
+
+
+def _refuse_interrupted(root: Path) -> None:
+    """Refuse a directory with keys or a ledger but without a study, and say what to delete.
+
+    A killed call leaves such a directory. So does the loss of ``study.toml``; then nothing may be deleted.
+    """
+    if not any(any(root.glob(name)) for name in _BEGUN):
+        return
+    ledger = root / "ledger.sqlite"
+    empty, standing = _nothing_charged(ledger), standing_path(ledger)
+    left = [path for name in _BEGUN for path in sorted(root.glob(name))]  # after the read, which makes lock files
+    if standing.exists() and standing not in left:  # on another disk
+        left.append(standing)
+    remedy = f"restore {root / 'study.toml'}"
+    if empty:
+        remedy = (
+            f"if a study was set up here, {remedy}; if `study init` was interrupted here, "
+            f"`{shlex.join(['rm', '-r', *map(str, left)])}`, then run it again"
+        )
+    raise InvalidInput(
+        "directory with keys or a ledger but without study.toml",
+        value=str(root),
+        limit="a new directory",
+        remedy=remedy,
+    )
+
+
+def _nothing_charged(file: Path) -> bool:
+    """Return whether a directory's ledger is missing without a trace, or has only the rows that set-up writes."""
+    standing = standing_path(file)
+    if not file.exists():
+        return not standing.exists()
+    try:
+        with Ledger.open(file) as ledger:
+            older = standing.exists() and ledger.forgotten() is not None
+            return not older and all(row.kind in ("genesis", "study") for row in ledger.rows())
+    except ConsiliumError:
+        return False
 
 
 def server_keys(workspace: Workspace) -> ServerKeys:

@@ -22,6 +22,7 @@ from common.config import Study, load_study
 from common.document import AS_TEXT, LATER, Document
 from common.errors import InvalidInput
 from common.objects import ObjectStore, shared, write_json
+from common.reading import naming_file
 from server.public.kept import KeptInFolder, read_record
 from server.public.material import START_FILE, CodecRecord, PairedFiles, Public
 from server.study.locks import held_alone, is_held
@@ -138,8 +139,9 @@ class Workspace:
         path = self.root / LEDGER_RECORD
         if not path.exists():
             return self.root
-        record = self._read(LEDGER_RECORD, remedy="restore it from a backup: it names the folder of the shared ledger")
-        return self.root / SharedLedger.from_json(record).directory
+        remedy = "restore it from a backup: it names the folder of the shared ledger"
+        with naming_file(path, remedy=remedy):
+            return self.root / SharedLedger.from_json(self._read(LEDGER_RECORD, remedy=remedy)).directory
 
     def share_ledger(self, directory: Path) -> None:
         """Record that the ledger is in another study's directory. This study must not have a ledger of its own.

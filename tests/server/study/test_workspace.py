@@ -1,12 +1,18 @@
 import json
 import os
+import re
+import shlex
+import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from client.site.enrolment import SiteKit, create_site, start_file
 from common.errors import InvalidInput
+from common.ledger.keys import load_signing_key
 from common.pki import create_authority
+from server.ledger.server_ledger import Ledger
 from server.operations.supervisor import flower_server, supervise
 from server.public.material import CodecRecord
 from server.study import create_study as setup
@@ -122,3 +128,55 @@ def test_a_study_that_cannot_be_made_leaves_nothing_and_can_be_made_again(
                 setup.create_study(workspace, make_study())
         assert (sorted(os.listdir(tmp_path / name)) if (tmp_path / name).exists() else None) == left
         setup.create_study(workspace, make_study())
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("place", ["create_signing_key", "Ledger._keep_standing", "write_atomically"])
+def test_after_a_kill_study_init_says_what_to_delete_and_then_works(
+    tmp_path: Path, place: str, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    standing = tmp_path / "disk" / "it's.standing" if elsewhere else None
+    workspace = Workspace(tmp_path / "study")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setup, "all_or_nothing", lambda *_: nullcontext())  # SIGKILL runs no handler
+        patch.setattr(f"server.study.create_study.{place}", killed)
+        with pytest.raises(KeyboardInterrupt):
+            setup.create_study(workspace, make_study(), standing=standing)
+    with pytest.raises(InvalidInput, match=r"without study\.toml") as refused:
+        setup.create_study(workspace, make_study(), standing=standing)
+    command = re.search(r"`(rm -r .*?)`", refused.value.remedy)
+    assert command is not None
+    subprocess.run(shlex.split(command[1]), check=True)
+    setup.create_study(workspace, make_study(), standing=standing)
+
+
+def test_a_directory_whose_study_toml_is_lost_is_never_told_to_delete_what_was_charged(workspace: Workspace) -> None:
+    with Ledger.open(workspace.ledger_file, signing_key=load_signing_key(workspace.signing_key_file)) as ledger:
+        ledger.note("anything")
+    workspace.study_file.unlink()
+    with pytest.raises(InvalidInput, match=r"restore .*study\.toml") as refused:
+        setup.create_study(workspace, make_study())
+    assert "rm" not in refused.value.remedy
+
+
+def test_a_study_whose_shared_ledger_is_not_found_is_told_of_ledger_json(workspace: Workspace, tmp_path: Path) -> None:
+    other = Workspace(tmp_path / "other")
+    setup.create_study(other, make_study(epsilon=2.0), ledger=workspace.root)
+    workspace.root.rename(tmp_path / "moved")
+    with pytest.raises(InvalidInput, match=r"ledger\.json"):
+        Ledger.open(other.ledger_file)
+    record = other.root / "ledger.json"
+    for damaged in ("null", '{"books": 3}', "[" * 100_000):
+        record.write_text(damaged)
+        with pytest.raises(InvalidInput, match=r"ledger\.json.* restore"):
+            _ = other.ledger_file
+    record.unlink()
+    with pytest.raises(InvalidInput, match=r'needs its file ledger\.json, {"directory"'):
+        Ledger.open(other.ledger_file)
+    record.write_text('{"directory": "../moved"}')
+    Ledger.open(other.ledger_file).close()
