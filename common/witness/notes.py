@@ -257,11 +257,11 @@ def parse_signature(line: str) -> NoteSignature:
     """
     found = _LINE.fullmatch(line)
     data = _decoded(found[2]) if found else b""
-    if not found or len(data) not in (68, 76):
+    if not found or not found[1].isprintable() or len(data) not in (68, 76):
         raise InvalidInput(
             "signature line of a checkpoint",
-            limit="an em dash, a name, and the base64 text of 4 bytes of a key's hash and a signature, separated by "
-            "single spaces",
+            limit="an em dash, a printable name, and the base64 text of 4 bytes of a key's hash and a signature, "
+            "separated by single spaces",
             remedy="get the note again from the party that wrote it",
         )
     return NoteSignature(found[1], data[:4], data[4:])

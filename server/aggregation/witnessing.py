@@ -73,7 +73,7 @@ class Witnesses:
         origin = origin_of("server", ledger.ledger_id)
         note = CheckpointNote(origin, len(self._leaves), root(self._leaves)).signed(ledger.sign, key=ledger.public_key)
         before = self.memory.note(origin)
-        self._note = note.with_signatures(before.signatures) if before is not None and before.same_head(note) else note
+        self._note = before.with_signatures(note.signatures) if before is not None and before.same_head(note) else note
         self._heads = {name: head for name, one in self._known.items() if (head := self.memory.note(one.own))}
         self._growths: dict[str, tuple[Growth, ...]] = {}
         self._sizes: dict[str, tuple[int, ...]] = {}
@@ -135,8 +135,10 @@ class Witnesses:
         """Record a site's reply.
 
         A countersignature counts only if it verifies under the site's registered key; the same holds for the head of
-        the site's own ledger.
+        the site's own ledger. A reply that speaks twice of one site's ledger is ignored.
         """
+        if len({one.site for one in reply.heads}) < len(reply.heads):
+            return
         self._said[site.name] = reply
         known = self._known.get(site.name, SiteKnown())
         sizes = {**known.sizes, self._note.origin: reply.size}
@@ -159,7 +161,7 @@ class Witnesses:
             if own != note.origin:  # its ledger has the id of another site's ledger
                 self._strays.add(site.name)
             same = before is not None and before.same_head(note)
-            self._heads[site.name] = before if same and before is not None else note
+            self._heads[site.name] = before.with_signatures(note.signatures) if same and before is not None else note
             growths = {one.since: one for one in reply.own_growths if one.since in self._sizes.get(site.name, ())}
             if growths or not same:
                 self._growths[site.name] = tuple(growths.values())
@@ -204,12 +206,16 @@ class Witnesses:
 
 
 def _signed_by(site: Site, note: CheckpointNote, line: bytes) -> CheckpointNote:
-    """Return the note with a site's signature added, or unchanged if the signature is not by the site's key."""
+    """Return the note with a site's signature added, or unchanged if the signature is not by the site's key.
+
+    The line is verified alone, because an added line replaces the one with the same name and key.
+    """
     try:
-        signed = note.with_signatures((parse_signature(line.decode()),))
+        one = parse_signature(line.decode())
     except (InvalidInput, UnicodeDecodeError):
         return note
-    return signed if signed.cosigned_at(name=witness_name(site.name), key=site.answer_key) is not None else note
+    alone = replace(note, signatures=(one,)).cosigned_at(name=witness_name(site.name), key=site.answer_key)
+    return note if alone is None else note.with_signatures((one,))
 
 
 def _own_head(site: Site, text: bytes) -> CheckpointNote | None:

@@ -6,6 +6,7 @@
 | it does so first, so that the honest head comes too late | the same, whoever came first |
 | it says that it knows more rows than there are | proofs are made for rows that there are |
 | it sends two megabytes of proofs, which go to every other hospital | only proofs that were asked for go on |
+| it sends a line in another's name, which replaces the other's signature | each line is verified alone |
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from pathlib import Path
 import pytest
 
 from client.witnessing import Witnessing
+from common.errors import InvalidInput
 from common.events import EventLog
 from common.messages import WitnessReply, WitnessRequest, decode, encode
-from common.witness.memory import SHOWN, blinded
+from common.witness.memory import SHOWN, HeadMemory, blinded
 from common.witness.merkle import MAX_PROOF
 from common.witness.messages import MAX_WITNESSES, Growth, PeerHead
-from common.witness.notes import MAX_SIZE, CheckpointNote, origin_of
+from common.witness.notes import _LOG, MAX_SIZE, CheckpointNote, NoteSignature, _key_hash, origin_of, parse_signature
 from common.witness.verify import Countersigned, countersigned
 from server.aggregation.witnessing import Witnesses
 from tests.federation import Federation, make_study
@@ -155,3 +157,60 @@ def test_proofs_that_nobody_asked_for_go_to_nobody(world: Watched) -> None:
     world.countersign()
     assert len(encode(world.requests[THIRD])) < 64 << 10 < len(encode(world.said))
     assert_honest_ledger_is_whole(world)
+
+
+def forged_line(origin: str, key: str) -> bytes:
+    """A signature line in the name of a ledger, with the hash of its key and a signature of zeros."""
+    return NoteSignature(origin, _key_hash(origin, _LOG, key), bytes(64)).line.encode()
+
+
+def test_a_line_in_the_name_of_another_ledger_replaces_no_signature(world: Watched) -> None:
+    """A second line by the liar, after its own valid one, took the honest ledger's signature out of its note."""
+    world.countersign()
+    origin = origin_of("site", world.site_ledgers[HONEST].ledger_id)
+    forged = forged_line(origin, world.site_ledgers[HONEST].public_key)
+
+    def lie(reply: WitnessReply) -> WitnessReply:
+        mine = tuple(one for one in reply.heads if one.site == HONEST)
+        return replace(reply, heads=reply.heads + tuple(replace(one, line=forged, problem="") for one in mine))
+
+    world.lie = lie
+    world.core().run(world.transport)
+    world.countersign()
+    world.lie = lambda reply: replace(lie(reply), heads=lie(reply).heads[-1:])
+    world.countersign()
+    assert_honest_ledger_is_whole(world)
+
+
+def test_a_line_in_the_name_of_the_servers_ledger_replaces_no_signature(world: Watched) -> None:
+    origin = origin_of("server", world.ledger.ledger_id)
+    world.core().run(world.transport)
+    world.countersign()
+    forged = forged_line(origin, world.ledger.public_key)
+    world.lie = lambda reply: replace(reply, line=forged, problem="")
+    world.countersign()
+    assert not world.events("witness-missing")
+    note = HeadMemory(world.root / "witnesses").note(origin)
+    assert note is not None
+    assert note.is_signed(world.ledger.public_key)
+
+
+def test_a_note_on_the_servers_disk_that_was_damaged_by_such_a_line_is_repaired(world: Watched) -> None:
+    origin = origin_of("server", world.ledger.ledger_id)
+    world.core().run(world.transport)
+    world.countersign()
+    memory = HeadMemory(world.root / "witnesses")
+    note = memory.note(origin)
+    assert note is not None
+    damaged = NoteSignature(origin, _key_hash(origin, _LOG, world.ledger.public_key), bytes(64))
+    memory.keep(note.with_signatures((damaged,)))
+    world.countersign()
+    note = memory.note(origin)
+    assert note is not None
+    assert note.is_signed(world.ledger.public_key)
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m", "a\u202eb", "a\x07"])
+def test_the_name_of_a_signature_is_printable(name: str) -> None:
+    with pytest.raises(InvalidInput, match="printable name"):
+        parse_signature(NoteSignature(name, bytes(4), bytes(64)).line)
