@@ -77,6 +77,9 @@ class SealedSums(Aggregator):
     _length: Length | None = None
     """Joint norm of all the study's noisy sums, in units of their noise; None until it is computed from the ledger."""
 
+    _believed: frozenset[str] = frozenset()
+    """Names of the sites for which alone a batch was redrawn in this run."""
+
     def open_queries(self) -> tuple[QuerySpec, ...]:
         """Return the open queries, those with the fewest draws first, because sites may have accepted these already."""
         return tuple(sorted(super().open_queries(), key=lambda query: self._ledger.last_draw(query.id)))
@@ -172,15 +175,18 @@ class SealedSums(Aggregator):
         """Return whether the quorum was missed because too many sites declined for lack of budget in their own ledgers.
 
         A site's own ledger may have less left than the server's, because it charges every offer that the site accepts.
+        The word of one site, or of the t sites that may collude, does not count, nor does it before the first answer.
         """
         answers = list(batch.answers.values())
-        return answers.count("budget") > len(answers) - self._study.privacy.quorum
+        said = answers.count("budget")
+        credible = said > max(1, self._study.privacy.colluders) and bool(self.answers())
+        return credible and said > len(answers) - self._study.privacy.quorum
 
     def _masked_roster(self, batch: Batch, transport: Transport) -> tuple[Batch, tuple[Site, ...], MaskedRoster]:
         """Fix the roster: sites that accepted, gave a key for this draw, and have confirmed each other.
 
         If too few sites accept because they have answered a draw that this ledger does not know, the batch is offered
-        again with the next draw number.
+        once more with the next draw number. Only once, because every honest site charges itself for each offer.
 
         Returns:
             The batch as accepted, the sites, and the roster with their keys.
@@ -188,14 +194,15 @@ class SealedSums(Aggregator):
         Raises:
             QuorumNotReached: If fewer sites than the quorum remain.
         """
+        redrawn = False
         while True:
             try:
                 accepted = self._settle(batch, transport)
-            except QuorumNotReached:
-                newest = self._newest_draw(batch)
+            except QuorumNotReached as error:
+                newest = -1 if redrawn else self._newest_draw(batch)
                 if newest < (batch.offer.draw or 0):
-                    raise
-                batch = self._redrawn(batch, draw=newest + 1)
+                    raise _named(error, batch) from error
+                batch, redrawn = self._redrawn(batch, draw=newest + 1), True
                 continue
             roster = self._mutual(self._with_keys(accepted, batch), batch)
             if len(roster) < self._study.privacy.quorum:
@@ -211,15 +218,21 @@ class SealedSums(Aggregator):
             return batch, roster, MaskedRoster(offer.study, offer.ledger, offer.batch, offer.draw or 0, members)
 
     def _newest_draw(self, batch: Batch) -> int:
-        """Return a draw number that at least one honest site has answered already; -1 if no site states one.
+        """Return a draw number to believe that sites have answered already; -1 if there is none.
 
         A site that declines a draw with the reason ``old-draw`` states the last draw that it answered. The t sites that
-        may collude can state any number, so the t largest numbers are ignored, and the next one is returned.
+        may collude can state any number, so the t largest numbers are ignored, at least one, and the next one is
+        returned. If there is none, a site that states the number just offered is believed once in a run: its ledger may
+        have been restored from a copy.
         """
-        declined = [reply for reply in batch.replies.values() if reply.reason == "old-draw"]
-        named = sorted((reply.last_draw or 0 for reply in declined), reverse=True)
-        honest = named[self._study.privacy.colluders :]  # colluding sites may name any number: skip the largest t
-        return honest[0] if honest else -1
+        said = {name: reply.last_draw or 0 for name, reply in batch.replies.items() if reply.reason == "old-draw"}
+        named = sorted(said.values(), reverse=True)[max(1, self._study.privacy.colluders) :]
+        offered = batch.offer.draw or 0
+        if named and named[0] >= offered:
+            return named[0]
+        restored = {name for name, number in said.items() if number == offered} - self._believed
+        self._believed |= restored
+        return offered if restored else -1
 
     def _with_keys(self, accepted: Sequence[Site], batch: Batch) -> list[Site]:
         """Return the sites that gave a validly signed mask key of their own for this draw; the others are left out.
@@ -370,6 +383,13 @@ class SealedSums(Aggregator):
             return
         offer = Offer(draw.roster.study, draw.roster.ledger, draw.roster.batch, draw.queries, draw.roster.draw, ())
         self._completed(Batch(offer, able=frozenset(draw.roster.sites)), draw, roster, None, transport)
+
+
+def _named(error: QuorumNotReached, batch: Batch) -> QuorumNotReached:
+    """Return the error with the names of the sites whose word for declining the draw the server cannot check."""
+    words = {"budget": "lack of budget", "old-draw": "having answered a later draw"}
+    said = [f"{site} states {words[reason]}" for site, reason in sorted(batch.answers.items()) if reason in words]
+    return QuorumNotReached("; ".join((*said, str(error)))) if said else error
 
 
 def aggregator_of(study: Study) -> type[Aggregator]:

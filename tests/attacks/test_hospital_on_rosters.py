@@ -4,6 +4,8 @@
 |---|---|
 | it says that nobody there has confirmed an honest site's keys | one word evicts whoever says it |
 | it accepts every offer and then sends nothing | it is waited for once a run, and told of |
+| it declines each draw as if it had answered it | a batch is offered once more, then the run ends and names it |
+| it says that its own budget is used up | one site's word ends no run as finished |
 | it sends some of the codes it was asked for | what did not come with the others counts as zero at once |
 """
 
@@ -17,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from common.config import CollectionConfig
-from common.messages import CodesReply, CodesRequest, OfferReply, Several, decode, encode
+from common.errors import QuorumNotReached
+from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
 from tests.federation import Federation, make_study, part
 
 pytestmark = pytest.mark.slow
@@ -104,3 +107,81 @@ def test_some_of_the_codes_are_a_sites_last_word_on_all_of_them(open_sum: Federa
     open_sum.core().run(open_sum.transport)
     assert asked == [1, 1, 1]
     assert {event["codes"] for event in open_sum.events("reply-received") if event["site"] == "site-0"} == {1}
+
+
+@pytest.fixture
+def whole_roster(tmp_path: Path) -> Iterator[Federation]:
+    """A sealed study that needs all its four sites."""
+    study = make_study(quorum=4, planned_queries=4, aggregation="sealed-sum", spare_draws=20)
+    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
+    federation = Federation(tmp_path, study=replace(study, collection=collection), sites=4)
+    yield federation
+    federation.close()
+
+
+def declining(liars: set[int], reason: str, *, after: int = 0):  # type: ignore[no-untyped-def]
+    """Let these sites decline every offer after the first ones for this reason, naming the number just offered."""
+    offers = 0
+
+    def lie(node: int, body: bytes, reply: bytes) -> bytes:
+        nonlocal offers
+        offer, message = part(body, Offer), decode(reply)
+        if node not in liars or offer is None:
+            return reply
+        offers += 1
+        assert offers < 20, "an endless loop of offers"
+        if offers <= after:
+            return reply
+        parts = message.parts if isinstance(message, Several) else (message,)
+        told = [
+            replace(each, reason=reason, mask=None, last_draw=offer.draw) if isinstance(each, OfferReply) else each
+            for each in parts
+        ]
+        return encode(Several(tuple(told)) if isinstance(message, Several) else told[0])
+
+    return lie
+
+
+@pytest.mark.parametrize("liars", [{100}, {100, 101}], ids=["one", "two"])
+def test_sites_that_claim_each_draw_as_answered_cost_the_others_one_more_draw(
+    whole_roster: Federation, liars: set[int]
+) -> None:
+    """The batch was offered again without end, and every honest hospital charged itself each time."""
+    whole_roster.transport.intercept = declining(liars, "old-draw")
+    with pytest.raises(QuorumNotReached, match="site-0 states having answered a later draw"):
+        whole_roster.core().run(whole_roster.transport)
+    assert whole_roster.site_ledgers[HONEST].spent().releases <= 4  # two draws of a batch of two
+    whole_roster.transport.intercept = lambda node, body, reply: reply
+    whole_roster.core().run(whole_roster.transport)
+    assert len(whole_roster.core().answers()) == 4
+
+
+def test_one_site_restored_from_a_copy_is_still_served(whole_roster: Federation) -> None:
+    """It declines the draw that its lost rows had accepted, and no other site does."""
+    first = [True]
+
+    def restored(node: int, body: bytes, reply: bytes) -> bytes:
+        if node == LIAR and part(body, Offer) is not None and first[0]:
+            first[0] = False
+            return declining({LIAR}, "old-draw")(node, body, reply)
+        return reply
+
+    whole_roster.transport.intercept = restored
+    whole_roster.core().run(whole_roster.transport)
+    assert len(whole_roster.core().answers()) == 4
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_one_sites_word_that_its_budget_is_used_up_ends_no_run_as_finished(
+    whole_roster: Federation, after: int
+) -> None:
+    whole_roster.transport.intercept = declining({LIAR}, "budget", after=after)
+    with pytest.raises(QuorumNotReached, match="site-0 states lack of budget"):
+        whole_roster.core().run(whole_roster.transport)
+    assert not whole_roster.events("budget-refused")
+
+
+def test_no_run_ends_as_finished_without_an_answer(whole_roster: Federation) -> None:
+    whole_roster.transport.intercept = declining({100, 101, 102}, "budget")
+    with pytest.raises(QuorumNotReached, match="site-2 states lack of budget"):
+        whole_roster.core().run(whole_roster.transport)
