@@ -90,6 +90,11 @@ class InvalidInput(ConsiliumError):
             parts.append(f"to fix: {remedy}")
         super().__init__(plain("; ".join(parts)))
 
+    @property
+    def without_value(self) -> str:
+        """The message without the value, which may name a patient."""
+        return str(InvalidInput(self.what, limit=self.limit, remedy=self.remedy))
+
 
 class BudgetExceeded(ConsiliumError):
     """A release would exceed a pool's privacy budget. Nothing was charged and nothing was released.

@@ -21,12 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.data.access import absent, closed_error, is_closed
+from common.data.access import absent, closed_error, files_below, is_closed
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
 from common.data.msd import nifti_ending
 from common.data.patients import read_table
 from common.errors import InvalidInput
 
+_STRAY = "a file in the folder names another subject; to fix: rename the file, or move it to that subject's folder"
 _NO_CONTRAST = {"dseg", "mask", "probseg", "defacemask"}
 
 
@@ -67,20 +68,31 @@ class BidsLayout:
         Raises:
             InvalidInput: If there is no case, or the dataset's label tables contradict each other.
         """
-        sessions = _images(directory)
-        if is_closed(directory / "derivatives"):
-            raise closed_error(directory / "derivatives")
-        drawn, tables = _label_maps(directory)
+        sessions, strays = _images(directory)
+        drawn, tables, hidden, stray_maps = _label_maps(directory)
+        shared_hidden = [folder for folder in hidden if _folder_case(directory, folder) is None]
+        if shared_hidden and (not drawn or shared_hidden == [directory / "derivatives"]):
+            raise closed_error(shared_hidden[0])
         closed = _closed(directory)
+        unusable = dict.fromkeys(strays | stray_maps, _STRAY)
+        unusable |= {case: absent(folder / "image", "case") for case, folder in closed.items()}
+        known = sessions.keys() | drawn.keys()
+        left_out = {
+            case: reason
+            for folder, reason in unusable.items()
+            for case in [case for case in known if folder in (case, _subject(case))] or [folder]
+        }
+        for case in sessions.keys() - drawn.keys() - left_out.keys():
+            for folder in hidden:
+                if _folder_case(directory, folder) in (None, case, _subject(case)):
+                    left_out[case] = absent(folder / "label", "label map")
         if not sessions and not closed:
             raise InvalidInput("the dataset holds no case", limit=self.says)
         shared, own_tables = _of_whom(directory, tables)
         values, labels = _labels(directory, shared)
         cases: list[Case] = []
-        problems = [Problem(case, absent(folder / "image", "case")) for case, folder in sorted(closed.items())]
-        for case in sorted(sessions.keys() | drawn.keys()):
-            if closed.keys() & {case, case.partition("_")[0]}:
-                continue
+        problems = [Problem(case, reason) for case, reason in sorted(left_out.items())]
+        for case in sorted(known - left_out.keys()):
             images = {
                 contrast: files
                 for contrast, found in sorted(sessions.get(case, {}).items())
@@ -101,11 +113,10 @@ class BidsLayout:
                 try:
                     named = _own_names(_tables_of(case, own_tables), dict(zip(values, labels, strict=True)))
                 except InvalidInput as error:
-                    problems.append(Problem(case, str(error)))
+                    problems.append(Problem(case, error.without_value))
                     continue
                 label = maps[0] if maps else None
                 cases.append(Case(case, own[0][1], label, patient=_subject(case), channel_files=own, label_names=named))
-        listed = tuple(case for case in sorted(sessions.keys() | drawn.keys()) if case in drawn)
         return Dataset(
             name=directory.name,
             labels=labels,
@@ -113,8 +124,8 @@ class BidsLayout:
             channels=(),
             cases=tuple(cases),
             problems=tuple(problems),
-            listed=listed,
-            patients={case: _subject(case) for case in sessions.keys() | drawn.keys()},
+            listed=tuple(sorted(drawn.keys() | left_out.keys())),
+            patients={case: _subject(case) for case in known | left_out.keys()},
             patient_identity=PatientIdentity.SUBJECT,
         )
 
@@ -182,17 +193,34 @@ def _case_of(path: Path) -> str | None:
     return "_".join(f"{key}-{entities[key]}" for key in ("sub", "ses") if key in entities)
 
 
-def _images(directory: Path) -> dict[str, dict[str, list[Path]]]:
-    """Return the image files by session and contrast."""
+def _folder_case(directory: Path, path: Path) -> str | None:
+    """Return the session, or the subject, whose folder a path is or lies in; None if it is outside all subjects'."""
+    parts = path.relative_to(directory).parts
+    subject = next((part for part in parts if part.startswith("sub-")), None)
+    session = next((part for part in parts if part.startswith("ses-")), None)
+    return subject if subject is None or session is None else f"{subject}_{session}"
+
+
+def _is_stray(directory: Path, path: Path, case: str) -> bool:
+    folder = _folder_case(directory, path.parent)
+    return folder is not None and _subject(folder) != _subject(case)
+
+
+def _images(directory: Path) -> tuple[dict[str, dict[str, list[Path]]], set[str]]:
+    """Return the image files by session and contrast, and the folders' cases that hold another subject's file."""
     found: dict[str, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
+    strays: set[str] = set()
     for pattern in ("sub-*/anat/sub-*", "sub-*/ses-*/anat/sub-*"):
         for path in sorted(directory.glob(pattern)):
             entities, suffix = _entities(path)
             case = _case_of(path)
             if case is None or not nifti_ending(path.name) or suffix in _NO_CONTRAST:
                 continue
+            if _is_stray(directory, path, case):
+                strays.add(str(_folder_case(directory, path.parent)))
+                continue
             found[case][f"ce-{suffix}" if "ce" in entities else suffix].append(path)
-    return found
+    return found, strays
 
 
 def _closed(directory: Path) -> dict[str, Path]:
@@ -202,18 +230,24 @@ def _closed(directory: Path) -> dict[str, Path]:
     return {"_".join(part for part in path.relative_to(directory).parts if part != "anat"): path for path in folders}
 
 
-def _label_maps(directory: Path) -> tuple[dict[str, list[Path]], list[Path]]:
-    """Return the label maps by session, below derivatives or in anat, and all label tables."""
+def _label_maps(directory: Path) -> tuple[dict[str, list[Path]], list[Path], list[Path], set[str]]:
+    """Return the label maps by session, below derivatives or in anat, all label tables, the closed folders, and the
+    folders' cases that hold another subject's label map.
+    """
     found: dict[str, list[Path]] = defaultdict(list)
+    strays: set[str] = set()
     roots = [root for root in (directory / "derivatives", *directory.glob("sub-*")) if root.is_dir()]
-    for root in roots:
-        for path in sorted(root.rglob("*_dseg.*")):
-            case = _case_of(path)
-            if case is not None and nifti_ending(path.name):
-                found[case].append(path)
-    tables = [path for root in (directory, *roots) for path in sorted(root.glob("*dseg.tsv"))]
-    tables += [path for root in roots for path in sorted(root.rglob("*/*dseg.tsv"))]
-    return dict(found), list(dict.fromkeys(tables))
+    files, hidden = files_below(roots, seen=[directory])
+    for path in files:
+        case = _case_of(path)
+        if case is None or "_dseg." not in path.name or not nifti_ending(path.name):
+            continue
+        if _is_stray(directory, path, case):
+            strays.add(str(_folder_case(directory, path.parent)))
+        else:
+            found[case].append(path)
+    tables = [*sorted(directory.glob("*dseg.tsv")), *(path for path in files if path.name.endswith("dseg.tsv"))]
+    return dict(found), tables, hidden, strays
 
 
 def _of_whom(directory: Path, tables: list[Path]) -> tuple[list[Path], dict[str, list[Path]]]:
@@ -224,13 +258,11 @@ def _of_whom(directory: Path, tables: list[Path]) -> tuple[list[Path], dict[str,
     shared: list[Path] = []
     own: dict[str, list[Path]] = defaultdict(list)
     for table in tables:
-        folders = table.relative_to(directory).parts[:-1]
-        subject = next((part for part in folders if part.startswith("sub-")), None)
-        if subject is None:
+        case = _folder_case(directory, table.parent)
+        if case is None:
             shared.append(table)
-            continue
-        session = next((part for part in folders if part.startswith("ses-")), None)
-        own[subject if session is None else f"{subject}_{session}"].append(table)
+        else:
+            own[case].append(table)
     return shared, dict(own)
 
 

@@ -55,7 +55,7 @@ class BratsLayout:
         Returns:
             True if it looks like BraTS.
         """
-        return any(len(_files(folder)) > 1 for folder in _folders(directory))
+        return any(len(_files(folder)[0]) > 1 for folder in _folders(directory))
 
     def read(self, directory: Path) -> Dataset:
         """Read the dataset's index; no scan is opened.
@@ -75,14 +75,23 @@ class BratsLayout:
         for folder in _folders(directory):
             if is_closed(folder):
                 problems.append(Problem(folder.name, absent(folder / "image", "case")))
-            files = _files(folder)
-            if not files:
+                continue
+            files, doubled, others = _files(folder)
+            if not files and not others:
                 continue
             visit = _VISIT.fullmatch(folder.name)
             patients[folder.name] = visit[1] if visit else folder.name
             signs |= {sign for sign, _ in files.values()}
             images = tuple((CONTRASTS[kind], path) for kind, (_, path) in files.items() if kind != "seg")
             label = files["seg"][1] if "seg" in files else None
+            if doubled:
+                reason = f"two files for {doubled[0]}; to fix: keep only one of them in the folder"
+                problems.append(Problem(folder.name, reason))
+                continue
+            if others and label is None:
+                remedy = "name each file after its folder, followed by its contrast or by seg"
+                problems.append(Problem(folder.name, f"a NIfTI file fits no role in its folder; to fix: {remedy}"))
+                continue
             if not images:
                 problems.append(Problem(folder.name, "no image beside the label map; to fix: put the image back"))
                 continue
@@ -103,7 +112,7 @@ class BratsLayout:
             regions=REGIONS,
             cases=tuple(cases),
             problems=tuple(problems),
-            listed=tuple(case.id for case in cases if case.label is not None),
+            listed=tuple(sorted([*(case.id for case in cases if case.label), *(problem.case for problem in problems)])),
             patients=patients,
             patient_identity=PatientIdentity.FOLDER,
         )
@@ -113,12 +122,21 @@ def _folders(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _files(folder: Path) -> dict[str, tuple[str, Path]]:
-    """Return a case's files by contrast (or ``seg``), each with the sign that separates its name (``_`` or ``-``)."""
+def _files(folder: Path) -> tuple[dict[str, tuple[str, Path]], list[str], list[Path]]:
+    """Return a case's files by contrast (or ``seg``), each with the sign that separates its name (``_`` or ``-``).
+
+    Return also the contrasts that have two files, and the NIfTI files with another name.
+    """
     found: dict[str, tuple[str, Path]] = {}
+    doubled: list[str] = []
+    others: list[Path] = []
     for path in () if is_closed(folder) else sorted(folder.iterdir()):
         ending = nifti_ending(path.name)
         match = _FILE.fullmatch(path.name.removesuffix(ending)) if ending else None
         if match and match[1] == folder.name:
-            found[match[3].casefold()] = (match[2], path)
-    return found
+            kind = match[3].casefold()
+            doubled += [kind] * (kind in found)
+            found[kind] = (match[2], path)
+        elif ending and not path.name.startswith("."):
+            others.append(path)
+    return found, doubled, others

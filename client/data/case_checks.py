@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -27,12 +27,13 @@ LEAST_CASES_TO_COMPARE = 8
 class CaseVerdict(StrEnum):
     """The verdict on a case.
 
-    GOOD cases are used unchanged. ODD cases are used, but something was corrected or is unusual. BROKEN cases are left
-    out.
+    GOOD cases are used unchanged. ODD cases are used, but something was corrected or is unusual. DOUBLED cases are
+    used too, although another case has the same voxels. BROKEN cases are left out.
     """
 
     GOOD = "good"
     ODD = "odd"
+    DOUBLED = "doubled"
     BROKEN = "broken"
 
 
@@ -43,7 +44,7 @@ class Examined:
     Attributes:
         number: Position in the order of ids, from 1.
         case: The case's id; it must not leave the site.
-        verdict: Good, odd or broken.
+        verdict: Good, odd, doubled or broken.
         findings: The reasons, without names.
         remedy: What to do about a broken case.
         volumes_ml: Size of each structure in ml on the study's grid; empty for a case that cannot be read.
@@ -99,13 +100,18 @@ def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda d
 
 
 def examine(
-    dataset: Dataset, data: DataConfig, *, on_case: Callable[[int], None] = lambda done: None
+    dataset: Dataset,
+    data: DataConfig,
+    *,
+    repeated: Collection[str] = (),
+    on_case: Callable[[int], None] = lambda done: None,
 ) -> tuple[Examined, ...]:
     """Examine every case of a dataset that was matched to a study.
 
     Args:
         dataset: The dataset, with the study's label numbers and channel order.
         data: The study's labels, channels and grid.
+        repeated: Cases that training leaves out because their patient has the same scan twice.
         on_case: Called with the number of cases done.
 
     Returns:
@@ -120,7 +126,9 @@ def examine(
             reason, remedy = _split(known[name].reason)
             results.append(Examined(number, name, CaseVerdict.BROKEN, (reason,), remedy))
         else:
-            results.append(_examine(number, cases[name], dataset, data, seen, results))
+            one = _examine(number, cases[name], dataset, data, seen, results)
+            out = one.verdict is CaseVerdict.DOUBLED and name in repeated
+            results.append(replace(one, verdict=CaseVerdict.BROKEN) if out else one)
         on_case(number)
     return tuple(_compared(results, data))
 
@@ -148,7 +156,7 @@ def _examine(
         return Examined(
             number,
             case.id,
-            CaseVerdict.BROKEN,
+            CaseVerdict.DOUBLED,
             (f"the same voxels as case {same}, {whose}",),
             "take one of them out",
             sizes,
@@ -173,7 +181,8 @@ def _compared(results: list[Examined], data: DataConfig) -> Iterator[Examined]:
             if size > 0 and median > 0 and not 1 / UNUSUAL_FACTOR <= size / median <= UNUSUAL_FACTOR
         ]
         if unusual and result.verdict is not CaseVerdict.BROKEN:
-            result = replace(result, verdict=CaseVerdict.ODD, findings=(*result.findings, *unusual))
+            verdict = max(result.verdict, CaseVerdict.ODD, key=list(CaseVerdict).index)
+            result = replace(result, verdict=verdict, findings=(*result.findings, *unusual))
         yield result
 
 

@@ -76,6 +76,9 @@ LAYOUTS: dict[str, Layout] = {name: registered(target)() for name, target in LAY
 
 AUTO = "auto"
 
+_UNNAMED = ("MRI",)
+"""Channels of a study that names no contrast; an image of any contrast fits."""
+
 _SAME = {"t1w": "t1", "t1n": "t1", "cet1w": "t1c", "t1ce": "t1c", "t1gd": "t1c", "t1wce": "t1c"} | {
     "t2w": "t2",
     "t2f": "flair",
@@ -328,7 +331,7 @@ def match_study(
             named = structures if _is_dicom(case) else ()
             cases.append(replace(ordered, label_map=own, absent=places, structures=named))
         except InvalidInput as error:
-            problems.append(Problem(case.id, str(error)))
+            problems.append(Problem(case.id, error.without_value))
         except _Unusable as error:
             problems.append(Problem(case.id, error.reason))
     return replace(
@@ -404,7 +407,8 @@ def _in_order(
     names = dataset.channels
     if order is None:
         names = tuple(dict.fromkeys(name for name, _ in case.channel_files))
-        order = _channel_order(names, data, {name: to for name, to in mapping.items() if name in names})
+        own_mapping = {name: to for name, to in mapping.items() if name in names}
+        order = _channel_order(names, data, own_mapping, any_name=data.channels == _UNNAMED)
     if not case.channel_files:
         return case if order == tuple(range(len(names))) else replace(case, channel_order=order)
     wanted = tuple(names[i] for i in order)
@@ -508,8 +512,13 @@ def _mapped(table: Mapping[int, str], data: DataConfig, given: Mapping[str, int]
     return tuple(pairs)
 
 
-def _channel_order(names: tuple[str, ...], data: DataConfig, mapping: Mapping[str, str]) -> tuple[int, ...]:
-    """Return, for each of the study's channels, the number of the dataset's channel."""
+def _channel_order(
+    names: tuple[str, ...], data: DataConfig, mapping: Mapping[str, str], *, any_name: bool = True
+) -> tuple[int, ...]:
+    """Return, for each of the study's channels, the number of the dataset's channel.
+
+    With ``any_name``, a single channel on both sides matches under any name.
+    """
     study = {_contrast(name) for name in data.channels}
     for target in mapping.values():
         if _contrast(target) not in study:
@@ -523,8 +532,8 @@ def _channel_order(names: tuple[str, ...], data: DataConfig, mapping: Mapping[st
         raise InvalidInput(
             "channel map names a channel that the dataset lacks", value=unknown[0], limit=", ".join(names)
         )
-    if len(names) == len(data.channels) == 1:
-        return (0,)  # one channel on both sides: names do not matter
+    if any_name and len(names) == len(data.channels) == 1:
+        return (0,)
     if names == ("image",) and not mapping:
         return tuple(range(len(data.channels)))  # one file with all channels, unnamed: the study's order is assumed
     means = [_contrast(mapping.get(name, name)) for name in names]
@@ -532,7 +541,7 @@ def _channel_order(names: tuple[str, ...], data: DataConfig, mapping: Mapping[st
     missing = [name for name in data.channels if _contrast(name) not in means]
     if doubled or missing:
         raise InvalidInput(
-            f"channel {doubled[0]} occurs twice" if doubled else "a channel of the study is missing from the data",
+            f"channel {doubled[0]} occurs twice" if doubled else f"channel {missing[0]} is missing",
             value=names,
             limit=", ".join(data.channels),
             remedy="map the site's channels to the study's in [channels] of site.toml, or with --label-map",

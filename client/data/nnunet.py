@@ -14,7 +14,7 @@ from typing import Any
 
 from common.data.access import entries
 from common.data.dataset import Case, Dataset, Problem
-from common.data.msd import NIFTI_SUFFIXES, read_index
+from common.data.msd import NIFTI_SUFFIXES, nifti_ending, read_index
 from common.errors import InvalidInput
 
 
@@ -63,20 +63,23 @@ class NnunetLayout:
         problems: list[Problem] = []
         training = _scans(directory / "imagesTr", ending)
         drawn = {path.name[: -len(ending)]: path for path in _files(directory / "labelsTr", ending)}
-        for case in sorted(training.keys() | drawn.keys()):
-            outcome = _case(case, training.get(case, {}), drawn.get(case), channels)
+        unfit = _unfit(directory / "labelsTr", ending) | _unfit(directory / "imagesTr", ending, numbered=True)
+        listed = sorted(training.keys() | drawn.keys() | unfit.keys())
+        for case in listed:
+            outcome = unfit.get(case) or _case(case, training.get(case, {}), drawn.get(case), channels)
             if isinstance(outcome, Case) and outcome.label is None:
                 outcome = Problem(case, "the label file is missing; to fix: put it back, or take the case out")
             (cases if isinstance(outcome, Case) else problems).append(outcome)  # type: ignore[arg-type]
-        listed = sorted(training.keys() | drawn.keys())
-        for case, files in sorted(_scans(directory / "imagesTs", ending).items()):
+        test = _scans(directory / "imagesTs", ending)
+        unfit = _unfit(directory / "imagesTs", ending, numbered=True)
+        for case in sorted(test.keys() | unfit.keys()):
             if case in listed:
                 problems.append(
                     Problem(case, "listed twice, so it is not clear which scan is meant; to fix: give one another name")
                 )
                 cases = [known for known in cases if known.id != case]
                 continue
-            outcome = _case(case, files, None, channels)
+            outcome = unfit.get(case) or _case(case, test[case], None, channels)
             (cases if isinstance(outcome, Case) else problems).append(outcome)  # type: ignore[arg-type]
         if not cases and not problems:
             raise InvalidInput("dataset holds no case", limit=self.says, remedy="put images into imagesTr")
@@ -94,6 +97,26 @@ class NnunetLayout:
 
 def _files(folder: Path, ending: str) -> list[Path]:
     return [path for path in entries(folder) if path.name.lower().endswith(ending) and not path.name.startswith(".")]
+
+
+def _unfit(folder: Path, ending: str, *, numbered: bool = False) -> dict[str, Problem]:
+    """Return a Problem for each case with two files for one channel or label, or a NIfTI file of another ending."""
+    found: dict[str, Problem] = {}
+    seen: set[str] = set()
+    for path in entries(folder):
+        own = nifti_ending(path.name)
+        stem = path.name.removesuffix(own)
+        match = re.fullmatch(r"(.+)_(\d{4})" if numbered else "(.+)", stem)
+        if not own or not match or path.name.startswith("."):
+            continue
+        if stem in seen:
+            what = f"channel number {int(match[2])}" if numbered else "the label map"
+            found[match[1]] = Problem(match[1], f"two files for {what}; to fix: keep only one of them")
+        elif own.lower() != ending:
+            reason = f"a file ends in {own.lower()}, but file_ending in dataset.json is {ending}"
+            found[match[1]] = Problem(match[1], f"{reason}; to fix: convert the file, or take it out")
+        seen.add(stem)
+    return found
 
 
 def _scans(folder: Path, ending: str) -> dict[str, dict[int, Path]]:

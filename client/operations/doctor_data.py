@@ -26,7 +26,7 @@ from common.stated_budget import StatedBudget
 if TYPE_CHECKING:
     from jaxtyping import UInt8
 
-_STATES = {CaseVerdict.GOOD: State.OK, CaseVerdict.ODD: State.NOTE, CaseVerdict.BROKEN: State.FAIL}
+_STATES = {CaseVerdict.GOOD: State.OK, CaseVerdict.ODD: State.NOTE}
 SHOWN_CASES = 5
 """Number of cases that a finding about many cases names on the terminal."""
 
@@ -55,7 +55,7 @@ def check_data(
     """
     try:
         own = open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice)
-        dataset = match_study(own, data, labels=settings.labels, channels=settings.channels)
+        dataset = match_study(own, data, labels=settings.labels, channels=settings.channels, absent=settings.absent)
     except InvalidInput as error:
         return [_failure("dataset", error)]
     if pictures is not None:
@@ -65,19 +65,26 @@ def check_data(
             old.unlink()
     total = len(dataset.cases) + len(dataset.problems)
     findings = [_patients(dataset), *_delta(dataset, stated), *_modality(own.channels, data, settings)]
-    findings += map(_doubled, counted_once(dataset).doubled)
-    results = examine(dataset, data, on_case=lambda done: on_case(done, total))
-    good = sum(result.verdict is CaseVerdict.GOOD for result in results)
-    usable = sum(result.verdict is not CaseVerdict.BROKEN for result in results)
+    once = counted_once(dataset)
+    findings += map(_doubled, once.doubled)
+    repeated = {case.id for case in dataset.labelled} - {case.id for case in once.labelled}
+    results = examine(dataset, data, repeated=repeated, on_case=lambda done: on_case(done, total))
+    good, odd, doubled, broken = (sum(one.verdict is verdict for one in results) for verdict in CaseVerdict)
+    usable = good + odd + doubled
+    also = f"{doubled} used although another case has the same voxels, " if doubled else ""
     findings.append(
         Checkup(
             "cases",
             State.OK if usable else State.FAIL,
-            f"{len(results)} cases: {good} good, {usable - good} odd and used, {len(results) - usable} left out; "
+            f"{len(results)} cases: {good} good, {odd} odd and used, {also}{broken} left out; "
             "files and labels were checked; `consilium site evaluate` checks whether images suit the study's networks",
             "" if usable else "repair the cases below",
         )
     )
+    labelled = {case.id for case in dataset.labelled}
+    if not any(one.case in labelled and one.verdict is not CaseVerdict.BROKEN for one in results):
+        remedy = "give the folder that contains images and label maps, or repair the cases below"
+        findings.append(fail("cases", "no case with a label map is usable", remedy))
     findings += _foreign(results, data)
     cases = {case.id: case for case in dataset.cases}
     for result in results:
@@ -103,7 +110,7 @@ def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path 
         picture = f"{pictures.name}/{path.name}"
     return Checkup(
         "case",
-        _STATES[result.verdict],
+        _STATES.get(result.verdict, State.FAIL),
         "; ".join(result.findings),
         result.remedy,
         number=result.number,

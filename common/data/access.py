@@ -70,6 +70,40 @@ def is_closed(folder: Path) -> bool:
     return False
 
 
+def files_below(roots: Iterable[Path], *, seen: Iterable[Path] = ()) -> tuple[list[Path], list[Path]]:
+    """Return the files below some folders. Links to folders are followed, after all other folders.
+
+    Args:
+        roots: The folders.
+        seen: Folders that are not entered. No folder is entered twice, so a loop of links ends.
+
+    Returns:
+        The files, and the folders that this user may not read, each sorted.
+    """
+    known = {os.path.realpath(folder) for folder in seen}
+    files: list[Path] = []
+    closed: list[Path] = []
+    waiting = sorted(roots, key=lambda folder: (folder.is_symlink(), folder), reverse=True)
+    links: list[Path] = []
+    while waiting or links:
+        folder = waiting.pop() if waiting else links.pop(0)
+        real = os.path.realpath(folder)
+        if real in known:
+            continue
+        known.add(real)
+        if is_closed(folder):
+            closed.append(folder)
+            continue
+        for entry in os.scandir(folder):
+            path = folder / entry.name
+            if not os.path.isdir(path):
+                files.append(path)
+            else:
+                (links if entry.is_symlink() else waiting).append(path)
+        links.sort()
+    return sorted(files), sorted(closed)
+
+
 def check_opens(cases: Iterable[Iterable[Path]]) -> None:
     """Refuse a dataset if one closed folder holds a file of every case: one error instead of one for each case.
 

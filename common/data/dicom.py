@@ -9,7 +9,7 @@ It was preferred to pydicom because it decodes every common transfer syntax and 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,8 +20,12 @@ from common.errors import InvalidInput
 from common.names import modality_in
 from common.registry import optional
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 GAP_TOLERANCE = 0.01  # of the slice spacing
 _POSITION, _ORIENTATION, _FRAME, _MODALITY = "0020|0032", "0020|0037", "0020|0052", "0008|0060"
+_PIXEL_SPACING = "0028|0030"
 _MODALITIES = ("CT", "PT", "US", "MR")
 """DICOM's codes of the modalities that a study's channel can name. Other codes, such as OT, name no modality."""
 
@@ -58,12 +62,14 @@ def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
         image = reader.Execute()
     except RuntimeError as error:
         raise InvalidInput("DICOM series cannot be read", remedy="export the series again") from error
-    _check_slices(reader, len(files))
+    step = _check_slices(reader, len(files))
     if image.GetDimension() != 3 or image.GetNumberOfComponentsPerPixel() != 1:
         raise InvalidInput("DICOM series is not one grey-scale volume", remedy="export the scan itself")
     affine = np.eye(4)
     direction = np.array(image.GetDirection()).reshape(3, 3)
     affine[:3, :3] = direction * np.array(image.GetSpacing())
+    if not np.allclose(affine[:3, 2], step, rtol=0, atol=GAP_TOLERANCE * np.linalg.norm(step)):
+        affine[:3, 2] = step  # SimpleITK takes slices to lie straight above each other
     affine[:3, 3] = image.GetOrigin()
     affine = LPS_TO_RAS @ affine
     check_affine(affine)
@@ -143,8 +149,11 @@ def _check_size(sitk: Any, files: tuple[str, ...], room: VoxelRoom) -> None:
         raise InvalidInput("voxels in a DICOM series", limit=f"at most {room.voxels}", remedy=room.remedy)
 
 
-def _check_slices(reader: Any, count: int) -> None:
-    """Check that all slices have one orientation and are evenly spaced along the stack."""
+def _check_slices(reader: Any, count: int) -> Float[np.ndarray, "3"]:
+    """Check that all slices have one orientation and pixel size and are evenly spaced along the stack.
+
+    Return the step from a slice to the next in mm, in DICOM's axes (LPS).
+    """
     try:
         positions = np.array([_numbers(reader.GetMetaData(i, _POSITION)) for i in range(count)])
         turns = np.array([_numbers(reader.GetMetaData(i, _ORIENTATION)) for i in range(count)])
@@ -152,6 +161,14 @@ def _check_slices(reader: Any, count: int) -> None:
         raise InvalidInput(
             "a slice of the DICOM series does not state its position", remedy="export the series again"
         ) from error
+    try:
+        sizes = np.array([_numbers(reader.GetMetaData(i, _PIXEL_SPACING)) for i in range(count)])
+    except (RuntimeError, ValueError) as error:
+        raise InvalidInput(
+            "a slice of the DICOM series does not state its PixelSpacing", remedy="export the series again"
+        ) from error
+    if sizes.shape != (count, 2) or np.abs(sizes - sizes[0]).max() > 1e-3 * sizes[0].min():
+        raise InvalidInput("slices of the DICOM series differ in PixelSpacing", remedy="export the whole series again")
     steps = np.diff(positions, axis=0)
     even = np.abs(steps - steps.mean(axis=0)).max() <= max(GAP_TOLERANCE * np.linalg.norm(steps.mean(axis=0)), 1e-3)
     if not even or np.abs(turns - turns[0]).max() > 1e-3 or np.linalg.norm(steps.mean(axis=0)) < 1e-3:
@@ -159,6 +176,7 @@ def _check_slices(reader: Any, count: int) -> None:
             "slices of the DICOM series are not evenly spaced: one is missing, doubled or turned",
             remedy="export the whole series again",
         )
+    return np.asarray(steps.mean(axis=0), dtype=np.float64)
 
 
 def _stated(reader: Any, count: int, tag: str) -> str:

@@ -57,7 +57,8 @@ def read_table(path: Path) -> list[dict[str, str]]:
         raise InvalidInput("table without a header", value=path.name, remedy="name every column once in the first line")
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != len(rows[0]):
-            raise InvalidInput(f"row {number} of {path.name}", value=len(row), limit=f"{len(rows[0])} columns")
+            limit = f"{len(rows[0])} columns in row {number}, which has {len(row)}"
+            raise InvalidInput("row of a table", value=path.name, limit=limit, remedy="correct the row")
     return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,3 +178,52 @@ def test_a_study_says_its_regions_and_networks_and_is_read_back() -> None:
     plain = replace(said, data=DataConfig(LABELS, (1, 1, 1), (32, 32, 32), CHANNELS))
     assert parse_study(render_study(plain)).data.structures == LABELS[1:]
     assert plain.id != study.id
+
+
+def misnamed_segmentation(case: Path) -> None:
+    (case / f"{case.name}_seg.nii.gz").rename(case / "W39_1998.09.19_Segm.nii.gz")
+
+
+def misnamed_folder(case: Path) -> None:
+    case.rename(case.with_name("patient4"))
+
+
+def second_segmentation(case: Path) -> None:
+    (case / f"{case.name}_seg.nii").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "word"),
+    [
+        (misnamed_segmentation, "BraTS20_Training_002", "fits no role"),
+        (misnamed_folder, "patient4", "fits no role"),
+        (second_segmentation, "BraTS20_Training_002", "two files for seg"),
+    ],
+)
+def test_a_folder_whose_files_do_not_fit_is_listed_and_left_out(
+    tmp_path: Path, change: Callable[[Path], None], name: str, word: str
+) -> None:
+    empty_case(tmp_path / "BraTS20_Training_001")
+    change(empty_case(tmp_path / "BraTS20_Training_002"))
+    found = match_study(open_dataset(tmp_path), STUDY)
+    assert [case.id for case in found.cases] == ["BraTS20_Training_001"]
+    assert set(found.listed) == {"BraTS20_Training_001", name}
+    assert [(problem.case, word in problem.reason) for problem in found.problems] == [(name, True)]
+
+
+def test_a_folder_without_the_studys_only_contrast_is_left_out(tmp_path: Path) -> None:
+    empty_case(tmp_path / "BraTS20_Training_001")
+    case = empty_case(tmp_path / "BraTS20_Training_002")
+    for contrast in ("flair", "t1", "t2"):
+        (case / f"{case.name}_{contrast}.nii.gz").unlink()
+    found = match_study(open_dataset(tmp_path), replace(STUDY, channels=("FLAIR",)))
+    assert [case.id for case in found.cases] == ["BraTS20_Training_001"]
+    assert "channel FLAIR is missing" in found.problems[0].reason
+
+
+def empty_case(where: Path) -> Path:
+    """A folder with empty files of the right names; the index opens none of them."""
+    where.mkdir()
+    for contrast in (*NAMES["_"], "seg"):
+        (where / f"{where.name}_{contrast}.nii.gz").touch()
+    return where

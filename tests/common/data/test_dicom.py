@@ -127,3 +127,34 @@ def test_a_slice_cut_short_is_refused(tmp_path: Path) -> None:
     victim.write_bytes(victim.read_bytes()[:200])
     with pytest.raises(InvalidInput):
         read_series(tmp_path / "s")
+
+
+def test_slices_that_are_shifted_along_the_stack_keep_their_places(tmp_path: Path) -> None:
+    import pydicom
+
+    write_series(tmp_path / "s", voxels())
+    for path in (tmp_path / "s").iterdir():
+        file = pydicom.dcmread(path)
+        x, y, z = file.ImagePositionPatient
+        file.ImagePositionPatient = [x + 0.4 * round((z - ORIGIN[2]) / STEP[2]), y, z]
+        pydicom.dcmwrite(path, file, enforce_file_format=True)
+    scan = read_series(tmp_path / "s")
+    np.testing.assert_allclose(scan.affine[:3, 2], [-0.4, 0, STEP[2]], atol=1e-6)
+
+
+@pytest.mark.parametrize(("spacing", "word"), [(None, "does not state its PixelSpacing"), ([3, 2], "differ in Pixel")])
+def test_a_slice_without_a_pixel_size_or_with_another_one_is_refused(
+    tmp_path: Path, spacing: list[float] | None, word: str
+) -> None:
+    import pydicom
+
+    write_series(tmp_path / "s", voxels())
+    path = sorted((tmp_path / "s").iterdir())[1]
+    file = pydicom.dcmread(path)
+    if spacing is None:
+        del file.PixelSpacing
+    else:
+        file.PixelSpacing = spacing
+    pydicom.dcmwrite(path, file, enforce_file_format=True)
+    with pytest.raises(InvalidInput, match=word):
+        read_series(tmp_path / "s")
