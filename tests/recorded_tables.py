@@ -80,9 +80,9 @@ HEARD = {
     "apart": "clipped sums: distance over back-propagation's length",
 }
 AT_HOME = {
-    "hippocampus": "hippocampus-patient-8",
-    "hearts": "hearts-patient-8",
-    "tumours": "tumours-patient-8",
+    "hippocampus": "utility/hippocampus-patient-8",
+    "hearts": "home/hearts",
+    "tumours": "home/tumours",
 }
 """Dataset → the start of the names of its records with figures of ``--home``."""
 
@@ -97,7 +97,7 @@ BARS = {
 
 WAYS_MEASURED = {
     "forty of hippocampus": "home/hippocampus-40-development",
-    **{task: f"utility/{file}-development" for task, file in AT_HOME.items()},
+    **{task: f"{file}-development" for task, file in AT_HOME.items()},
 }
 """Dataset → its record of every way of adapting on development cases."""
 
@@ -167,7 +167,7 @@ def at_home() -> str:
     """Each hospital's network alone, the student, and the network that `consilium site adapt` makes by default."""
     rows = []
     for task, file in AT_HOME.items():
-        parts = {part: _home(f"utility/{file}-{part}") for part in PARTS}
+        parts = {part: _home(f"{file}-{part}") for part in PARTS}
         for site, one in parts[PARTS[0]].items():
             way = usual(math.floor(one["patients"]), public=True)
             patients = figure(one["patients"], digits=1).removesuffix(".0")
