@@ -34,6 +34,21 @@ def check_text(text: object, *, what: str) -> str:
     return str(text)
 
 
+def is_utf8(name: str) -> bool:
+    r"""Return whether a name can be stored; Python reads file names that are not UTF-8 as unpaired surrogates.
+
+    Args:
+        name: The name.
+
+    Returns:
+        False if it contains an unpaired surrogate.
+
+    >>> is_utf8("M\u00fcller"), is_utf8("M\udcfcller")
+    (True, False)
+    """
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 def comparable(name: str) -> str:
     """Return a label's name in a form for comparison, which ignores letter case and the separators between words.
 

@@ -16,6 +16,8 @@ import numpy as np
 from client.data.layouts import open_for_training
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig
+from client.records.scan_patients import check_scans
+from client.site.books import slots_file
 from client.site.deals import deal_for_training
 from client.training.site import scans_by_patient
 from client.training.task import VoterTask
@@ -96,12 +98,14 @@ def own_patients(config: SiteConfig, study: Study, *, data: Path | None = None) 
         The dataset and its patients.
 
     Raises:
-        InvalidInput: If the dataset does not fit the study, or :func:`~client.site.deals.deal_for_training` refuses its
-            patients.
+        InvalidInput: If the dataset does not fit the study, or :func:`~client.site.deals.deal_for_training` or
+            :func:`~client.records.scan_patients.check_scans` refuses its patients.
     """
     dataset = open_for_training(data or config.path(config.data), study.data.student, config.dataset)
     check_labels(dataset, study.data.student)
     scans = scans_by_patient(dataset)
+    if data is None:
+        check_scans(slots_file(config), scans, identity=dataset.patient_identity)
     left = deal_for_training(config, scans.keys(), identity=None if data else dataset.patient_identity)
     return Own(dataset, {name: ids for name, ids in scans.items() if name not in left})
 

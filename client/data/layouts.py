@@ -23,7 +23,8 @@ from common.data.dataset import Case, Dataset, Problem
 from common.data.dicom_labels import ENDING
 from common.data.patients import counted_once, find_table, with_patients
 from common.errors import InvalidInput
-from common.names import comparable
+from common.names import comparable, is_utf8
+from common.plain import plain
 from common.reading import MAX_TOML_BYTES, parse_toml, read_text
 from common.registry import registered
 
@@ -265,9 +266,27 @@ def open_dataset(
                 remedy="remove the section from site.toml",
             )
         found = BidsLayout(choice)
-    dataset = found.read(directory)
+    dataset = _named_in_utf8(found.read(directory))
     table = patients or find_table(directory)
     return dataset if table is None else with_patients(dataset, table)
+
+
+def _named_in_utf8(dataset: Dataset) -> Dataset:
+    """Return the dataset without cases whose names no file can store; each becomes a Problem that is not listed."""
+    ids = dict.fromkeys([*dataset.listed, *(one.id for one in dataset.cases), *(one.case for one in dataset.problems)])
+    wrong = {one for one in ids if not (is_utf8(one) and is_utf8(dataset.patient_of(one)))}
+    if not wrong:
+        return dataset
+    return replace(
+        dataset,
+        cases=tuple(case for case in dataset.cases if case.id not in wrong),
+        listed=tuple(case for case in dataset.listed if case not in wrong),
+        patients={case: patient for case, patient in dataset.patients.items() if case not in wrong},
+        problems=(
+            *(problem for problem in dataset.problems if problem.case not in wrong),
+            *(Problem(plain(case), "its file name is not UTF-8; to fix: rename the file") for case in sorted(wrong)),
+        ),
+    )
 
 
 def _detect(directory: Path) -> Layout:

@@ -25,8 +25,8 @@ has the same distribution as the deal with x in which y takes x's slot and nobod
 two worlds differ in one voter only. The argument needs a shuffle that is random: with a fixed seed, π·σ is another deal
 than π, and among 23 patients in four voters one exchange moves up to 16 other patients to another voter. A seed is
 therefore for synthetic data only (:func:`by_seed`). The number of slots is public; a missing patient is an empty slot.
-A patient who is renamed between two deals counts as one who leaves and one who joins, in two slots; if the old name is
-withdrawn first, the new name takes the emptied slot.
+A patient whose name and scans are both renamed between two deals counts as one who leaves and one who joins, in two
+slots. If only the name changes, :mod:`client.records.scan_patients` refuses the dataset.
 
 The stored ``seed`` is that of the voters' trainings (initial weights, order, augmentation). It is drawn independently
 of names and scans. It need not be secret, because the bound on a patient's influence holds for each of its values.
@@ -48,6 +48,7 @@ import numpy as np
 from common.canonical import digest
 from common.document import Between, Document, Sha256
 from common.errors import InvalidInput
+from common.names import is_utf8
 from common.objects import write_json
 from common.reading import parse_json
 
@@ -159,10 +160,10 @@ class Slots(Document):
             slot = self.order.index(case)
         if slot is None:
             raise InvalidInput(
-                "case",
+                "patient",
                 value=case,
-                limit="a case that was assigned to a voter",
-                remedy="give the case's name as the dataset lists it",
+                limit="a patient who was assigned to a voter",
+                remedy="give the name of the patient, or of one of the patient's cases, as the dataset lists it",
             )
         return Place(slot=slot, voter=slot % self.voters, subject=subject)
 
@@ -309,10 +310,11 @@ def deal(
         The slots with the new patients.
 
     Raises:
-        InvalidInput: If a name begins with a marker of this file, or is another spelling of a name that is listed or
-            has a slot.
+        InvalidInput: If a name begins with a marker of this file, is not UTF-8, or is another spelling of a name that
+            is listed or has a slot.
     """
     before, listed = before or Slots(seed=seed, voters=voters, order=(), key=secrets.token_hex(32)), set(listed)
+    _check_utf8(listed)
     gone = {subject for _, subject in before.withdrawn}
     new = sorted(
         name for name in listed - set(before.order) if not gone or gone.isdisjoint(map(before.subject, spellings(name)))
@@ -329,6 +331,13 @@ def deal(
     shuffled = list(shuffle(new))
     order = [shuffled.pop() if shuffled and Slots.is_empty(name) else name for name in before.order]
     return replace(before, seed=seed, voters=voters, order=(*order, *shuffled))
+
+
+def _check_utf8(listed: set[str]) -> None:
+    """Refuse a name that the slots file could be written with and not read."""
+    wrong = next((name for name in listed if not is_utf8(name)), None)
+    if wrong is not None:
+        raise InvalidInput("name of a case", value=ascii(wrong), limit="UTF-8", remedy="rename the file of the case")
 
 
 def spellings(name: str) -> frozenset[str]:

@@ -11,13 +11,16 @@ lost. In a study of unit patient it also refuses a teacher that was trained on a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from client.data.layouts import open_dataset
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
 from client.records.declared import has_foreign
 from client.records.journal import begun_trainings
 from client.records.patient_deal import Slots, load_slots, save_slots, spellings
+from client.records.scan_patients import check_identity
 from client.records.served import found_in, retired_voters
 from client.records.voter_files import voter_directory
 from client.site.books import deals, open_books, read_books, site_directories, slots_file
@@ -45,14 +48,14 @@ def deal_for_training(
         Names of those who were withdrawn.
 
     Raises:
-        InvalidInput: If a slots file that identifies a withdrawn patient is missing, if the dataset names patients in
-            another way than when one was withdrawn, or if the ledger cannot be opened.
+        InvalidInput: If a slots file that identifies a withdrawn patient is missing, if the dataset lost its table or
+            folders of patients, or if the ledger cannot be opened.
     """
     if not config.ledger_file.exists():
         return withdrawn(config.books_dir, None, patients)
     with open_books(config) as ledger:
+        _check_identity(config, ledger, identity)
         reenter_withdrawals(config.books_dir, ledger)
-        _check_identity(ledger, identity)
         left = withdrawn(config.books_dir, ledger, patients)
         path = slots_file(config)
         if path.exists():
@@ -60,22 +63,15 @@ def deal_for_training(
     return left
 
 
-def _check_identity(ledger: SiteLedger, identity: PatientIdentity | None) -> None:
-    """Refuse a dataset that lost its table or folders of patients, if a patient was withdrawn.
+def _check_identity(config: SiteConfig, ledger: SiteLedger, identity: PatientIdentity | None) -> None:
+    """Refuse a dataset that lost its table or folders of patients, if a patient was withdrawn or has a slot.
 
-    The withdrawn patient's scans would have the names of files, by which nobody recognises the patient.
+    Scans would have the names of files, by which nobody recognises the patient.
     """
     known = ledger.identity()
-    if identity is not PatientIdentity.FILE or known is identity or not ledger.withdrawn_patients():
-        return
-    if known is not None:
-        raise InvalidInput(
-            "withdrawn patients cannot be recognised in this dataset",
-            value=identity.sentence,
-            limit=f"patients named as at the withdrawal: {known.sentence}",
-            remedy="put the table of patients, or the folders, back into the dataset",
-        )
-    if ledger.was_restored():
+    if known is not None and identity is not None and (ledger.withdrawn_patients() or slots_file(config).exists()):
+        check_identity(known, identity, recognised=True)
+    if known is None and identity is PatientIdentity.FILE and ledger.withdrawn_patients() and ledger.was_restored():
         raise InvalidInput(
             "withdrawn patients may not be recognised in this dataset",
             value=identity.sentence,
@@ -203,6 +199,38 @@ def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -
         for name in patients
         if any(slots.subject(spelling) in gone for slots in files for spelling in spellings(name))
     )
+
+
+def patient_named(config: SiteConfig, name: str) -> str:
+    """Return the patient whom a person means by the name of a patient or of one of the patient's cases.
+
+    A patient of that name comes first, then one whose name differs in its Unicode spelling, then the patient of a case.
+
+    Args:
+        config: The site's policy.
+        name: The name, as a person typed it.
+
+    Returns:
+        The patient's name as the slots or the dataset have it; ``name`` if neither knows it.
+    """
+    dealt = deals(config.books_dir).values()
+    of_case: dict[str, str] = {}
+    with suppress(InvalidInput):  # a patient who has a slot may be named although the dataset cannot be read
+        settings = config.dataset
+        dataset = open_dataset(
+            config.path(config.data), layout=settings.layout, patients=settings.patients, choice=settings.choice
+        )
+        of_case = {case: dataset.patient_of(case) for case in (*dataset.listed, *(one.id for one in dataset.cases))}
+
+    def is_patient(spelling: str) -> bool:
+        return spelling in of_case.values() or any(slots.has_placed(spelling) for slots in dealt)
+
+    if is_patient(name):
+        return name
+    alike = [one for one in spellings(name) if is_patient(one)] or [
+        patient for case, patient in of_case.items() if name in spellings(case) or case in spellings(name)
+    ]
+    return alike[0] if len(set(alike)) == 1 else name
 
 
 def patients_seen(books: Path, patients: Collection[str]) -> dict[str, list[str]]:

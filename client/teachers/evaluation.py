@@ -354,7 +354,7 @@ def evaluate(
     folder_of_model = model or site_dir / STUDENT_DIR / "bundle"
     bundle = load_bundle(folder_of_model, study.data.student)
     dataset = open_for_training(data or config.path(config.data), study.data.student, config.dataset)
-    parts = parts_of(site_dir, dataset) if data is None else {}
+    parts = parts_of(site_dir, dataset)
     gone_patients, _ = read_withdrawn(config, {dataset.patient_of(case.id) for case in dataset.labelled})
     there = tuple(case for case in dataset.labelled if dataset.patient_of(case.id) not in gone_patients)
     seen = _trained_on(config, bundle, folder_of_model, dataset)

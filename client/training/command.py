@@ -11,7 +11,7 @@ If 1, 2 or 3 ends with an error, no training step is spent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
@@ -23,6 +23,7 @@ from client.data.layouts import DatasetSettings, open_for_training
 from client.operations.staff_decisions import check_consent
 from client.policy import SiteConfig, is_site, load_site
 from client.records.declared import has_foreign
+from client.records.scan_patients import check_scans
 from client.site.books import slots_file, writing_teachers
 from client.site.deals import deal_for_training
 from client.site.enrolment import study_start
@@ -299,11 +300,11 @@ def site_tasks(
     Raises:
         InvalidInput: If :func:`~client.training.site.plan_site` refuses the plan, or the public start is wrong.
     """
-    left = (
-        ()
-        if config is None
-        else deal_for_training(config, scans_by_patient(dataset).keys(), identity=dataset.patient_identity)
-    )
+    left: Collection[str] = ()
+    if config is not None:
+        scans = scans_by_patient(dataset)
+        check_scans(slots_file(config), scans, identity=dataset.patient_identity)  # before deal_for_training stores
+        left = deal_for_training(config, scans.keys(), identity=dataset.patient_identity)
     tasks = plan_site(
         dataset,
         teachers=directory / "teachers",

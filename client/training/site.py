@@ -6,10 +6,11 @@ refused before any scan is opened.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from client.records.patient_deal import ANOTHER_DIRECTORY, Slots, load_or_deal
+from client.records.patient_deal import load_or_deal
+from client.records.scan_patients import check_scans, record_scans
 from client.records.voter_files import voter_directory
 from client.training.private.settings import PrivateSettings
 from client.training.private.teachers import check_network
@@ -61,15 +62,17 @@ def plan_site(
     Raises:
         InvalidInput: If labels or channels are not the study's; for an unknown trainer, a network the private strategy
             cannot train, or a start with other weights; for a seed with real patients; if there is no patient, or for a
-            private training fewer patients than voters; or if the case table assigns a scan to another patient than
-            before.
+            private training fewer patients than voters; or if
+            :func:`~client.records.scan_patients.check_scans` refuses the patients of the scans.
     """
     _check_plan(dataset, data=data, recipe=recipe, trainer=trainer, start=start, seed=seed)
     if private is not None:
         check_network(recipe, private, channels=len(data.channels), classes=len(data.labels))
-    scans = {patient: ids for patient, ids in scans_by_patient(dataset).items() if patient not in withdrawn}
-    slots = load_or_deal(slots_file or teachers / "slots.json", scans, voters=voters, seed=seed)
-    _refuse_regrouped(scans, slots)
+    scans, path = scans_by_patient(dataset), slots_file or teachers / "slots.json"
+    check_scans(path, scans, identity=dataset.patient_identity)
+    scans = {patient: ids for patient, ids in scans.items() if patient not in withdrawn}
+    slots = load_or_deal(path, scans, voters=voters, seed=seed)
+    record_scans(path, slots, scans, identity=dataset.patient_identity)
     if private is not None and len(slots.order) < voters:
         raise InvalidInput(
             "patients for private training", value=len(slots.order), limit=f"at least {voters}, one for each voter"
@@ -114,17 +117,6 @@ def _check_plan(
     if start is not None:  # before a private training is charged: weights of another network could not be trained
         empty = network_for(recipe, data)
         load_weights(start, empty)
-
-
-def _refuse_regrouped(scans: Mapping[str, tuple[str, ...]], slots: Slots) -> None:
-    """Refuse a case table that gives a scan to another patient after the scan was a patient of its own in the slots."""
-    regrouped = sorted({scan for ids in scans.values() for scan in ids} & set(slots.order) - scans.keys())
-    if regrouped:
-        raise InvalidInput(
-            "scans that counted as separate patients in an earlier training now belong to other patients",
-            value=regrouped[:3],
-            remedy=f"name the same patient for each scan as before; for a new grouping {ANOTHER_DIRECTORY}",
-        )
 
 
 def scans_by_patient(dataset: Dataset) -> dict[str, tuple[str, ...]]:

@@ -58,7 +58,9 @@ def withdraw(
 
 
 def withdraw_patient(
-    case: Annotated[str, typer.Argument(help="The case's name in the dataset; it is not written to the ledger.")],
+    case: Annotated[
+        str, typer.Argument(help="Name of the patient, or of one of the patient's cases; no ledger holds it.")
+    ],
     site_dir: SiteDir,
     yes: Annotated[bool, typer.Option("--yes", help="Withdraw without asking, although it cannot be undone.")] = False,
 ) -> None:
@@ -69,7 +71,12 @@ def withdraw_patient(
     Example: consilium site withdraw-patient case_017 --site-dir /srv/consilium
     """
     from client.operations import staff_decisions as control
+    from client.policy import load_site
+    from client.site.deals import patient_named
 
+    given, case = case, patient_named(load_site(site_dir), case)
+    if case != given:
+        say(plain(f"{given} is of patient {case}"))
     if not yes:
         _ask_about_patient(case, control.foresee_withdrawal(site_dir, case))
     done = control.withdraw_patient(site_dir, case)

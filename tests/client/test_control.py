@@ -171,6 +171,21 @@ def test_a_withdrawn_patient_leaves_an_empty_slot_a_silent_voter_and_no_name(fed
     assert verify(hospital / "site-ledger.sqlite").kinds["patient"] == 1
 
 
+def test_a_patient_is_withdrawn_by_the_name_of_a_case_and_in_any_spelling(fed, hospital, tmp_path) -> None:
+    path, data = hospital / "teachers" / "slots.json", load_site(hospital).path(load_site(hospital).data)
+    load_or_deal(path, [f"p{i}" for i in range(6)] + ["M\u00fcller"], voters=2)
+    data.mkdir(exist_ok=True)
+    (data / "cases.csv").write_text("image,label,patient_id\nscan0.nii,l0.nii,p2\nscan1.nii,l1.nii,p3\n")
+    asked = site("withdraw-patient", "scan0", "--site-dir", hospital, "--yes")
+    assert asked.exit_code == 0, asked.output
+    assert "scan0 is of patient p2" in asked.stdout
+    assert site("withdraw-patient", "Mu\u0308ller", "--site-dir", hospital, "--yes").exit_code == 0
+    assert {"p2", "M\u00fcller"}.isdisjoint(load_slots(path).order)
+    assert "p3" in load_slots(path).order
+    unknown = site("withdraw-patient", "scan9", "--site-dir", hospital, "--yes").exception
+    assert "a patient who was assigned to a voter" in str(unknown)
+
+
 def test_a_withdrawal_of_a_patient_says_what_it_will_do_and_asks_before_it_changes_anything(fed, hospital) -> None:
     before, rows = (hospital / "teachers" / "slots.json").read_text(), fed.site_ledgers["site-0"].row_count
     place = load_slots(hospital / "teachers" / "slots.json").place("p2")

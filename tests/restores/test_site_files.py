@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow
 PARTS = (
     Part("ledger", ("site-ledger.sqlite*",)),
     Part("standing", ("site-ledger.standing",)),
-    Part("slots", ("teachers/slots*.json",)),
+    Part("slots", ("teachers/slots*.json", "teachers/scans*.json")),
     Part("journals", ("teachers/voter-*/journal-*",)),
     Part("checkpoints", ("teachers/voter-*/checkpoint.pt",)),
     Part("weights", ("teachers/voter-*/weights.pt", "teachers/voter-*/train.json")),

@@ -31,6 +31,7 @@ from common.config import DataConfig
 from common.data.dataset import Dataset, PatientIdentity, check_labels
 from common.data.patients import counted_once
 from common.errors import InvalidInput
+from common.names import is_utf8
 from tests.contracts.layout_contract import held
 
 CHANNELS = ("T1", "T1c", "T2", "FLAIR")
@@ -411,6 +412,25 @@ def test_a_choice_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
         (tmp_path / "names.toml").write_text(text)
         with pytest.raises(InvalidInput, match="bids"):
             load_names(tmp_path / "names.toml")
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_a_file_name_that_is_not_utf8_costs_that_case_alone(tmp_path: Path, table: bool) -> None:
+    """Its name could be stored and not be read again."""
+    folder = make_bids(tmp_path)
+    (subject, *_) = open_dataset(folder).listed
+    wrong = os.fsdecode(b"sub-M\xfcller")
+    for path in sorted(folder.rglob(f"*{subject.split('_')[0]}*"), reverse=True):
+        path.rename(path.with_name(path.name.replace(subject.split("_")[0], wrong)))
+    others = open_dataset(folder).listed
+    if table:
+        (folder / "patients.csv").write_text("case_id,patient_id\n" + "".join(f"{one},x\n" for one in others))
+    found = open_dataset(folder)
+    assert others
+    assert found.listed == others
+    assert all(is_utf8(text) for case in found.cases for text in (case.id, case.patient or ""))
+    (problem,) = (one for one in found.problems if "not UTF-8; to fix: rename the file" in one.reason)
+    assert problem.case.startswith("sub-M\\udcfcller")
 
 
 def test_a_subjects_own_table_of_labels_speaks_for_that_subject_alone(tmp_path: Path) -> None:

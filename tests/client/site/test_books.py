@@ -635,12 +635,14 @@ def test_joinrequest_says_what_was_spent_so_far(first: Workspace, second: Worksp
 def test_a_withdrawn_patient_does_not_come_back_under_the_names_of_files(north: Path, known: PatientIdentity) -> None:
     """A dataset that was restored without its table of patients names every scan as a patient of its own."""
     config, files = load_site(north), [f"scan{number}" for number in range(9)]
-    load_or_deal(slots_file(config), PATIENTS, voters=1)
     with open_books(config) as ledger:
         ledger.state_identity(known)
-    assert deal_for_training(config, files, identity=PatientIdentity.FILE) == frozenset(), "nobody left"
+    assert deal_for_training(config, files, identity=PatientIdentity.FILE) == frozenset(), "nobody has a slot"
+    load_or_deal(slots_file(config), PATIENTS, voters=1)
+    with pytest.raises(InvalidInput, match="another way"):
+        deal_for_training(config, files, identity=PatientIdentity.FILE)
     control.withdraw_patient(north, "p3")
-    with pytest.raises(InvalidInput, match="recognised"):
+    with pytest.raises(InvalidInput, match="another way"):
         deal_for_training(config, files, identity=PatientIdentity.FILE)
     assert deal_for_training(config, PATIENTS, identity=known) == {"p3"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,6 +42,15 @@ def test_other_cases_of_a_withdrawn_patient_are_not_scored_either(tmp_path: Path
     site = make_own_site(tmp_path, "after-a-withdrawal")
     result, _ = evaluate(site, now=NOW, data=tmp_path / "data")
     assert (len(result.scores), result.withdrawn) == (3, 1)
+
+
+def test_cases_of_known_patients_count_as_trained_on_in_another_folder_too(tmp_path: Path) -> None:
+    site = make_own_site(tmp_path, "after-a-student")
+    own, _ = evaluate(site, now=NOW)
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    copy, _ = evaluate(site, now=NOW.replace(day=2), data=tmp_path / "copy")
+    assert {score.part for score in own.scores} != {"not used"}
+    assert [score.part for score in copy.scores] == [score.part for score in own.scores]
 
 
 def test_nobody_is_scored_where_it_cannot_be_known_who_was_withdrawn(tmp_path: Path) -> None:

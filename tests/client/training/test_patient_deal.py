@@ -231,6 +231,13 @@ def test_a_withdrawn_patient_does_not_come_back_in_upper_or_lower_case(tmp_path:
     assert name not in load_or_deal(path, [*NAMES, name], voters=4).order
 
 
+def test_a_name_that_the_slots_file_could_not_be_read_with_is_never_stored(tmp_path: Path) -> None:
+    path = tmp_path / "slots.json"
+    with pytest.raises(InvalidInput, match="rename the file"):
+        load_or_deal(path, ["p0", "M\udcfcller"], voters=1)
+    assert not path.exists()
+
+
 def test_a_name_that_would_pass_for_an_empty_slot_is_refused() -> None:
     with pytest.raises(InvalidInput, match="'#withdrawn-0'"):
         deal(["a", "#withdrawn-0"], voters=1, seed=0)
