@@ -157,7 +157,7 @@ class TrainingJournal:
             try:
                 header = checked_fields(json.loads(first), {"identity": str, "key": str, "plan": dict, "schema": int})
                 key = bytes.fromhex(str(header["key"]))
-            except (ValueError, InvalidInput) as error:
+            except (ValueError, InvalidInput, RecursionError) as error:
                 raise InvalidInput(
                     "training journal cannot be read",
                     value=path.name,
@@ -276,7 +276,7 @@ def begun_trainings(directory: Path) -> tuple[str, ...]:
         first, _, steps = path.read_text(encoding="utf-8", errors="replace").partition("\n")
         try:
             key = bytes.fromhex(json.loads(first)["key"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             key = b""
         if steps or not key:
             found.append(training_id_of(key))

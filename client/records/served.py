@@ -53,7 +53,7 @@ def trained_hash(directory: Path) -> str:
             return ""
     except PermissionError:
         return digest("unread-teacher", directory.name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ""
     return served_hash(weights, posterior)
 
@@ -110,6 +110,6 @@ def training_record(teachers: Path, voter: int) -> dict[str, Any] | None:
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         _ = record["report"]["weights"], record["identity"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return record

@@ -9,7 +9,6 @@ warning is logged and the set-up continues. The server has a check of its own.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import shlex
@@ -27,6 +26,7 @@ from common.ledger.chain import Chain
 from common.ledger.records import parse_body
 from common.ledger.rollback_guard import standing_path
 from common.objects import write_json
+from common.reading import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class Registry:
     def _entries(self) -> list[KeptPool]:
         if self.file is None or not self.file.exists():
             return []
-        document = json.loads(self.file.read_text(encoding="utf-8"))
+        document = parse_json(self.file.read_bytes(), what="registry of pools")
         if not isinstance(document, list):
             raise InvalidInput("registry of pools", limit="a JSON list")
         return list(map(KeptPool.from_json, document))

@@ -346,6 +346,6 @@ def _finished(directory: Path, identity: str) -> VoterReport | None:
             return None
         if report.weights is not None and sha256_file(directory / "weights.pt") != report.weights:
             return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return report

@@ -46,6 +46,7 @@ SHOWN = ("genesis", "study", "pool", "reservation", "receipt")
 """Kinds of a site's rows that its head counts. The server knows of these rows anyway; the number of rows of other kinds
 would reveal a training or a withdrawal. A row's hash covers all earlier rows, including those of other kinds."""
 _SALT = "blind.key"
+_SALT_BYTES = 32
 
 
 def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> list[bytes]:
@@ -64,7 +65,7 @@ def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> lis
         Leaves of 32 bytes.
 
     Raises:
-        InvalidInput: If there is no secret and ``make`` is False.
+        InvalidInput: If there is no secret and ``make`` is False, or if it has another size than 32 bytes.
     """
     path = folder / _SALT
     if not path.exists():
@@ -75,8 +76,15 @@ def blinded(hashes: Sequence[bytes], folder: Path, *, make: bool = False) -> lis
                 limit="the file that the worker wrote when it signed the site's first head",
                 remedy="restore it from a backup of the site's directory",
             )
-        write_atomically(path, secrets.token_bytes(32), mode=0o600)
+        write_atomically(path, secrets.token_bytes(_SALT_BYTES), mode=0o600)
     salt = path.read_bytes()
+    if len(salt) != _SALT_BYTES:
+        raise InvalidInput(
+            "key that blinds the heads of this site's ledger",
+            value=f"{len(salt)} bytes",
+            limit=f"{_SALT_BYTES} bytes",
+            remedy=f"restore {path} from a backup of the site's directory",
+        )
     return [hmac.digest(salt, one, "sha256") for one in hashes]
 
 

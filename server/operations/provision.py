@@ -529,4 +529,4 @@ def _other_keys(workspace: Workspace, site: str) -> set[str]:
 
 def _fingerprint(path: Path) -> str:
     """Return the fingerprint of the node key in a file, or an empty string if there is none."""
-    return node_fingerprint(path.read_text(encoding="ascii")) if path.exists() else ""
+    return node_fingerprint(read_node_public_key(path)) if path.exists() else ""

@@ -7,26 +7,26 @@ that cannot be read.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from common.canonical import check_hash
 from common.config import Study, load_study
 from common.document import AS_TEXT, LATER, Document
 from common.errors import InvalidInput
 from common.objects import ObjectStore, shared, write_json
-from common.reading import naming_file
+from common.reading import naming_file, parsing
 from server.public.kept import KeptInFolder, read_record
 from server.public.material import START_FILE, CodecRecord, PairedFiles, Public
 from server.study.locks import held_alone, is_held
 
+T = TypeVar("T")
 LEDGER_RECORD = "ledger.json"
 """Name of the file that a study has if it shares another study's ledger; it contains that study's directory."""
 BUSY = "a run is already active in {}; to fix: `consilium study watch` follows it, `consilium study stop` ends it"
@@ -314,8 +314,8 @@ class Workspace:
         Raises:
             InvalidInput: If there are none yet.
         """
-        records = self._read("sites.json", remedy="admit sites with `consilium provision approve`")
-        return tuple(sorted(map(Site.from_json, records), key=lambda site: site.name))
+        sites = self._read_all("sites.json", Site.from_json, remedy="admit sites with `consilium provision approve`")
+        return tuple(sorted(sites, key=lambda site: site.name))
 
     def registered(self) -> tuple[Site, ...]:
         """Return the registered sites, or none if there are none yet."""
@@ -411,7 +411,7 @@ class Workspace:
         """Return the sites that left the study and whose records were deleted; empty if there are none."""
         if not (self.root / LEFT).exists():
             return ()
-        return tuple(map(LeftSite.from_json, self._read(LEFT, remedy="restore it from a backup")))
+        return self._read_all(LEFT, LeftSite.from_json, remedy="restore it from a backup")
 
     def save_left(self, sites: tuple[LeftSite, ...]) -> None:
         """Write the list of sites that left the study and whose records were deleted.
@@ -427,8 +427,7 @@ class Workspace:
         Raises:
             InvalidInput: If no volumes are published yet.
         """
-        records = self._read("public.json", remedy="publish volumes with `consilium study publish`")
-        return tuple(check_hash(name) for name in records)
+        return self._read_all("public.json", check_hash, remedy="publish volumes with `consilium study publish`")
 
     def published(self) -> bool:
         """Whether public volumes are published."""
@@ -450,8 +449,9 @@ class Workspace:
         """
         if not self.study().codec.paired:
             return ()
-        records = self._read(PAIRED, remedy="publish them with `consilium study publish --paired`")
-        return tuple(map(PairedFiles.from_json, records))
+        return self._read_all(
+            PAIRED, PairedFiles.from_json, remedy="publish them with `consilium study publish --paired`"
+        )
 
     def save_paired(self, paired: tuple[PairedFiles, ...]) -> None:
         """Write the list of public pairs.
@@ -465,7 +465,7 @@ class Workspace:
         """Return the labelled public cases on which student and controls are scored; none if none were published."""
         if not (self.root / VALIDATION).exists():
             return ()
-        return tuple(map(PairedFiles.from_json, self._read(VALIDATION, remedy="publish them again")))
+        return self._read_all(VALIDATION, PairedFiles.from_json, remedy="publish them again")
 
     def save_validation(self, cases: tuple[PairedFiles, ...]) -> None:
         """Write the list of labelled public cases on which networks are scored.
@@ -526,9 +526,16 @@ class Workspace:
         self._write("flower/endpoint.json", self.endpoint().to_json())
 
     def run_id(self) -> int | None:
-        """Return Flower's id of the run last submitted for this study; None if there is none."""
-        path = self.root / "run.json"
-        return int(json.loads(path.read_text(encoding="utf-8"))["run_id"]) if path.exists() else None
+        """Return Flower's id of the run last submitted for this study; None if there is none.
+
+        Raises:
+            InvalidInput: If the file with the id is damaged.
+        """
+        path, remedy = self.root / "run.json", "restore it from a backup, or delete it"
+        if not path.exists():
+            return None
+        with parsing("run.json holds no id of a run", value=str(path), remedy=remedy):
+            return int(self._read(path.name, remedy=remedy)["run_id"])
 
     def save_run_id(self, run_id: int) -> None:
         """Write Flower's id of the run that was submitted for this study.
@@ -596,6 +603,14 @@ class Workspace:
     def _read(self, name: str, *, remedy: str) -> Any:
         self._check_there()
         return read_record(self.root / name, remedy=remedy)
+
+    def _read_all(self, name: str, parse: Callable[[Any], T], *, remedy: str) -> tuple[T, ...]:
+        """Read a file with a list of records."""
+        found = self._read(name, remedy=remedy)
+        with naming_file(self.root / name, remedy=remedy):
+            if not isinstance(found, list):
+                raise InvalidInput("file of a study", limit="a JSON list")
+            return tuple(map(parse, found))
 
     def _write(self, name: str, value: object) -> None:
         write_json(self.root / name, value)

@@ -22,9 +22,10 @@ from client.ledger.site_teachers import KeepsTeachers
 from client.operations import staff_decisions as control
 from client.operations.serve import open_worker
 from client.policy import load_site
+from client.records.journal import begun_trainings
 from client.records.lock import writing
 from client.records.patient_deal import load_or_deal, load_slots
-from client.records.served import retired_voters
+from client.records.served import found_in, retired_voters
 from client.site.books import open_books, read_books, site_directories, slots_file, stated_books, writing_teachers
 from client.site.deals import deal_for_training
 from client.site.enrolment import SiteKit, create_site, join_site
@@ -415,6 +416,24 @@ def test_a_registry_that_cannot_be_read_or_written_warns_and_stops_nobody(
         tmp_path / "b", pool="north", data=tmp_path / "data", kit=kit, registry=Registry(tmp_path / "pools.json")
     )
     assert (tmp_path / "pools.json").read_text() == "{no json", "what cannot be read is not overwritten"
+
+
+def test_deeply_nested_json_in_a_sites_files_counts_as_unreadable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nested = "[" * 100_000
+    (tmp_path / "pools.json").write_text(nested)
+    registry = Registry(tmp_path / "pools.json")
+    registry.check(pool="north", data=tmp_path, directory=tmp_path / "a", kit=tmp_path)
+    registry.check_no_copy("1" * 32, pool="north", directory=tmp_path)
+    assert "registry-unreadable" in caplog.text
+    voter = tmp_path / "teachers" / "voter-000"
+    voter.mkdir(parents=True)
+    (voter / "train.json").write_text(nested)
+    (voter / "journal-1.jsonl").write_text(f"{nested}\n")
+    assert retired_voters(tmp_path / "teachers") == frozenset()
+    assert found_in(tmp_path / "teachers", voters=1) == ("",)
+    assert len(begun_trainings(voter)) == 1
 
 
 def test_the_registry_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from common.errors import InvalidInput
 from common.ledger.keys import public_hex
+from common.witness.memory import blinded
 from common.witness.merkle import grew, has_leaf, prove_growth, prove_leaf, root
 from common.witness.notes import CheckpointNote, origin_of, parse_signature, witness_name
 
@@ -134,3 +136,12 @@ def test_a_cosignature_holds_for_no_other_head() -> None:
 def test_a_note_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         CheckpointNote.parse(text)
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_blinding_key_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
+    """Under an empty key anybody could confirm a guessed code by the tree's root."""
+    (tmp_path / "blind.key").write_bytes(bytes(size))
+    with pytest.raises(InvalidInput, match="32 bytes"):
+        blinded([bytes(32)], tmp_path, make=True)
+    assert (tmp_path / "blind.key").stat().st_size == size

@@ -13,6 +13,7 @@ from common.errors import InvalidInput
 from common.ledger.keys import load_signing_key
 from common.pki import create_authority
 from server.ledger.server_ledger import Ledger
+from server.operations.provision import standings
 from server.operations.supervisor import flower_server, supervise
 from server.public.material import CodecRecord
 from server.study import create_study as setup
@@ -180,3 +181,19 @@ def test_a_study_whose_shared_ledger_is_not_found_is_told_of_ledger_json(workspa
         Ledger.open(other.ledger_file)
     record.write_text('{"directory": "../moved"}')
     Ledger.open(other.ledger_file).close()
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{}", b"null", b'{"run_id":"x"}', b"\xff", b"[" * 100_000, b"[1]"])
+def test_a_damaged_record_of_a_study_is_named_without_a_traceback(workspace: Workspace, damaged: bytes) -> None:
+    for name, read in (("run.json", workspace.run_id), ("sites.json", workspace.sites), ("left.json", workspace.left)):
+        (workspace.root / name).write_bytes(damaged)
+        with pytest.raises(InvalidInput, match=re.escape(name)):
+            read()
+
+
+def test_a_node_key_that_is_not_text_is_named_without_a_traceback(workspace: Workspace) -> None:
+    workspace.save_sites((Site(name="north", pool="north/p", node_id=7),))
+    workspace.node_keys_dir.mkdir(exist_ok=True)
+    (workspace.node_keys_dir / "north.pub").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInput, match=r"north\.pub"):
+        standings(workspace, nodes={})
