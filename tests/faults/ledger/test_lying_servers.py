@@ -457,9 +457,13 @@ def test_the_signing_key_is_changed_by_two_commands_even_when_the_second_is_inte
     printed = RUN.invoke(ledger_app, ["new-key", str(new)]).stdout.strip()
     text = new.read_bytes()
     rotate = ["rotate-key", str(fed.root / "ledger.sqlite"), "--key", str(key), "--new-key", str(new)]
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("server.ledger.recovery.sync_directory", lambda _: None)
-        patch.setattr("server.ledger.recovery.os.link", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("server.ledger.recovery.write_atomically", interrupted)
         RUN.invoke(ledger_app, rotate)
     assert key.read_bytes() == old, "the ledger has changed hands and the files have not"
     result = RUN.invoke(ledger_app, rotate)
