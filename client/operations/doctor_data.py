@@ -26,7 +26,12 @@ from common.stated_budget import StatedBudget
 if TYPE_CHECKING:
     from jaxtyping import UInt8
 
-_STATES = {CaseVerdict.GOOD: State.OK, CaseVerdict.ODD: State.NOTE}
+_STATES = {
+    CaseVerdict.GOOD: State.OK,
+    CaseVerdict.ODD: State.NOTE,
+    CaseVerdict.DOUBLED: State.FAIL,
+    CaseVerdict.BROKEN: State.FAIL,
+}
 SHOWN_CASES = 5
 """Number of cases that a finding about many cases names on the terminal."""
 
@@ -110,7 +115,7 @@ def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path 
         picture = f"{pictures.name}/{path.name}"
     return Checkup(
         "case",
-        _STATES.get(result.verdict, State.FAIL),
+        _STATES[result.verdict],
         "; ".join(result.findings),
         result.remedy,
         number=result.number,

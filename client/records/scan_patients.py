@@ -1,6 +1,6 @@
 """Remembers which patient each scan belonged to when patients were assigned to voters.
 
-``client.training.site`` and ``client.training.command`` call it before they use a slots file. A scan whose patient
+Training and adapting call it before they use a slots file. A scan whose patient
 changes would move to another slot, and so perhaps to another voter. The module refuses such a scan, and a dataset that
 no longer tells which scans are of one patient. It checks before anything is stored. New scans of known patients, and
 new patients, are allowed.

@@ -71,8 +71,7 @@ def augmentation(kind: str = "smooth") -> Augment:
     Returns:
         A function of image, target and seed.
     """
-    made: Augment = _BY_NAME[kind]
-    return made
+    return _BY_NAME[kind]
 
 
 def smooth(image: Image, target: Target, seed: int, *, within: Ranges = SMOOTH) -> tuple[Image, Target]:

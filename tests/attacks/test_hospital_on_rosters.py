@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,13 +29,19 @@ pytestmark = pytest.mark.slow
 LIAR, HONEST = 100, "site-3"
 
 
-@pytest.fixture
-def sealed(tmp_path: Path) -> Iterator[Federation]:
-    study = make_study(quorum=3, planned_queries=4, aggregation="sealed-sum", spare_draws=4)
+@contextmanager
+def of_four(root: Path, *, quorum: int, spare_draws: int) -> Iterator[Federation]:
+    study = make_study(quorum=quorum, planned_queries=4, aggregation="sealed-sum", spare_draws=spare_draws)
     collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
-    federation = Federation(tmp_path, study=replace(study, collection=collection), sites=4)
+    federation = Federation(root, study=replace(study, collection=collection), sites=4)
     yield federation
     federation.close()
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Iterator[Federation]:
+    with of_four(tmp_path, quorum=3, spare_draws=4) as federation:
+        yield federation
 
 
 @pytest.mark.parametrize("named", [(HONEST,), (HONEST, "site-2"), ("site-1", "site-2", HONEST)])
@@ -112,11 +119,8 @@ def test_some_of_the_codes_are_a_sites_last_word_on_all_of_them(open_sum: Federa
 @pytest.fixture
 def whole_roster(tmp_path: Path) -> Iterator[Federation]:
     """A sealed study that needs all its four sites."""
-    study = make_study(quorum=4, planned_queries=4, aggregation="sealed-sum", spare_draws=20)
-    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
-    federation = Federation(tmp_path, study=replace(study, collection=collection), sites=4)
-    yield federation
-    federation.close()
+    with of_four(tmp_path, quorum=4, spare_draws=20) as federation:
+        yield federation
 
 
 def declining(liars: set[int], reason: str, *, after: int = 0):  # type: ignore[no-untyped-def]
