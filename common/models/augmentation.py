@@ -9,7 +9,7 @@ Called by the training loop. The result depends only on the tensors and one seed
 ``wide``           As ``smooth``, with larger ranges: rotations about the third axis of up to 0.8 rad, scalings of up to
                    30 %, and stronger changes of contrast, brightness and noise.
 ``wide-mirror``    As ``wide``, and each of the first two axes is mirrored in half of the samples. Only for structures
-                   whose mirror image has the same label.
+                   that keep their label in a mirror image.
 ``rotate-mirror``  Half of the samples are rotated or mirrored, the others unchanged, as in Fay et al. 2021, "Base
                    models". The paper gives no angles; ours are up to 0.25 rad about every axis.
 """

@@ -218,12 +218,12 @@ class SealedSums(Aggregator):
             return batch, roster, MaskedRoster(offer.study, offer.ledger, offer.batch, offer.draw or 0, members)
 
     def _newest_draw(self, batch: Batch) -> int:
-        """Return a draw number to believe that sites have answered already; -1 if there is none.
+        """Return the last draw that sites say they have answered, if their word is credible; otherwise -1.
 
         A site that declines a draw with the reason ``old-draw`` states the last draw that it answered. The t sites that
-        may collude can state any number, so the t largest numbers are ignored, at least one, and the next one is
-        returned. If there is none, a site that states the number just offered is believed once in a run: its ledger may
-        have been restored from a copy.
+        may collude can state any number. So the t largest numbers are ignored (the largest one if t is 0), and the next
+        one is returned. If none is left, one site that states the draw just offered is believed, once in a run: the
+        ledger may have been restored from a copy.
         """
         said = {name: reply.last_draw or 0 for name, reply in batch.replies.items() if reply.reason == "old-draw"}
         named = sorted(said.values(), reverse=True)[max(1, self._study.privacy.colluders) :]

@@ -86,7 +86,7 @@ the gain over the best control was within :data:`OFF` of 0 on tumours and hippoc
 """
 
 SCATTERED = 0.08
-"""If the Dice of the mean public shape is below this, structures may lie anywhere, and a mirrored volume is as likely.
+"""If the Dice of the mean public shape is below this, structures may lie anywhere, so training volumes are mirrored.
 
 Among eight label maps it was 0 to .05 for tumours and .11 to .45 for hearts (20 random choices each).
 """
