@@ -251,7 +251,7 @@ def write_atomically(
 
 
 def name_new(draft: Path, path: Path) -> None:
-    """Give a finished draft its name, and never replace a file that has the name.
+    """Rename a finished draft to its final name, and never replace an existing file.
 
     On a file system without hard links, an empty file reserves the name first.
 

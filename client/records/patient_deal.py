@@ -375,11 +375,11 @@ def _check_spelling(listed: set[str], before: Slots, stored: Sequence[Slots]) ->
         if len(names) == 1 or (apart and any(names <= set(slots.order) for slots in (before, *stored))):
             continue
         raise InvalidInput(
-            "name of a case that differs from another one only in upper and lower case or in its Unicode characters",
+            "name of a case that differs from another one only in upper and lower case or in its letters' encoding",
             value=ascii(name),
-            limit=f"one spelling of a case for life, here {min(names - {name})!a}",
-            remedy="give the case in the dataset the spelling that it had when it was first trained on; if the two are "
-            "different patients, rename the new case",
+            limit=f"the spelling that is known already, {min(names - {name})!a}",
+            remedy="write it in the dataset as it was when it was first trained on; if the two are different patients, "
+            "rename the new case",
         )
 
 

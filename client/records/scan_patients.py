@@ -1,9 +1,8 @@
-"""Remembers which patient each scan belonged to when patients were assigned to voters.
+"""Records each scan's patient when patients are assigned to voters, and refuses a scan whose patient changes later.
 
-Training and adapting call it before they use a slots file. A scan whose patient
-changes would move to another slot, and so perhaps to another voter. The module refuses such a scan, and a dataset that
-no longer tells which scans are of one patient. It checks before anything is stored. New scans of known patients, and
-new patients, are allowed.
+Such a scan would move to another slot (a patient's place in the assignment), and so perhaps to another voter. A dataset
+that no longer says which scans are of one patient is refused, too. Training and adapting call the checks before they
+store anything. New scans of known patients, and new patients, are allowed.
 
 The record is a file beside the slots file, with the slots file's key: it contains keyed hashes of scans and patients.
 An assignment made by version 0.2.0 or older has no such file until the next training. An older copy of the file knows

@@ -131,8 +131,8 @@ class Registry:
                 raise InvalidInput(
                     "one ledger under two paths",
                     value=str(here),
-                    limit=f"{original}, the path that is listed on this machine",
-                    remedy=f"use {original}, and keep both: they lead to the same files",
+                    limit=f"{original}, the path in this machine's list of pools",
+                    remedy=f"use {original}, and remove nothing: both paths lead to the same files",
                 )
             raise InvalidInput(
                 "this directory is a copy of a site whose ledger is in use on this machine",

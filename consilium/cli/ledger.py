@@ -256,7 +256,8 @@ def recover_command(
         bool,
         typer.Option(
             "--charge-all",
-            help="If the standing file is lost too: count the whole remaining budget of pools and studies as spent. "
+            help="If the ledger's newest standing file is lost as well: count the whole remaining budget of pools "
+            "and studies as spent. "
             "Pools that are declared later count as spent, too.",
         ),
     ] = False,

@@ -259,7 +259,7 @@ def revoke(directory: StudyDir, site: SiteName) -> None:
     whole = provision.revoke(workspace, site, unregister=lambda node: unregister_node(flower_server(workspace), node))
     say(f"revoked {site}: the gateway refuses its key from now on")
     if site in workspace.revoked_names() and not is_noted(workspace, site):
-        say("the ledger could not be written; the next run notes the revocation there", err=True)
+        say("the ledger could not be written; the next run notes the revocation there, you need do nothing", err=True)
     if workspace.study().gate.verdicts:
         from server.postprocess.bundle import publish_verdicts
 

@@ -221,9 +221,9 @@ class SealedSums(Aggregator):
         """Return the last draw that sites say they have answered, if their word is credible; otherwise -1.
 
         A site that declines a draw with the reason ``old-draw`` states the last draw that it answered. The t sites that
-        may collude can state any number. So the t largest numbers are ignored (the largest one if t is 0), and the next
-        one is returned. If none is left, one site that states the draw just offered is believed, once in a run: the
-        ledger may have been restored from a copy.
+        may collude can state any number. So the max(t, 1) largest numbers are ignored, and the next largest is
+        returned. If no number is left, a site that states the draw just offered is believed, once in a run: its ledger
+        may have been restored from a copy.
         """
         said = {name: reply.last_draw or 0 for name, reply in batch.replies.items() if reply.reason == "old-draw"}
         named = sorted(said.values(), reverse=True)[max(1, self._study.privacy.colluders) :]

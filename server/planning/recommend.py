@@ -86,7 +86,9 @@ the gain over the best control was within :data:`OFF` of 0 on tumours and hippoc
 """
 
 SCATTERED = 0.08
-"""If the Dice of the mean public shape is below this, structures may lie anywhere, so training volumes are mirrored.
+"""If the Dice of the mean public shape is below this, public maps show no common place of the structures.
+
+A mirrored volume is then as plausible as the original, so the student is trained with mirrored volumes, too.
 
 Among eight label maps it was 0 to .05 for tumours and .11 to .45 for hearts (20 random choices each).
 """
