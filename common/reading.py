@@ -20,6 +20,7 @@ from typing import Any
 
 from common.errors import ConsiliumError, InvalidInput
 from common.objects import read_regular
+from common.system_errors import explain, system_cause
 
 MAX_JSON_BYTES = 1 << 26
 MAX_JSON_VALUES = 2_000_000
@@ -95,7 +96,7 @@ def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "") -> st
         path: The file.
         what: Name of the file in the error.
         most_bytes: Largest size.
-        remedy: What to do, for the error.
+        remedy: What to do, for the error; a missing permission or a failing disk has a remedy of its own.
 
     Returns:
         The text.
@@ -109,6 +110,8 @@ def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "") -> st
         return read_regular(path, most_bytes=most_bytes).decode("utf-8")
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "not UTF-8"
+        if isinstance(error, OSError) and system_cause(error):
+            remedy = explain(error)[1]
         raise InvalidInput(f"{what} cannot be read ({why})", value=str(path), remedy=remedy) from error
 
 

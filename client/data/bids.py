@@ -89,7 +89,7 @@ class BidsLayout:
         if not sessions and not closed:
             raise InvalidInput("the dataset holds no case", limit=self.says)
         shared, own_tables = _of_whom(directory, tables)
-        values, labels = _labels(directory, shared)
+        values, labels = _labels(shared)
         cases: list[Case] = []
         problems = [Problem(case, reason) for case, reason in sorted(left_out.items())]
         for case in sorted(known - left_out.keys()):
@@ -266,7 +266,7 @@ def _of_whom(directory: Path, tables: list[Path]) -> tuple[list[Path], dict[str,
     return shared, dict(own)
 
 
-def _labels(directory: Path, tables: list[Path]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _labels(tables: list[Path]) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the label values and their names from all tables. If no table names value 0, it is background.
 
     Raises:
@@ -279,7 +279,7 @@ def _labels(directory: Path, tables: list[Path]) -> tuple[tuple[int, ...], tuple
                 raise InvalidInput(
                     f"label {value} has two names",
                     value=(names[value], name),
-                    remedy=f"use one name for it in the tables {directory.name}/…/dseg.tsv",
+                    remedy="use one name for it in all tables dseg.tsv of the dataset",
                 )
     if not names:
         return (), ()

@@ -10,6 +10,7 @@ of some rows only.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
@@ -17,11 +18,16 @@ from client.data.bids import read_label_table
 from common.data.access import absent, check_opens, closed_folder
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
 from common.data.msd import case_id, is_file, nifti_ending
-from common.data.patients import read_table
+from common.data.patients import read_rows, read_table, table_in
 from common.errors import InvalidInput
 
 CASE_TABLES = ("cases.csv", "cases.tsv")
 _PREFIX = "image_"
+_MEANS_PATIENT = frozenset(
+    f"{person}{part}"
+    for person in ("patient", "subject", "participant", "p")
+    for part in ("", "s", "id", "no", "number")
+) - {"p", "ps", "pno"}
 
 
 class TableLayout:
@@ -42,7 +48,7 @@ class TableLayout:
         Returns:
             True if it has one.
         """
-        table = next((directory / name for name in CASE_TABLES if (directory / name).is_file()), None)
+        table = table_in(directory, CASE_TABLES)
         if table is None or not (directory / "dataset.json").is_file():
             return table is not None
         columns = {name for row in read_table(table)[:1] for name in row}
@@ -60,23 +66,35 @@ class TableLayout:
         Raises:
             InvalidInput: If there is no table, it is empty or has wrong columns, or only some rows name a patient.
         """
-        path = next((directory / name for name in CASE_TABLES if (directory / name).is_file()), None)
+        path = table_in(directory, CASE_TABLES)
         if path is None:
             raise InvalidInput("no cases.csv in the data directory", limit=self.says)
-        rows = read_table(path)
+        found = read_rows(path)
+        lines, rows = [line for line, _ in found], [row for _, row in found]
         if not rows:
             raise InvalidInput("table of cases is empty", value=path.name, limit=self.says)
         columns = [name for name in rows[0] if name == "image" or (name.startswith(_PREFIX) and name != _PREFIX)]
         if not columns or ("image" in columns and len(columns) > 1):
             raise InvalidInput("columns of the table of cases", value=sorted(rows[0]), limit=self.says)
+        meant = [name for name in rows[0] if re.sub(r"[\W_]", "", name.casefold()) in _MEANS_PATIENT]
+        if meant and "patient_id" not in rows[0]:
+            raise InvalidInput(
+                "table of cases without the column patient_id",
+                value=meant,
+                limit="a column patient_id, if the table names the patients",
+                remedy="rename the column to patient_id, or remove it; every file then counts as a patient",
+            )
         known = [bool(row.get("patient_id")) for row in rows]
         if any(known) and not all(known):
             raise InvalidInput(
-                "table of cases",
-                value=f"{known.count(False)} rows without patient_id",
+                f"{known.count(False)} rows of the table of cases without patient_id, the first in line "
+                f"{lines[known.index(False)]}",
                 remedy="fill patient_id in every row, or leave the column out",
             )
-        outcomes = [_read_row(directory, row, columns, number) for number, row in enumerate(rows, start=1)]
+        outcomes = [
+            _read_row(directory, row, columns, number, line)
+            for number, (line, row) in enumerate(zip(lines, rows, strict=True), start=1)
+        ]
         counts = Counter(outcome.case if isinstance(outcome, Problem) else outcome.id for outcome in outcomes)
         cases, problems = [], {}
         for outcome in outcomes:
@@ -120,18 +138,17 @@ def _name(row: dict[str, str], columns: list[str], number: int) -> str:
     return PurePosixPath(image).name or f"row {number}"
 
 
-def _read_row(directory: Path, row: dict[str, str], columns: list[str], number: int) -> Case | Problem:
+def _read_row(directory: Path, row: dict[str, str], columns: list[str], number: int, line: int) -> Case | Problem:
     name = _name(row, columns, number)
     found: dict[str, Path] = {}
     for column in (*columns, *(["label"] if row.get("label") else [])):
         what = "label" if column == "label" else "image" if column == "image" else column.replace("_", " of ", 1)
         relative = PurePosixPath(row[column].replace("\\", "/"))
         if not row[column]:
-            return Problem(name, f"the {what} is not named in the table; to fix: fill in its column")
-        if relative.is_absolute() or ".." in relative.parts or ":" in "".join(relative.parts[:1]):
-            return Problem(
-                name, f"the {what}'s path leaves the data directory; to fix: put the file into the directory"
-            )
+            return Problem(name, f"the {what} is not named in line {line} of the table; to fix: fill in its column")
+        if relative.is_absolute() or ".." in relative.parts or re.match("[A-Za-z]:/", str(relative)):
+            reason = f"the {what}'s path in line {line} of the table leaves the data directory"
+            return Problem(name, f"{reason}; to fix: put the file into the directory")
         path = directory / relative
         series = column != "label" and _is_folder(path)
         dicom = column == "label" and relative.suffix.lower() == ".dcm"

@@ -9,17 +9,19 @@ two names would be protected only as a group of two patients, with a larger ε.
 from __future__ import annotations
 
 import csv
+import io
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from common.canonical import digest, sha256_file
+from common.data.access import entries
 from common.data.dataset import Case, Dataset, Doubled, PatientIdentity, Problem
 from common.errors import InvalidInput
-from common.objects import read_regular
-from common.reading import parsing
+from common.reading import read_text
 
 PATIENT_TABLES = ("patients.tsv", "patients.csv")
 MAX_TABLE_BYTES = 1 << 24
@@ -27,10 +29,7 @@ MAX_TABLE_CELLS = 1_000_000
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV or TSV file with a header; names and values are stripped of surrounding blanks.
-
-    The separator is a tab in a ``.tsv`` file; otherwise it is ``,`` or ``;``, the one that occurs more often in the
-    header.
+    """Return the rows of a CSV or TSV file with a header, as :func:`read_rows` does, without their lines.
 
     Args:
         path: The file.
@@ -39,27 +38,90 @@ def read_table(path: Path) -> list[dict[str, str]]:
         One mapping from column name to value for each row.
 
     Raises:
-        InvalidInput: If the file is too large, not UTF-8 text, has no header, or has a row of another length.
+        InvalidInput: If :func:`read_rows` refuses the file.
     """
-    wrong = {"value": path.name, "remedy": "save it as CSV in UTF-8"}
-    with parsing("table cannot be read", limit="text in UTF-8", **wrong):
-        if path.stat().st_size > MAX_TABLE_BYTES:
-            raise InvalidInput("table is too large", value=path.name, limit=f"{MAX_TABLE_BYTES} bytes")
-        text = read_regular(path, most_bytes=MAX_TABLE_BYTES).decode("utf-8-sig")
-        lines = text.splitlines()
-    if len(lines) + sum(map(text.count, ",;\t")) > MAX_TABLE_CELLS:
+    return [row for _, row in read_rows(path)]
+
+
+def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Return the rows of a CSV or TSV file with a header; names and values are stripped of surrounding blanks.
+
+    The separator is the tab, comma or semicolon that occurs most often in the header; a ``.tsv`` file with a tab in its
+    header is separated by tabs. Empty rows are skipped. Known columns are recognised in upper and lower case.
+
+    Args:
+        path: The file.
+
+    Returns:
+        For each row the number of its last line in the file, and the mapping from column name to value.
+
+    Raises:
+        InvalidInput: If the file cannot be read, is too large, not UTF-8 text, has no header, has a row of another
+            length, a quotation mark without its partner, or a line break in a value of a known column.
+    """
+    text = read_text(path, what="table", most_bytes=MAX_TABLE_BYTES, remedy="save it as CSV in UTF-8").lstrip("\ufeff")
+    if text.count("\n") + text.count("\r") + sum(map(text.count, ",;\t")) > MAX_TABLE_CELLS:
         raise InvalidInput("cells of a table", value=path.name, limit=f"at most {MAX_TABLE_CELLS}")
-    header = lines[0] if lines else ""
-    delimiter = "\t" if path.suffix == ".tsv" else ";" if header.count(";") > header.count(",") else ","
-    with parsing("table cannot be read", limit="cells of at most 131,072 characters, no NUL", **wrong):
-        rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter) if any(row)]
-    if not rows or not all(rows[0]) or len(set(rows[0])) != len(rows[0]):
-        raise InvalidInput("table without a header", value=path.name, remedy="name every column once in the first line")
-    for number, row in enumerate(rows[1:], start=2):
-        if len(row) != len(rows[0]):
-            limit = f"{len(rows[0])} columns in row {number}, which has {len(row)}"
-            raise InvalidInput("row of a table", value=path.name, limit=limit, remedy="correct the row")
-    return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    stated = re.match(r"sep=([,;\t])\r?\n", text, re.IGNORECASE)  # a first line for spreadsheets
+    header = next((line for line in text[stated.end() if stated else 0 :].splitlines() if line.strip(" \t,;")), "")
+    delimiter = stated[1] if stated else max(",;\t", key=header.count)
+    if path.suffix.lower() == ".tsv" and "\t" in header:
+        delimiter = "\t"
+    rows = [(line, cells) for line, cells in _cells(path, text, delimiter) if any(cells)][1 if stated else 0 :]
+    columns = [_known(name) for name in rows[0][1]] if rows else []
+    if not columns or not all(columns) or len(set(columns)) != len(columns):
+        raise InvalidInput(
+            "table without a header", value=[path.name], remedy="name every column once in the first line"
+        )
+    found = []
+    for line, cells in rows[1:]:
+        if len(cells) != len(columns):
+            limit = f"{len(columns)} columns in line {line}, which has {len(cells)}"
+            raise InvalidInput(
+                "row of a table",
+                value=[path.name, cells[0]],
+                limit=limit,
+                remedy="correct the row; put a value that contains the separator in quotation marks",
+            )
+        row = dict(zip(columns, cells, strict=True))
+        broken = next((name for name, value in row.items() if name in _KNOWN.values() and _BREAK.search(value)), None)
+        if broken is not None:
+            raise InvalidInput(
+                f"value of a table in line {line}",
+                value=[path.name, row[broken]],
+                limit=f"a value of {broken} without a line break",
+                remedy="correct the row; it may lack a quotation mark",
+            )
+        found.append((line, row))
+    return found
+
+
+def _cells(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the last line and the cells of each row. Only a line break outside quotation marks ends a row."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        for cells in reader:
+            yield reader.line_num, [cell.strip() for cell in cells]
+    except csv.Error as error:
+        raise InvalidInput(
+            f"table cannot be read in line {reader.line_num}",
+            value=[path.name],
+            limit="quotation marks only in pairs about a whole value, cells of at most 131,072 characters",
+            remedy="correct the line, and the quotation marks before it",
+        ) from error
+
+
+_KNOWN = {name.replace("_", ""): name for name in ("case_id", "patient_id", "site", "image", "label", "index", "name")}
+"""The columns that Consilium reads, by their names without separators."""
+
+_BREAK = re.compile(r"[\r\n\0]")
+
+
+def _known(column: str) -> str:
+    """Return a known column's own name, whatever its letter case and separators; any other name unchanged."""
+    if column.casefold().startswith("image_"):
+        return f"image_{column[6:]}"
+    return _KNOWN.get(re.sub(r"[\s_-]", "", column.casefold()), column)
 
 
 def read_patients(path: Path, listed: Iterable[str]) -> dict[str, str]:
@@ -96,19 +158,26 @@ def read_column(path: Path, column: str, listed: Iterable[str], *, what: str, re
         InvalidInput: If a case is missing or has two values.
     """
     found: dict[str, str] = {}
-    for row in read_table(path):
+    for line, row in read_rows(path):
         case, value = row.get("case_id", ""), row.get(column, "")
         if not case or not value:
             raise InvalidInput(
-                f"table of {what}s", value=path.name, limit=f"columns case_id and {column}, filled in every row"
+                f"table of {what}s, line {line}",
+                value=[path.name, *filter(None, [case])],
+                limit=f"columns case_id and {column}, filled in every row",
+                remedy="name the columns so, and fill them in every row",
             )
         if found.setdefault(case, value) != value:
             raise InvalidInput(
-                f"a case belongs to two {what}s", value=case, remedy=f"give it one {what} in {path.name}"
+                f"a case belongs to two {what}s in the table, line {line}",
+                value=[path.name, case],
+                remedy=f"give it one {what}",
             )
     listed = tuple(listed)
     if missing := [case for case in listed if case not in found]:
-        raise InvalidInput(f"{len(missing)} case(s) without a {what} in {path.name}", value=missing[:3], remedy=remedy)
+        raise InvalidInput(
+            f"{len(missing)} case(s) without a {what} in the table", value=[path.name, *missing[:3]], remedy=remedy
+        )
     return {case: found[case] for case in listed}
 
 
@@ -123,16 +192,34 @@ def with_patients(dataset: Dataset, table: Path) -> Dataset:
         A new dataset, whose ``patient_identity`` says that a table identifies the patients.
 
     Raises:
-        InvalidInput: If a case is missing in the table or has two patients there.
+        InvalidInput: If a case is missing in the table or has two patients there; if the dataset states that two cases
+            are one patient's and the table does not; or if two tables group the cases differently.
     """
     ids = dict.fromkeys([*dataset.listed, *(case.id for case in dataset.cases)])
     patients = read_patients(table, ids)
+    apart = _apart(dataset.patients, patients)
+    if dataset.patient_identity is PatientIdentity.TABLE:
+        apart += _apart(patients, dataset.patients)
+    if apart:
+        raise InvalidInput(
+            "the dataset and its table of patients disagree about which scans are one patient's",
+            value=[table.name, *apart[:3]],
+            limit="a table that gives one patient to all scans that the dataset gives to one patient",
+            remedy="correct the one that is wrong, or remove the table",
+        )
     return replace(
         dataset,
         cases=tuple(replace(case, patient=patients[case.id]) for case in dataset.cases),
         patients=patients,
         patient_identity=PatientIdentity.TABLE,
     )
+
+
+def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Return the cases that share a patient with an earlier case in one mapping, but not in the other."""
+    first: dict[str, str] = {}
+    both = [case for case in one if case in other]
+    return [case for case in both if first.setdefault(one[case], other[case]) != other[case]]
 
 
 def counted_once(dataset: Dataset) -> Dataset:
@@ -228,12 +315,37 @@ def write_patients(directory: Path, cases: Iterable[Case]) -> None:
 
 
 def find_table(directory: Path) -> Path | None:
-    """Return ``patients.tsv`` or ``patients.csv`` in a dataset's directory.
+    """Return ``patients.tsv`` or ``patients.csv`` in a dataset's directory, in upper or lower case.
 
     Args:
         directory: The dataset's directory.
 
     Returns:
         The path; None if there is neither.
+
+    Raises:
+        InvalidInput: If there are two that differ, or the directory cannot be listed.
     """
-    return next((directory / name for name in PATIENT_TABLES if (directory / name).is_file()), None)
+    return table_in(directory, PATIENT_TABLES)
+
+
+def table_in(directory: Path, names: Sequence[str]) -> Path | None:
+    """Return the file of a dataset's directory that has one of these names, in upper or lower case.
+
+    Args:
+        directory: The dataset's directory.
+        names: The names in lower case, the preferred one first.
+
+    Returns:
+        The path, which may be a broken link; None if there is none.
+
+    Raises:
+        InvalidInput: If there are two that differ, or the directory cannot be listed.
+    """
+    found = [path for path in entries(directory) if path.name.casefold() in names]
+    found.sort(key=lambda path: names.index(path.name.casefold()))
+    if len(found) > 1 and any(read_table(path) != read_table(found[0]) for path in found[1:]):
+        raise InvalidInput(
+            "two tables of the same kind that differ", value=[path.name for path in found], remedy="remove one of them"
+        )
+    return found[0] if found else None
