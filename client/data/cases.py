@@ -99,12 +99,12 @@ def record_cases(teachers: Path, dataset: Dataset, problems: Iterable[Problem]) 
     Returns:
         The record.
     """
-    listed = set(dataset.listed)
+    listed = {*dataset.listed, *dataset.unnamed}
     known = {problem.case: problem for problem in dataset.problems if problem.case in listed}
     left_out = {**known, **{problem.case: problem for problem in problems if problem.case in listed}}
     record = CaseRecord(
         listed=len(listed),
-        patients=len({dataset.patient_of(case) for case in listed}),
+        patients=len(dataset.patients_listed),
         patient_identity=dataset.patient_identity,
         problems=tuple(left_out[case] for case in sorted(left_out)),
         doubled=dataset.doubled,

@@ -272,7 +272,7 @@ def open_dataset(
 
 
 def _named_in_utf8(dataset: Dataset) -> Dataset:
-    """Return the dataset without cases whose names no file can store; each becomes a Problem that is not listed."""
+    """Return the dataset without cases whose names no file can store; each becomes a Problem that no voter has."""
     ids = dict.fromkeys([*dataset.listed, *(one.id for one in dataset.cases), *(one.case for one in dataset.problems)])
     wrong = {one for one in ids if not (is_utf8(one) and is_utf8(dataset.patient_of(one)))}
     if not wrong:
@@ -282,6 +282,7 @@ def _named_in_utf8(dataset: Dataset) -> Dataset:
         cases=tuple(case for case in dataset.cases if case.id not in wrong),
         listed=tuple(case for case in dataset.listed if case not in wrong),
         patients={case: patient for case, patient in dataset.patients.items() if case not in wrong},
+        unnamed={plain(case): plain(dataset.patient_of(case)) for case in dataset.listed if case in wrong},
         problems=(
             *(problem for problem in dataset.problems if problem.case not in wrong),
             *(Problem(plain(case), "its file name is not UTF-8; to fix: rename the file") for case in sorted(wrong)),

@@ -13,7 +13,7 @@ import numpy as np
 from client.data.case_checks import CaseVerdict, Examined, examine
 from client.data.cases import delta_warning
 from client.data.layouts import DatasetSettings, match_study, open_dataset
-from client.operations.findings import Checkup, State, fail, note
+from client.operations.findings import Checkup, State, fail, note, unnamed_failure
 from common.config import DataConfig
 from common.data.dataset import Case, Dataset, Doubled, PatientIdentity
 from common.data.patients import counted_once
@@ -62,7 +62,7 @@ def check_data(
         own = open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice)
         dataset = match_study(own, data, labels=settings.labels, channels=settings.channels, absent=settings.absent)
     except InvalidInput as error:
-        return [_failure("dataset", error)]
+        return [unnamed_failure("dataset", error)]
     if pictures is not None:
         pictures.mkdir(mode=0o700, parents=True, exist_ok=True)
         pictures.chmod(0o700)
@@ -125,17 +125,17 @@ def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path 
 
 
 def _patients(dataset: Dataset) -> Checkup:
-    count = len({dataset.patient_of(case) for case in dataset.listed})
+    count = len(dataset.patients_listed)
     state = State.NOTE if dataset.patient_identity is PatientIdentity.FILE else State.OK
     remedy = "if patients have several scans, put a patients.csv beside the data" if state is State.NOTE else ""
-    text = f"{count} patients in {len(dataset.listed)} labelled cases: {dataset.patient_identity.sentence}"
+    text = f"{count} patients in {len(dataset.listed) + len(dataset.unnamed)} labelled cases: {dataset.patient_identity.sentence}"
     return Checkup("patients", state, text, remedy)
 
 
 def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[Checkup]:
     if stated is None:
         return []
-    warning = delta_warning(stated, patients=len({dataset.patient_of(case) for case in dataset.listed}))
+    warning = delta_warning(stated, patients=len(dataset.patients_listed))
     return [] if warning is None else [note("delta", warning, "ask the consortium for a smaller δ")]
 
 
@@ -174,16 +174,6 @@ def _foreign(results: Sequence[Examined], data: DataConfig) -> list[Checkup]:
             subject=", ".join([*(result.case for result in found[:SHOWN_CASES]), *["…"] * (len(found) > SHOWN_CASES)]),
         )
     ]
-
-
-def _failure(check: str, error: InvalidInput) -> Checkup:
-    """Report an error without its value, which may name a case; the value is shown on the terminal only."""
-    text = f"{error.what}; allowed: {error.limit}" if error.limit else error.what
-    return fail(check, text, error.remedy, subject=", ".join(_names(error.value)))
-
-
-def _names(value: object) -> list[str]:
-    return [str(name) for name in value] if isinstance(value, tuple | list) else [] if value is None else [str(value)]
 
 
 def _readable(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "x y z"] | None] | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from common.errors import ConsiliumError
+from common.errors import ConsiliumError, InvalidInput
 from common.ledger.sqlite_file import ledger_error
 from common.objects import write_atomically
 from common.plain import joined
@@ -130,6 +130,23 @@ def failure(check: str, error: Exception, remedy: str) -> Checkup:
         return fail(check, *explain(error))
     text, _, own = str(error).partition("; to fix: ")
     return fail(check, text, own or remedy)
+
+
+def unnamed_failure(check: str, error: InvalidInput, remedy: str = "") -> Checkup:
+    """Report an error about a dataset. Its value, which may name a case or a table, is shown on the terminal only.
+
+    Args:
+        check: Name of the check.
+        error: The error.
+        remedy: What to do if the error names no remedy.
+
+    Returns:
+        The finding.
+    """
+    value = error.value
+    names = value if isinstance(value, tuple | list) else [] if value is None else [value]
+    text = f"{error.what}; allowed: {error.limit}" if error.limit else error.what
+    return fail(check, text, error.remedy or remedy, subject=", ".join(map(str, names)))
 
 
 def exit_code(findings: Iterable[Checkup]) -> int:

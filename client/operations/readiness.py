@@ -20,7 +20,7 @@ from pathlib import Path
 
 from client.data.cases import check_index
 from client.operations.daemons import DOCTOR, daemon_standings, no_daemons, trouble, was_let_in
-from client.operations.findings import TROUBLE, Checkup, State, fail, failure, fine, note
+from client.operations.findings import TROUBLE, Checkup, State, fail, failure, fine, note, unnamed_failure
 from client.operations.staff_decisions import has_consented
 from client.policy import SiteConfig, load_site
 from client.records.served import retired_voters
@@ -88,12 +88,18 @@ def check_site(directory: Path, *, now: datetime | None = None, starting: bool =
 
 
 def _data(config: SiteConfig) -> Checkup:
-    path = config.path(config.data)
+    path, remedy = config.path(config.data), "put the data back, or correct `data` in site.toml"
     try:
         check_data_folder(path)
-        check_index(config, joined_study(config).data)
+        data = joined_study(config).data
     except TROUBLE as error:
-        return failure("data", error, "put the data back, or correct `data` in site.toml")
+        return failure("data", error, remedy)
+    try:
+        check_index(config, data)
+    except InvalidInput as error:
+        return unnamed_failure("data", error, remedy)
+    except TROUBLE as error:
+        return failure("data", error, remedy)
     return fine("data", str(path))
 
 

@@ -326,7 +326,7 @@ def _warnings(
     study: Study, dataset: Dataset, tasks: tuple[VoterTask, ...], private: PrivateSettings | None
 ) -> list[str]:
     """Return a warning for each δ, of the study and of the training, that is not small compared with 1 / patients."""
-    patients = len({dataset.patient_of(case) for case in dataset.listed})
+    patients = len(dataset.patients_listed)
     found = {"releases": delta_warning(study.privacy, patients=patients)}
     if private is not None:
         fewest = min(task.training_slots for task in tasks)

@@ -144,6 +144,8 @@ class Dataset:
         regions: Overlapping structures that the index defines, as in ``DataConfig.regions``.
         absent: Indices of the study's channels that the site does not have, for all cases. They are read as 0.
         doubled: Scans that occur under two patients (:func:`common.data.patients.counted_once`).
+        unnamed: Patient of each further case listed for training whose name no file can store, by the name as it is
+            shown. Such a case is counted as left out, and belongs to no voter.
         synthetic: True if Consilium made the cases, so that they belong to no patient and a seed may replace secret
             randomness. The mark is read from the index and not verified; a site that sets it for real scans weakens
             the protection of its own patients.
@@ -161,12 +163,18 @@ class Dataset:
     regions: tuple[str, ...] = ()
     absent: tuple[int, ...] = ()
     doubled: tuple[Doubled, ...] = ()
+    unnamed: Mapping[str, str] = field(default_factory=dict)
     synthetic: bool = False
 
     @property
     def labelled(self) -> tuple[Case, ...]:
         """The cases with a label map."""
         return tuple(case for case in self.cases if case.label is not None)
+
+    @property
+    def patients_listed(self) -> frozenset[str]:
+        """The patients of all cases listed for training, usable or not."""
+        return frozenset(map(self.patient_of, self.listed)) | frozenset(self.unnamed.values())
 
     def patient_of(self, case: str) -> str:
         """Return the patient of a case, usable or not.

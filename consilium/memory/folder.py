@@ -50,7 +50,7 @@ def read_cases(
         "run `consilium site doctor --data FOLDER`, which names each scan and its problem",
     )
     if dataset.problems:
-        told = f"{len(dataset.problems)} of {len(dataset.listed)}"
+        told = f"{len(dataset.problems)} of {len(dataset.listed) + len(dataset.unnamed)}"
         raise InvalidInput("scans that cannot be used", value=told, limit="none", remedy=remedy)
     images, label_maps, patients = [], [], []
     for number, case in enumerate(dataset.cases, start=1):

@@ -17,6 +17,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from client.data.cases import record_cases
 from client.data.layouts import (
     LAYOUTS,
     DatasetSettings,
@@ -431,6 +432,11 @@ def test_a_file_name_that_is_not_utf8_costs_that_case_alone(tmp_path: Path, tabl
     assert all(is_utf8(text) for case in found.cases for text in (case.id, case.patient or ""))
     (problem,) = (one for one in found.problems if "not UTF-8; to fix: rename the file" in one.reason)
     assert problem.case.startswith("sub-M\\udcfcller")
+    record = record_cases(tmp_path, found, [])
+    assert (record.listed, record.left_out) == (len(others) + 1, 1)
+    assert record.patients == 2
+    (said, *_) = (one for one in check_data(folder, DATA, DatasetSettings()) if one.check == "patients")
+    assert f"{record.patients} patients in {record.listed} labelled cases" in said.text
 
 
 def test_a_subjects_own_table_of_labels_speaks_for_that_subject_alone(tmp_path: Path) -> None:

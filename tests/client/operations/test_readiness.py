@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from client.operations import readiness, staff_decisions
 from client.operations.daemons import LOG_MODULE
-from client.operations.findings import Checkup, State
+from client.operations.findings import Checkup, State, to_json, to_text
 from client.operations.readiness import _gpu, check_newest, check_site
 from client.policy import load_site
 from client.records.served import RETIRED
@@ -120,6 +120,14 @@ def test_a_folder_without_a_dataset_is_named(world: World) -> None:
     assert "cases.csv" in world.finding("data").remedy
     (world.site.parent / "data" / "cases.csv").write_text("image,label,patient_id\na.nii,,p1\n")
     assert "no labelled case" in world.finding("data").text
+
+
+def test_a_finding_about_the_data_leaves_without_the_names_of_tables_and_cases(world: World) -> None:
+    (world.site.parent / "data" / "patients.csv").write_text("case_id,patient_id\nmueller,1\nmueller,2\n")
+    found = world.finding("data")
+    assert found.state is State.FAIL
+    assert "mueller" in to_text([found])
+    assert not re.search("mueller|patients.csv", to_json([found]))
 
 
 def test_a_certificate_that_ends_soon_is_worth_a_word(world: World) -> None:
