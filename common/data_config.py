@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.errors import InvalidInput
-from common.names import check_regions, check_text, region_members, region_names
+from common.names import (
+    check_distinct,
+    check_regions,
+    check_text,
+    comparable,
+    contrast,
+    region_members,
+    region_names,
+)
 from common.sections import as_said
 
 MAX_GRID_VOXELS = 1 << 24
@@ -86,6 +94,16 @@ class DataConfig:
         """For each of :attr:`structures`, the label values that belong to it."""
         alone = tuple((value,) for value in range(1, len(self.labels)))
         return region_members(self.regions, self.labels) or alone
+
+    def check_new(self) -> None:
+        """Refuse names that hospitals cannot tell apart. Called for a new study only, so that older ones can be read.
+
+        Raises:
+            InvalidInput: If two labels, channels or regions have names that are matched as one.
+        """
+        check_distinct(self.labels, what="data.labels", form=comparable)
+        check_distinct(self.channels, what="data.channels", form=contrast)
+        check_distinct(region_names(self.regions), what="data.regions", form=comparable)
 
     def to_table(self) -> dict[str, Any]:
         """Return the section's keys and values.

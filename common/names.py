@@ -7,6 +7,8 @@ configuration language would interpret, and regions that leave a label out.
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Callable, Sequence
 
 from common.errors import InvalidInput
 
@@ -50,7 +52,7 @@ def is_utf8(name: str) -> bool:
 
 
 def comparable(name: str) -> str:
-    """Return a label's name in a form for comparison, which ignores letter case and the separators between words.
+    """Return a label's name in a form for comparison, without differences in letter case, Unicode form or separators.
 
     Args:
         name: The name.
@@ -61,7 +63,59 @@ def comparable(name: str) -> str:
     >>> comparable("Left_Hippocampus "), comparable("left-hippocampus")
     ('left hippocampus', 'left hippocampus')
     """
-    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
+    return re.sub(r"[\s_-]+", " ", _folded(name)).strip()
+
+
+_SAME = {"t1w": "t1", "t1n": "t1", "cet1w": "t1c", "t1ce": "t1c", "t1gd": "t1c", "t1wce": "t1c"} | {
+    "t2w": "t2",
+    "t2f": "flair",
+    "t2flair": "flair",
+}
+"""Other names of the same contrasts in MSD, BIDS, nnU-Net and BraTS."""
+
+
+def contrast(name: str) -> str:
+    """Return a channel's name in a form for comparison: letters and digits only, one name for each common contrast.
+
+    Args:
+        name: The name.
+
+    Returns:
+        The name in lower case; empty if it has no letter and no digit.
+
+    >>> contrast("T1w"), contrast("ce-T1w"), contrast("T2 FLAIR")
+    ('t1', 't1c', 'flair')
+    """
+    plain = re.sub(r"[\W_]", "", _folded(name))
+    return _SAME.get(plain, plain)
+
+
+def check_distinct(names: Sequence[str], *, what: str, form: Callable[[str], str]) -> None:
+    """Refuse names that hospitals cannot tell apart, because their own names are matched in a simpler form.
+
+    Args:
+        names: The names of a new study.
+        what: What the names are for, in the words of an error.
+        form: :func:`comparable` or :func:`contrast`.
+
+    Raises:
+        InvalidInput: If two names have the same form, or one has an empty form.
+    """
+    forms = [form(name) for name in names]
+    alike = [name for name, own in zip(names, forms, strict=True) if not own or forms.count(own) > 1]
+    if alike:
+        raise InvalidInput(
+            f"names in {what} that hospitals could not tell apart",
+            value=alike,
+            limit="names that differ in more than letter case, blanks, hyphens and Unicode form; of one contrast, "
+            "one channel",
+            remedy="choose other names",
+        )
+
+
+def _folded(name: str) -> str:
+    """Return a name without differences in letter case and Unicode form."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
 _OTHER_MODALITIES = {"CT": ("ct", "cta", "cbct"), "PET": ("pet", "pt"), "US": ("us", "ultrasound")}

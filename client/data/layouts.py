@@ -23,7 +23,7 @@ from common.data.dataset import Case, Dataset, Problem
 from common.data.dicom_labels import ENDING
 from common.data.patients import counted_once, find_table, with_patients
 from common.errors import InvalidInput
-from common.names import comparable, is_utf8
+from common.names import comparable, contrast, is_utf8
 from common.plain import plain
 from common.reading import MAX_TOML_BYTES, parse_toml, read_text
 from common.registry import registered
@@ -79,13 +79,6 @@ AUTO = "auto"
 
 _UNNAMED = ("MRI",)
 """Channels of a study that names no contrast; an image of any contrast fits."""
-
-_SAME = {"t1w": "t1", "t1n": "t1", "cet1w": "t1c", "t1ce": "t1c", "t1gd": "t1c", "t1wce": "t1c"} | {
-    "t2w": "t2",
-    "t2f": "flair",
-    "t2flair": "flair",
-}
-"""Other names of the same contrasts in MSD, BIDS, nnU-Net and BraTS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,13 +388,13 @@ def named_dataset(
 
 
 def _places(absent: Sequence[str], data: DataConfig) -> tuple[int, ...]:
-    known = {_contrast(name): place for place, name in enumerate(data.channels)}
-    unknown = next((name for name in absent if _contrast(name) not in known), None)
+    known = {contrast(name): place for place, name in enumerate(data.channels)}
+    unknown = next((name for name in absent if contrast(name) not in known), None)
     if unknown is not None:
         raise InvalidInput(
             "dataset.absent in site.toml", value=unknown, limit=f"channels of the study: {', '.join(data.channels)}"
         )
-    places = tuple(sorted({known[_contrast(name)] for name in absent}))
+    places = tuple(sorted({known[contrast(name)] for name in absent}))
     if len(places) == len(data.channels):
         raise InvalidInput(
             "dataset.absent in site.toml",
@@ -539,9 +532,9 @@ def _channel_order(
 
     With ``any_name``, a single channel on both sides matches under any name.
     """
-    study = {_contrast(name) for name in data.channels}
+    study = {contrast(name) for name in data.channels}
     for target in mapping.values():
-        if _contrast(target) not in study:
+        if contrast(target) not in study:
             raise InvalidInput(
                 "the channel map ([channels] or --label-map) names a channel that the study lacks",
                 value=target,
@@ -556,9 +549,9 @@ def _channel_order(
         return (0,)
     if names == ("image",) and not mapping:
         return tuple(range(len(data.channels)))  # one file with all channels, unnamed: the study's order is assumed
-    means = [_contrast(mapping.get(name, name)) for name in names]
+    means = [contrast(mapping.get(name, name)) for name in names]
     doubled = sorted({name for name in means if means.count(name) > 1 and name in study})
-    missing = [name for name in data.channels if _contrast(name) not in means]
+    missing = [name for name in data.channels if contrast(name) not in means]
     if doubled or missing:
         raise InvalidInput(
             f"channel {doubled[0]} occurs twice" if doubled else f"channel {missing[0]} is missing",
@@ -566,9 +559,4 @@ def _channel_order(
             limit=", ".join(data.channels),
             remedy="map the site's channels to the study's in [channels] of site.toml, or with --label-map",
         )
-    return tuple(means.index(_contrast(name)) for name in data.channels)
-
-
-def _contrast(name: str) -> str:
-    plain = re.sub(r"[^a-z0-9]", "", name.casefold())
-    return _SAME.get(plain, plain)
+    return tuple(means.index(contrast(name)) for name in data.channels)

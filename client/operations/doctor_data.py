@@ -128,7 +128,8 @@ def _patients(dataset: Dataset) -> Checkup:
     count = len(dataset.patients_listed)
     state = State.NOTE if dataset.patient_identity is PatientIdentity.FILE else State.OK
     remedy = "if patients have several scans, put a patients.csv beside the data" if state is State.NOTE else ""
-    text = f"{count} patients in {len(dataset.listed) + len(dataset.unnamed)} labelled cases: {dataset.patient_identity.sentence}"
+    cases = len(dataset.listed) + len(dataset.unnamed)
+    text = f"{count} patients in {cases} labelled cases: {dataset.patient_identity.sentence}"
     return Checkup("patients", state, text, remedy)
 
 

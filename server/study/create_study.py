@@ -75,8 +75,9 @@ def create_study(
             public objects.
 
     Raises:
-        InvalidInput: If the directory holds a study or a part of one, if the ledger cannot be shared, if no pool of the
-            shared ledger can pay for a query, or if the budget is too small for any release.
+        InvalidInput: If the directory holds a study or a part of one, if hospitals cannot tell two labels or channels
+            apart, if the ledger cannot be shared, if no pool of the shared ledger can pay for a query, or if the budget
+            is too small for any release.
     """
     if workspace.study_file.exists():
         raise InvalidInput(
@@ -93,6 +94,7 @@ def create_study(
             limit="only for a new ledger; a shared ledger's standing file stays in its place",
             remedy="leave out --standing",
         )
+    study.data.check_new()
     check_study(study)
     if start is not None or study.start.weights:
         from server.study.start import check_fits  # torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from common.config import GateConfig, load_study, parse_study, render_study
 from common.errors import InvalidInput
 from common.pool_config import PoolConfig
 from consilium.cli.study import study_app
+from server.study import create_study as setup
 from server.study import templates
 from server.study.draft import parse_draft, pool_sentence
+from server.study.workspace import Workspace
 from tests.federation import make_study
 
 FILE = """schema = 1
@@ -77,3 +80,35 @@ def test_a_file_that_cannot_be_filled_in_is_refused_with_the_line_to_write() -> 
 
 def test_a_file_of_0_1_0_that_says_nothing_stays_the_open_study_it_was() -> None:
     assert not parse_study(FILE.format(quorum=5)).privacy.sealed
+
+
+@pytest.mark.parametrize(
+    ("labels", "channels"),
+    [
+        (["background", "Left", "left"], ["T1"]),
+        (["background", "left", "left "], ["T1"]),
+        (["background", "left core", "Left_Core"], ["T1"]),
+        (["background", "L\u00e4sion", "La\u0308sion"], ["T1"]),
+        (["background", "core", "\uff43ore"], ["T1"]),
+        (["background", "stra\u00dfe", "STRASSE"], ["T1"]),
+        (["background", " "], ["T1"]),
+        (["background", "core"], ["T1", "t1w"]),
+        (["background", "core"], ["T1", "T1 "]),
+        (["background", "core"], ["FLAIR", "T2-FLAIR"]),
+        (["background", "core"], ["T1+", "T1 -"]),
+    ],
+)
+def test_a_study_whose_names_hospitals_cannot_tell_apart_is_not_made_and_an_older_one_is_read(
+    tmp_path: Path, labels: list[str], channels: list[str]
+) -> None:
+    data = f"labels = {json.dumps(labels, ensure_ascii=False)}\nchannels = {json.dumps(channels, ensure_ascii=False)}"
+    text = FILE.format(quorum=3).replace('labels = ["background", "lesion"]', data)
+    (what, wrong) = ("labels", labels[-2:]) if len(channels) == 1 else ("channels", channels)
+    older = parse_study(text)
+    assert older.data.labels == tuple(labels)
+    made = Workspace(tmp_path / "trial")
+    for create in (lambda: parse_draft(text), lambda: setup.create_study(made, older)):
+        with pytest.raises(InvalidInput, match=rf"data\.{what}.*tell apart") as caught:
+            create()
+        assert wrong[-1] in caught.value.value
+    assert not made.root.exists()
