@@ -23,6 +23,7 @@ from common.errors import InvalidInput
 LEAST_SPACING_MM, MOST_SPACING_MM = 0.01, 100.0
 SIZE_TOLERANCE = 0.01  # relative, between two statements of a voxel's size
 SHEAR_OF_ROUNDING, MOST_SHEAR = 0.005, 0.5  # cosine between two voxel axes
+MOST_TURN_DEGREES = 5.0  # between sform and qform
 PLACE_TOLERANCE = 0.1  # of the smallest voxel edge, at the volume's corners
 _KNOWN_CODES = range(1, 6)
 _TEMPLATE_CODES = (3, 4, 5)
@@ -64,7 +65,8 @@ def placement(header: nib.Nifti1Header) -> tuple[Affine, tuple[str, ...]]:
         affine = sform
         _check_pixdim(pixdim[1:4], sform, notes)
     else:
-        affine = _agree(sform, qform, notes, template=int(header["sform_code"]) in _TEMPLATE_CODES)
+        scanner = int(header["qform_code"]) not in _TEMPLATE_CODES
+        affine = _agree(sform, qform, notes, template=scanner and int(header["sform_code"]) in _TEMPLATE_CODES)
     unit = int(header["xyzt_units"]) & 7
     if unit in _UNIT_NAMES:
         affine = np.diag([_MM[unit]] * 3 + [1.0]) @ affine
@@ -247,10 +249,10 @@ def _agree(sform: Affine, qform: Affine, notes: list[str], *, template: bool) ->
     if not mirrored and template and not np.allclose(sform, qform, rtol=1e-4, atol=1e-3):
         notes.append("sform places the volume in a template: the scanner's qform used")
         return qform
-    turned = not np.array_equal(io_orientation(sform), io_orientation(qform))
+    turn = _turn(sform, qform)
     resized = not np.allclose(voxel_sizes(sform), voxel_sizes(qform), rtol=SIZE_TOLERANCE, atol=0)
-    if mirrored or turned or resized:
-        how = "mirrored" if mirrored else "turned" if turned else "of other voxel sizes"
+    if mirrored or turn > MOST_TURN_DEGREES or resized:
+        how = "mirrored" if mirrored else "of other voxel sizes" if resized else f"turned by {turn:.0f}°"
         raise InvalidInput(
             f"sform and qform contradict each other: one is {how}",
             remedy="find out in a viewer which is right and set the other's code to 0",
@@ -258,6 +260,13 @@ def _agree(sform: Affine, qform: Affine, notes: list[str], *, template: bool) ->
     if not np.allclose(sform, qform, rtol=1e-3, atol=0.01 * float(voxel_sizes(sform).min())):
         notes.append("sform and qform place the volume differently: sform used")
     return sform
+
+
+def _turn(one: Affine, other: Affine) -> float:
+    """Return the angle in degrees between the orientations of two affines, without their voxel sizes and shears."""
+    u, v = (np.linalg.svd(affine[:3, :3] / voxel_sizes(affine)) for affine in (one, other))
+    cosine = (np.trace((u[0] @ u[2]) @ (v[0] @ v[2]).T) - 1) / 2
+    return float(np.degrees(np.arccos(np.clip(cosine, -1, 1))))
 
 
 def _singular(affine: Affine) -> bool:

@@ -208,6 +208,7 @@ simple("qform-only", lambda: both(turned("z", 10), sform=0))
 simple("sform-only", lambda: both(turned("z", 10), qform=0))
 simple("sform-and-qform-differ-by-rounding", lambda: header_is(qoffset_x=-3 + 1e-5, quatern_d=1e-6))
 simple("sform-moved-against-qform", lambda: header_is(qoffset_x=40, qoffset_y=-11))
+simple("sform-turned-by-two-degrees-against-qform", lambda: header_is(quatern_d=np.sin(np.radians(1))))
 simple(
     "sform-of-a-template-qform-of-the-scanner",
     lambda: header_is(sform_code=4, srow_x=[1.2, 0.1, 0, -90], srow_y=[-0.1, 1.25, 0, -126], srow_z=[0, 0, 1.3, -72]),
@@ -429,6 +430,12 @@ simple("qform-only-pixdim-negative", lambda: header_is(sform_code=0, pixdim=[1, 
 simple("qform-only-qfac-odd", lambda: header_is(sform_code=0, pixdim=[0.5, 1, 1, 1, 0, 0, 0, 0]))
 simple("sform-mirrors-qform", lambda: header_is(srow_x=[-1, 0, 0, 3]))
 simple("sform-turned-against-qform", lambda: header_is(srow_x=[0, -1, 0, 0], srow_y=[1, 0, 0, 0]))
+simple("sform-turned-by-40-degrees-against-qform", lambda: header_is(quatern_d=np.sin(np.radians(20))))
+simple("sform-turned-by-ten-degrees-against-qform", lambda: header_is(quatern_b=np.sin(np.radians(5))))
+simple(
+    "sform-and-qform-of-two-templates",
+    lambda: header_is(sform_code=4, qform_code=3, quatern_d=np.sin(np.radians(20))),
+)
 simple("sform-and-qform-of-other-sizes", lambda: header_is(pixdim=[1, 1, 1, 2, 0, 0, 0, 0]))
 simple("pixdim-contradicts-sform", lambda: header_is(qform_code=0, pixdim=[1, 1, 1, 2, 0, 0, 0, 0]))
 simple("spacing-below-a-hundredth-mm", lambda: both(np.diag([1e-3, 1e-3, 1e-3, 1])))
