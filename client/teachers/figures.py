@@ -1,25 +1,19 @@
-"""Signs this hospital's mean scores of the student, so that they may go to the consortium if staff consent.
+"""Computes this hospital's mean scores of the student, which may go to the consortium if staff consent.
 
-`consilium site evaluate --figures` calls it. A figure is the pulled student's mean Dice of a structure over patients,
-in hundredths. Structures with fewer than :data:`~common.site_figures.LEAST_PATIENTS` patients are left out. It refuses
-another model, and a site where no structure has enough patients. The command refuses scores on another grid than the
-study's.
+`consilium site evaluate --figures` calls it; :mod:`client.teachers.verdict` signs them. A figure is the pulled
+student's mean Dice of a structure over patients, in hundredths. Structures with fewer than
+:data:`~common.site_figures.LEAST_PATIENTS` patients are left out. It refuses a site where no structure has enough
+patients. The command refuses another model, and scores on another grid than the study's.
 """
 
 from __future__ import annotations
 
 import math
-from datetime import datetime
-from pathlib import Path
 
-from client.site.books import open_books
 from client.teachers.evaluation import Evaluation
-from client.teachers.verdict import judged
 from common.errors import InvalidInput
-from common.ledger.rows import format_time
 from common.metrics import mean_present
-from common.objects import write_atomically
-from common.site_figures import LEAST_PATIENTS, SiteFigures, StructureFigure
+from common.site_figures import LEAST_PATIENTS, StructureFigure
 
 
 def figures_of(evaluation: Evaluation) -> tuple[StructureFigure, ...]:
@@ -42,21 +36,17 @@ def figures_of(evaluation: Evaluation) -> tuple[StructureFigure, ...]:
     return tuple(found)
 
 
-def give_figures(site_dir: Path, evaluation: Evaluation, *, out: Path, now: datetime) -> SiteFigures:
-    """Record in the site's ledger that figures were made, then sign them and write them to a file.
+def figures_to_sign(evaluation: Evaluation) -> tuple[StructureFigure, ...]:
+    """Return the figures of an evaluation that may leave if staff consent.
 
     Args:
-        site_dir: The site's directory.
         evaluation: The evaluation of the pulled student.
-        out: File to write.
-        now: Time in the statement.
 
     Returns:
-        The signed figures.
+        :func:`figures_of`.
 
     Raises:
-        InvalidInput: If no student was pulled, ``out`` exists, no structure has enough patients, or the cases do not
-            fit this site's models.
+        InvalidInput: If no structure has enough patients, or the cases do not fit this site's models.
     """
     evaluation.fit.check("figures")
     dice = figures_of(evaluation)
@@ -64,10 +54,6 @@ def give_figures(site_dir: Path, evaluation: Evaluation, *, out: Path, now: date
         raise InvalidInput(
             "too few patients with a score for the same structure",
             limit=f"at least {LEAST_PATIENTS} patients; figures over fewer patients do not leave a hospital",
+            remedy="evaluate more patients (--data), or leave out --figures",
         )
-    config, study, bundle = judged(site_dir, out=out, option="--figures")
-    with open_books(config) as ledger:
-        ledger.note(f"figures on student {bundle} of study {study.id}")
-        said = SiteFigures(study.id, bundle, config.site, dice, format_time(now)).signed_by(ledger.sign)
-    write_atomically(out, said.render(), mode=0o600)
-    return said
+    return dice

@@ -1,22 +1,25 @@
-"""Signs this hospital's verdict on the study's student, after recording it in the site's ledger.
+"""Signs this hospital's verdict on the study's student, and its figures, after recording them in the site's ledger.
 
-`consilium site evaluate --verdict` calls it, on the evaluation of the pulled student. It refuses to judge another
-model, or a student that could not be compared with any public model.
+`consilium site evaluate --verdict` and `--figures` call it, on the evaluation of the pulled student. It refuses to
+judge a student that could not be compared with any public model.
 """
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 
 from client.policy import SiteConfig, load_site
 from client.site.books import open_books
 from client.teachers.evaluation import Evaluation
+from client.teachers.figures import figures_to_sign
 from client.teachers.pulled_student import OWN_VERDICT, STUDENT_DIR
 from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.ledger.rows import format_time
-from common.objects import write_atomically
+from common.objects import all_or_nothing, write_atomically
+from common.site_figures import SiteFigures
 from common.site_verdict import SiteVerdict
 from common.student_statement import StudentStatement
 
@@ -43,47 +46,77 @@ def word_of(evaluation: Evaluation) -> str:
     return evaluation.verdict
 
 
-def give_verdict(site_dir: Path, evaluation: Evaluation, *, out: Path, now: datetime) -> SiteVerdict:
-    """Record the verdict in the site's ledger and write it, signed.
+def check_outputs(site_dir: Path, *, verdict: Path | None, figures: Path | None) -> None:
+    """Refuse files that cannot be written, and a site without a student, before the cases are scored.
+
+    Args:
+        site_dir: The site's directory.
+        verdict: File for the verdict; None for no verdict.
+        figures: File for the figures; None for no figures.
+
+    Raises:
+        InvalidInput: If a file exists, both are the same, or no student was pulled.
+    """
+    outputs = {"--verdict": verdict, "--figures": figures}
+    for option, out in outputs.items():
+        if out is not None and os.path.lexists(out):
+            raise InvalidInput("the output file exists already", value=str(out), remedy=f"choose another with {option}")
+    if verdict is not None and figures is not None and verdict.resolve() == figures.resolve():
+        raise InvalidInput("--verdict and --figures", value=str(figures), limit="two files")
+    if verdict is not None or figures is not None:
+        _judged(site_dir)
+
+
+def give_statements(
+    site_dir: Path, evaluation: Evaluation, *, verdict: Path | None, figures: Path | None, now: datetime
+) -> tuple[SiteVerdict | None, SiteFigures | None]:
+    """Sign the verdict and the figures that are asked for, and write both or none.
+
+    1. Compute both, so that a refusal of one leaves nothing of the other.
+    2. Record in the site's ledger that they were made, then sign them.
+    3. Write the files. If one cannot be written, those written before are removed.
 
     Args:
         site_dir: The site's directory.
         evaluation: The evaluation of the pulled student.
-        out: File to write.
-        now: Time in the verdict.
+        verdict: File for the verdict; None for no verdict.
+        figures: File for the figures; None for no figures.
+        now: Time in the statements.
 
     Returns:
-        The signed verdict.
+        The signed verdict and figures; None for the one that is not asked for.
 
     Raises:
-        InvalidInput: If no student was pulled, ``out`` exists, or the student was compared with no public model.
+        InvalidInput: If :func:`check_outputs`, :func:`word_of` or
+            :func:`~client.teachers.figures.figures_to_sign` refuses.
     """
-    config, study, bundle = judged(site_dir, out=out, option="--verdict")
-    word = word_of(evaluation)
-    with open_books(config) as ledger:
-        ledger.note(f"verdict on student {bundle} of study {study.id}: {word}")
-        said = SiteVerdict(study.id, bundle, config.site, word, format_time(now)).signed_by(ledger.sign)
-    write_atomically(site_dir / STUDENT_DIR / OWN_VERDICT, said.render(), mode=0o600)
-    write_atomically(out, said.render(), mode=0o600)
-    return said
+    check_outputs(site_dir, verdict=verdict, figures=figures)
+    word = None if verdict is None else word_of(evaluation)  # 1.
+    dice = None if figures is None else figures_to_sign(evaluation)
+    if word is None and dice is None:
+        return None, None
+    (config, study, bundle), time = _judged(site_dir), format_time(now)
+    said: SiteVerdict | None = None
+    measured: SiteFigures | None = None
+    with open_books(config) as ledger:  # 2.
+        if word is not None:
+            ledger.note(f"verdict on student {bundle} of study {study.id}: {word}")
+            said = SiteVerdict(study.id, bundle, config.site, word, time).signed_by(ledger.sign)
+        if dice is not None:
+            ledger.note(f"figures on student {bundle} of study {study.id}")
+            measured = SiteFigures(study.id, bundle, config.site, dice, time).signed_by(ledger.sign)
+    own = site_dir / STUDENT_DIR / OWN_VERDICT
+    with all_or_nothing(own.parent, *filter(None, (verdict, figures))):  # 3.
+        if figures is not None and measured is not None:
+            write_atomically(figures, measured.render(), mode=0o600)
+        if verdict is not None and said is not None:
+            write_atomically(own, said.render(), mode=0o600)
+            write_atomically(verdict, said.render(), mode=0o600)
+    return said, measured
 
 
-def judged(site_dir: Path, *, out: Path, option: str) -> tuple[SiteConfig, Study, str]:
-    """Return the site, its study, and the hash of the pulled student's archive.
-
-    Args:
-        site_dir: The site's directory.
-        out: File about to be written.
-        option: The option that names ``out``, for the error.
-
-    Returns:
-        Site, study and hash.
-
-    Raises:
-        InvalidInput: If no student was pulled, or ``out`` exists.
-    """
-    if out.exists():
-        raise InvalidInput("the output file exists already", value=str(out), remedy=f"choose another with {option}")
+def _judged(site_dir: Path) -> tuple[SiteConfig, Study, str]:
+    """Return the site, its study, and the hash of the pulled student's archive."""
     config = load_site(site_dir)
     study, pulled = load_study(config.path(config.study)), site_dir / STUDENT_DIR / "statement.json"
     if not pulled.is_file():

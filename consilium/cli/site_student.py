@@ -145,8 +145,7 @@ def evaluate(
 
     from client.teachers.evaluation import WORSE
     from client.teachers.evaluation import evaluate as evaluate_student
-    from client.teachers.figures import give_figures
-    from client.teachers.verdict import give_verdict
+    from client.teachers.verdict import check_outputs, give_statements
 
     if (verdict is not None or figures is not None) and model is not None:
         raise InvalidInput(
@@ -157,6 +156,7 @@ def evaluate(
             "--figures with --native",
             limit="without --native, because hospitals' figures are compared on the study's grid",
         )
+    check_outputs(site_dir, verdict=verdict, figures=figures)
     torch.set_num_threads(1)
     with counting("cases") as on_case:
         result, folder = evaluate_student(
@@ -171,8 +171,7 @@ def evaluate(
     if result.fit.refused and (verdict or figures):
         _print(result, folder, as_json=as_json)
         result.fit.check("verdict" if verdict else "figures")
-    said = None if verdict is None else give_verdict(site_dir, result, out=verdict, now=datetime.now(UTC))
-    measured = None if figures is None else give_figures(site_dir, result, out=figures, now=datetime.now(UTC))
+    said, measured = give_statements(site_dir, result, verdict=verdict, figures=figures, now=datetime.now(UTC))
     _print(result, folder, as_json=as_json)
     if measured is not None and not as_json:
         told = ", ".join(f"{one.structure} {one.hundredths / 100:.2f}" for one in measured.dice)

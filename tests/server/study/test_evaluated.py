@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
+import shutil
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +27,7 @@ from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput
 from common.ledger.records import NoteRecord, parse_record
 from common.node_auth import AdmittedNode, write_admitted
+from common.objects import write_atomically
 from common.site_figures import LEAST_PATIENTS, MAX_FIGURES_BYTES, SiteFigures, StructureFigure
 from common.student_statement import StudentStatement
 from consilium.cli.site import site_app
@@ -189,32 +192,39 @@ def test_one_patient_exchanged_moves_a_figure_by_a_fifth_at_most() -> None:
     assert abs(moved[1] - moved[0]) == 100 // LEAST_PATIENTS
 
 
-def test_a_hospital_makes_signed_figures_of_the_pulled_student_and_its_ledger_notes_it_without_them(
-    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import shutil
+def student_answer() -> np.ndarray:
+    return np.stack([1.0 - ball((4, 4, 4), 2.0), ball((4, 4, 4), 2.0)]).astype(np.float32)
 
+
+def site_to_evaluate(fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cases: int = 5) -> list[str]:
+    """A site with the pulled student and cases; return the words of `site evaluate`."""
     site, workspace = fed.root / "site-0", Workspace(fed.root)
     (site / "site.toml").write_text(fed.site_toml("site-0", "pool-0"))
     (site / "study.toml").write_text(render_study(fed.study))
     shutil.copytree(workspace.bundle_dir, site / "student" / "bundle", dirs_exist_ok=True)
     (site / "student" / "statement.json").write_bytes(statement_file(fed).read_bytes())
-    cases = []
-    for i in range(5):
+    made = []
+    for i in range(cases):
         label = ball((4, 4, 3 + i % 2), 2.0)
-        (tmp_path / "raw").mkdir(exist_ok=True)
+        (tmp_path / "raw").mkdir(parents=True, exist_ok=True)
         paths = [tmp_path / "raw" / f"c{i}.nii.gz", tmp_path / "raw" / f"c{i}-label.nii.gz"]
         image = np.random.default_rng(i).normal(label * 2.0, 0.3).astype(np.float32)
         for path, array in zip(paths, (image, label), strict=True):
             nib.save(nib.Nifti1Image(array, np.eye(4)), path)
-        cases.append(Case(f"c{i}", *paths))
-    write_dataset(tmp_path / "set", name="own", labels=("background", "body"), channels=("MRI",), cases=cases)
-    fixed = np.stack([1.0 - ball((4, 4, 4), 2.0), ball((4, 4, 4), 2.0)]).astype(np.float32)
-    monkeypatch.setattr("client.teachers.evaluation.predict", lambda network, image, patch=(): fixed)
-    words = ["evaluate", "--site-dir", str(site), "--data", str(tmp_path / "set")]
+        made.append(Case(f"c{i}", *paths))
+    write_dataset(tmp_path / "set", name="own", labels=("background", "body"), channels=("MRI",), cases=made)
+    monkeypatch.setattr("client.teachers.evaluation.predict", lambda network, image, patch=(): student_answer())
+    return ["evaluate", "--site-dir", str(site), "--data", str(tmp_path / "set")]
+
+
+def test_a_hospital_makes_signed_figures_of_the_pulled_student_and_its_ledger_notes_it_without_them(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = site_to_evaluate(fed, tmp_path, monkeypatch)
+    site, workspace = fed.root / "site-0", Workspace(fed.root)
     done = RUN.invoke(site_app, [*words, "--figures", str(tmp_path / "f.json")], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    truths = [ball((4, 4, 3 + i % 2), 2.0) for i in range(5)]
+    truths, fixed = [ball((4, 4, 3 + i % 2), 2.0) for i in range(5)], student_answer()
     by_hand = [2 * (fixed[1] * truth).sum() / (fixed[1].sum() + truth.sum()) for truth in truths]
     (figure,) = take_figures(workspace, (tmp_path / "f.json").read_bytes()).dice
     assert figure.hundredths == round(100 * np.mean(by_hand))
@@ -228,6 +238,56 @@ def test_a_hospital_makes_signed_figures_of_the_pulled_student_and_its_ledger_no
         assert isinstance(refused.exception, InvalidInput)
     assert not (tmp_path / "g.json").exists()
     assert datetime.now(UTC) > datetime.fromisoformat(json.loads((tmp_path / "f.json").read_text())["time_utc"])
+
+
+@pytest.mark.slow
+def test_verdict_and_figures_are_given_together_or_not_at_all(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, out = site_to_evaluate(fed, tmp_path, monkeypatch, cases=LEAST_PATIENTS - 1), tmp_path / "out"
+    site, own = fed.root / "site-0", fed.root / "site-0" / "student" / "verdict.json"
+    monkeypatch.setattr(Evaluation, "verdict", "better")
+    both = ["--verdict", str(out / "v.json"), "--figures", str(out / "f.json")]
+
+    def refused(*more: str) -> str:
+        done = RUN.invoke(site_app, [*words, *more])
+        assert done.exit_code, done.output
+        assert not (out / "v.json").exists()
+        assert not own.exists()
+        return f"{done.output} {done.exception}"
+
+    with read_books(load_site(site)) as ledger:
+        before = list(ledger.rows())
+    assert "too few patients" in refused(*both)
+    with read_books(load_site(site)) as ledger:
+        assert list(ledger.rows()) == before
+    words = site_to_evaluate(fed, tmp_path / "more", monkeypatch)
+    out.mkdir()
+    (out / "f.json").write_text("older")
+    with monkeypatch.context() as patch:
+        patch.setattr("client.teachers.evaluation.evaluate", pytest.fail)  # the refusal comes before hours of scoring
+        assert "exists already" in refused(*both)
+        assert "two files" in refused("--verdict", str(out / "v.json"), "--figures", str(out / "v.json"))
+    assert (out / "f.json").read_text() == "older"
+    (out / "f.json").unlink()
+    for broken in ("v.json", "f.json", "student/verdict.json"):
+        with monkeypatch.context() as patch:
+            patch.setattr("client.teachers.verdict.write_atomically", failing_at(broken))
+            assert "No space left" in refused(*both)
+            assert not (out / "f.json").exists()
+    done = RUN.invoke(site_app, [*words, *both], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert own.read_bytes() == (out / "v.json").read_bytes()
+    assert (out / "f.json").is_file()
+
+
+def failing_at(name: str) -> Callable[..., None]:
+    def write(path: Path, data: bytes, **more: int) -> None:
+        if str(path).endswith(name) and (name != "v.json" or "student" not in str(path)):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_atomically(path, data, **more)
+
+    return write
 
 
 def test_what_was_measured_stands_in_the_certificate_and_without_figures_nothing_of_it(fed: Federation) -> None:
