@@ -12,19 +12,19 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import nibabel as nib
 
-from client.data.layouts import LAYOUTS, DatasetSettings, load_names, match_study, open_dataset
+from client.data.layouts import LAYOUTS, DatasetSettings, load_names, match_study, named_in_utf8, open_dataset
 from common.calibration import NOTHING, Reliability
 from common.canonical import sha256_bytes
 from common.data.box import Box, Point
 from common.data.dataset import Case, Dataset, Problem, left_out_lines
 from common.data.input_ranges import odd_sizes
-from common.data.msd import NIFTI_SUFFIXES, case_id, nifti_ending, other_files
+from common.data.msd import case_id, nifti_ending, other_files
 from common.data.volume import Volume, save_label
 from common.errors import InvalidInput
 from common.metrics import mean_present
@@ -278,16 +278,31 @@ def find_cases(
         raise InvalidInput(
             "folder or file without a NIfTI image", value=str(images), limit="files that end in .nii or .nii.gz"
         )
-    cases = tuple(Case(id=case_id(path.name), image=path, label=_label_of(path, labels)) for path in files)
-    named = Dataset(images.name, labels=(), channels=("image",), cases=cases)
-    others = [Predicted(other.case, problem=other.reason) for other in (other_files(images) if images.is_dir() else ())]
-    return list(match_study(named, bundle.data, labels=settings.labels, absent=settings.absent).cases), others
+    cases, problems = [], list(other_files(images) if images.is_dir() else ())
+    named = _by_name(files)
+    drawn = _by_name(sorted(labels.iterdir()) if labels is not None and labels.is_dir() else [])
+    for path in files:
+        name = case_id(path.name)
+        maps = [labels] if labels is not None and labels.is_file() else drawn.get(name, [])
+        if len(named[name]) > 1:
+            reason = "two files of this name would have one result; to fix: rename one of them, or take it out"
+            problems.append(Problem(path.name, reason))
+        elif len(maps) > 1:
+            problems.append(Problem(name, "two label maps have its name; to fix: keep only one of them"))
+        else:
+            cases.append(Case(id=name, image=path, label=maps[0] if maps else None))
+    dataset = Dataset(images.name, labels=(), channels=("image",), cases=tuple(cases), problems=tuple(problems))
+    dataset = match_study(named_in_utf8(dataset), bundle.data, labels=settings.labels, absent=settings.absent)
+    return list(dataset.cases), [Predicted(problem.case, problem=problem.reason) for problem in dataset.problems]
 
 
-def _label_of(image: Path, labels: Path | None) -> Path | None:
-    if labels is None or labels.is_file():
-        return labels
-    return next((path for s in NIFTI_SUFFIXES if (path := labels / f"{case_id(image.name)}{s}").is_file()), None)
+def _by_name(files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Return the NIfTI files by the name of their case."""
+    found: dict[str, list[Path]] = {}
+    for path in files:
+        if (ending := nifti_ending(path.name)) and path.name != ending:
+            found.setdefault(case_id(path.name), []).append(path)
+    return found
 
 
 def predict_cases(
@@ -347,6 +362,8 @@ def _predict(
     even_if_unlike: bool,
     box: Box | None,
 ) -> Predicted:
+    if Path(case.id).name != case.id:
+        raise InvalidInput("its case_id cannot name a file", value=case.id, remedy="choose a case_id without slashes")
     done = predict_native(
         case, bundle.network, bundle.data, patch=bundle.patch, uncertainty=uncertainty, lesions=lesions, box=box
     )

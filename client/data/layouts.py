@@ -259,13 +259,20 @@ def open_dataset(
                 remedy="remove the section from site.toml",
             )
         found = BidsLayout(choice)
-    dataset = _named_in_utf8(found.read(directory))
+    dataset = named_in_utf8(found.read(directory))
     table = patients or find_table(directory)
     return dataset if table is None else with_patients(dataset, table)
 
 
-def _named_in_utf8(dataset: Dataset) -> Dataset:
-    """Return the dataset without cases whose names no file can store; each becomes a Problem that no voter has."""
+def named_in_utf8(dataset: Dataset) -> Dataset:
+    """Return the dataset without cases whose names no file can store; each becomes a Problem that no voter has.
+
+    Args:
+        dataset: The dataset.
+
+    Returns:
+        The dataset. Its problems' names can be stored.
+    """
     ids = dict.fromkeys([*dataset.listed, *(one.id for one in dataset.cases), *(one.case for one in dataset.problems)])
     wrong = {one for one in ids if not (is_utf8(one) and is_utf8(dataset.patient_of(one)))}
     if not wrong:

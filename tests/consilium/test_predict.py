@@ -1,0 +1,88 @@
+"""Images of awkward names: each has a result of its own, or is left out with a reason before anything is written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from common.config import DataConfig
+from common.models.bundle import Bundle
+from common.models.unet import build_unet
+from consilium.cli.predict import app
+
+DATA = DataConfig(("background", "core"), (1, 1, 1), (8, 8, 8))
+
+
+def volume(path: Path, *, label: bool = False) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    array = np.random.default_rng(len(path.name)).integers(0, 2 if label else 200, (8, 8, 8)).astype(np.uint8)
+    nib.save(nib.Nifti1Image(array, np.eye(4)), path.with_name("draft.nii.gz" if path.name.endswith("gz") else "d.nii"))
+    path.with_name("draft.nii.gz" if path.name.endswith("gz") else "d.nii").rename(path)
+
+
+@pytest.fixture
+def predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`predict` of a folder of images; returns the exit code, the output and the names of the label maps."""
+    bundle = Bundle(build_unet((4, 8), in_channels=1, out_channels=2, seed=1).eval(), DATA, "w" * 64)
+    monkeypatch.setattr("consilium.predict.load_model", lambda _: bundle)
+    (tmp_path / "model").mkdir()
+
+    def predict(*more: str) -> tuple[int, str, list[str]]:
+        words = [str(tmp_path / "images"), "--model", str(tmp_path / "model"), "--out", str(tmp_path / "out"), *more]
+        done = CliRunner().invoke(app, words)
+        return (
+            done.exit_code,
+            f"{done.output} {done.exception}",
+            sorted(p.name for p in (tmp_path / "out").glob("*.gz")),
+        )
+
+    return predict
+
+
+def test_of_two_images_that_would_have_one_result_neither_is_used_and_the_others_are(tmp_path: Path, predicted) -> None:
+    for name in ("a.nii", "a.nii.gz", "b.nii.gz", "c.NII.GZ", "c.nii"):
+        volume(tmp_path / "images" / name)
+    code, said, maps = predicted()
+    assert (code, maps) == (12, ["b_seg.nii.gz"])
+    assert said.count("two files of this name") == 4
+    assert "left out a.nii.gz: two files" in said
+    assert "4 of 5 files" in said
+
+
+def test_an_image_is_not_scored_on_one_of_two_label_maps(tmp_path: Path, predicted) -> None:
+    for name in ("a.nii", "b.nii"):
+        volume(tmp_path / "images" / name)
+    for name in ("a.nii", "a.nii.gz", "b.NII"):
+        volume(tmp_path / "labels" / name, label=True)
+    code, said, maps = predicted("--labels", str(tmp_path / "labels"))
+    assert (code, maps) == (12, ["b_seg.nii.gz"])
+    assert "left out a: two label maps" in said
+    assert "core Dice" in said
+
+
+def test_an_image_whose_name_is_not_utf8_is_left_out_and_a_second_run_reads_the_scores(
+    tmp_path: Path, predicted
+) -> None:
+    for name in ("a.nii", os.fsdecode(b"M\xfcller.nii")):
+        volume(tmp_path / "images" / name)
+    for _ in range(2):
+        code, said, maps = predicted()
+        assert (code, maps) == (12, ["a_seg.nii.gz"])
+        assert "not UTF-8" in said
+
+
+def test_a_case_whose_id_is_no_file_name_is_left_out_and_nothing_is_written_elsewhere(
+    tmp_path: Path, predicted
+) -> None:
+    for name in ("a.nii", "b.nii", "c.nii"):
+        volume(tmp_path / "images" / name)
+    (tmp_path / "images/cases.csv").write_text("case_id,image\n../a,a.nii\nx/b,b.nii\nc,c.nii\n")
+    code, said, maps = predicted()
+    assert (code, maps) == (12, ["c_seg.nii.gz"])
+    assert said.count("cannot name a file") == 2
+    assert not list(tmp_path.glob("*_seg.nii.gz"))
