@@ -19,11 +19,11 @@ from client.policy import SiteConfig
 from client.records.scan_patients import check_scans
 from client.site.books import slots_file
 from client.site.deals import deal_for_training
-from client.training.site import scans_by_patient
 from client.training.task import VoterTask
 from client.training.voter import LabelledScan, load_scans
 from common.config import Study
 from common.data.dataset import Case, Dataset, Problem, check_labels
+from common.data.patients import scans_by_patient
 from common.data.volume import volume_from_bytes
 from common.data.volume_cache import VolumeCache
 from common.errors import InvalidInput

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from client.data.layouts import DatasetSettings
 from client.operations.doctor_data import check_data
-from client.operations.findings import Checkup
+from client.operations.findings import Checkup, failure
 from client.operations.readiness import check_site
 from client.policy import load_site
+from client.site.books import slots_file
 from common.config import load_study
 from common.errors import InvalidInput
 
@@ -46,14 +47,20 @@ def look(
     findings = [] if site_dir is None else list(check_site(site_dir))
     if data is None:
         return findings
-    settings = DatasetSettings()
+    settings, slots = DatasetSettings(), None
     if site_dir is not None:
         config = load_site(site_dir)
+        try:
+            slots = slots_file(config)
+        except InvalidInput as error:
+            findings.append(failure("patients", error, "restore the files of the assignment of patients to voters"))
         study, settings = study or config.path(config.study), config.dataset
     if study is None:
         raise InvalidInput("no study to check the data for", remedy="give --study, or --site-dir")
     settings = settings.overridden(layout=layout, label_map=label_map)
     terms = load_study(study)
     pictures = None if report is None else report / "pictures"
-    found = check_data(data, terms.data, settings, stated=terms.privacy, pictures=pictures, on_case=on_case)
+    found = check_data(
+        data, terms.data, settings, stated=terms.privacy, slots=slots, pictures=pictures, on_case=on_case
+    )
     return [*findings, *found]

@@ -14,9 +14,11 @@ from client.data.case_checks import CaseVerdict, Examined, examine
 from client.data.cases import delta_warning
 from client.data.layouts import DatasetSettings, match_study, open_dataset
 from client.operations.findings import Checkup, State, fail, note, unnamed_failure
+from client.records.patient_deal import check_listed
+from client.records.scan_patients import check_scans
 from common.config import DataConfig
 from common.data.dataset import Case, Dataset, Doubled, PatientIdentity
-from common.data.patients import counted_once
+from common.data.patients import counted_once, scans_by_patient
 from common.data.volume import Volume, load_case, load_label
 from common.errors import InvalidInput
 from common.names import modality_in
@@ -42,6 +44,7 @@ def check_data(
     settings: DatasetSettings,
     *,
     stated: StatedBudget | None = None,
+    slots: Path | None = None,
     pictures: Path | None = None,
     on_case: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Checkup]:
@@ -52,6 +55,7 @@ def check_data(
         data: The study's labels, channels and grid.
         settings: How the data are read.
         stated: The study's budget, whose δ is compared with the number of patients; None to skip this.
+        slots: The pool's file of the assignment of patients to voters; None without a site.
         pictures: Directory for a picture of each case that is not good but can be shown; None for no pictures.
         on_case: Called with the number of cases done and the total.
 
@@ -69,7 +73,8 @@ def check_data(
         for old in pictures.glob("case-*.png"):
             old.unlink()
     total = len(dataset.cases) + len(dataset.problems)
-    findings = [_patients(dataset), *_delta(dataset, stated), *_modality(own.channels, data, settings)]
+    findings = [_patients(dataset), *_assignable(dataset, slots), *_delta(dataset, stated)]
+    findings += _modality(own.channels, data, settings)
     once = counted_once(dataset)
     findings += map(_doubled, once.doubled)
     repeated = {case.id for case in dataset.labelled} - {case.id for case in once.labelled}
@@ -131,6 +136,18 @@ def _patients(dataset: Dataset) -> Checkup:
     cases = len(dataset.listed) + len(dataset.unnamed)
     text = f"{count} patients in {cases} labelled cases: {dataset.patient_identity.sentence}"
     return Checkup("patients", state, text, remedy)
+
+
+def _assignable(dataset: Dataset, slots: Path | None) -> list[Checkup]:
+    """Report patients whom training would refuse to assign to voters."""
+    scans = scans_by_patient(dataset)
+    try:
+        if slots is not None:
+            check_scans(slots, scans, identity=dataset.patient_identity)
+        check_listed(slots, scans)
+    except InvalidInput as error:
+        return [unnamed_failure("patients", error)]
+    return []
 
 
 def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[Checkup]:

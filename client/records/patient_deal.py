@@ -376,11 +376,31 @@ def _check_spelling(listed: set[str], before: Slots, stored: Sequence[Slots]) ->
             continue
         raise InvalidInput(
             "name of a case that differs from another one only in upper and lower case or in its letters' encoding",
-            value=ascii(name),
-            limit=f"the spelling that is known already, {min(names - {name})!a}",
+            value=[ascii(name), ascii(min(names - {name}))],
+            limit="the spelling that is known already",
             remedy="write it in the dataset as it was when it was first trained on; if the two are different patients, "
             "rename the new case",
         )
+
+
+def check_listed(path: Path | None, listed: Iterable[str]) -> None:
+    """Refuse names of patients that :func:`load_or_deal` would refuse. Nothing is stored.
+
+    Args:
+        path: The file of the slots, which need not exist; None without a site.
+        listed: Names of all patients of the dataset.
+
+    Raises:
+        InvalidInput: If :func:`deal` refuses a name, or a stored file cannot be read.
+    """
+    before = load_slots(path) if path is not None and path.exists() else None
+    stored = [] if path is None else _others(path)
+    deal(listed, voters=1 if before is None else before.voters, seed=0, shuffle=list, before=before, stored=stored)
+
+
+def _others(path: Path) -> list[Slots]:
+    """Return the pool's assignments for other numbers of voters."""
+    return [load_slots(other) for other in sorted(path.parent.glob("slots*.json")) if other != path]
 
 
 def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | None = None) -> Slots:
@@ -406,7 +426,7 @@ def load_or_deal(path: Path, listed: Iterable[str], *, voters: int, seed: int | 
     """
     listed = sorted(set(listed))
     before = load_slots(path) if path.exists() else None
-    stored = [load_slots(other) for other in sorted(path.parent.glob("slots*.json")) if other != path]
+    stored = _others(path)
     if before is None and not listed:
         raise InvalidInput("patients for training", value=0, limit="at least one")
     if before is not None and before.voters != voters:

@@ -11,10 +11,10 @@ from client.policy import load_site
 from client.records.patient_deal import load_slots
 from client.site.books import read_books, slots_file
 from client.site.deals import as_on_record
-from client.training.site import scans_by_patient
 from client.training.task import held_out_count
 from common.config import DataConfig
 from common.data.msd import Dataset
+from common.data.patients import scans_by_patient
 from common.errors import InvalidInput
 from common.models.bundle import Bundle, open_bundle
 

@@ -30,10 +30,11 @@ from client.site.enrolment import study_start
 from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import MAX_EPSILON, STRATEGIES, UNREAD, PrivateSettings, defaults
 from client.training.side_by_side import default_jobs, side_by_side
-from client.training.site import plan_site, scans_by_patient, site_report
+from client.training.site import plan_site, site_report
 from client.training.task import OnProgress, SiteReport, VoterTask
 from common.config import Study, load_study
 from common.data.dataset import Dataset
+from common.data.patients import scans_by_patient
 from common.errors import DaemonFailed, InvalidInput
 from common.privacy.consent import warn_about
 from common.privacy.mechanism import Unit

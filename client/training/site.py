@@ -18,6 +18,7 @@ from client.training.task import Crash, SiteReport, VoterOutcome, VoterTask
 from client.training.voter import trainer_of
 from common.config import DataConfig, TrainingConfig
 from common.data.dataset import Dataset, check_labels
+from common.data.patients import scans_by_patient
 from common.errors import InvalidInput
 from common.models.unet import load_weights, network_for
 
@@ -117,23 +118,6 @@ def _check_plan(
     if start is not None:  # before a private training is charged: weights of another network could not be trained
         empty = network_for(recipe, data)
         load_weights(start, empty)
-
-
-def scans_by_patient(dataset: Dataset) -> dict[str, tuple[str, ...]]:
-    """Return the scans of each patient that are listed for training, usable or not.
-
-    Only the dataset's index is read. A scan without a named patient is a patient of its own.
-
-    Args:
-        dataset: The site's dataset.
-
-    Returns:
-        Sorted scan ids by patient.
-    """
-    scans: dict[str, list[str]] = {}
-    for scan in dataset.listed:
-        scans.setdefault(dataset.patient_of(scan), []).append(scan)
-    return {patient: tuple(sorted(ids)) for patient, ids in scans.items()}
 
 
 def site_report(outcomes: Iterable[VoterOutcome | Crash]) -> SiteReport:

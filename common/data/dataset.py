@@ -15,6 +15,7 @@ from pathlib import Path
 from common.config import DataConfig
 from common.document import Document
 from common.errors import InvalidInput
+from common.names import comparable
 
 
 class PatientIdentity(StrEnum):
@@ -189,9 +190,10 @@ class Dataset:
 
 
 def check_labels(dataset: Dataset, data: DataConfig) -> None:
-    """Refuse a dataset whose label names or number of channels differ from the study's; letter case is ignored.
+    """Refuse a dataset whose label names or number of channels differ from the study's.
 
-    :func:`client.data.layouts.match_study` maps a site's names to the study's, so that this check passes.
+    Names are compared by :func:`~common.names.comparable`. :func:`client.data.layouts.match_study` maps a site's names
+    to the study's, so that this check passes.
 
     Args:
         dataset: The dataset.
@@ -200,8 +202,8 @@ def check_labels(dataset: Dataset, data: DataConfig) -> None:
     Raises:
         InvalidInput: If labels or channels differ.
     """
-    named = [label.casefold() for label in dataset.labels]
-    if named != [label.casefold() for label in data.labels] or dataset.label_values not in (
+    named = [comparable(label) for label in dataset.labels]
+    if named != [comparable(label) for label in data.labels] or dataset.label_values not in (
         (),
         tuple(range(len(data.labels))),
     ):

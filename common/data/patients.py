@@ -215,6 +215,23 @@ def with_patients(dataset: Dataset, table: Path) -> Dataset:
     )
 
 
+def scans_by_patient(dataset: Dataset) -> dict[str, tuple[str, ...]]:
+    """Return the scans of each patient that are listed for training, usable or not.
+
+    Only the dataset's index is read. A scan without a named patient is a patient of its own.
+
+    Args:
+        dataset: The site's dataset.
+
+    Returns:
+        Sorted scan ids by patient.
+    """
+    scans: dict[str, list[str]] = {}
+    for scan in dataset.listed:
+        scans.setdefault(dataset.patient_of(scan), []).append(scan)
+    return {patient: tuple(sorted(ids)) for patient, ids in scans.items()}
+
+
 def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Return the cases that share a patient with an earlier case in one mapping, but not in the other."""
     first: dict[str, str] = {}

@@ -28,9 +28,11 @@ from client.data.layouts import (
 )
 from client.operations.doctor_data import check_data
 from client.operations.findings import Checkup, State, to_json
+from client.records.patient_deal import load_or_deal
+from client.records.scan_patients import check_scans, record_scans
 from common.config import DataConfig
 from common.data.dataset import Dataset, PatientIdentity, check_labels
-from common.data.patients import counted_once
+from common.data.patients import counted_once, scans_by_patient
 from common.errors import InvalidInput
 from common.names import is_utf8
 from tests.contracts.layout_contract import held
@@ -736,3 +738,44 @@ def test_the_doctor_counts_a_doubled_scan_as_training_does(tmp_path: Path) -> No
     (root / "patients.csv").write_text("case_id,patient_id\nsub-0,a\nsub-1,a\n")
     findings = check_data(root, ONE_T1, DatasetSettings())
     assert "1 left out" in next(one.text for one in findings if one.check == "cases")
+
+
+def failures(findings: list[Checkup], check: str) -> list[Checkup]:
+    return [one for one in findings if one.check == check and one.state is State.FAIL]
+
+
+def test_the_doctor_refuses_spellings_of_patients_as_training_does(tmp_path: Path) -> None:
+    root, slots = make_subjects(tmp_path / "data", "T1w", "T1w"), tmp_path / "slots.json"
+    table = root / "patients.csv"
+
+    def train(scans: dict[str, tuple[str, ...]]) -> None:
+        check_scans(slots, scans, identity=PatientIdentity.TABLE)
+        record_scans(slots, load_or_deal(slots, scans, voters=2), scans, identity=PatientIdentity.TABLE)
+
+    def both(first: str, second: str) -> list[Checkup]:
+        """What the doctor finds, if training refuses the same."""
+        table.write_text(f"case_id,patient_id\nsub-0,{first}\nsub-1,{second}\n")
+        scans = scans_by_patient(open_for_training(root, ONE_T1, DatasetSettings()))
+        with pytest.raises(InvalidInput):
+            train(scans)
+        found = failures(check_data(root, ONE_T1, DatasetSettings(), slots=slots), "patients")
+        assert not re.search("anna|berta|sub-", to_json(found), re.IGNORECASE)
+        assert all(one.remedy for one in found)
+        return found
+
+    assert both("Anna", "anna")
+    assert both("Bj\u00f6rn", "Bjo\u0308rn")
+    table.write_text("case_id,patient_id\nsub-0,anna\nsub-1,berta\n")
+    train(scans_by_patient(open_for_training(root, ONE_T1, DatasetSettings())))
+    before = slots.read_bytes()
+    assert not failures(check_data(root, ONE_T1, DatasetSettings(), slots=slots), "patients")
+    assert both("ANNA", "berta")
+    assert both("berta", "anna")
+    assert slots.read_bytes() == before
+
+
+def test_labels_are_compared_by_one_rule_everywhere() -> None:
+    found = Dataset("s", ("Background", "Left_Core"), ("MRI",), ())
+    study = DataConfig(("background", "left core"), (1, 1, 1), (8, 8, 8))
+    check_labels(match_study(found, study), study)
+    check_labels(found, study)
