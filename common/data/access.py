@@ -6,6 +6,7 @@ listed, or if one closed folder holds a file of every case.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ from common.errors import InvalidInput
 
 
 def absent(path: Path, kind: str) -> str:
-    """Say why a file of a case is not found: it is missing, or a folder on the way to it is closed to this user.
+    """Say why a file of a case is not found: it is missing or not a file, its folder is closed, or the disk fails.
 
     Args:
         path: The file.
@@ -24,12 +25,27 @@ def absent(path: Path, kind: str) -> str:
         The reason with a remedy, without the name of a file or folder.
     """
     if closed_folder(path) is None:
-        return f"the {kind} file is missing; to fix: put it back, or take the case out"
+        return _not_there(path, kind)
     user = os.getuid()
     return (
         f"the folder of the {kind} cannot be read by user {user}, who runs this command (Permission denied); to fix: "
         "let this user read and enter the folder"
     )
+
+
+def _not_there(path: Path, kind: str) -> str:
+    take_out = "or take the case out"
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return f"the {kind}'s links lead in a circle; to fix: put the file in their place, {take_out}"
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            return f"the {kind} file cannot be read ({error.strerror}); to fix: check the disk or the network drive"
+        if os.path.islink(path):
+            return f"the {kind} is a link to a file that is missing; to fix: put that file back, {take_out}"
+        return f"the {kind} file is missing; to fix: put it back, {take_out}"
+    return f"the {kind} is not a regular file; to fix: put a NIfTI file in its place, {take_out}"
 
 
 def closed_folder(path: Path) -> Path | None:

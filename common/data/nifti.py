@@ -45,6 +45,7 @@ LEAST_AIR = 0.01
 """Least share of voxels with the values of air by which a scan is recognised as CT."""
 
 _OTHERS: tuple[tuple[int, bytes, str, str], ...] = (
+    (0, b"\x1f\x8b", "is packed with gzip twice", "unpack it once"),
     (0, b"PK\x03\x04", "is a zip archive", "unpack it"),
     (0, b"BZh", "is packed with bzip2", "unpack it, or pack it with gzip"),
     (0, b"\xfd7zXZ\x00", "is packed with xz", "unpack it, or pack it with gzip"),

@@ -535,11 +535,14 @@ def _label_values(
     whole = np.rint(values)
     near = np.isfinite(values) & (np.abs(values - whole) <= LABEL_ROUNDING)
     known = set(mapping) if mapping else set(range(labels))
-    unknown = [
-        float(value)
-        for value, close, number in zip(values, near, whole, strict=True)
-        if not close or int(number) not in known
-    ]
+    if not near.all():
+        raise InvalidInput(
+            "label map holds values that are not whole numbers",
+            value=values[~near][:5].tolist(),
+            limit=", ".join(map(str, sorted(known))),
+            remedy="export it again as a map of labels, not of probabilities or intensities",
+        )
+    unknown = [float(number) for number in whole if int(number) not in known]
     if unknown:
         raise InvalidInput(
             "label map holds values that the study does not define",

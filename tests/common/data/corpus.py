@@ -353,6 +353,7 @@ simple("nifti-in-two-files", lambda: image_is(edited(packed(scan()), magic=b"ni1
 simple("folder-without-dicom", lambda: image_is(None, "series"))
 simple("cut-in-the-header", lambda: image_is(packed(scan())[:200]))
 simple("cut-in-the-voxels", lambda: image_is(packed(scan())[:-1]))
+simple("gzip-twice", lambda: image_is(gzip.compress(gzip.compress(packed(scan()))), "image.nii.gz"))
 simple("gzip-cut", lambda: image_is(gzip.compress(packed(scan()))[:-30], "image.nii.gz"))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,40 @@ def test_one_bad_case_is_left_out_named_and_counted(directory: Path) -> None:
     assert problem.case == "p1"
     assert "label file is missing; to fix: " in problem.reason
     assert dataset.listed == ("p0", "p1", "p2")
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (None, "link to a file that is missing"),
+        (errno.ELOOP, "links lead in a circle"),
+        (errno.ESTALE, "Stale file handle"),
+        (errno.EIO, "Input/output error"),
+        (0, "not a regular file"),
+    ],
+)
+def test_a_file_that_is_there_and_cannot_be_opened_is_not_called_missing(
+    directory: Path, number: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = directory / "labelsTr/p1.nii.gz"
+    path.unlink()
+    if number in (None, errno.ELOOP):
+        path.symlink_to(path.name if number else "gone.nii.gz")
+    elif number == 0:
+        os.mkfifo(path)
+    else:
+        real = os.stat
+
+        def stat(asked: str | Path, **more: Any) -> os.stat_result:
+            if str(asked) == str(path):
+                raise OSError(number, os.strerror(number), str(path))
+            return real(asked, **more)
+
+        monkeypatch.setattr(os, "stat", stat)
+    (problem,) = read_dataset(directory).problems
+    assert reason in problem.reason
+    assert "; to fix: " in problem.reason
+    assert str(directory) not in problem.reason
 
 
 def test_a_case_listed_twice_is_used_neither_time(directory: Path) -> None:

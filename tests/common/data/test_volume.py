@@ -181,7 +181,7 @@ def test_a_missing_file_is_refused_without_its_path(tmp_path: Path) -> None:
 def test_label_values_outside_the_study_are_refused(value: float) -> None:
     labels = phantom()[1].astype(np.float32)
     labels[0, 0, 0] = value
-    with pytest.raises(InvalidInput, match="does not define"):
+    with pytest.raises(InvalidInput, match=r"whole numbers|does not define"):
         label_of(nifti(labels), DATA)
 
 
