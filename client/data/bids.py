@@ -23,11 +23,12 @@ from pathlib import Path
 
 from common.data.access import absent, closed_error, files_below, is_closed
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
-from common.data.msd import nifti_ending
+from common.data.msd import nifti_ending, other_ending
 from common.data.patients import read_table
 from common.errors import InvalidInput
 
 _STRAY = "a file in the folder names another subject; to fix: rename the file, or move it to that subject's folder"
+_NOT_NIFTI = "the {} is not NIfTI; to fix: convert it to .nii.gz"
 _NO_CONTRAST = {"dseg", "mask", "probseg", "defacemask"}
 
 
@@ -68,14 +69,17 @@ class BidsLayout:
         Raises:
             InvalidInput: If there is no case, or the dataset's label tables contradict each other.
         """
-        sessions, strays = _images(directory)
-        drawn, tables, hidden, stray_maps = _label_maps(directory)
+        sessions, strays, other_images = _images(directory)
+        drawn, tables, hidden, stray_maps, other_maps = _label_maps(directory)
         shared_hidden = [folder for folder in hidden if _folder_case(directory, folder) is None]
         if shared_hidden and (not drawn or shared_hidden == [directory / "derivatives"]):
             raise closed_error(shared_hidden[0])
         closed = _closed(directory)
         unusable = dict.fromkeys(strays | stray_maps, _STRAY)
         unusable |= {case: absent(folder / "image", "case") for case, folder in closed.items()}
+        unusable |= dict.fromkeys(other_images - sessions.keys() - unusable.keys(), _NOT_NIFTI.format("image"))
+        unusable |= dict.fromkeys(other_maps - drawn.keys() - unusable.keys(), _NOT_NIFTI.format("label map"))
+        unlabelled = other_images - sessions.keys() - drawn.keys() - other_maps - strays - stray_maps - closed.keys()
         known = sessions.keys() | drawn.keys()
         left_out = {
             case: reason
@@ -124,7 +128,7 @@ class BidsLayout:
             channels=(),
             cases=tuple(cases),
             problems=tuple(problems),
-            listed=tuple(sorted(drawn.keys() | left_out.keys())),
+            listed=tuple(sorted(drawn.keys() | (left_out.keys() - unlabelled))),
             patients={case: _subject(case) for case in known | left_out.keys()},
             patient_identity=PatientIdentity.SUBJECT,
         )
@@ -180,7 +184,7 @@ def _subject(case: str) -> str:
 
 def _entities(path: Path) -> tuple[dict[str, str], str]:
     """Split a file name such as ``sub-01_ses-2_ce-gd_T1w.nii.gz`` into its entities and its suffix."""
-    ending = nifti_ending(path.name)
+    ending = nifti_ending(path.name) or other_ending(path.name)
     stem = path.name.removesuffix(ending) if ending else path.stem
     *pairs, suffix = stem.split("_")
     return dict(pair.split("-", 1) for pair in pairs if "-" in pair), suffix
@@ -206,21 +210,26 @@ def _is_stray(directory: Path, path: Path, case: str) -> bool:
     return folder is not None and _subject(folder) != _subject(case)
 
 
-def _images(directory: Path) -> tuple[dict[str, dict[str, list[Path]]], set[str]]:
-    """Return the image files by session and contrast, and the folders' cases that hold another subject's file."""
+def _images(directory: Path) -> tuple[dict[str, dict[str, list[Path]]], set[str], set[str]]:
+    """Return the image files by session and contrast, the folders' cases that hold another subject's file, and the
+    cases with an image in another format.
+    """
     found: dict[str, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
     strays: set[str] = set()
+    others: set[str] = set()
     for pattern in ("sub-*/anat/sub-*", "sub-*/ses-*/anat/sub-*"):
         for path in sorted(directory.glob(pattern)):
             entities, suffix = _entities(path)
             case = _case_of(path)
+            if case is not None and other_ending(path.name) and suffix not in _NO_CONTRAST:
+                others.add(case)
             if case is None or not nifti_ending(path.name) or suffix in _NO_CONTRAST:
                 continue
             if _is_stray(directory, path, case):
                 strays.add(str(_folder_case(directory, path.parent)))
                 continue
             found[case][f"ce-{suffix}" if "ce" in entities else suffix].append(path)
-    return found, strays
+    return found, strays, others
 
 
 def _closed(directory: Path) -> dict[str, Path]:
@@ -230,24 +239,29 @@ def _closed(directory: Path) -> dict[str, Path]:
     return {"_".join(part for part in path.relative_to(directory).parts if part != "anat"): path for path in folders}
 
 
-def _label_maps(directory: Path) -> tuple[dict[str, list[Path]], list[Path], list[Path], set[str]]:
-    """Return the label maps by session, below derivatives or in anat, all label tables, the closed folders, and the
-    folders' cases that hold another subject's label map.
+def _label_maps(directory: Path) -> tuple[dict[str, list[Path]], list[Path], list[Path], set[str], set[str]]:
+    """Return the label maps by session, below derivatives or in anat, all label tables, the closed folders, the
+    folders' cases that hold another subject's label map, and the cases with a label map in another format.
     """
     found: dict[str, list[Path]] = defaultdict(list)
     strays: set[str] = set()
+    others: set[str] = set()
     roots = [root for root in (directory / "derivatives", *directory.glob("sub-*")) if root.is_dir()]
     files, hidden = files_below(roots, seen=[directory])
     for path in files:
         case = _case_of(path)
-        if case is None or "_dseg." not in path.name or not nifti_ending(path.name):
+        if case is None or "_dseg." not in path.name:
+            continue
+        if other_ending(path.name):
+            others.add(case)
+        if not nifti_ending(path.name):
             continue
         if _is_stray(directory, path, case):
             strays.add(str(_folder_case(directory, path.parent)))
         else:
             found[case].append(path)
     tables = [*sorted(directory.glob("*dseg.tsv")), *(path for path in files if path.name.endswith("dseg.tsv"))]
-    return dict(found), tables, hidden, strays
+    return dict(found), tables, hidden, strays, others
 
 
 def _of_whom(directory: Path, tables: list[Path]) -> tuple[list[Path], dict[str, list[Path]]]:

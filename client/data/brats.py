@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.data.access import absent, is_closed
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
-from common.data.msd import nifti_ending
+from common.data.msd import nifti_ending, other_ending
 from common.errors import InvalidInput
 
 LABELS = ("background", "non-enhancing tumor", "edema", "enhancing tumour")
@@ -88,6 +88,9 @@ class BratsLayout:
                 reason = f"two files for {doubled[0]}; to fix: keep only one of them in the folder"
                 problems.append(Problem(folder.name, reason))
                 continue
+            if label is None and any(other_ending(path.name) for path in others):
+                problems.append(Problem(folder.name, "a file is not NIfTI; to fix: convert it to .nii.gz"))
+                continue
             if others and label is None:
                 remedy = "name each file after its folder, followed by its contrast or by seg"
                 problems.append(Problem(folder.name, f"a NIfTI file fits no role in its folder; to fix: {remedy}"))
@@ -125,7 +128,7 @@ def _folders(directory: Path) -> list[Path]:
 def _files(folder: Path) -> tuple[dict[str, tuple[str, Path]], list[str], list[Path]]:
     """Return a case's files by contrast (or ``seg``), each with the sign that separates its name (``_`` or ``-``).
 
-    Return also the contrasts that have two files, and the NIfTI files with another name.
+    Return also the contrasts that have two files, and the other volume files.
     """
     found: dict[str, tuple[str, Path]] = {}
     doubled: list[str] = []
@@ -137,6 +140,6 @@ def _files(folder: Path) -> tuple[dict[str, tuple[str, Path]], list[str], list[P
             kind = match[3].casefold()
             doubled += [kind] * (kind in found)
             found[kind] = (match[2], path)
-        elif ending and not path.name.startswith("."):
+        elif (ending or other_ending(path.name)) and not path.name.startswith("."):
             others.append(path)
     return found, doubled, others

@@ -14,8 +14,10 @@ from typing import Any
 
 from common.data.access import entries
 from common.data.dataset import Case, Dataset, Problem
-from common.data.msd import NIFTI_SUFFIXES, nifti_ending, read_index
+from common.data.msd import NIFTI_SUFFIXES, nifti_ending, other_ending, read_index
 from common.errors import InvalidInput
+
+_NUMBERED = "CASE_0000.nii.gz, CASE_0001.nii.gz, …,"
 
 
 class NnunetLayout:
@@ -61,10 +63,14 @@ class NnunetLayout:
         channels = _channels(index.get("channel_names"))
         cases: list[Case] = []
         problems: list[Problem] = []
-        training = _scans(directory / "imagesTr", ending)
+        images = directory / "imagesTr"
+        training = _scans(images, ending)
         drawn = {path.name[: -len(ending)]: path for path in _files(directory / "labelsTr", ending)}
-        unfit = _unfit(directory / "labelsTr", ending) | _unfit(directory / "imagesTr", ending, numbered=True)
-        listed = sorted(training.keys() | drawn.keys() | unfit.keys())
+        unfit_maps, unfit_images = _unfit(directory / "labelsTr", ending), _unfit(images, ending, numbered=True)
+        unfit = unfit_maps | unfit_images
+        unnamed = {case for case, problem in unfit_images.items() if _NUMBERED in problem.reason}
+        listed = sorted(training.keys() | drawn.keys() | unfit_maps.keys() | (unfit_images.keys() - unnamed))
+        problems += [unfit[case] for case in sorted(unnamed - set(listed))]
         for case in listed:
             outcome = unfit.get(case) or _case(case, training.get(case, {}), drawn.get(case), channels)
             if isinstance(outcome, Case) and outcome.label is None:
@@ -100,16 +106,21 @@ def _files(folder: Path, ending: str) -> list[Path]:
 
 
 def _unfit(folder: Path, ending: str, *, numbered: bool = False) -> dict[str, Problem]:
-    """Return a Problem for each case with two files for one channel or label, or a NIfTI file of another ending."""
+    """Return a Problem for each case with two files for one channel or label, or a volume file of another ending, and
+    for each image whose name has no channel number.
+    """
     found: dict[str, Problem] = {}
     seen: set[str] = set()
     for path in entries(folder):
-        own = nifti_ending(path.name)
+        own = nifti_ending(path.name) or other_ending(path.name)
         stem = path.name.removesuffix(own)
         match = re.fullmatch(r"(.+)_(\d{4})" if numbered else "(.+)", stem)
-        if not own or not match or path.name.startswith("."):
+        if not own or path.name.startswith("."):
             continue
-        if stem in seen:
+        if match is None:
+            reason = "an image's name lacks its channel's number"
+            found.setdefault(stem, Problem(stem, f"{reason}; to fix: name it {_NUMBERED} as dataset.json numbers it"))
+        elif stem in seen and nifti_ending(path.name):
             what = f"channel number {int(match[2])}" if numbered else "the label map"
             found[match[1]] = Problem(match[1], f"two files for {what}; to fix: keep only one of them")
         elif own.lower() != ending:

@@ -22,6 +22,10 @@ from common.reading import MAX_JSON_BYTES, parse_json, read_text
 __all__ = ["Case", "Dataset", "Problem", "case_id", "check_labels", "read_dataset", "write_dataset"]
 
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
+OTHER_SUFFIXES = (
+    *(".nrrd", ".nhdr", ".mha", ".mhd", ".mgz", ".mgh", ".img.gz", ".hdr.gz", ".img", ".hdr"),
+    *(".nii.bz2", ".nii.xz", ".nii.zst", ".nii.zip"),
+)
 
 
 def nifti_ending(name: str) -> str:
@@ -37,6 +41,22 @@ def nifti_ending(name: str) -> str:
     ('.NII.GZ', '.nii', '')
     """
     suffix = next((suffix for suffix in NIFTI_SUFFIXES if name.lower().endswith(suffix)), "")
+    return name[len(name) - len(suffix) :] if suffix else ""
+
+
+def other_ending(name: str) -> str:
+    """Return the ending of a volume file in another format than NIfTI, or packed in another way, as it is written.
+
+    Args:
+        name: A file name.
+
+    Returns:
+        The ending in the name's own letters; empty for any other name.
+
+    >>> other_ending("scan.NRRD"), other_ending("scan.nii.bz2"), other_ending("scan.nii.gz"), other_ending("scan.json")
+    ('.NRRD', '.nii.bz2', '', '')
+    """
+    suffix = next((suffix for suffix in OTHER_SUFFIXES if name.lower().endswith(suffix)), "")
     return name[len(name) - len(suffix) :] if suffix else ""
 
 

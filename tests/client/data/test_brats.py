@@ -192,12 +192,23 @@ def second_segmentation(case: Path) -> None:
     (case / f"{case.name}_seg.nii").write_bytes(b"")
 
 
+def other_segmentation(case: Path) -> None:
+    (case / f"{case.name}_seg.nii.gz").rename(case / f"{case.name}_seg.nrrd")
+
+
+def other_format(case: Path) -> None:
+    for path in list(case.iterdir()):
+        path.rename(path.with_name(path.name.replace(".nii.gz", ".mha")))
+
+
 @pytest.mark.parametrize(
     ("change", "name", "word"),
     [
         (misnamed_segmentation, "BraTS20_Training_002", "fits no role"),
         (misnamed_folder, "patient4", "fits no role"),
         (second_segmentation, "BraTS20_Training_002", "two files for seg"),
+        (other_segmentation, "BraTS20_Training_002", "not NIfTI"),
+        (other_format, "BraTS20_Training_002", "not NIfTI"),
     ],
 )
 def test_a_folder_whose_files_do_not_fit_is_listed_and_left_out(

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -779,3 +779,37 @@ def test_labels_are_compared_by_one_rule_everywhere() -> None:
     study = DataConfig(("background", "left core"), (1, 1, 1), (8, 8, 8))
     check_labels(match_study(found, study), study)
     check_labels(found, study)
+
+
+def renamed(files: Iterable[Path], before: str, after: str) -> None:
+    for path in list(files):
+        path.rename(path.with_name(path.name.replace(before, after)))
+
+
+@pytest.mark.parametrize("ending", [".nrrd", ".MHA", ".img", ".nii.bz2"])
+def test_an_nnunet_case_in_another_format_or_without_a_channels_number_is_counted(tmp_path: Path, ending: str) -> None:
+    root = make_nnunet(tmp_path)
+    renamed(root.glob("*Tr/p1*"), ".nii.gz", ending)
+    (root / "labelsTr/p2.nii.gz").unlink()
+    renamed((root / "imagesTr").glob("p2_*"), "_000", "_")
+    found = open_dataset(root)
+    assert [case.id for case in found.cases] == ["p0"]
+    told = {problem.case: problem.reason for problem in found.problems}
+    assert ending.lower() in told.pop("p1")
+    assert set(told) == {f"p2_{channel}" for channel in range(4)}
+    assert all("channel's number" in reason for reason in told.values())
+    assert found.listed == ("p0", "p1")
+
+
+def test_a_bids_label_map_or_image_in_another_format_is_counted_and_no_unlabelled_image_listed(tmp_path: Path) -> None:
+    root = make_subjects(tmp_path, "T1w", "T1w", "T1w", "T1w")
+    renamed(root.rglob("sub-0*dseg.nii.gz"), ".nii.gz", ".mgz")
+    renamed([*root.rglob("sub-1*T1w.nii.gz"), *root.rglob("sub-1*dseg.nii.gz")], ".nii.gz", ".nrrd")
+    renamed(root.rglob("sub-2*T1w.nii.gz"), ".nii.gz", ".mgz")
+    for path in root.rglob("sub-2*dseg.nii.gz"):
+        path.unlink()
+    found = open_dataset(root)
+    assert [case.id for case in found.cases] == ["sub-3"]
+    assert found.listed == ("sub-0", "sub-1", "sub-3")
+    assert {problem.case for problem in found.problems} == {"sub-0", "sub-1", "sub-2"}
+    assert all(re.search("not NIfTI.*; to fix: ", problem.reason) for problem in found.problems)
