@@ -16,6 +16,7 @@ from enum import StrEnum
 import numpy as np
 
 from common.config import DataConfig
+from common.data.access import why_unread
 from common.data.dataset import Case, Dataset, Problem
 from common.data.volume import Example, load_case, load_example, load_native_label
 from common.errors import InvalidInput
@@ -85,8 +86,8 @@ def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda d
                 mapping, structures = dict(case.label_map), dict(case.structures)
                 load_native_label(case.label, terms, volume=volume, mapping=mapping, structures=structures)
             good.append(case)
-        except InvalidInput as error:
-            bad.append(Problem(case.id, str(error)))
+        except Exception as error:  # noqa: BLE001  # as in training
+            bad.append(Problem(case.id, why_unread(error)))
         on_case(number, len(dataset.cases))
     if not good:
         first = (*dataset.problems, *bad)[0]
@@ -142,8 +143,8 @@ def _examine(
             example = Example(volume, np.zeros(data.grid, dtype=np.uint8), volume.notes)
         else:
             example = load_example(case, data)
-    except InvalidInput as error:
-        reason, remedy = _split(str(error))
+    except Exception as error:  # noqa: BLE001  # as in training
+        reason, remedy = _split(why_unread(error))
         return Examined(number, case.id, CaseVerdict.BROKEN, (reason,), remedy)
     voxel_ml = math.prod(data.spacing_mm) / 1000
     counts = np.bincount(example.label.ravel(), minlength=len(data.labels))[1:]

@@ -198,7 +198,7 @@ def _readable(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "
     """Return a case's image, and its label map if it can be used; None if the image cannot be read."""
     try:
         volume = load_case(case, data)
-    except InvalidInput:
+    except Exception:  # noqa: BLE001  # examine has reported it
         return None
     try:
         if case.label is None:
@@ -206,7 +206,7 @@ def _readable(case: Case, data: DataConfig) -> tuple[Volume, UInt8[np.ndarray, "
         return volume, load_label(
             case.label, data, volume=volume, mapping=dict(case.label_map), structures=dict(case.structures)
         )
-    except InvalidInput:
+    except Exception:  # noqa: BLE001  # examine has reported it
         return volume, None
 
 

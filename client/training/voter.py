@@ -32,6 +32,7 @@ from client.training.standard import StandardTrainer
 from client.training.task import VoterOutcome, VoterReport, VoterTask
 from common.canonical import digest, sha256_file
 from common.config import TrainingConfig
+from common.data.access import why_unread
 from common.data.dataset import Problem
 from common.data.dicom_structures import is_structure_set
 from common.data.patients import content_hash
@@ -223,17 +224,8 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
                 hashes.append(repr((case.channel_order, case.label_map)))
             if case.structures and is_structure_set(case.label):
                 hashes.append(repr(case.structures))
-        except InvalidInput as error:
-            problems.append(Problem(scan, str(error)))
-            continue
-        except OSError as error:
-            problems.append(
-                Problem(scan, f"cannot be read ({error.strerror}); to fix: look at its permissions and the disk")
-            )
-            continue
         except Exception as error:  # noqa: BLE001  # no scan may stop a site, not even through a defect in our code
-            kind = type(error).__name__
-            problems.append(Problem(scan, f"cannot be read ({kind}, a fault of this software); to fix: report it"))
+            problems.append(Problem(scan, why_unread(error)))
             continue
         usable[scan] = LabelledScan(cache.keep(example.volume.image), cache.keep(example.label), tuple(hashes))
     return usable, tuple(problems)

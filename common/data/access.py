@@ -33,6 +33,23 @@ def absent(path: Path, kind: str) -> str:
     )
 
 
+def why_unread(error: Exception) -> str:
+    """Say why a case is left out whose files could not be read. No error of one case stops the others, not even a fault
+    of Consilium.
+
+    Args:
+        error: The error.
+
+    Returns:
+        The reason with a remedy; without the name of a file or folder, unless an InvalidInput names it.
+    """
+    if isinstance(error, InvalidInput):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror}); to fix: look at its permissions and the disk"
+    return f"cannot be read ({type(error).__name__}, a fault of this software); to fix: report it"
+
+
 def _not_there(path: Path, kind: str) -> str:
     take_out = "or take the case out"
     try:

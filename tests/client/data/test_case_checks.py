@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import nibabel as nib
@@ -9,8 +10,13 @@ import numpy as np
 import pytest
 
 from client.data.case_checks import readable
+from client.data.layouts import DatasetSettings
+from client.operations.doctor_data import check_data
+from client.operations.findings import State, to_json
+from common.config import DataConfig
 from common.data.dataset import Dataset
 from common.data.msd import Case, write_dataset
+from common.data.volume import load_case
 from common.errors import InvalidInput
 
 
@@ -58,3 +64,31 @@ def test_a_case_that_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> Non
     torn_only.cases[0].image.write_bytes(b"no image")
     with pytest.raises(InvalidInput, match="torn"):
         readable(torn_only)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.EIO, "Input/output error", "/data/mueller"), "cannot be read (Input/output error)"),
+        (RuntimeError("mueller"), "cannot be read (RuntimeError, a fault of this software)"),
+    ],
+)
+def test_no_error_of_one_case_stops_the_doctor_or_names_the_patient(
+    tmp_path: Path, error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def torn(case: Case, *args: object, **more: object) -> object:
+        if case.id == "torn":
+            raise error
+        return load_case(case, *args, **more)  # type: ignore[arg-type]
+
+    dataset = _dataset(tmp_path, good=(45, 45, 45), torn=(45, 45, 45))
+    monkeypatch.setattr("client.data.case_checks.load_case", torn)
+    monkeypatch.setattr("client.operations.doctor_data.load_case", torn)
+    monkeypatch.setattr("common.data.volume.load_case", torn)
+    assert [reason in one.reason for one in readable(dataset).problems] == [True]
+    data = DataConfig(dataset.labels, (12, 12, 12), (8, 8, 8), dataset.channels)
+    findings = check_data(tmp_path / "set", data, DatasetSettings(), pictures=tmp_path / "pictures")
+    (case,) = (one for one in findings if one.check == "case")
+    assert (case.state, case.text) == (State.FAIL, reason)
+    assert case.remedy
+    assert "mueller" not in to_json(findings)
