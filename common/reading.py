@@ -138,7 +138,11 @@ def parse_json(data: bytes | str, *, what: str, value: object = None, limit: str
         opened = text.count("[") + text.count("{")
         if opened + text.count(",") > MAX_JSON_VALUES:
             raise InvalidInput(f"values in {what}", limit=f"at most {MAX_JSON_VALUES}", remedy=remedy)
-        found = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        try:
+            found = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        except json.JSONDecodeError as error:
+            where = f"line {error.lineno}, column {error.colno}"
+            raise InvalidInput(f"{what} cannot be read ({where})", value=value, limit=limit, remedy=remedy) from error
         if opened > MAX_DEPTH:
             _check_depth(found, what=what, remedy=remedy)
         if _HALF.search(text) or not text.isascii():

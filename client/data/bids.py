@@ -24,7 +24,7 @@ from pathlib import Path
 from common.data.access import absent, closed_error, files_below, is_closed
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
 from common.data.msd import nifti_ending, other_ending
-from common.data.patients import read_table
+from common.data.patients import read_rows
 from common.errors import InvalidInput
 
 _STRAY = "a file in the folder names another subject; to fix: rename the file, or move it to that subject's folder"
@@ -341,10 +341,13 @@ def read_label_table(path: Path) -> dict[int, str]:
         InvalidInput: If an index is not a whole number or occurs twice, or a name is missing.
     """
     names: dict[int, str] = {}
-    for row in read_table(path):
-        index, name = row.get("index", ""), row.get("name", "")
-        if not re.fullmatch(r"\d{1,9}", index) or not name or names.setdefault(int(index), name) != name:
+    for line, row in read_rows(path):
+        index, name = re.fullmatch(r"(\d{1,9})(\.0+)?", row.get("index", "")), row.get("name", "")
+        if index is None or not name or names.setdefault(int(index[1]), name) != name:
             raise InvalidInput(
-                "label table", value=path.name, limit="columns index (a whole number, none twice) and name"
+                f"label table, line {line}",
+                value=[path.name, row.get("index", "")],
+                limit="columns index (a whole number, none twice) and name",
+                remedy="correct the row",
             )
     return names

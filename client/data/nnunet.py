@@ -54,10 +54,13 @@ class NnunetLayout:
             InvalidInput: If ``dataset.json`` is not nnU-Net's, or there is no case.
         """
         index = read_index(directory)
-        ending = index.get("file_ending", ".nii.gz")
+        ending = str(index.get("file_ending", ".nii.gz")).lower()
         if ending not in NIFTI_SUFFIXES:
             raise InvalidInput(
-                "dataset.json: file_ending", value=ending, limit=", ".join(NIFTI_SUFFIXES), remedy="convert to NIfTI"
+                "dataset.json: file_ending",
+                value=ending,
+                limit=", ".join(NIFTI_SUFFIXES),
+                remedy="write .nii.gz there, and convert files of another format",
             )
         values, labels, regions = _labels(index.get("labels"))
         channels = _channels(index.get("channel_names"))

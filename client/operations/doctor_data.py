@@ -65,7 +65,7 @@ def check_data(
     try:
         own = open_dataset(directory, layout=settings.layout, patients=settings.patients, choice=settings.choice)
         dataset = match_study(own, data, labels=settings.labels, channels=settings.channels, absent=settings.absent)
-    except InvalidInput as error:
+    except (InvalidInput, OSError) as error:
         return [unnamed_failure("dataset", error)]
     if pictures is not None:
         pictures.mkdir(mode=0o700, parents=True, exist_ok=True)

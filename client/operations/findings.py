@@ -132,7 +132,7 @@ def failure(check: str, error: Exception, remedy: str) -> Checkup:
     return fail(check, text, own or remedy)
 
 
-def unnamed_failure(check: str, error: InvalidInput, remedy: str = "") -> Checkup:
+def unnamed_failure(check: str, error: InvalidInput | OSError, remedy: str = "") -> Checkup:
     """Report an error about a dataset. Its value, which may name a case or a table, is shown on the terminal only.
 
     Args:
@@ -143,6 +143,8 @@ def unnamed_failure(check: str, error: InvalidInput, remedy: str = "") -> Checku
     Returns:
         The finding.
     """
+    if isinstance(error, OSError):
+        return fail(check, error.strerror or type(error).__name__, explain(error)[1], subject=str(error.filename or ""))
     value = error.value
     names = value if isinstance(value, tuple | list) else [] if value is None else [value]
     text = f"{error.what}; allowed: {error.limit}" if error.limit else error.what

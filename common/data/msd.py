@@ -192,7 +192,8 @@ def read_index(directory: Path) -> dict[str, object]:
         )
     text = read_text(path, what="dataset.json", most_bytes=MAX_JSON_BYTES, remedy="save it as JSON in UTF-8")
     limit = "a JSON text in UTF-8"
-    document = parse_json(text, what="dataset.json", value=str(path), limit=limit)
+    remedy = "correct the text there; a comma may be missing or too many"
+    document = parse_json(text.lstrip("\ufeff"), what="dataset.json", value=str(path), limit=limit, remedy=remedy)
     if not isinstance(document, dict):
         raise InvalidInput("dataset.json", value=type(document).__name__, limit="a JSON object")
     return document
@@ -343,7 +344,7 @@ def _regions(found: object, labels: tuple[str, ...]) -> tuple[str, ...]:
 def _entry_name(entry: object, position: int) -> str:
     image = entry.get("image") if isinstance(entry, dict) else entry
     try:
-        return case_id(image) if isinstance(image, str) else f"entry {position + 1}"
+        return case_id(image.replace("\\", "/")) if isinstance(image, str) else f"entry {position + 1}"
     except InvalidInput:
         return f"entry {position + 1}"
 
@@ -362,7 +363,7 @@ def _read_entry(
     for kind, text in (("image", image), ("label", label)):
         if text is None:
             continue
-        relative = PurePosixPath(text)
+        relative = PurePosixPath(text.replace("\\", "/"))
         if relative.is_absolute() or ".." in relative.parts:
             return name, Problem(name, f"the {kind}'s path leaves the data directory; to fix: put the file there")
         if not nifti_ending(text):

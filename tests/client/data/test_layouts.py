@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from client.data.bids import read_label_table
 from client.data.cases import record_cases
 from client.data.layouts import (
     LAYOUTS,
@@ -813,3 +815,40 @@ def test_a_bids_label_map_or_image_in_another_format_is_counted_and_no_unlabelle
     assert found.listed == ("sub-0", "sub-1", "sub-3")
     assert {problem.case for problem in found.problems} == {"sub-0", "sub-1", "sub-2"}
     assert all(re.search("not NIfTI.*; to fix: ", problem.reason) for problem in found.problems)
+
+
+def test_a_label_table_of_a_statistics_program_is_read_and_a_wrong_row_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "dseg.tsv"
+    path.write_text("Index\tName\n1.0\tedema\n2.00\tcore\n")
+    assert read_label_table(path) == {1: "edema", 2: "core"}
+    for row in ("1.5\tx", "-1\tx", "\tx", "1\tcore", "3\t"):
+        path.write_text(f"index\tname\n1\tedema\n{row}\n")
+        with pytest.raises(InvalidInput, match="line 3") as caught:
+            read_label_table(path)
+        assert caught.value.remedy
+
+
+def test_an_nnunet_ending_is_read_in_upper_case_and_another_has_a_remedy_that_helps(tmp_path: Path) -> None:
+    index = make_nnunet(tmp_path) / "dataset.json"
+    document = json.loads(index.read_text())
+    index.write_text(json.dumps({**document, "file_ending": ".NII.GZ"}))
+    assert len(open_dataset(tmp_path).cases) == 3
+    for wrong in ("nii.gz", ".nrrd", 3):
+        index.write_text(json.dumps({**document, "file_ending": wrong}))
+        with pytest.raises(InvalidInput, match=r"write \.nii\.gz"):
+            open_dataset(tmp_path)
+
+
+def test_a_failing_disk_is_a_finding_of_the_doctor_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> Dataset:
+        raise OSError(errno.EIO, "Input/output error", "/data/mueller")
+
+    monkeypatch.setattr("client.data.nnunet.NnunetLayout.read", failing)
+    found = check_data(make_nnunet(tmp_path), DATA, DatasetSettings())
+    assert [(one.check, one.state, "Input/output error" in one.text) for one in found] == [
+        ("dataset", State.FAIL, True)
+    ]
+    assert found[0].remedy
+    assert "mueller" not in to_json(found)

@@ -98,6 +98,26 @@ def test_a_file_that_is_there_and_cannot_be_opened_is_not_called_missing(
     assert str(directory) not in problem.reason
 
 
+def test_an_index_that_windows_wrote_is_read(directory: Path) -> None:
+    path = directory / "dataset.json"
+    document = json.loads(path.read_text())
+    for entry in document["training"]:
+        entry.update({key: text.removeprefix("./").replace("/", "\\") for key, text in entry.items()})
+    path.write_text("\ufeff" + json.dumps(document).replace(", ", ",\r\n"), encoding="utf-8", newline="")
+    (directory / "patients.csv").write_text("case_id,patient_id\np0,a\np1,b\np2,b\np3,c\n")
+    found = read_dataset(directory)
+    assert found.problems == ()
+    assert found.listed == ("p0", "p1", "p2")
+
+
+def test_an_index_that_is_no_json_is_named_by_its_line_with_a_remedy(directory: Path) -> None:
+    path = directory / "dataset.json"
+    path.write_text('{"labels": {\n"0": "background",\n}}')
+    with pytest.raises(InvalidInput, match=r"cannot be read \(line 3, column 1\)") as caught:
+        read_dataset(directory)
+    assert "comma" in caught.value.remedy
+
+
 def test_a_case_listed_twice_is_used_neither_time(directory: Path) -> None:
     document = json.loads((directory / "dataset.json").read_text())
     edit(directory, training=document["training"] * 2)
