@@ -257,8 +257,7 @@ def recover_command(
         typer.Option(
             "--charge-all",
             help="If the ledger's newest standing file is lost as well: count the whole remaining budget of pools "
-            "and studies as spent. "
-            "Pools that are declared later count as spent, too.",
+            "and studies as spent. This ledger then admits no new pool.",
         ),
     ] = False,
 ) -> None:
@@ -290,13 +289,14 @@ def recover_command(
     if charge_all:
         say(
             f"without a standing file: everything that {len(done.pools)} pools and their studies had left counts as "
-            "spent, and so does every pool that is declared later in this ledger"
+            "spent, and this ledger admits no new pool. To ask further queries, set up a new study with `consilium "
+            "study init`, without --ledger: each hospital's own ledger still counts all that its pool has spent"
         )
     for name, releases in () if charge_all else done.by_standing.items():
         say(f"pool {name}: {releases} releases without a receipt charged, from the standing file")
     for pool in done.pools:
         say(f"pool {pool.pool}: {pool.releases} releases, {pool.spent}")
-    say("next: `consilium site recover` at every site under alarm, then resume the study")
+    say(f"next: `consilium site recover` at every site under alarm{'' if charge_all else ', then resume the study'}")
 
 
 @app.command("new-key")

@@ -15,7 +15,7 @@ from common.canonical import canonical_text
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.base_ledger import OpenLedger
 from common.ledger.chain import Chain
-from common.ledger.charges import NOTHING, PoolDeclaration, ReleaseRecord, Roster, RosterRecord, Spend, charge_of
+from common.ledger.charges import NOTHING, ReleaseRecord, Roster, RosterRecord, Spend, charge_of
 from common.ledger.keys import signing_public_key
 from common.ledger.receipts import Receipt, check_arithmetic, row_hashes
 from common.ledger.records import (
@@ -50,8 +50,9 @@ class ServerFile(OpenLedger[Books]):
            this ledger is found. The charges that the standing counts after that row, less those that receipts have
            entered, are charged in one row. They belong to answers whose noise was drawn, and which were perhaps used,
            before any receipt was sent.
-        3. With ``charge_all``, all remaining budget of every pool and study is charged in one row. A note says that
-           pools which are declared later count as spent, too, because the lost ledger may have charged them.
+        3. With ``charge_all``, all remaining budget of every pool and study is charged in one row. A note says so.
+           Later recoveries charge all that is left again, and no pool can be added, because the lost ledger may have
+           charged any.
 
         All of it is one transaction. The ledger can be written again only after it.
 
@@ -83,7 +84,7 @@ class ServerFile(OpenLedger[Books]):
             for receipt in receipts:
                 self._check_origin(receipt)
                 if receipt.declaration.pool not in self._books.pools:
-                    self._declare(receipt.declaration)
+                    self._append(PoolRecord(receipt.declaration))
             lost = [one for one in standings.values() if not self.covers(one.position)]
             for one in lost:
                 self._check_standing(one)
@@ -96,19 +97,13 @@ class ServerFile(OpenLedger[Books]):
                 if one.position not in covered:  # a later standing's totals include earlier ones of the same rows
                     self._charge_lost(one, receipts)
                 covered |= set(one.positions())
-            if charge_all:
+            if charge_all or ALL_CHARGED in self._books.notes:
                 self._append(self._all_that_is_left())
+            if charge_all:
                 self._append(NoteRecord(ALL_CHARGED))
         self._restoring = False
         self._keep_standing()
         return entered
-
-    def _declare(self, declaration: PoolDeclaration) -> None:
-        """Enter a declaration; a pool that is new after a recovery without a standing counts as spent."""
-        is_new = declaration.pool not in self._books.pools
-        self._append(PoolRecord(declaration))
-        if is_new and ALL_CHARGED in self._books.notes:
-            self._append(self._all_that_is_left())
 
     def _all_that_is_left(self) -> LostRecord:
         """Return a charge of all remaining budget of every pool and study."""
@@ -168,7 +163,7 @@ class ServerFile(OpenLedger[Books]):
             with suppress(InvalidInput):  # this ledger has a tighter declaration: keep it
                 self._books.check_pool(declaration)
                 if self._books.pools.get(declaration.pool) != declaration:
-                    self._declare(declaration)
+                    self._append(PoolRecord(declaration))
         for pool, ledger_id in standing.books.items():
             with suppress(InvalidInput):  # this ledger names another site ledger: keep it
                 self._books.check_books(pool, ledger_id)

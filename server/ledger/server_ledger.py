@@ -48,10 +48,12 @@ from common.ledger.charges import (
 )
 from common.ledger.keys import public_hex
 from common.ledger.records import (
+    ALL_CHARGED,
     REVOKED,
     BooksRecord,
     KeyRecord,
     NoteRecord,
+    PoolRecord,
     StudyRecord,
     check_note,
 )
@@ -184,7 +186,7 @@ class Ledger(AnswersQueries):
         """Declare a site's patient pool and its lifetime budget, or tighten the budget.
 
         Repeating a declaration adds no row. If a budget is tightened below what is spent, the pool admits no further
-        release. After a recovery without a standing, a new pool counts as spent.
+        release.
 
         Args:
             declaration: The pool, its site, budget, accountant and protection.
@@ -196,7 +198,15 @@ class Ledger(AnswersQueries):
         with self._writing():
             if self._books.pools.get(declaration.pool) != declaration:
                 self._books.check_pool(declaration)
-                self._declare(declaration)
+                if declaration.pool not in self._books.pools and ALL_CHARGED in self._books.notes:
+                    raise InvalidInput(
+                        "new pool in a ledger that was recovered without its standing file",
+                        value=declaration.pool,
+                        limit="a pool that this ledger knows; the lost ledger may have charged any other",
+                        remedy="set up a new study with `consilium study init`, without --ledger; the hospital's own "
+                        "ledger still counts all that its pool has spent",
+                    )
+                self._append(PoolRecord(declaration))
 
     def declare_books(self, pool: str, ledger_id: str) -> None:
         """Record which site ledger keeps a declared pool's budget at its hospital; a repeated call adds no row.
@@ -235,7 +245,7 @@ class Ledger(AnswersQueries):
         Returns:
             Their names.
         """
-        parts = (text.partition(REVOKED) for text in self._current_books.notes)
+        parts = (text.rpartition(REVOKED) for text in self._current_books.notes)
         return frozenset(site for site, words, of in parts if words and of == study_id)
 
     def rotate_key(self, new_key: Ed25519PrivateKey) -> None:
