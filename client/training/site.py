@@ -81,7 +81,7 @@ def plan_site(
     tasks = []
     for voter in range(voters):
         patients = tuple((name, scans.get(name, (name,))) for name in slots.part(voter) if not slots.is_empty(name))
-        own = {scan for _, ids in patients for scan in ids}
+        own = {scan for patient, ids in patients for scan in ids if patient not in withdrawn}
         task = VoterTask(
             voter=voter,
             patients=patients,

@@ -24,7 +24,7 @@ from client.operations.serve import open_worker
 from client.policy import load_site
 from client.records.journal import begun_trainings
 from client.records.lock import writing
-from client.records.patient_deal import load_or_deal, load_slots
+from client.records.patient_deal import load_or_deal, load_slots, save_slots
 from client.records.served import found_in, retired_voters
 from client.site.books import open_books, read_books, site_directories, slots_file, stated_books, writing_teachers
 from client.site.deals import deal_for_training
@@ -685,6 +685,24 @@ def test_a_patient_withdrawn_before_a_study_was_joined_is_dealt_in_none_of_its_v
     )
     dealt = {name for task in tasks for name, _ in task.patients}
     assert dealt == set(PATIENTS) - {"p3"}
+
+
+def test_a_withdrawn_patient_whom_an_earlier_version_gave_a_second_slot_is_trained_on_no_more(
+    north: Path, first: Workspace, tmp_path: Path
+) -> None:
+    """The earlier version did not recognise the name P3 after p3 was withdrawn."""
+    path, study = slots_file(load_site(north)), first.study()
+    load_or_deal(path, PATIENTS, voters=study.privacy.voters_per_site)
+    control.withdraw_patient(north, "p3")
+    slots = load_slots(path)
+    save_slots(path, replace(slots, order=(*slots.order, "P3")))
+    data = dataset(tmp_path, (*PATIENTS[:3], *PATIENTS[4:], "P3"))
+    left = deal_for_training(load_site(north), data.listed)
+    tasks = plan_site(
+        data, teachers=path.parent, data=study.data, recipe=study.teacher, voters=slots.voters, withdrawn=left
+    )
+    assert left == {"P3"}
+    assert "P3" not in {case.id for task in tasks for case in task.cases}
 
 
 def test_a_standing_that_shows_no_loss_names_the_way_that_remains(
