@@ -204,7 +204,7 @@ def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -
 def patient_named(config: SiteConfig, name: str) -> str:
     """Return the patient whom a person means by the name of a patient or of one of the patient's cases.
 
-    A patient of that name comes first, then one whose name differs in its Unicode spelling, then the patient of a case.
+    A patient of that name comes first, then the patient of a case of that name, then names in another spelling.
 
     Args:
         config: The site's policy.
@@ -227,8 +227,10 @@ def patient_named(config: SiteConfig, name: str) -> str:
 
     if is_patient(name):
         return name
+    if name in of_case:
+        return of_case[name]
     alike = [one for one in spellings(name) if is_patient(one)] or [
-        patient for case, patient in of_case.items() if name in spellings(case) or case in spellings(name)
+        patient for case, patient in of_case.items() if not spellings(name).isdisjoint(spellings(case))
     ]
     return alike[0] if len(set(alike)) == 1 else name
 

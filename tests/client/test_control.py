@@ -175,13 +175,15 @@ def test_a_patient_is_withdrawn_by_the_name_of_a_case_and_in_any_spelling(fed, h
     path, data = hospital / "teachers" / "slots.json", load_site(hospital).path(load_site(hospital).data)
     load_or_deal(path, [f"p{i}" for i in range(6)] + ["M\u00fcller"], voters=2)
     data.mkdir(exist_ok=True)
-    (data / "cases.csv").write_text("image,label,patient_id\nscan0.nii,l0.nii,p2\nscan1.nii,l1.nii,p3\n")
+    table = "image,label,patient_id\nscan0.nii,l0.nii,p2\nscan1.nii,l1.nii,p3\nP4.nii,l2.nii,p5\n"
+    (data / "cases.csv").write_text(table)
     asked = site("withdraw-patient", "scan0", "--site-dir", hospital, "--yes")
     assert asked.exit_code == 0, asked.output
     assert "scan0 is of patient p2" in asked.stdout
     assert site("withdraw-patient", "Mu\u0308ller", "--site-dir", hospital, "--yes").exit_code == 0
-    assert {"p2", "M\u00fcller"}.isdisjoint(load_slots(path).order)
-    assert "p3" in load_slots(path).order
+    assert "P4 is of patient p5" in site("withdraw-patient", "P4", "--site-dir", hospital, "--yes").stdout
+    assert {"p2", "p5", "M\u00fcller"}.isdisjoint(load_slots(path).order)
+    assert {"p3", "p4"} <= set(load_slots(path).order)
     unknown = site("withdraw-patient", "scan9", "--site-dir", hospital, "--yes").exception
     assert "a patient who was assigned to a voter" in str(unknown)
 
