@@ -7,6 +7,7 @@ admits a site that the ledger names as revoked.
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 
 from common.config import Study
@@ -62,12 +63,12 @@ def check_revoked(workspace: Workspace, ledger: Ledger, study: Study) -> None:
         ledger.note(f"{site}{REVOKED}{study.id}")
     revoked = ledger.revoked(study.id)
     if back := sorted({site.name for site in workspace.admitted()} & revoked):
+        again = (f"`{shlex.join(['consilium', 'provision', 'revoke', str(workspace.root), name])}`" for name in back)
         raise InvalidInput(
             "sites in the list of admitted sites that were revoked (an older copy of the list was perhaps restored)",
             value=", ".join(back),
             limit="no revoked site",
-            remedy="revoke again: "
-            + "; ".join(f"`consilium provision revoke {workspace.root} {site}`" for site in back),
+            remedy=f"revoke again: {'; '.join(again)}",
         )
 
 
@@ -83,5 +84,5 @@ def revoked_in(row: Row, study_id: str) -> str | None:
     """
     if row.kind != "note":
         return None
-    site, _, of = NoteRecord.from_json(parse_body(row.body)).text.partition(REVOKED)
+    site, _, of = NoteRecord.from_json(parse_body(row.body)).text.rpartition(REVOKED)
     return site if of == study_id else None

@@ -333,6 +333,15 @@ def test_a_revocation_that_could_not_be_noted_is_noted_by_the_next_run(workspace
         assert sum(row.kind == "note" for row in ledger.rows()) == 1
 
 
+def test_a_revocation_is_noted_whatever_words_a_sites_name_holds(workspace: Workspace, tmp_path: Path) -> None:
+    name = "a is revoked in study b"
+    with open_ledger(workspace) as ledger:
+        workspace.save_revoked([name])
+        with contextlib.suppress(InvalidInput):  # nobody is admitted here
+            check_revoked(workspace, ledger, workspace.study())
+        assert ledger.revoked(workspace.study().id) == {name}
+
+
 def served_certificate(workspace: Workspace, authority: Path) -> bytes:
     """A handshake over TCP with the certificate on disk, verified by ``authority``."""
     folder = workspace.gateway_dir
