@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from common.document import Sha256
 from common.errors import InvalidInput
-from common.ledger.keys import Signed, create_sealing_key, load_sealing_key, public_hex
-from common.objects import sync_directory, write_atomically
+from common.ledger.keys import Signed, create_sealing_key, load_sealing_key, public_hex, replace_key, retired_keys
 from common.public_keys import AgreementKey
 from common.reading import parse_json
 
@@ -75,7 +74,7 @@ def load_sealing_keys(path: Path) -> tuple[X25519PrivateKey, ...]:
     Raises:
         InvalidInput: If a key file is invalid.
     """
-    return (load_sealing_key(path), *(load_sealing_key(old) for old in _retired(path)))
+    return (load_sealing_key(path), *(load_sealing_key(old) for old in retired_keys(path)))
 
 
 def rotate_sealing_key(path: Path) -> None:
@@ -92,10 +91,7 @@ def rotate_sealing_key(path: Path) -> None:
     if not following.exists():
         create_sealing_key(following)
     _ = load_sealing_key(following)
-    retired = path.with_name(f"{path.name}.retired-{public_hex(old)[:12]}")
-    write_atomically(retired, path.read_bytes(), mode=0o600)  # an interrupted run may have written the same file
-    following.replace(path)
-    sync_directory(path.parent)
+    replace_key(path, old, following)
 
 
 def sealing_notice(path: Path, *, signing_key: Ed25519PrivateKey, lost: tuple[str, ...] = ()) -> SealingNotice:
@@ -111,7 +107,3 @@ def sealing_notice(path: Path, *, signing_key: Ed25519PrivateKey, lost: tuple[st
     """
     current, *retired = (public_hex(key) for key in load_sealing_keys(path))
     return SealingNotice(sealing_key=current, replaces=tuple(sorted({*retired, *lost}))).signed(signing_key)
-
-
-def _retired(path: Path) -> list[Path]:
-    return sorted(path.parent.glob(f"{path.name}.retired-*"))

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from common.canonical import canonical_bytes
 from common.document import Document
 from common.errors import InvalidInput
-from common.objects import sync_directory
+from common.objects import write_atomically
 from common.public_keys import check_agreement_key, check_identity_key
 from common.reading import parsing
 
@@ -104,6 +104,36 @@ def load_sealing_key(path: Path) -> X25519PrivateKey:
     if not isinstance(key, X25519PrivateKey):
         raise InvalidInput("sealing key", value=str(path), limit="an X25519 private key in PEM (PKCS8)")
     return key
+
+
+def replace_key(path: Path, old: Ed25519PrivateKey | X25519PrivateKey, following: Path) -> None:
+    """Move a new private key to the file of the old one, which is kept beside it under a name from its public key.
+
+    The file keeps its owner, also if root runs the command. A call that was interrupted is completed by a second one.
+
+    Args:
+        path: File of the key.
+        old: The key in it.
+        following: File of the new key.
+    """
+    new = following.read_bytes()
+    if path.read_bytes() != new:
+        retired = path.with_name(f"{path.name}.retired-{public_hex(old)[:12]}")
+        write_atomically(retired, path.read_bytes(), mode=0o600)
+        write_atomically(path, new, mode=0o600)
+    following.unlink()
+
+
+def retired_keys(path: Path) -> list[Path]:
+    """Return the files of the keys that :func:`replace_key` kept beside a key, sorted by name.
+
+    Args:
+        path: File of the key.
+
+    Returns:
+        The files.
+    """
+    return sorted(path.parent.glob(f"{path.name}.retired-*"))
 
 
 def public_hex(key: Ed25519PublicKey | X25519PublicKey | Ed25519PrivateKey | X25519PrivateKey) -> str:
@@ -262,7 +292,9 @@ class Signed(Document):
 
 def _write_private(path: Path, key: Ed25519PrivateKey | X25519PrivateKey) -> None:
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        write_atomically(
+            path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600, replace=False
+        )
     except FileExistsError as error:
         raise InvalidInput(
             "key file exists", value=str(path), remedy="keep it; to start with a new key, move this file away first"
@@ -273,12 +305,6 @@ def _write_private(path: Path, key: Ed25519PrivateKey | X25519PrivateKey) -> Non
             value=str(path),
             remedy="check that the folder exists and that this user may write to it",
         ) from error
-    with os.fdopen(descriptor, "wb") as stream:
-        os.fchmod(stream.fileno(), 0o600)
-        stream.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        stream.flush()
-        os.fsync(stream.fileno())
-    sync_directory(path.parent)
 
 
 def _load_private(path: Path) -> object:

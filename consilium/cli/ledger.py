@@ -270,7 +270,7 @@ def recover_command(
 
     Example: consilium ledger recover study/ledger.sqlite --key study/keys/ledger.key --receipts north.jsonl
     """
-    from common.ledger.keys import load_signing_key
+    from common.ledger.keys import load_signing_key, retired_keys
     from consilium.audit.witnesses import forget_head
     from server.ledger.recovery import recover_charges
 
@@ -281,7 +281,7 @@ def recover_command(
         standing=standing,
         studies=[load_study(path) for path in study or ()],
         charge_all=charge_all,
-        retired=sorted(key.parent.glob(f"{key.name}.retired-*"), key=lambda path: path.stat().st_mtime_ns),
+        retired=retired_keys(key),
     )
     forget_head(ledger)
     files = len(receipts or ())

@@ -17,10 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.charges import NOTHING
-from common.ledger.keys import load_signing_key, public_hex
+from common.ledger.keys import load_signing_key, public_hex, replace_key
 from common.ledger.receipts import read_receipts
 from common.ledger.rollback_guard import ServerStanding, kept_standing
-from common.objects import sync_directory, write_atomically
 from common.privacy.accounting import Guarantee
 from server.ledger.server_ledger import Ledger
 
@@ -78,8 +77,8 @@ def recover_charges(
         studies: Studies to register again first.
         charge_all: Count everything that pools and studies have left as spent; only if the standing is lost. Receipts
             alone are not enough then, because they do not show answers whose receipts reached no site.
-        retired: Files of signing keys that ``signing_key`` replaced, oldest first. They are read if the copy was made
-            before the key was changed: the copy's own key then signs the rows that introduce the later keys.
+        retired: Files of signing keys that ``signing_key`` replaced. They are read if the copy was made before the key
+            was changed: the copy's own key then signs the rows that introduce the later keys.
 
     Returns:
         What was entered, and every pool's state.
@@ -188,9 +187,5 @@ def rotate_signing_key(ledger: Path, *, key: Path, new_key: Path) -> KeyChange:
         raise InvalidInput(
             "signing key", value=str(key), limit=f"the file of the key that signs this ledger now, {current}"
         )
-    if before != now:
-        retired = key.with_name(f"{key.name}.retired-{before[:12]}")
-        write_atomically(retired, key.read_bytes(), mode=0o600)  # an interrupted call may have written the same file
-    new_key.replace(key)
-    sync_directory(key.parent)
+    replace_key(key, old, new_key)
     return KeyChange(before, now)

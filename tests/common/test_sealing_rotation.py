@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,18 @@ def test_a_site_takes_a_key_from_a_known_signer_alone_and_never_goes_back(fed: F
     with pytest.raises(InvalidInput, match=f"got '{first.sealing_key}'.*{second.sealing_key}"):
         control.take_sealing_key(folder, first)
     assert load_site(folder).server.sealing_key == second.sealing_key
+
+
+def test_a_key_that_root_changes_still_belongs_to_the_user_of_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = 65534 if os.geteuid() == 0 else os.geteuid()
+    path = tmp_path / "sealing.key"
+    create_sealing_key(path)
+    os.chown(path, owner, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    rotate_sealing_key(path)
+    assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (owner, 0o600)
 
 
 def test_an_interrupted_rotation_is_finished_by_running_it_again(tmp_path: Path) -> None:

@@ -462,8 +462,7 @@ def test_the_signing_key_is_changed_by_two_commands_even_when_the_second_is_inte
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("server.ledger.recovery.sync_directory", lambda _: None)
-        patch.setattr("server.ledger.recovery.write_atomically", interrupted)
+        patch.setattr("common.ledger.keys.write_atomically", interrupted)
         RUN.invoke(ledger_app, rotate)
     assert key.read_bytes() == old, "the ledger has changed hands and the files have not"
     result = RUN.invoke(ledger_app, rotate)
