@@ -18,6 +18,7 @@ from typing import Any
 from common.clock import Clock, utc_now
 from common.errors import InvalidInput
 from common.event_kinds import EVENTS
+from common.reading import lenient_json
 
 EVENT_SCHEMA = 1
 
@@ -124,12 +125,12 @@ class EventTail:
 
 def _event(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
+        record = lenient_json(line)
         if not isinstance(record, dict) or record.get("schema") != EVENT_SCHEMA:
             return None
         if "time" in record:
             datetime.fromisoformat(record["time"])
-    except (ValueError, RecursionError, TypeError):
+    except (ValueError, TypeError):
         return None
     return record
 

@@ -115,6 +115,24 @@ def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "") -> st
         raise InvalidInput(f"{what} cannot be read ({why})", value=str(path), remedy=remedy) from error
 
 
+def lenient_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text whose reader goes on without it. NaN is allowed, because older records hold it.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: If it is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON is nested too deeply") from error
+
+
 def parse_json(data: bytes | str, *, what: str, value: object = None, limit: str = "JSON", remedy: str = "") -> Any:
     """Return the value of a JSON text.
 

@@ -12,7 +12,6 @@ teachers and ledger do not change before step 3.
 
 from __future__ import annotations
 
-import json
 import shutil
 import stat
 import zipfile
@@ -43,7 +42,7 @@ from client.site.books import open_books, writing_teachers
 from common.config import DataConfig, load_study
 from common.errors import InvalidInput
 from common.objects import write_json
-from common.reading import parsing
+from common.reading import lenient_json, parsing
 
 MAX_BUNDLE_BYTES = 1 << 33
 MAX_BUNDLE_FILES = 10_000
@@ -236,12 +235,12 @@ def _own_labels(kind: ForeignKind, model: Path, data: DataConfig) -> tuple[Label
 def _channel_names(metadata: Path) -> dict[str, str]:
     """Return the name of each output channel by its number, from MONAI's metadata; empty if it states none."""
     try:
-        found: object = json.loads(metadata.read_text(encoding="utf-8"))
+        found: object = lenient_json(metadata.read_text(encoding="utf-8"))
         for key in ("network_data_format", "outputs", "pred", "channel_def"):
             if not isinstance(found, dict):
                 return {}
             found = found.get(key)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return {}
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         return {}

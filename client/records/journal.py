@@ -33,6 +33,7 @@ from common.errors import InvalidInput, Refused
 from common.objects import sync_directory
 from common.privacy.figures import epsilon_text
 from common.privacy.training import Neighbours, TrainingEvent, epsilon_of
+from common.reading import lenient_json
 
 JOURNAL_SCHEMA = 1
 
@@ -155,9 +156,9 @@ class TrainingJournal:
                 return journal
             first, whole, steps = text.partition("\n")
             try:
-                header = checked_fields(json.loads(first), {"identity": str, "key": str, "plan": dict, "schema": int})
+                header = checked_fields(lenient_json(first), {"identity": str, "key": str, "plan": dict, "schema": int})
                 key = bytes.fromhex(str(header["key"]))
-            except (ValueError, InvalidInput, RecursionError) as error:
+            except (ValueError, InvalidInput) as error:
                 raise InvalidInput(
                     "training journal cannot be read",
                     value=path.name,
@@ -275,8 +276,8 @@ def begun_trainings(directory: Path) -> tuple[str, ...]:
     for path in sorted(directory.glob("journal-*.jsonl")):
         first, _, steps = path.read_text(encoding="utf-8", errors="replace").partition("\n")
         try:
-            key = bytes.fromhex(json.loads(first)["key"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+            key = bytes.fromhex(lenient_json(first)["key"])
+        except (ValueError, KeyError, TypeError):
             key = b""
         if steps or not key:
             found.append(training_id_of(key))

@@ -5,8 +5,9 @@ Evaluation, the hospital's page and adaptation call it. A bundle without this re
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from common.reading import lenient_json
 
 SEEN_FILE = "configs/seen.json"
 """File of an adapted bundle: the keyed hashes of the patients it was trained on, by deal."""
@@ -23,7 +24,7 @@ def seen_by(bundle: Path) -> dict[str, frozenset[str]]:
         the bundle does not contain them.
     """
     try:
-        found = json.loads((bundle / SEEN_FILE).read_text(encoding="utf-8"))
+        found = lenient_json((bundle / SEEN_FILE).read_text(encoding="utf-8"))
         return {deal: frozenset(map(str, subjects)) for deal, subjects in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}

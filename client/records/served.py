@@ -6,7 +6,6 @@ hash; one that this process may not read has a hash that matches no training. It
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from client.records.declared import DECLARED, Declared, has_foreign
 from client.records.voter_files import voter_directory
 from common.canonical import digest, sha256_file
 from common.errors import InvalidInput
+from common.reading import lenient_json
 
 RETIRED = "withdrawn"
 """The value of ``identity`` in ``train.json`` after a patient of that voter was withdrawn."""
@@ -45,7 +45,7 @@ def trained_hash(directory: Path) -> str:
         that matches no training.
     """
     try:
-        record = json.loads((directory / "train.json").read_text(encoding="utf-8"))
+        record = lenient_json((directory / "train.json").read_text(encoding="utf-8"))
         weights, posterior = record["report"]["weights"], record.get("posterior")
         if weights is None or sha256_file(directory / "weights.pt") != weights:
             return ""
@@ -53,7 +53,7 @@ def trained_hash(directory: Path) -> str:
             return ""
     except PermissionError:
         return digest("unread-teacher", directory.name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
     return served_hash(weights, posterior)
 
@@ -108,8 +108,8 @@ def training_record(teachers: Path, voter: int) -> dict[str, Any] | None:
     """
     path = voter_directory(teachers, voter) / "train.json"
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record: dict[str, Any] = lenient_json(path.read_text(encoding="utf-8"))
         _ = record["report"]["weights"], record["identity"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return record

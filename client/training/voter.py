@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from common.models.fit import NEAR, OnStep, near, predict
 from common.models.unet import input_weights, load_weights, network_for, save_weights, tensors_to_bytes
 from common.objects import write_atomically, write_json
 from common.privacy.training import Neighbours, TrainingEvent, guarantee_of
+from common.reading import lenient_json
 
 MakeTrainer = Callable[[VoterTask], Trainer]
 
@@ -325,7 +325,7 @@ def _finished(directory: Path, identity: str) -> VoterReport | None:
     Returns None if there is no such run, or if the weights on disk are not those that it recorded.
     """
     try:
-        record: dict[str, Any] = json.loads((directory / "train.json").read_text(encoding="utf-8"))
+        record: dict[str, Any] = lenient_json((directory / "train.json").read_text(encoding="utf-8"))
         report = VoterReport(
             **{
                 **record["report"],
@@ -338,6 +338,6 @@ def _finished(directory: Path, identity: str) -> VoterReport | None:
             return None
         if report.weights is not None and sha256_file(directory / "weights.pt") != report.weights:
             return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return report

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -18,6 +17,7 @@ from common.events import read_events
 from common.ledger.spending import Spending
 from common.privacy.accounting import Guarantee
 from common.privacy.figures import delta_text, epsilon_text
+from common.reading import lenient_json
 from common.study_facts import StudyFacts
 from server.ledger.server_ledger import Ledger
 from server.study.consent_text import BatchRoster, rosters
@@ -323,9 +323,9 @@ def bundle_problem(workspace: Workspace, spending: Spending) -> str | None:
     if spending.doubt:
         return spending.warning
     try:
-        stated = json.loads(path.read_bytes())
+        stated = lenient_json(path.read_bytes())
         said = max(_stated(stated["budget_epsilon"]), _stated(stated["epsilon"]))
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError):
         return "The exported bundle does not state its ε; to fix: run `consilium student export`."
     guaranteed = spending.guaranteed.epsilon
     if said >= guaranteed:
