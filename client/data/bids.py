@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
-from common.data.access import absent, closed_error, files_below, is_closed
+from common.data.access import absent, closed_error, files_below
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
 from common.data.msd import nifti_ending, other_ending
 from common.data.patients import read_rows
@@ -69,69 +70,145 @@ class BidsLayout:
         Raises:
             InvalidInput: If there is no case, or the dataset's label tables contradict each other.
         """
-        sessions, strays, other_images = _images(directory)
-        drawn, tables, hidden, stray_maps, other_maps = _label_maps(directory)
-        shared_hidden = [folder for folder in hidden if _folder_case(directory, folder) is None]
-        if shared_hidden and (not drawn or shared_hidden == [directory / "derivatives"]):
-            raise closed_error(shared_hidden[0])
-        closed = _closed(directory)
-        unusable = dict.fromkeys(strays | stray_maps, _STRAY)
-        unusable |= {case: absent(folder / "image", "case") for case, folder in closed.items()}
-        unusable |= dict.fromkeys(other_images - sessions.keys() - unusable.keys(), _NOT_NIFTI.format("image"))
-        unusable |= dict.fromkeys(other_maps - drawn.keys() - unusable.keys(), _NOT_NIFTI.format("label map"))
-        unlabelled = other_images - sessions.keys() - drawn.keys() - other_maps - strays - stray_maps - closed.keys()
-        known = sessions.keys() | drawn.keys()
-        left_out = {
-            case: reason
-            for folder, reason in unusable.items()
-            for case in [case for case in known if folder in (case, _subject(case))] or [folder]
-        }
-        for case in sessions.keys() - drawn.keys() - left_out.keys():
-            for folder in hidden:
-                if _folder_case(directory, folder) in (None, case, _subject(case)):
-                    left_out[case] = absent(folder / "label", "label map")
-        if not sessions and not closed:
+        found = _files(directory)
+        shared_closed = [folder for folder in found.closed if _folder_case(directory, folder) is None]
+        if shared_closed and (not found.maps or shared_closed == [directory / "derivatives"]):
+            raise closed_error(shared_closed[0])
+        left_out = _left_out(directory, found)
+        if not found.images and not any(_hides_images(directory, folder) for folder in found.closed):
             raise InvalidInput("the dataset holds no case", limit=self.says)
-        shared, own_tables = _of_whom(directory, tables)
-        values, labels = _labels(shared)
-        cases: list[Case] = []
+        names = _names(found.tables.get(None, ()))
+        known = found.images.keys() | found.maps.keys()
+        unlabelled = {case for case, reason in left_out.items() if reason == _NOT_NIFTI.format("image")}
+        unlabelled -= found.maps.keys() | found.other_maps
+        outcomes = [_case(case, found, self.choice, names) for case in sorted(known - left_out.keys())]
         problems = [Problem(case, reason) for case, reason in sorted(left_out.items())]
-        for case in sorted(known - left_out.keys()):
-            images = {
-                contrast: files
-                for contrast, found in sorted(sessions.get(case, {}).items())
-                if (files := chosen(found, self.choice.get(contrast, {})))
-            }
-            maps = chosen(drawn.get(case, []), self.choice.get("dseg", {}))
-            if not images:
-                remedy = "put the image beside it, or correct [bids] in site.toml"
-                problems.append(Problem(case, f"a label map without an image; to fix: {remedy}"))
-            elif len(maps) > 1:
-                problems.append(Problem(case, several("label maps", "dseg", maps)))
-            elif case in drawn and not maps:
-                problems.append(
-                    Problem(case, "no label map matches [bids.dseg] in site.toml; to fix: correct [bids.dseg]")
-                )
-            else:
-                own = tuple((contrast, file) for contrast, files in images.items() for file in files)
-                try:
-                    named = _own_names(_tables_of(case, own_tables), dict(zip(values, labels, strict=True)))
-                except InvalidInput as error:
-                    problems.append(Problem(case, error.without_value))
-                    continue
-                label = maps[0] if maps else None
-                cases.append(Case(case, own[0][1], label, patient=_subject(case), channel_files=own, label_names=named))
         return Dataset(
             name=directory.name,
-            labels=labels,
-            label_values=values,
+            labels=tuple(names.values()),
+            label_values=tuple(names),
             channels=(),
-            cases=tuple(cases),
-            problems=tuple(problems),
-            listed=tuple(sorted(drawn.keys() | (left_out.keys() - unlabelled))),
+            cases=tuple(one for one in outcomes if isinstance(one, Case)),
+            problems=(*problems, *(one for one in outcomes if isinstance(one, Problem))),
+            listed=tuple(sorted(found.maps.keys() | left_out.keys() - unlabelled)),
             patients={case: _subject(case) for case in known | left_out.keys()},
             patient_identity=PatientIdentity.SUBJECT,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The dataset's files.
+
+    Attributes:
+        images: Images by session and contrast.
+        maps: Label maps by session.
+        tables: Label tables by the session or subject in whose folder they are; by None outside all subjects' folders.
+        strays: Sessions or subjects whose folder holds another subject's image or label map.
+        closed: Folders that this user may not read.
+        other_images: Sessions with an image in another format.
+        other_maps: Sessions with a label map in another format.
+    """
+
+    images: dict[str, dict[str, list[Path]]]
+    maps: dict[str, list[Path]]
+    tables: dict[str | None, list[Path]]
+    strays: set[str]
+    closed: list[Path]
+    other_images: set[str]
+    other_maps: set[str]
+
+
+def _files(directory: Path) -> _Files:
+    """Find images in the subjects' ``anat`` folders, and label maps and tables there and below ``derivatives``."""
+    roots = [root for root in (directory / "derivatives", *directory.glob("sub-*")) if root.is_dir()]
+    files, closed = files_below(roots, seen=[directory])
+    images: dict[str, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
+    maps: dict[str, list[Path]] = defaultdict(list)
+    tables: dict[str | None, list[Path]] = defaultdict(list)
+    strays, other_images, other_maps = set[str](), set[str](), set[str]()
+    for path in (*sorted(directory.glob("*dseg.tsv")), *files):
+        folder = _folder_case(directory, path.parent)
+        if path.name.endswith("dseg.tsv"):
+            tables[folder].append(path)
+            continue
+        (entities, suffix), case = _entities(path), _case_of(path)
+        is_map = "_dseg." in path.name
+        is_image = path.parent.name == "anat" and _hides_images(directory, path.parent) and suffix not in _NO_CONTRAST
+        if case is None or not (is_map or is_image):
+            continue
+        if other_ending(path.name):
+            (other_maps if is_map else other_images).add(case)
+        if not nifti_ending(path.name):
+            continue
+        if folder is not None and _subject(folder) != _subject(case):
+            strays.add(folder)
+        elif is_map:
+            maps[case].append(path)
+        else:
+            images[case][f"ce-{suffix}" if "ce" in entities else suffix].append(path)
+    return _Files(images, maps, tables, strays, closed, other_images, other_maps)
+
+
+def _hides_images(directory: Path, folder: Path) -> bool:
+    """Return whether images may be in a folder: it is a subject's or session's folder or ``anat``, with raw data."""
+    return bool(re.fullmatch(r"sub-[^/]*(/ses-[^/]*)?(/anat)?", folder.relative_to(directory).as_posix()))
+
+
+def _left_out(directory: Path, found: _Files) -> dict[str, str]:
+    """Return the cases that are left out for what is in their folders, with the reasons.
+
+    A case is left out if its folder holds another subject's file, if a folder that may hold its images or its label map
+    is closed, or if one of the two is in another format only. A folder without a known case is itself a case.
+    """
+    reasons = dict.fromkeys(found.strays, _STRAY)
+    for folder in found.closed:
+        if _hides_images(directory, folder) and (case := _folder_case(directory, folder)):
+            reasons[case] = absent(folder / "image", "case")
+    for kind, others, nifti in (
+        ("image", found.other_images, found.images),
+        ("label map", found.other_maps, found.maps),
+    ):
+        reasons |= dict.fromkeys(others - nifti.keys() - reasons.keys(), _NOT_NIFTI.format(kind))
+    left: dict[str, str] = {}
+    known = found.images.keys() | found.maps.keys()
+    for where, reason in reasons.items():
+        left |= dict.fromkeys([case for case in known if where in (case, _subject(case))] or [where], reason)
+    for folder in found.closed:
+        where_closed = _folder_case(directory, folder)
+        for case in found.images.keys() - found.maps.keys() - left.keys():
+            if where_closed in (None, case, _subject(case)):
+                left[case] = absent(folder / "label", "label map")
+    return left
+
+
+def _case(case: str, found: _Files, choice: Choice, shared: Mapping[int, str]) -> Case | Problem:
+    """Return a session's case with the files that the site's choice selects, or the reason why it cannot be used."""
+    images = tuple(
+        (contrast, file)
+        for contrast, files in sorted(found.images.get(case, {}).items())
+        for file in chosen(files, choice.get(contrast, {}))
+    )
+    maps = chosen(found.maps.get(case, []), choice.get("dseg", {}))
+    if not images:
+        remedy = "put the image beside it, or correct [bids] in site.toml"
+        return Problem(case, f"a label map without an image; to fix: {remedy}")
+    if len(maps) > 1:
+        return Problem(case, several("label maps", "dseg", maps))
+    if case in found.maps and not maps:
+        return Problem(case, "no label map matches [bids.dseg] in site.toml; to fix: correct [bids.dseg]")
+    try:
+        own = _names([table for where in {_subject(case), case} for table in found.tables.get(where, ())], shared)
+    except InvalidInput as error:
+        return Problem(case, error.without_value)
+    return Case(
+        case,
+        images[0][1],
+        maps[0] if maps else None,
+        patient=_subject(case),
+        channel_files=images,
+        label_names=() if shared else tuple(own.items()),
+    )
 
 
 def chosen(files: Sequence[Path], wanted: Mapping[str, str]) -> list[Path]:
@@ -205,127 +282,28 @@ def _folder_case(directory: Path, path: Path) -> str | None:
     return subject if subject is None or session is None else f"{subject}_{session}"
 
 
-def _is_stray(directory: Path, path: Path, case: str) -> bool:
-    folder = _folder_case(directory, path.parent)
-    return folder is not None and _subject(folder) != _subject(case)
+def _names(tables: Iterable[Path], shared: Mapping[int, str] = MappingProxyType({})) -> dict[int, str]:
+    """Return the name of each label value in some tables, sorted by value; empty if they name none.
 
+    If no table names value 0, it is background.
 
-def _images(directory: Path) -> tuple[dict[str, dict[str, list[Path]]], set[str], set[str]]:
-    """Return the image files by session and contrast, the folders' cases that hold another subject's file, and the
-    cases with an image in another format.
-    """
-    found: dict[str, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
-    strays: set[str] = set()
-    others: set[str] = set()
-    for pattern in ("sub-*/anat/sub-*", "sub-*/ses-*/anat/sub-*"):
-        for path in sorted(directory.glob(pattern)):
-            entities, suffix = _entities(path)
-            case = _case_of(path)
-            if case is not None and other_ending(path.name) and suffix not in _NO_CONTRAST:
-                others.add(case)
-            if case is None or not nifti_ending(path.name) or suffix in _NO_CONTRAST:
-                continue
-            if _is_stray(directory, path, case):
-                strays.add(str(_folder_case(directory, path.parent)))
-                continue
-            found[case][f"ce-{suffix}" if "ce" in entities else suffix].append(path)
-    return found, strays, others
-
-
-def _closed(directory: Path) -> dict[str, Path]:
-    """Return the folders of subjects and sessions that this user may not read, which ``glob`` leaves out."""
-    patterns = ("sub-*", "sub-*/ses-*", "sub-*/anat", "sub-*/ses-*/anat")
-    folders = (folder for pattern in patterns for folder in directory.glob(pattern) if is_closed(folder))
-    return {"_".join(part for part in path.relative_to(directory).parts if part != "anat"): path for path in folders}
-
-
-def _label_maps(directory: Path) -> tuple[dict[str, list[Path]], list[Path], list[Path], set[str], set[str]]:
-    """Return the label maps by session, below derivatives or in anat, all label tables, the closed folders, the
-    folders' cases that hold another subject's label map, and the cases with a label map in another format.
-    """
-    found: dict[str, list[Path]] = defaultdict(list)
-    strays: set[str] = set()
-    others: set[str] = set()
-    roots = [root for root in (directory / "derivatives", *directory.glob("sub-*")) if root.is_dir()]
-    files, hidden = files_below(roots, seen=[directory])
-    for path in files:
-        case = _case_of(path)
-        if case is None or "_dseg." not in path.name:
-            continue
-        if other_ending(path.name):
-            others.add(case)
-        if not nifti_ending(path.name):
-            continue
-        if _is_stray(directory, path, case):
-            strays.add(str(_folder_case(directory, path.parent)))
-        else:
-            found[case].append(path)
-    tables = [*sorted(directory.glob("*dseg.tsv")), *(path for path in files if path.name.endswith("dseg.tsv"))]
-    return dict(found), tables, hidden, strays, others
-
-
-def _of_whom(directory: Path, tables: list[Path]) -> tuple[list[Path], dict[str, list[Path]]]:
-    """Separate the dataset's own tables from those in subjects' folders.
-
-    The latter are returned by session, or by subject if they apply to all its sessions.
-    """
-    shared: list[Path] = []
-    own: dict[str, list[Path]] = defaultdict(list)
-    for table in tables:
-        case = _folder_case(directory, table.parent)
-        if case is None:
-            shared.append(table)
-        else:
-            own[case].append(table)
-    return shared, dict(own)
-
-
-def _labels(tables: list[Path]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the label values and their names from all tables. If no table names value 0, it is background.
+    Args:
+        tables: The tables.
+        shared: Names of values in the dataset's tables, which these tables must not contradict.
 
     Raises:
-        InvalidInput: If two tables give one value different names.
+        InvalidInput: If one value has two names.
     """
-    names: dict[int, str] = {}
+    names = dict(shared)
     for table in tables:
         for value, name in read_label_table(table).items():
             if names.setdefault(value, name) != name:
                 raise InvalidInput(
                     f"label {value} has two names",
                     value=(names[value], name),
-                    remedy="use one name for it in all tables dseg.tsv of the dataset",
+                    remedy="use one name for it in all tables dseg.tsv that hold for the subject",
                 )
-    if not names:
-        return (), ()
-    names.setdefault(0, "background")
-    return tuple(sorted(names)), tuple(names[value] for value in sorted(names))
-
-
-def _tables_of(case: str, tables: Mapping[str, list[Path]]) -> list[Path]:
-    return [*tables.get(_subject(case), []), *(tables.get(case, []) if case != _subject(case) else [])]
-
-
-def _own_names(tables: list[Path], shared: Mapping[int, str]) -> tuple[tuple[int, str], ...]:
-    """Return value and name of each label in a subject's own tables.
-
-    Empty if the subject has no table, or if the dataset's table names the labels.
-
-    Raises InvalidInput if they contradict the dataset's table or each other.
-    """
-    names: dict[int, str] = {}
-    for table in tables:
-        for value, name in read_label_table(table).items():
-            known = shared.get(value, name) if shared else name
-            if names.setdefault(value, name) != name or known != name:
-                raise InvalidInput(
-                    f"the subject's own table and another table give label {value} different names",
-                    value=name,
-                    remedy="use one name in both, or remove the subject's table",
-                )
-    if not names or shared:
-        return ()
-    names.setdefault(0, "background")
-    return tuple(sorted(names.items()))
+    return dict(sorted(({0: "background"} | names).items())) if names else {}
 
 
 def read_label_table(path: Path) -> dict[int, str]:

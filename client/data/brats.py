@@ -69,37 +69,13 @@ class BratsLayout:
         Raises:
             InvalidInput: If there is no case, or the folder mixes two editions.
         """
-        cases: list[Case] = []
-        problems: list[Problem] = []
-        signs, patients = set(), {}
+        outcomes, signs = [], set()
         for folder in _folders(directory):
-            if is_closed(folder):
-                problems.append(Problem(folder.name, absent(folder / "image", "case")))
-                continue
             files, doubled, others = _files(folder)
-            if not files and not others:
-                continue
-            visit = _VISIT.fullmatch(folder.name)
-            patients[folder.name] = visit[1] if visit else folder.name
-            signs |= {sign for sign, _ in files.values()}
-            images = tuple((CONTRASTS[kind], path) for kind, (_, path) in files.items() if kind != "seg")
-            label = files["seg"][1] if "seg" in files else None
-            if doubled:
-                reason = f"two files for {doubled[0]}; to fix: keep only one of them in the folder"
-                problems.append(Problem(folder.name, reason))
-                continue
-            if label is None and any(other_ending(path.name) for path in others):
-                problems.append(Problem(folder.name, "a file is not NIfTI; to fix: convert it to .nii.gz"))
-                continue
-            if others and label is None:
-                remedy = "name each file after its folder, followed by its contrast or by seg"
-                problems.append(Problem(folder.name, f"a NIfTI file fits no role in its folder; to fix: {remedy}"))
-                continue
-            if not images:
-                problems.append(Problem(folder.name, "no image beside the label map; to fix: put the image back"))
-                continue
-            cases.append(Case(folder.name, images[0][1], label, patient=patients[folder.name], channel_files=images))
-        if not cases and not problems:
+            if files or others or is_closed(folder):
+                outcomes.append(_case(folder, {kind: path for kind, (_, path) in files.items()}, doubled, others))
+                signs |= {sign for sign, _ in files.values()}
+        if not outcomes:
             raise InvalidInput("dataset holds no case", limit=self.says)
         if len(signs) > 1:
             raise InvalidInput(
@@ -107,22 +83,47 @@ class BratsLayout:
                 value=str(directory),
                 remedy="put each edition into a directory of its own",
             )
+        cases = tuple(one for one in outcomes if isinstance(one, Case))
+        problems = tuple(one for one in outcomes if isinstance(one, Problem))
         return Dataset(
             name=directory.name,
             labels=LABELS,
             label_values=(0, 1, 2, 4) if signs == {"_"} else (0, 1, 2, 3),
             channels=(),
             regions=REGIONS,
-            cases=tuple(cases),
-            problems=tuple(problems),
-            listed=tuple(sorted([*(case.id for case in cases if case.label), *(problem.case for problem in problems)])),
-            patients=patients,
+            cases=cases,
+            problems=problems,
+            listed=tuple(sorted((*(case.id for case in cases if case.label), *(problem.case for problem in problems)))),
+            patients={name: _patient(name) for name in (*(case.id for case in cases), *(one.case for one in problems))},
             patient_identity=PatientIdentity.FOLDER,
         )
 
 
 def _folders(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _patient(folder: str) -> str:
+    visit = _VISIT.fullmatch(folder)
+    return visit[1] if visit else folder
+
+
+def _case(folder: Path, files: dict[str, Path], doubled: list[str], others: list[Path]) -> Case | Problem:
+    """Return a folder's case, or the reason why it cannot be used."""
+    images = tuple((CONTRASTS[kind], path) for kind, path in files.items() if kind != "seg")
+    if is_closed(folder):
+        return Problem(folder.name, absent(folder / "image", "case"))
+    if doubled:
+        return Problem(folder.name, f"two files for {doubled[0]}; to fix: keep only one of them in the folder")
+    if "seg" not in files and any(other_ending(path.name) for path in others):
+        return Problem(folder.name, "a file is not NIfTI; to fix: convert it to .nii.gz")
+    if others and "seg" not in files:
+        remedy = "name each file after its folder, followed by its contrast or by seg"
+        return Problem(folder.name, f"a NIfTI file fits no role in its folder; to fix: {remedy}")
+    if not images:
+        return Problem(folder.name, "no image beside the label map; to fix: put the image back")
+    patient = _patient(folder.name)
+    return Case(folder.name, images[0][1], files.get("seg"), patient=patient, channel_files=images)
 
 
 def _files(folder: Path) -> tuple[dict[str, tuple[str, Path]], list[str], list[Path]]:

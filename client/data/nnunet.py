@@ -18,6 +18,7 @@ from common.data.msd import NIFTI_SUFFIXES, nifti_ending, other_ending, read_ind
 from common.errors import InvalidInput
 
 _NUMBERED = "CASE_0000.nii.gz, CASE_0001.nii.gz, …,"
+_IMAGE, _MAP = re.compile(r"(.+)_(\d{4})"), re.compile(r"(.+)()")
 
 
 class NnunetLayout:
@@ -64,33 +65,23 @@ class NnunetLayout:
             )
         values, labels, regions = _labels(index.get("labels"))
         channels = _channels(index.get("channel_names"))
-        cases: list[Case] = []
-        problems: list[Problem] = []
-        images = directory / "imagesTr"
-        training = _scans(images, ending)
-        drawn = {path.name[: -len(ending)]: path for path in _files(directory / "labelsTr", ending)}
-        unfit_maps, unfit_images = _unfit(directory / "labelsTr", ending), _unfit(images, ending, numbered=True)
-        unfit = unfit_maps | unfit_images
-        unnamed = {case for case, problem in unfit_images.items() if _NUMBERED in problem.reason}
-        listed = sorted(training.keys() | drawn.keys() | unfit_maps.keys() | (unfit_images.keys() - unnamed))
-        problems += [unfit[case] for case in sorted(unnamed - set(listed))]
+        training, unfit = _found(directory / "imagesTr", ending, _IMAGE)
+        drawn, unfit_maps = _found(directory / "labelsTr", ending, _MAP)
+        test, unfit_tests = _found(directory / "imagesTs", ending, _IMAGE)
+        listed = tuple(sorted(training.keys() | drawn.keys()))
+        unnamed = unfit.keys() - training.keys() - drawn.keys()
+        outcomes: dict[str, Case | Problem] = {case: unfit[case] for case in sorted(unnamed)}
         for case in listed:
-            outcome = unfit.get(case) or _case(case, training.get(case, {}), drawn.get(case), channels)
-            if isinstance(outcome, Case) and outcome.label is None:
-                outcome = Problem(case, "the label file is missing; to fix: put it back, or take the case out")
-            (cases if isinstance(outcome, Case) else problems).append(outcome)  # type: ignore[arg-type]
-        test = _scans(directory / "imagesTs", ending)
-        unfit = _unfit(directory / "imagesTs", ending, numbered=True)
-        for case in sorted(test.keys() | unfit.keys()):
-            if case in listed:
-                problems.append(
-                    Problem(case, "listed twice, so it is not clear which scan is meant; to fix: give one another name")
-                )
-                cases = [known for known in cases if known.id != case]
-                continue
-            outcome = unfit.get(case) or _case(case, test[case], None, channels)
-            (cases if isinstance(outcome, Case) else problems).append(outcome)  # type: ignore[arg-type]
-        if not cases and not problems:
+            label = drawn.get(case, {}).get(0)
+            missing = Problem(case, "the label file is missing; to fix: put it back, or take the case out")
+            known = unfit.get(case) or unfit_maps.get(case)
+            read = known or _case(case, training.get(case, {}), label, channels)
+            outcomes[case] = missing if isinstance(read, Case) and label is None else read
+        for case in sorted(test.keys() | unfit_tests.keys()):
+            twice = "listed twice, so it is not clear which scan is meant; to fix: give one another name"
+            known = Problem(case, twice) if case in outcomes else unfit_tests.get(case)
+            outcomes[case] = known or _case(case, test[case], None, channels)
+        if not outcomes:
             raise InvalidInput("dataset holds no case", limit=self.says, remedy="put images into imagesTr")
         return Dataset(
             name=str(index.get("name") or directory.name),
@@ -98,49 +89,38 @@ class NnunetLayout:
             label_values=values,
             channels=channels,
             regions=regions,
-            cases=tuple(cases),
-            problems=tuple(problems),
-            listed=tuple(listed),
+            cases=tuple(one for one in outcomes.values() if isinstance(one, Case)),
+            problems=tuple(one for one in outcomes.values() if isinstance(one, Problem)),
+            listed=listed,
         )
 
 
-def _files(folder: Path, ending: str) -> list[Path]:
-    return [path for path in entries(folder) if path.name.lower().endswith(ending) and not path.name.startswith(".")]
+def _found(folder: Path, ending: str, name: re.Pattern[str]) -> tuple[dict[str, dict[int, Path]], dict[str, Problem]]:
+    """Return a folder's NIfTI files by case and channel number, a label map as number 0.
 
-
-def _unfit(folder: Path, ending: str, *, numbered: bool = False) -> dict[str, Problem]:
-    """Return a Problem for each case with two files for one channel or label, or a volume file of another ending, and
-    for each image whose name has no channel number.
+    Return also a Problem for each case with two files for one number, or a volume file of another ending, and for each
+    image whose name has no channel number.
     """
-    found: dict[str, Problem] = {}
-    seen: set[str] = set()
+    found: dict[str, dict[int, Path]] = defaultdict(dict)
+    unfit: dict[str, Problem] = {}
     for path in entries(folder):
         own = nifti_ending(path.name) or other_ending(path.name)
-        stem = path.name.removesuffix(own)
-        match = re.fullmatch(r"(.+)_(\d{4})" if numbered else "(.+)", stem)
         if not own or path.name.startswith("."):
             continue
-        if match is None:
+        stem = path.name.removesuffix(own)
+        if (match := name.fullmatch(stem)) is None:
             reason = "an image's name lacks its channel's number"
-            found.setdefault(stem, Problem(stem, f"{reason}; to fix: name it {_NUMBERED} as dataset.json numbers it"))
-        elif stem in seen and nifti_ending(path.name):
-            what = f"channel number {int(match[2])}" if numbered else "the label map"
-            found[match[1]] = Problem(match[1], f"two files for {what}; to fix: keep only one of them")
+            unfit.setdefault(stem, Problem(stem, f"{reason}; to fix: name it {_NUMBERED} as dataset.json numbers it"))
+            continue
+        case, number = match[1], int(match[2] or 0)
+        if number in found[case] and nifti_ending(path.name):
+            what = f"channel number {number}" if name is _IMAGE else "the label map"
+            unfit[case] = Problem(case, f"two files for {what}; to fix: keep only one of them")
         elif own.lower() != ending:
             reason = f"a file ends in {own.lower()}, but file_ending in dataset.json is {ending}"
-            found[match[1]] = Problem(match[1], f"{reason}; to fix: convert the file, or take it out")
-        seen.add(stem)
-    return found
-
-
-def _scans(folder: Path, ending: str) -> dict[str, dict[int, Path]]:
-    """Return the files by case and channel number; files not named ``CASE_0000`` are ignored."""
-    found: dict[str, dict[int, Path]] = defaultdict(dict)
-    for path in _files(folder, ending):
-        match = re.fullmatch(r"(.+)_(\d{4})", path.name[: -len(ending)])
-        if match:
-            found[match[1]][int(match[2])] = path
-    return dict(found)
+            unfit[case] = Problem(case, f"{reason}; to fix: convert the file, or take it out")
+        found[case][number] = path
+    return dict(found), unfit
 
 
 def _case(name: str, files: dict[int, Path], label: Path | None, channels: tuple[str, ...]) -> Case | Problem:
