@@ -23,7 +23,6 @@ from client.data.layouts import DatasetSettings, open_for_training
 from client.operations.staff_decisions import check_consent
 from client.policy import SiteConfig, is_site, load_site
 from client.records.declared import has_foreign
-from client.records.scan_patients import check_scans
 from client.site.books import slots_file, writing_teachers
 from client.site.deals import deal_for_training
 from client.site.enrolment import study_start
@@ -303,9 +302,7 @@ def site_tasks(
     """
     left: Collection[str] = ()
     if config is not None:
-        scans = scans_by_patient(dataset)
-        check_scans(slots_file(config), scans, identity=dataset.patient_identity)  # before deal_for_training stores
-        left = deal_for_training(config, scans.keys(), identity=dataset.patient_identity)
+        left = deal_for_training(config, scans_by_patient(dataset), identity=dataset.patient_identity)
     tasks = plan_site(
         dataset,
         teachers=directory / "teachers",
