@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.canonical import sha256_bytes
+from common.canonical import canonical_text, sha256_bytes
 from common.errors import DaemonFailed, InvalidInput
 from common.events import read_events
+from common.ledger.records import REVOKED
 from common.node_auth import read_admitted
 from common.objects import write_atomically
 from common.pki import read_node_public_key
 from common.supervision import keeping
 from server.ledger.server_ledger import Ledger
-from server.study.revocations import revoked_in
 from server.study.workspace import LeftSite, Workspace
 
 STAYS = (
@@ -87,8 +87,9 @@ def forget(workspace: Workspace, name: str) -> Forgotten:
             shutil.rmtree(folder)
             deleted.append(f"{folder.relative_to(workspace.root)}/ with every daemon's log")
     with Ledger.open(workspace.ledger_file) as ledger:
-        texts, study = (json.dumps(name), json.dumps(site.pool)), workspace.study().id
-        rows = sum(any(text in row.body for text in texts) or revoked_in(row, study) == name for row in ledger.rows())
+        note = f"{name}{REVOKED}{workspace.study().id}"
+        texts = tuple(map(canonical_text, (name, site.pool, note)))
+        rows = sum(any(text in row.body for text in texts) for row in ledger.rows())
     return Forgotten(tuple(deleted), rows)
 
 

@@ -12,8 +12,7 @@ from contextlib import suppress
 
 from common.config import Study
 from common.errors import ConsiliumError, InvalidInput
-from common.ledger.records import REVOKED, NoteRecord, parse_body
-from common.ledger.rows import Row
+from common.ledger.records import REVOKED
 from server.ledger.server_ledger import Ledger
 from server.study.create_study import open_ledger
 from server.study.workspace import Workspace
@@ -70,19 +69,3 @@ def check_revoked(workspace: Workspace, ledger: Ledger, study: Study) -> None:
             limit="no revoked site",
             remedy=f"revoke again: {'; '.join(again)}",
         )
-
-
-def revoked_in(row: Row, study_id: str) -> str | None:
-    """Return the name of the site whose revocation a row of the ledger notes.
-
-    Args:
-        row: The row.
-        study_id: Id of the study from which the site was revoked.
-
-    Returns:
-        The name; None if the row notes no such revocation.
-    """
-    if row.kind != "note":
-        return None
-    site, _, of = NoteRecord.from_json(parse_body(row.body)).text.rpartition(REVOKED)
-    return site if of == study_id else None
