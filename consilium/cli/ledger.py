@@ -292,6 +292,12 @@ def recover_command(
             "spent, and this ledger admits no new pool. To ask further queries, set up a new study with `consilium "
             "study init`, without --ledger: each hospital's own ledger still counts all that its pool has spent"
         )
+    if done.standing_is_older:
+        say(
+            "a receipt names a later row than the standing file, so answers whose receipts reached no site may "
+            "be missing; if a newer standing file exists, run this command again with --standing FILE",
+            err=True,
+        )
     for name, releases in () if charge_all else done.by_standing.items():
         say(f"pool {name}: {releases} releases without a receipt charged, from the standing file")
     for pool in done.pools:

@@ -49,12 +49,15 @@ class Recovery:
         by_standing: By pool, the number of releases that this recovery charged from the ledger's standing (a small file
             beside the ledger that counts every charge), because no receipt contains them.
         pools: All pools after the recovery.
+        standing_is_older: Whether a receipt names a later row than every standing. Answers after the standing whose
+            receipts reached no site may then be missing.
     """
 
     entered: int
     receipts: int
     by_standing: dict[str, int]
     pools: tuple[PoolAfter, ...]
+    standing_is_older: bool
 
 
 def recover_charges(
@@ -102,7 +105,8 @@ def recover_charges(
             )
         kept = None if standing is None else ServerStanding.load(standing)
         shows_loss = kept is not None and not opened.covers(kept.position)
-        missing = not shows_loss and kept_standing(ledger) is None
+        beside = kept_standing(ledger)
+        missing = not shows_loss and beside is None
         if missing and opened.forgotten() is not None and not charge_all:
             raise InvalidInput(
                 "missing standing file (the small file beside the lost ledger that counts its charges)",
@@ -119,6 +123,8 @@ def recover_charges(
                 limit="only if the standing file is lost; here the standing file shows exactly what was spent",
                 remedy="leave out --charge-all",
             )
+        standings = (kept, None if beside is None else ServerStanding.load(beside))
+        counted = max((one.head.seq for one in standings if one is not None), default=0)
         before = opened.lost()
         for key in keys:
             if public_hex(key) not in opened.public_keys:
@@ -144,6 +150,7 @@ def recover_charges(
                 )
                 for pool in opened.pools()
             ),
+            standing_is_older=not charge_all and any(receipt.head.seq > counted for receipt in held),
         )
 
 

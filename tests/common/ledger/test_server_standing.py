@@ -412,6 +412,24 @@ def test_a_later_standing_of_rows_charged_in_part_charges_the_rest(world: World,
     assert world.ledger.spent(POOL).releases == 2
 
 
+def test_a_standing_older_than_a_receipt_is_named_until_a_newer_one_is_given(world: World, tmp_path: Path) -> None:
+    old = saved(world, tmp_path / "old")
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    first = saved(world, tmp_path / "first") / "ledger.standing"
+    world.release([make_query(2, MECHANISM)], batch="b2")
+    receipts = tmp_path / "aachen.jsonl"
+    receipts.write_text("".join(f"{receipt.render()}\n" for receipt in world.ledger.site_receipts("aachen")))
+    world.release([make_query(3, MECHANISM)], batch="b3")
+    newest = saved(world, tmp_path / "newest") / "ledger.standing"
+    rolled_back(world, old)
+    world.ledger.close()
+    recover = partial(recover_charges, world.path, signing_key=world.key, receipts=[receipts], studies=())
+    assert recover(standing=first).standing_is_older
+    assert not recover(standing=newest).standing_is_older
+    world.reopen()
+    assert world.ledger.spent(POOL).releases == len(world.answers.drawn) == 3
+
+
 def test_two_lost_lines_that_look_alike_are_both_charged(world: World, tmp_path: Path) -> None:
     """The same number of draws, rows and sums after one fork, lost twice: their rows' hashes tell them apart."""
     old = saved(world, tmp_path / "old")
