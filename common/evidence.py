@@ -31,20 +31,13 @@ MAX_QUERIES = 500
 MAX_EVIDENCE_BYTES = 1 << 30
 
 
-def check_word_signature(signature: bytes) -> None:
-    """Refuse a signature that does not have the 64 bytes of Ed25519.
-
-    Args:
-        signature: The signature.
-
-    Raises:
-        InvalidInput: If its length differs.
-    """
+def _check_word_signature(signature: bytes) -> None:
+    """Refuse a signature that does not have the 64 bytes of Ed25519."""
     if len(signature) != 64:
         raise InvalidInput("signature of a masked code", value=f"{len(signature)} bytes", limit="64 bytes")
 
 
-WordSignature = Annotated[bytes, check_word_signature]
+WordSignature = Annotated[bytes, _check_word_signature]
 
 
 def sign_word(words: NDArray[np.uint64], *, roster: str, query: str, site: str, sign: Sign) -> bytes:

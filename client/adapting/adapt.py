@@ -182,11 +182,11 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
         folder.chmod(0o700)
         with VolumeCache(folder / "cache", budget_bytes=DEFAULT_BUDGET_BYTES) as cache:
             material = material_of(found, study, folder=folder, cache=cache)
-            before = scored_before(options, config, study, bundle, found, material)
+            before = _scored_before(options, config, study, bundle, found, material)
             before.fit.check_training()
             terms = Terms(
                 study.data.student,
-                recipe_for(bundle, study, options),
+                _recipe_for(bundle, study, options),
                 bundle.network,
                 start=study_start(options.site_dir, study) if study.data.finer == 1 else None,
                 strength=options.strength,
@@ -217,7 +217,7 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
             )
 
 
-def scored_before(
+def _scored_before(
     options: AdaptOptions, config: SiteConfig, study: Study, bundle: Bundle, found: Own, material: Material
 ) -> Before:
     """Score the networks that need no training, each on every case once, and find out whether the cases fit them.
@@ -225,17 +225,6 @@ def scored_before(
     The site's own teachers are scored in two cases: if there are enough patients for a cross-validation, whose table
     shows them, and if the cases are from another folder, so that the check needs their level. A teacher is not scored
     on a patient that it was trained on.
-
-    Args:
-        options: The options of `site adapt`.
-        config: The site's policy.
-        study: The study.
-        bundle: The student.
-        found: The dataset and its patients.
-        material: The cases.
-
-    Returns:
-        The scores of the student and of the own teachers, and the check.
     """
     folder = options.student or options.site_dir / STUDENT_DIR / "bundle"
     others, missing = references(options.site_dir, study, codec=codec_of(folder))
@@ -316,17 +305,8 @@ def recipe_of(bundle: Bundle, study: Study) -> TrainingConfig:
     return replace(study.student, channels=bundle.recipe.channels, network=bundle.recipe.network, patch=bundle.patch)
 
 
-def recipe_for(bundle: Bundle, study: Study, options: AdaptOptions) -> TrainingConfig:
-    """Return the recipe of the bundle's student, with steps and learning rate from the options.
-
-    Args:
-        bundle: The student.
-        study: The study.
-        options: The options of `site adapt`.
-
-    Returns:
-        The recipe.
-    """
+def _recipe_for(bundle: Bundle, study: Study, options: AdaptOptions) -> TrainingConfig:
+    """Return the recipe of the bundle's student, with steps and learning rate from the options."""
     recipe = recipe_of(bundle, study)
     return replace(
         recipe,

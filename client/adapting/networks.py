@@ -81,9 +81,9 @@ class Networks:
             case Way.STUDENT:
                 return self._terms.student
             case Way.HALF_WAY:
-                return mean_weights([self._terms.student, self._once(HomeTraining.TRAINED_ON)])
+                return _mean_weights([self._terms.student, self._once(HomeTraining.TRAINED_ON)])
             case Way.MERGED:
-                return mean_weights([self.of(Way.HALF_WAY), self._once(HomeTraining.REHEARSED)])
+                return _mean_weights([self.of(Way.HALF_WAY), self._once(HomeTraining.REHEARSED)])
             case Way.AVERAGED:
                 return Averaged([self._once(HomeTraining.OWN), self._once(HomeTraining.TRAINED_ON)]).eval()
             case Way.AVERAGED_REHEARSED:
@@ -206,14 +206,10 @@ def beside_public(scans: Sequence[LabelledScan], public: Sequence[LabelledScan])
     return (*scans,) * max(1, round(len(public) / len(scans))) + (*public,)
 
 
-def mean_weights(models: Sequence[torch.nn.Module]) -> torch.nn.Module:
+def _mean_weights(models: Sequence[torch.nn.Module]) -> torch.nn.Module:
     """Return a network whose weights are the mean of other networks' weights (Wortsman et al. 2022).
 
-    Args:
-        models: The networks, all of one architecture, at least one.
-
-    Returns:
-        A new network, ready to predict.
+    The networks have one architecture. The new network is ready to predict.
     """
     states = [model.state_dict() for model in models]
     result = copy.deepcopy(models[0])

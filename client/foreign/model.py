@@ -43,18 +43,8 @@ INTENSITY: Mapping[Intensity, Callable[[], list[Any]]] = {
 }
 
 
-def find_config(bundle: Path) -> Path:
-    """Find a bundle's inference workflow.
-
-    Args:
-        bundle: The bundle's folder.
-
-    Returns:
-        The configuration file.
-
-    Raises:
-        InvalidInput: If there is none.
-    """
+def _find_config(bundle: Path) -> Path:
+    """Return the file of a bundle's inference workflow. Refuse a bundle without one."""
     for name in ("inference", "evaluate"):
         for ending in ("json", "yaml", "yml"):
             if (path := bundle / "configs" / f"{name}.{ending}").is_file():
@@ -62,18 +52,8 @@ def find_config(bundle: Path) -> Path:
     raise InvalidInput("MONAI bundle without a workflow", value=bundle.name, limit="configs/inference.json or .yaml")
 
 
-def find_weights(bundle: Path) -> Path:
-    """Find a bundle's model: TorchScript, or weights for its network.
-
-    Args:
-        bundle: The bundle's folder.
-
-    Returns:
-        The file.
-
-    Raises:
-        InvalidInput: If there is none.
-    """
+def _find_weights(bundle: Path) -> Path:
+    """Return the file of a bundle's model: TorchScript, or weights for its network. Refuse a bundle without one."""
     for name in ("model.ts", "model.pt"):
         if (path := bundle / "models" / name).is_file():
             return path
@@ -140,7 +120,7 @@ def _bundle(declared: Declared, model: Path, image: Path, device: torch.device) 
     os.chdir(model)
     sys.path.insert(0, str(model))  # a bundle's own scripts
     parser = ConfigParser()
-    parser.read_config(str(find_config(model)))
+    parser.read_config(str(_find_config(model)))
     if (model / "configs" / "metadata.json").is_file():
         parser.read_meta(str(model / "configs" / "metadata.json"))
     for name, value in (("bundle_root", str(model)), ("device", device)):
@@ -148,7 +128,7 @@ def _bundle(declared: Declared, model: Path, image: Path, device: torch.device) 
     missing = [name for name in ("network_def", "preprocessing") if name not in parser.get()]
     if missing:
         raise InvalidInput("the bundle's workflow lacks parts", value=missing, limit="network_def and preprocessing")
-    weights = find_weights(model)
+    weights = _find_weights(model)
     if weights.suffix == ".ts":
         network: torch.nn.Module = torch.jit.load(str(weights), map_location=device)
     else:

@@ -152,7 +152,7 @@ class ForeignTeacher:
                 writes=(str(home), str(out)),
                 timeout_s=self.declared.timeout_s,
                 memory_gib=self.declared.memory_gib,
-                disk_bytes=scratch_bytes(volume, outputs=self.declared.outputs),
+                disk_bytes=_scratch_bytes(volume, outputs=self.declared.outputs),
             )
             used = run_confined(argv, within, cwd=home, log=scratch / "log")
             found = read_nifti(read_plain_file(_only_output(out)), channels=None)
@@ -257,16 +257,8 @@ def _runtime(program: str, declared: Declared) -> tuple[str, ...]:
     return (*dict.fromkeys(found), *declared.reads, *(name for name in declared.files if os.path.isabs(name)))
 
 
-def scratch_bytes(volume: Volume, *, outputs: int) -> int:
-    """Return how many bytes a program may write for one volume: sixteen float32 answers, plus a constant.
-
-    Args:
-        volume: The volume.
-        outputs: Number of the program's output channels.
-
-    Returns:
-        Number of bytes.
-    """
+def _scratch_bytes(volume: Volume, *, outputs: int) -> int:
+    """Return how many bytes a program may write for one volume: sixteen float32 answers, plus a constant."""
     return SCRATCH_BYTES + 16 * 4 * max(outputs, len(volume.image)) * math.prod(volume.native_shape)
 
 

@@ -59,7 +59,9 @@ def deal_for_training(
         left = withdrawn(config.books_dir, ledger, patients)
         path = slots_file(config)
         if path.exists():
-            bring_up_to_date(path, ledger, names=patients)
+            stored = load_slots(path)
+            if (slots := as_on_record(stored, ledger, names=patients)) != stored:
+                save_slots(path, slots)
     return left
 
 
@@ -126,24 +128,6 @@ def reenter_withdrawals(books: Path, ledger: SiteLedger) -> None:
                 ledger.withdraw_patient(
                     slot=slot, voter=slot % slots.voters, subject=subject, weights=None, deal=slots.deal
                 )
-
-
-def bring_up_to_date(path: Path, ledger: SiteLedger, *, names: Iterable[str]) -> Slots:
-    """Update a slots file, which records each patient's slot, from the ledger, and store it if it changed.
-
-    Args:
-        path: The slots file.
-        ledger: The ledger.
-        names: Names of the patients in the dataset.
-
-    Returns:
-        The updated slots.
-    """
-    stored = load_slots(path)
-    slots = as_on_record(stored, ledger, names=names)
-    if slots != stored:
-        save_slots(path, slots)
-    return slots
 
 
 def as_on_record(stored: Slots, ledger: SiteLedger, *, names: Iterable[str]) -> Slots:
@@ -364,7 +348,7 @@ def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: 
     """
     if study.privacy.unit is not Unit.PATIENT:
         return
-    deal = deal_of(config)
+    deal = _deal_of(config)
     strange = [voter for voter, hash_ in enumerate(served) if hash_ and not ledger.was_trained(voter, hash_, deal=deal)]
     if strange:
         raise InvalidInput(
@@ -377,15 +361,8 @@ def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: 
         )
 
 
-def deal_of(config: SiteConfig) -> str:
-    """Return the name under which the ledger records the study's deal, which assigns patients to voters.
-
-    Args:
-        config: The site's policy.
-
-    Returns:
-        The name; empty if no patient was assigned yet.
-    """
+def _deal_of(config: SiteConfig) -> str:
+    """Return the ledger's name of the study's deal; empty if no patient was assigned yet."""
     return load_slots(path).deal if (path := slots_file(config)).exists() else ""
 
 
@@ -400,7 +377,7 @@ def silent_voters(config: SiteConfig, ledger: SiteLedger, served: Sequence[str])
     Returns:
         Numbers of the voters.
     """
-    deal = deal_of(config)
+    deal = _deal_of(config)
     return frozenset(
         voter for voter, hash_ in enumerate(served) if hash_ and not ledger.may_vote(voter, hash_, deal=deal)
     )

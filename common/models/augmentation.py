@@ -110,17 +110,8 @@ def smooth(image: Image, target: Target, seed: int, *, within: Ranges = SMOOTH) 
     return image, target
 
 
-def rotate_mirror(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
-    """Apply the augmentation ``rotate-mirror`` (see the module).
-
-    Args:
-        image: Tensor [c, x, y, z] with c channels.
-        target: Tensor [k, x, y, z] with k classes.
-        seed: Seed below 2³².
-
-    Returns:
-        The changed image and target.
-    """
+def _rotate_mirror(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
+    """Apply the augmentation ``rotate-mirror`` (see the module) to an image [c, x, y, z] and a target [k, x, y, z]."""
     transform = _rotate_or_mirror()
     transform.set_random_state(seed=seed)
     pair = transform({"image": image, "target": target})
@@ -202,5 +193,5 @@ _BY_NAME: Mapping[str, Augment] = {
     "smooth": smooth,
     "wide": partial(smooth, within=WIDE),
     "wide-mirror": partial(smooth, within=MIRRORED),
-    "rotate-mirror": rotate_mirror,
+    "rotate-mirror": _rotate_mirror,
 }

@@ -94,7 +94,7 @@ def export_bundle(
     Raises:
         InvalidInput: If the directory holds something that is no bundle.
     """
-    replace_bundle(
+    _replace_bundle(
         directory, bundle_files(study, weights=weights_to_bytes(model), privacy=privacy, dice=dice, inputs=inputs)
     )
     return {
@@ -102,15 +102,10 @@ def export_bundle(
     }
 
 
-def replace_bundle(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Write a bundle's files to a new directory, or replace the bundle in an existing one.
+def _replace_bundle(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Write a bundle's files, given by path, to a new directory, or replace the bundle in an existing one.
 
-    Args:
-        directory: The bundle's directory.
-        files: File contents by path.
-
-    Raises:
-        InvalidInput: If the directory holds something other than a bundle.
+    Refuse a directory that holds something other than a bundle.
     """
     if directory.exists() and not (directory / METADATA).is_file() and any(directory.iterdir()):
         raise InvalidInput(

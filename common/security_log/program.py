@@ -97,20 +97,16 @@ def recorded_targets(directory: Path) -> tuple[str, ...]:
     return ()
 
 
-def not_accepted(directory: Path) -> str:
+def _not_accepted(directory: Path) -> str:
     """Describe the targets of a party's security log that did not accept the last line sent to them.
 
-    Args:
-        directory: The party's directory.
-
-    Returns:
-        A sentence for each such target, then the remedies; empty if there is none.
+    Return a sentence for each such target, then the remedies; empty if there is none.
     """
     return not_accepted_of(directory / "logs" / STATE)
 
 
 def not_accepted_of(state: Path) -> str:
-    """Describe the failing targets of the security log that keeps its places in a file, as :func:`not_accepted` does.
+    """Describe the failing targets of the security log that keeps its places in a file, as :func:`_not_accepted` does.
 
     Args:
         state: The file.
@@ -142,7 +138,7 @@ def kept_log(directory: Path, *, module: str, name: str, targets: Sequence[str])
     """
     spec = partial(log_daemon, directory, module=module, name=name, targets=targets)
     spec()
-    return KeptRunning(spec=spec, offline=partial(not_accepted, directory), offline_s=math.inf)
+    return KeptRunning(spec=spec, offline=partial(_not_accepted, directory), offline_s=math.inf)
 
 
 def with_backlog(found: Iterable[DaemonStanding], directory: Path) -> tuple[DaemonStanding, ...]:
@@ -159,7 +155,7 @@ def with_backlog(found: Iterable[DaemonStanding], directory: Path) -> tuple[Daem
     Returns:
         The states.
     """
-    now = not_accepted(directory)
+    now = _not_accepted(directory)
     return tuple(
         replace(one, why=now if one.state == "offline" else "")
         if one.daemon.partition(" ")[0] == ROLE and (one.state == "stopped" or (now and one.state == "offline"))

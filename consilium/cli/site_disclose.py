@@ -46,7 +46,7 @@ def disclose(
     from client.site.disclose import look_at_draw
     from common.disclosure import auditor_fingerprint
 
-    auditor = auditor_key(to)
+    auditor = _auditor_key(to)
     shown = look_at_draw(site_dir, draw)
     target = out or Path(f"disclosure-{load_site(site_dir).site.replace('/', '-')}-{shown.roster[:12]}.json")
     if not as_json:
@@ -65,18 +65,8 @@ def disclose(
     say(f"{target}: send it to the auditor; the site's ledger records the disclosure")
 
 
-def auditor_key(given: str) -> str:
-    """Return the public key to which disclosures for an auditor are encrypted.
-
-    Args:
-        given: The key in hex, or the path of ``auditor.json``.
-
-    Returns:
-        64 hex digits.
-
-    Raises:
-        InvalidInput: If it is neither.
-    """
+def _auditor_key(given: str) -> str:
+    """Return the key for disclosures to an auditor as 64 hex digits, given so or as the path of ``auditor.json``."""
     if len(given) == 64 and not set(given) - set("0123456789abcdef"):
         return given
     from consilium.audit.auditor import read_auditor

@@ -153,16 +153,10 @@ def _trade_rows(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def plan_figure(plan: Plan) -> Any:
+def _plan_figure(plan: Plan) -> Any:
     """Draw the largest share of a code's variance that an answer can explain, over hospitals and over queries.
 
     The plan is marked in both panels; dashed lines are the thresholds of the verdicts.
-
-    Args:
-        plan: The plan.
-
-    Returns:
-        A matplotlib figure.
     """
     from matplotlib.figure import Figure  # imported here, because a table needs no plotting library
     from matplotlib.ticker import NullLocator
@@ -224,7 +218,7 @@ def check_chart(path: Path) -> None:
 
 
 def write_chart(plan: Plan, path: Path) -> None:
-    """Draw the plan's chart (:func:`plan_figure`) as PNG, SVG or PDF.
+    """Draw the plan's chart (:func:`_plan_figure`) as PNG, SVG or PDF.
 
     Args:
         plan: The plan.
@@ -235,7 +229,7 @@ def write_chart(plan: Plan, path: Path) -> None:
     """
     check_chart(path)
     try:
-        plan_figure(plan).savefig(path, dpi=150)
+        _plan_figure(plan).savefig(path, dpi=150)
     except OSError as error:
         raise InvalidInput(
             "chart file", value=str(path), limit=f"a file that can be written; the system says: {error.strerror}"

@@ -222,7 +222,7 @@ def sites(service: Here) -> list[ListedSite]:
     Returns:
         One entry for each site.
     """
-    return listed_sites(service)
+    return _listed_sites(service)
 
 
 @routes.get("/tables/{name}.csv", tags=["study"], response_class=Response, responses={200: _CSV})
@@ -353,7 +353,7 @@ def verified(service: Here) -> JobFacts:
     Returns:
         State and result.
     """
-    return job_facts(service.verify)
+    return _job_facts(service.verify)
 
 
 @routes.post("/ledger/verify", tags=["ledger"], status_code=202, responses={403: {"description": "No token"}})
@@ -603,7 +603,7 @@ def blocks(live: LivePages, page: PageName) -> dict[str, dict[str, str]]:
     Raises:
         HTTPException: 404 if there is no such live page.
     """
-    check_live(page)
+    _check_live(page)
     return {"blocks": live.render(page)}
 
 
@@ -625,7 +625,7 @@ async def stream(request: Request, session: SignedIn, live: LivePages, page: Pag
     Raises:
         HTTPException: 404 if there is no such live page, 429 if the user has too many open streams.
     """
-    check_live(page)
+    _check_live(page)
     if live.open[session.user] >= MOST_STREAMS:
         raise HTTPException(
             429, f"you have {MOST_STREAMS} open streams, the largest number; request /api/blocks/{page} instead"
@@ -635,15 +635,8 @@ async def stream(request: Request, session: SignedIn, live: LivePages, page: Pag
     return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
-def check_live(page: str) -> None:
-    """Check the name of a live page.
-
-    Args:
-        page: The name.
-
-    Raises:
-        HTTPException: 404 if there is no such live page.
-    """
+def _check_live(page: str) -> None:
+    """Answer 404 if there is no live page of this name."""
     if page not in LIVE:
         raise HTTPException(404, f"there is no live page of this name; the live pages are {', '.join(LIVE)}")
 
@@ -656,27 +649,13 @@ def _arrays(service: DashboardService, volume: str) -> tuple[Picture, VolumeFact
     return service.arrays(volume, known[1], lambda: load_picture(service.pictures_dir, volume)), known[0]
 
 
-def listed_sites(service: DashboardService) -> list[ListedSite]:
-    """Return every registered site with its report.
-
-    Args:
-        service: The dashboard's service.
-
-    Returns:
-        One entry for each site, by name.
-    """
+def _listed_sites(service: DashboardService) -> list[ListedSite]:
+    """Return every registered site with its report, by name."""
     reports = service.reports()
     return [ListedSite(site, reports.get(site.name)) for site in service.overview().sites]
 
 
-def job_facts(job: Job) -> JobFacts:
-    """Return a job's state and result.
-
-    Args:
-        job: The job.
-
-    Returns:
-        Its state, and the JSON that it printed if its last run succeeded.
-    """
+def _job_facts(job: Job) -> JobFacts:
+    """Return a job's state, and the JSON that it printed if its last run succeeded."""
     result = json.loads(job.out.read_bytes()) if job.state.state == "done" else None
     return JobFacts(job.state, result)

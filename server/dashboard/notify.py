@@ -32,15 +32,8 @@ FAILED = Alarm(
 logger = logging.getLogger(__name__)
 
 
-def check_webhook(url: str) -> None:
-    """Check the URL of a webhook.
-
-    Args:
-        url: The URL.
-
-    Raises:
-        InvalidInput: If the URL is neither https nor http on this machine.
-    """
+def _check_webhook(url: str) -> None:
+    """Refuse the URL of a webhook that is neither https nor http on this machine."""
     parts = urlsplit(url)
     loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.hostname is None or not (parts.scheme == "https" or (parts.scheme == "http" and loopback)):
@@ -67,7 +60,7 @@ class Webhook:
     """
 
     def __init__(self, url: str, *, study: str, clock: Callable[[], float]) -> None:
-        check_webhook(url)
+        _check_webhook(url)
         self._url, self._study, self._clock = url, study, clock
         self._told: frozenset[tuple[str, str]] = frozenset()
         self._again = 0.0

@@ -80,7 +80,7 @@ class Settings:
     root: Path = field(default=Path())
 
     def __post_init__(self) -> None:
-        check_address("issuer in the OIDC settings", self.issuer)
+        _check_address("issuer in the OIDC settings", self.issuer)
         if not (self.roles.operator or self.roles.privacy_officer):
             raise InvalidInput(
                 "[roles] in the OIDC settings", limit="at least one value for operator or privacy_officer"
@@ -118,19 +118,8 @@ def load_settings(path: Path) -> Settings:
     return Settings(**table, roles=roles, root=path.parent)
 
 
-def check_address(what: str, address: object) -> str:
-    """Check that a value is an https URL, or an http URL of this machine.
-
-    Args:
-        what: Name of the value, for the error message.
-        address: The value.
-
-    Returns:
-        The URL.
-
-    Raises:
-        InvalidInput: If it is not such a URL.
-    """
+def _check_address(what: str, address: object) -> str:
+    """Return the value if it is an https URL, or an http URL of this machine; refuse any other."""
     with parsing(what, value=address, limit="an https URL, or an http URL of this machine"):
         parts = urlsplit(address if isinstance(address, str) else "")
     loopback = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
@@ -307,7 +296,7 @@ class Provider:
                     remedy="set issuer to the text that the provider states",
                 )
             for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
-                check_address(f"{name} of the OIDC provider", found.get(name))
+                _check_address(f"{name} of the OIDC provider", found.get(name))
             offered = found.get("id_token_signing_alg_values_supported", ("RS256",))
             found["id_token_signing_alg_values_supported"] = [name for name in offered if name in SIGNED_BY]
             if not found["id_token_signing_alg_values_supported"]:

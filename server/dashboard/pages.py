@@ -386,7 +386,7 @@ async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
     wishes, problem = own, ""
     if request.query_params:
         try:
-            wishes = read_wishes(request.query_params, own)
+            wishes = _read_wishes(request.query_params, own)
         except InvalidInput as error:
             problem = str(error)
     try:
@@ -404,19 +404,8 @@ async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
     return await asyncio.to_thread(screen.show, "planner", facts)
 
 
-def read_wishes(given: Mapping[str, str], own: Wishes) -> Wishes:
-    """Return the values of the planner's form.
-
-    Args:
-        given: The form's fields.
-        own: Values for missing fields.
-
-    Returns:
-        The values to plan with.
-
-    Raises:
-        InvalidInput: If a value is not a number or out of range.
-    """
+def _read_wishes(given: Mapping[str, str], own: Wishes) -> Wishes:
+    """Return the values of the planner's form; ``own`` has those of missing fields. Refuse numbers out of range."""
     values = {name: given.get(name, getattr(own, name)) for name in Wishes.model_fields}
     try:
         return Wishes(**values)

@@ -38,7 +38,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
     "student": ("status", "facts", "loss", "examples"),
     "planner": ("status",),
 }
-"""Names of the blocks of each live page; :func:`block_file` returns the file of a block's template."""
+"""Names of the blocks of each live page; :func:`_block_file` returns the file of a block's template."""
 
 NAVIGATION = (
     ("/", "overview", "Overview"),
@@ -52,16 +52,8 @@ NAVIGATION = (
 )
 
 
-def live_facts(service: DashboardService, page: str) -> dict[str, Any]:
-    """Return the variables of the templates of a live page's blocks.
-
-    Args:
-        service: The dashboard's service.
-        page: Name of the page.
-
-    Returns:
-        The variables by name.
-    """
+def _live_facts(service: DashboardService, page: str) -> dict[str, Any]:
+    """Return the variables of the templates of a live page's blocks, by name."""
     facts: dict[str, Any] = {"overview": service.overview(), "page": page}
     match page:
         case "study":
@@ -88,20 +80,12 @@ def live_blocks(service: DashboardService, templates: jinja2.Environment, page: 
     Returns:
         The HTML of each block by name.
     """
-    facts = live_facts(service, page)
-    return {name: templates.get_template(block_file(page, name)).render(facts) for name in LIVE[page]}
+    facts = _live_facts(service, page)
+    return {name: templates.get_template(_block_file(page, name)).render(facts) for name in LIVE[page]}
 
 
-def block_file(page: str, block: str) -> str:
-    """Return the file of a block's template.
-
-    Args:
-        page: Name of the page.
-        block: Name of the block; all pages share the block ``status``.
-
-    Returns:
-        Path below the folder of templates.
-    """
+def _block_file(page: str, block: str) -> str:
+    """Return the path of a block's template below the folder of templates; all pages share the block ``status``."""
     return f"blocks/{'all' if block == 'status' else page}_{block}.html"
 
 
@@ -127,7 +111,7 @@ class Screen:
         everything = {
             "user": self.session,
             "navigation": NAVIGATION,
-            **live_facts(self.service, name),
+            **_live_facts(self.service, name),
             **facts,
         }
         return HTMLResponse(self.templates.get_template(template or f"{name}.html").render(everything))

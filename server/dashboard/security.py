@@ -191,7 +191,7 @@ async def admitted(request: Request) -> None:
         raise HTTPException(401, "sign in at /login and send the session's cookie")
     form = await read_form(request) if page and changes else {}
     if changes:  # 4
-        check_token(session, form.get("csrf") if page else request.headers.get("x-csrf-token"))
+        _check_token(session, form.get("csrf") if page else request.headers.get("x-csrf-token"))
     request.state.session, request.state.form = session, form
 
 
@@ -256,16 +256,8 @@ def check_origin(request: Request) -> None:
         raise HTTPException(403, "the request comes from another site")
 
 
-def check_token(session: Session, token: str | None) -> None:
-    """Check the token of a changing request.
-
-    Args:
-        session: The session.
-        token: The token sent with the request; None if it has none.
-
-    Raises:
-        HTTPException: 403 unless it is the session's token.
-    """
+def _check_token(session: Session, token: str | None) -> None:
+    """Answer 403 unless a changing request sent the session's token."""
     if token is None or not hmac.compare_digest(token.encode(), session.csrf.encode()):
         raise HTTPException(403, "the form's token is not this session's; reload the page and try again")
 

@@ -162,7 +162,7 @@ class SaidOfEach(Said):
             yield Doubt(volume, centre, doubt_of(label, _draws(answer, codec, count=draws, rng=rng)))
 
     def _decoders(self) -> Iterator[tuple[Answer, Codec]]:
-        codec_of = codecs_in(self.public.objects)
+        codec_of = _codecs_in(self.public.objects)
         return ((answer, codec_of(answer)) for answer in self.answers)
 
 
@@ -190,15 +190,8 @@ def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "k 
             raise InvalidInput("control", value=name, limit=", ".join(CONTROLS))
 
 
-def codecs_in(objects: Objects) -> Callable[[Answer], Codec]:
-    """Return a function that loads the codec of an answer, each codec only once.
-
-    Args:
-        objects: Store of the public files. It refuses a file that is missing or has another hash.
-
-    Returns:
-        The function.
-    """
+def _codecs_in(objects: Objects) -> Callable[[Answer], Codec]:
+    """Return a function that loads the codec of an answer, each codec only once."""
     load = cache(lambda name: load_codec(objects.get(name), expected_hash=name))
     return lambda answer: load(answer.query.codec)
 
@@ -242,7 +235,7 @@ def _draws(
 
 def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "k x y z"]]:
     """Decode the zero code in place of each volume's answer, with that answer's voters and noise."""
-    codec_of = codecs_in(lesson.public.objects)
+    codec_of = _codecs_in(lesson.public.objects)
     silent: dict[tuple[str, int, Mechanism], np.ndarray] = {}
     labels: dict[str, np.ndarray] = {}
     for answer in lesson.answers:

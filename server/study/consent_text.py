@@ -186,7 +186,7 @@ def for_consortium(study: Study, *, sites: int, spending: Spending | None = None
             f"budget ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), {stated}",
             f"plan {agenda.plan}, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
             *([f"{study.codec.paired} public volumes with their label maps"] if study.codec.paired else []),
-            *([start_sentence(study)] if study.start.weights else []),
+            *([_start_sentence(study)] if study.start.weights else []),
             pool_sentence(study),
             f"noise multiplier z = {_z(study, 7)} on a sum clipped at C = {f['clipping_norm']:g}",
             f"whole plan: {whole}, {stated}",
@@ -197,7 +197,7 @@ def for_consortium(study: Study, *, sites: int, spending: Spending | None = None
                 sealed_sentences(study, sites=max(sites, spending.largest_roster), spent=spending.mu_squared),
             ),
             *trade_sentences(sealed=privacy.sealed),
-            *([gate_sentence(study)] if study.gate.verdicts else []),
+            *([_gate_sentence(study)] if study.gate.verdicts else []),
             delta_rule(privacy.delta, unit=privacy.unit),
             *([] if warning is None else [f"warning: {warning}"]),
         ]
@@ -209,16 +209,8 @@ def _z(study: Study, digits: int) -> str:
     return noise_text(noise_multiplier(study_mechanism(study, dimension=1), study.privacy.protection), digits)
 
 
-def gate_sentence(study: Study, *, yours: bool = False) -> str:
-    """Describe the verdicts that the study asks of hospitals, and what leaves a hospital for them.
-
-    Args:
-        study: A study with a gate, which requires hospitals' verdicts before the student's release.
-        yours: True to write "your site" in place of "a hospital".
-
-    Returns:
-        The sentences.
-    """
+def _gate_sentence(study: Study, *, yours: bool = False) -> str:
+    """Describe the verdicts that the study asks of hospitals ("your site" with ``yours``), and what leaves for them."""
     needed, who = study.gate.verdicts, "your site" if yours else "a hospital"
     return (
         f"Gate: the student is released once {needed} hospitals have found, on cases of their own, that it is better "
@@ -232,16 +224,8 @@ _VERDICTS_SEEN = """
   Everybody               with the student: each hospital's signed verdict. No ε covers it."""
 
 
-def start_sentence(study: Study, *, yours: bool = False) -> str:
-    """Describe the network from which a study's training begins: its weights, use, and privacy cost.
-
-    Args:
-        study: A study with a section [start].
-        yours: True to write "your teachers" in place of "teachers".
-
-    Returns:
-        The sentences.
-    """
+def _start_sentence(study: Study, *, yours: bool = False) -> str:
+    """Describe the network from which the training of teachers ("your teachers" with ``yours``) begins."""
     start, teachers = study.start, "your teachers" if yours else "teachers"
     who = f"{teachers}, the student and its controls" if study.one_network else "the student and its controls"
     named = f' "{start.name}"' if start.name else ""
@@ -319,9 +303,9 @@ def for_site(study: Study, *, patients: int | None = None, spending: Spending | 
     sealed = "".join(f"{_filled(sentence)}\n" for sentence in against)
     seen = _SEEN_SEALED if privacy.sealed else _SEEN_OPEN
     trade = "".join(f"{_filled(sentence)}\n" for sentence in trade_sentences(sealed=privacy.sealed))
-    gate = f"{_filled(gate_sentence(study, yours=True))}\n" if study.gate.verdicts else ""
+    gate = f"{_filled(_gate_sentence(study, yours=True))}\n" if study.gate.verdicts else ""
     verdicts = _VERDICTS_SEEN if study.gate.verdicts else ""
-    given = f"{_filled(start_sentence(study, yours=True))}\n" if study.start.weights else ""
+    given = f"{_filled(_start_sentence(study, yours=True))}\n" if study.start.weights else ""
     agenda = protocol_of(study).agenda(study)
     asked = _filled(
         f"Your site trains networks, the teachers, on your own patients: {privacy.voters_per_site} a site. The "

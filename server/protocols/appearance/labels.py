@@ -59,15 +59,8 @@ LABELS = (VERSION, SHAPES, BLUR, FLOOR, SHARPNESS, FAR, COUPLING, NEAR, START_SH
 """All constants of this module that change labels. The digest of a network trained on the labels includes them."""
 
 
-def drawn_shapes(codec: LinearCodec) -> Float[np.ndarray, "s k x y z"]:
-    """Draw :data:`SHAPES` shapes from the codec's distribution of public label maps.
-
-    Args:
-        codec: A linear codec.
-
-    Returns:
-        Float32 probabilities [s, k, x, y, z].
-    """
+def _drawn_shapes(codec: LinearCodec) -> Float[np.ndarray, "s k x y z"]:
+    """Draw :data:`SHAPES` shapes, as probabilities, from the codec's distribution of public label maps."""
     rng = np.random.default_rng(0)
     codes = rng.normal(size=(SHAPES, codec.dimension)) * np.sqrt(codec.powers)
     return np.stack([codec.decode(code, noise_std=0.0) for code in codes]).astype(np.float32)
@@ -82,7 +75,7 @@ def placed(codec: LinearCodec) -> bool:
     Returns:
         True if the mean Dice between shapes drawn from the codec and their mean shape is at least :data:`PLACED`.
     """
-    return _overlap(drawn_shapes(codec))
+    return _overlap(_drawn_shapes(codec))
 
 
 def labelled(
@@ -103,7 +96,7 @@ def labelled(
     Yields:
         Float32 probabilities [k, x, y, z] of each volume.
     """
-    window, shapes = window_of(codec), drawn_shapes(codec)
+    window, shapes = window_of(codec), _drawn_shapes(codec)
     mean = shapes.mean(axis=0)
     images = [standardised(image, window) for image in images]
     sizes = mean.reshape(len(mean), -1).mean(axis=1)
