@@ -11,12 +11,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from client.ledger.site_file import SiteFile
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.ledger.receipts import Receipt
+from common.ledger.receipts import Known, Receipt, never_receipted
 from common.ledger.records import AlarmRecord, ReceiptRecord, RecoveryRecord, SupersededRecord, parse_body
 from common.ledger.rows import START, Position
+from common.ledger.site_state import SiteBooks
 
 MAX_EVIDENCE_BYTES_A_DAY = 64 << 20
 """Daily limit on stored receipts that conflict with the record."""
+MAX_EVIDENCE_BYTES = 16 * MAX_EVIDENCE_BYTES_A_DAY
+"""Limit on all stored receipts that conflict with the record. A receipt that begins an alarm is stored even beyond it,
+because the alarm needs it.
+"""
+MAX_KIND = 64
+"""Longest name of a row's kind in a receipt, in characters. A longer one would only fill the site's disk."""
 
 
 class KeepsReceipts(SiteFile):
@@ -26,7 +33,7 @@ class KeepsReceipts(SiteFile):
         """Check a receipt against everything on record here, and store it.
 
         A receipt that is stored already changes nothing. A contradicting receipt is stored once as evidence, further
-        ones up to :data:`MAX_EVIDENCE_BYTES_A_DAY`.
+        ones up to :data:`MAX_EVIDENCE_BYTES_A_DAY` and :data:`MAX_EVIDENCE_BYTES`.
 
         Args:
             receipt: The server's receipt.
@@ -34,6 +41,7 @@ class KeepsReceipts(SiteFile):
 
         Raises:
             InvalidInput: If the server's key did not sign the receipt. Nothing is recorded, since anyone could send it.
+                Also if the receipt names a kind of row in more than :data:`MAX_KIND` characters.
             LedgerCorrupt: If the receipt is signed and contradicts the record. Nothing is accepted until
                 :meth:`recover`.
             Refused: ``receipt-gap`` if earlier receipts are missing; ``receipt-superseded`` if a person has already
@@ -44,6 +52,14 @@ class KeepsReceipts(SiteFile):
                 "receipt with a wrong signature",
                 limit="receipts signed by the server's key",
                 remedy="ask the consortium whether the server's signing key has changed",
+            )
+        longest = max((len(link.kind) for link in receipt.links), default=0)
+        if longest > MAX_KIND:
+            raise InvalidInput(
+                "kind of a row in a receipt",
+                value=f"{longest} characters",
+                limit=f"at most {MAX_KIND}",
+                remedy="ask the server's operator which program wrote the receipt",
             )
         problem: LedgerCorrupt | Refused | None = None
         with self._writing():
@@ -60,6 +76,7 @@ class KeepsReceipts(SiteFile):
                 )
             try:
                 books.check_receipt(receipt)
+                _check_paid(receipt, books)
             except LedgerCorrupt as error:
                 problem = error
                 if not books.alarms or self._has_room_for_evidence(receipt):
@@ -76,12 +93,13 @@ class KeepsReceipts(SiteFile):
             raise problem
 
     def _has_room_for_evidence(self, receipt: Receipt) -> bool:
-        """Tell whether one more contradicting receipt fits today's limit.
+        """Tell whether one more contradicting receipt fits today's limit and the limit for all days.
 
         Without the limit a dishonest server could fill the disk.
         """
-        kept, size = self._books.evidence.get(self._chain.today, 0), len(receipt.render())
-        return kept + size <= MAX_EVIDENCE_BYTES_A_DAY
+        evidence, size = self._books.evidence, len(receipt.render())
+        fits_today = evidence.get(self._chain.today, 0) + size <= MAX_EVIDENCE_BYTES_A_DAY
+        return fits_today and sum(evidence.values()) + size <= MAX_EVIDENCE_BYTES
 
     def recover(self, ledger_id: str) -> None:
         """End an alarm: accept that the server's ledger continues from the row to which it was restored.
@@ -160,3 +178,39 @@ class KeepsReceipts(SiteFile):
         kinds = ("receipt", "alarm", "superseded") if evidence else ("receipt",)
         rows = (row for row in self._chain.all_rows() if row.kind in kinds)
         return tuple(Receipt.from_json(parse_body(row.body)["receipt"]) for row in rows)
+
+
+def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
+    """Check that a new receipt shows no release beyond those that this site paid for by accepting queries.
+
+    Charges that the server marks as lost may exceed this site's cap once by the cost of all accepted queries without a
+    receipt. After a recovery of the server's ledger, each query may be released once more, because the server may have
+    lost its answer. In a sealed study, acceptances that this ledger lost itself count as paid, but each draw only once.
+    Stored rows are not checked by these rules, because versions up to 0.2.0 stored such receipts.
+
+    Raises:
+        LedgerCorrupt: If the receipt releases a query or a draw again, or charges too much as lost.
+    """
+    known = books.known.get(receipt.ledger_id, Known())
+    lost = never_receipted(receipt, known).mu_squared
+    if lost and not known.recovering and books.spent().mu_squared + lost > books.limit + books.open_to_loss():
+        raise LedgerCorrupt(
+            "the receipt charges as lost more than this site's cap and its accepted queries without a receipt allow; "
+            "ask the server's operator how often the server's ledger was restored"
+        )
+    seen = set[str]()
+    for record in (item.release for item in receipt.releases):
+        query_id, draw = record.query_id, record.draw
+        repeated = query_id in seen
+        seen.add(query_id)
+        if query_id in books.reopened and not repeated:
+            continue
+        never_recovered = receipt.ledger_id not in books.recovered_at
+        drawn = draw is not None and never_recovered and books.sealed.is_receipted(query_id, draw)
+        known_paid = draw is None or receipt.study_id not in books.lost
+        unpaid = known_paid and query_id in books.reservations and not books.awaits_release(query_id)
+        if repeated or drawn or unpaid:
+            raise LedgerCorrupt(
+                f"the receipt releases query {query_id[:12]} again, but receipts already show every release that this "
+                "site accepted; ask the server's operator whether the server's ledger was restored"
+            )

@@ -135,6 +135,18 @@ class SealedRecords:
         """
         self._receipted_under[query_id, draw] = masks
 
+    def is_receipted(self, query_id: str, draw: int) -> bool:
+        """Return whether a receipt charges a draw (an attempt at a sealed sum).
+
+        Args:
+            query_id: The query's id.
+            draw: Number of the draw.
+
+        Returns:
+            True if one does.
+        """
+        return (query_id, draw) in self._receipted_under
+
     def masked_under(self, query_id: str, draw: int) -> str | None:
         """Return the roster for which this site masked a query's code in a draw (an attempt at the sum).
 

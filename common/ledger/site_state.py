@@ -430,7 +430,7 @@ class SiteBooks(RowState):
                     "newer ones",
                 ) from None
             raise
-        if not known.recovering and self._lost_draws(receipt).mu_squared > receipt.losses * self._open_to_loss():
+        if not known.recovering and self._lost_draws(receipt).mu_squared > receipt.losses * self.open_to_loss():
             raise LedgerCorrupt(
                 "the receipt charges as lost more than the cost of all accepted queries without a receipt"
             )
@@ -438,11 +438,14 @@ class SiteBooks(RowState):
     def _lost_draws(self, receipt: Receipt) -> Spend:
         return never_receipted(receipt, self.known.get(receipt.ledger_id, Known()))
 
-    def _open_to_loss(self) -> Fraction:
+    def open_to_loss(self) -> Fraction:
         """Return the largest Σμ² that a restored server can have charged this pool without sending a receipt.
 
         It is the cost of all accepted queries without a receipt, in this ledger or in rows that this ledger lost
         itself.
+
+        Returns:
+            The Σμ².
         """
         open_queries = self.reservations.without_receipt()
         costs = (self._costs(found.mechanism, self.studies[found.study_id])[0] for found in open_queries)

@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
@@ -18,11 +18,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_ledger import SiteLedger
-from common.canonical import rational, sha256_bytes
+from common.canonical import canonical_text, rational, sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.ledger.charges import Spend, event_json
-from common.ledger.receipts import Receipt, first_fork
+from common.ledger.charges import NOTHING, ReleaseRecord, Spend, charge_of, event_json
+from common.ledger.receipts import Receipt, ReceiptedRelease, first_fork
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
+from common.ledger.rows import Link, Position, SignedHead, body_digest, head_message, linked_hashes
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget
 from common.privacy.training import Neighbours, Sampling, TrainingEvent
@@ -33,6 +34,7 @@ from server.ledger.verify import verify
 from tests.common.ledger import ledger_world
 from tests.common.ledger.ledger_world import (
     BUDGET,
+    HOSPITAL,
     MECHANISM,
     PATIENT,
     Caps,
@@ -546,6 +548,128 @@ def test_a_site_pays_for_each_release_that_receipts_show_though_it_accepted_the_
         assert ledger.spent() == ledger.spent(site.study.id) == Spend(2 * one, 2, 2 * MECHANISM.dimension)
     ledger.close()
     assert verify(site.path, server_key=key).ok
+
+
+def continued(
+    world: World,
+    last: Receipt,
+    releases: list[ReleaseRecord],
+    *,
+    kinds: Sequence[str] = ("note",),
+    lost: Spend = NOTHING,
+) -> Receipt:
+    """A receipt that a dishonest server makes up after its last one; it differs only in the rows that it invents."""
+    time, first = last.links[-1].time_utc, last.head.seq + 1 + len(kinds)
+    links = (
+        *(Link(time, kind, "a" * 64) for kind in kinds),
+        *(Link(time, "release", body_digest(canonical_text(one.to_json()))) for one in releases),
+    )
+    previous, before = Position(last.head.seq, last.head.hash), last.after + lost
+    *_, (seq, hashed) = linked_hashes(links, after=previous)
+    after = before
+    for one in releases:
+        mechanism = one.query.mechanism
+        after = after.plus(charge_of(mechanism, last.declaration.protection, HOSPITAL), mechanism.dimension)
+    signature = world.key.sign(head_message("server", ledger_id=last.ledger_id, seq=seq, row_hash=hashed)).hex()
+    head = SignedHead("server", last.ledger_id, seq, hashed, last.head.public_key, signature)
+    items = tuple(ReceiptedRelease(number, one) for number, one in enumerate(releases, start=first))
+    of = {
+        "batch_id": releases[0].batch_id,
+        "releases": items,
+        "links": links,
+        "previous": previous,
+        "before": before,
+        "after": after,
+        "head": head,
+    }
+    return replace(last, **of).signed(world.key)
+
+
+def test_a_receipt_that_releases_a_query_again_is_an_alarm_and_charges_nothing(world: World, site: Hospital) -> None:
+    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
+    site.ledger.record_receipt(first, public_key=key)
+    spent, released = site.ledger.spent(), first.releases[0].release
+    again = continued(world, first, [released])
+    assert_alarm(site, world, again, "releases query .* again")
+    assert (len(site.ledger.receipts()), site.ledger.spent()) == (1, spent)
+    assert verify(site.path, server_key=key).ok
+
+
+def test_a_file_that_already_holds_a_receipt_of_a_further_release_is_still_read(
+    world: World, site: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 0.2.0 stored such receipts."""
+    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
+    site.ledger.record_receipt(first, public_key=key)
+    with monkeypatch.context() as older:
+        older.setattr("client.ledger.site_receipts._check_paid", lambda _receipt, _books: None)
+        site.ledger.record_receipt(continued(world, first, [first.releases[0].release]), public_key=key)
+    site.reopen()
+    assert site.ledger.spent().releases == 2
+    assert verify(site.path, server_key=key).ok
+
+
+def test_a_receipt_that_releases_one_query_twice_is_an_alarm(world: World, site: Hospital) -> None:
+    first = run_batch(world, site, "b1", 1)
+    site.ledger.record_receipt(first, public_key=world.key.public_key())
+    second = run_batch(world, site, "b2", 2).releases[0].release
+    assert_alarm(site, world, continued(world, first, [second, second]), "releases query .* again")
+
+
+def test_after_a_recovery_a_query_is_released_again_once(world: World, site: Hospital) -> None:
+    """A recovered server may have drawn an answer again; one that is honest does so once."""
+    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
+    site.ledger.record_receipt(first, public_key=key)
+    site.ledger.recover(world.ledger.ledger_id)
+    again = continued(world, first, [first.releases[0].release])
+    site.ledger.record_receipt(again, public_key=key)
+    assert site.ledger.spent().releases == 2
+    assert_alarm(site, world, continued(world, again, [first.releases[0].release]), "releases query .* again")
+
+
+@pytest.mark.parametrize("losses", [3, 30])
+def test_invented_losses_of_the_server_charge_a_site_at_most_one_loss_beyond_its_cap(
+    world: World, site: Hospital, losses: int
+) -> None:
+    """A row ``lost`` may charge every accepted query without a receipt again; a server can invent many such rows."""
+    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
+    site.ledger.record_receipt(first, public_key=key)
+    second = run_batch(world, site, "b2", 2).releases[0].release
+    site.ledger.reserve(world.study.id, queries(3, 4))  # three without a receipt; the cap has room for ten
+    one = MECHANISM.mu_squared(HOSPITAL)
+    lost = Spend(3 * losses * one, 3 * losses, 3 * losses * MECHANISM.dimension)
+    receipt = continued(world, first, [second], kinds=["lost"] * losses, lost=lost)
+    if losses == 3:
+        site.ledger.record_receipt(receipt, public_key=key)
+        assert site.ledger.spent().releases == 4 + 9
+    else:
+        assert_alarm(site, world, receipt, "lost more than")
+        assert site.ledger.spent().releases == 4
+
+
+def test_contradicting_receipts_of_many_days_are_stored_up_to_one_limit(
+    world: World, site: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
+    site.ledger.record_receipt(first, public_key=key)
+    monkeypatch.setattr("client.ledger.site_receipts.MAX_EVIDENCE_BYTES", 3 * len(first.render()))
+    for day in range(8):
+        site.clock.now += timedelta(days=1)
+        again = continued(world, first, [first.releases[0].release], kinds=[f"day-{day}"])
+        with pytest.raises(LedgerCorrupt):
+            site.ledger.record_receipt(again, public_key=key)
+    alarms = [row for row in site.ledger.rows() if row.kind == "alarm"]
+    assert len(alarms) in (2, 3)
+
+
+def test_a_receipt_that_is_filled_up_with_long_names_of_kinds_is_refused_unstored(world: World, site: Hospital) -> None:
+    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
+    site.ledger.record_receipt(first, public_key=key)
+    second, rows = run_batch(world, site, "b2", 2).releases[0].release, site.ledger.row_count
+    with pytest.raises(InvalidInput, match="kind"):
+        site.ledger.record_receipt(continued(world, first, [second], kinds=["x" * 65]), public_key=key)
+    assert site.ledger.row_count == rows
+    site.ledger.record_receipt(continued(world, first, [second], kinds=["x" * 64]), public_key=key)
 
 
 def test_an_old_backup_is_noticed_recovered_from_and_understates_nothing(
