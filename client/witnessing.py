@@ -7,6 +7,9 @@ countersigns a head only if three conditions hold:
 2. In the server's ledger, the rows under the head include the newest row for which this site has a receipt.
 3. The rows under the head include every row under the head of that ledger that this site countersigned before.
 
+It refuses further ledgers of a server once :data:`MAX_UNRECEIPTED` of them have sent this site no receipt, because each
+takes space on the disk and a dishonest server can invent any number.
+
 If a ledger shows two contradicting histories, the site countersigns only the one it knows and keeps both as evidence.
 If the ledger is the server's, the site also answers nothing more until a person has looked into it. The reply also
 contains the head of the site's own ledger. This head reveals only how many queries the site accepted and how many
@@ -23,13 +26,16 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from client.ledger.site_ledger import SiteLedger
+from common.errors import Refused
 from common.ledger.keys import public_hex
-from common.witness.memory import SHOWN, HeadMemory, blinded
+from common.witness.memory import HEADS, SHOWN, HeadMemory, blinded
 from common.witness.merkle import has_leaf, prove_growth, root
 from common.witness.messages import Growth, HeadSaid, PeerHead, WitnessReply, WitnessRequest
 from common.witness.notes import CheckpointNote, note_in, origin_of, witness_name
 
 log = logging.getLogger(__name__)
+MAX_UNRECEIPTED = 16
+"""Largest number of server ledgers without a receipt at this site whose heads it stores."""
 _MISSING = (
     "event=witness-missing ledger=%s peers=%d says='%d of the other hospitals have not confirmed the ledger of the "
     "server, so they cannot prove a later change of it; if every run says this, ask them for `consilium site status`'"
@@ -70,7 +76,12 @@ class Witnessing:
 
         Returns:
             The countersignatures, the problems found, and the head of this site's own ledger.
+
+        Raises:
+            Refused: ``too-many-ledgers`` if the ledger is new and :data:`MAX_UNRECEIPTED` is reached. Nothing is
+                stored.
         """
+        self._check_room(request.ledger)
         peers = self._ledger.peers(request.study)
         origin = origin_of("server", request.ledger)
         before = self.memory.note(origin)
@@ -87,6 +98,20 @@ class Witnessing:
         own, growths = self._own(request)
         held = self._ledger.held(request.ledger)
         return WitnessReply(line, problem, self.memory.size(origin), held.seq, said, own, growths)
+
+    def _check_room(self, ledger_id: str) -> None:
+        known = {origin: origin.removeprefix(origin_of("server", "")) for origin in self.memory.origins("server")}
+        if origin_of("server", ledger_id) in known or self._ledger.held(ledger_id).seq:
+            return
+        unreceipted = sum(not self._ledger.held(other).seq for other in known.values())
+        if unreceipted >= MAX_UNRECEIPTED:
+            log.warning("event=witness-refused reason=too-many-ledgers ledgers=%d", unreceipted)
+            raise Refused(
+                "too-many-ledgers",
+                f"the server has shown {unreceipted} ledgers that never sent this site a receipt, and at most "
+                f"{MAX_UNRECEIPTED} are countersigned; to fix: ask the server's operator why; then move "
+                f"{self.memory.folder / HEADS} away, and heads are countersigned anew",
+            )
 
     def _server(self, request: WitnessRequest, origin: str) -> tuple[bytes, str]:
         note = _read(request.note, origin)

@@ -24,7 +24,7 @@ from common.witness.messages import Growth
 from common.witness.notes import MAX_NOTE_BYTES, CheckpointNote, note_in, origin_of
 
 FOLDER = "witnesses"
-_HEADS = "heads.json"
+HEADS = "heads.json"
 MAX_CONFLICTS = 16
 
 
@@ -108,6 +108,17 @@ class HeadMemory:
             The head; None if there is none.
         """
         return self._all().get(origin)
+
+    def origins(self, role: str) -> tuple[str, ...]:
+        """Return the names of the ledgers of which this party countersigned a head.
+
+        Args:
+            role: ``server`` or ``site``.
+
+        Returns:
+            The names, sorted.
+        """
+        return tuple(sorted(origin for origin in self._all() if origin.startswith(origin_of(role, ""))))
 
     def size(self, origin: str) -> int:
         """Return the number of rows up to the newest signed head of a ledger that this party countersigned.
@@ -284,7 +295,7 @@ class HeadMemory:
         """Read all known heads from the folder. They are read each time, because another process may have changed
         them.
         """
-        path = self.folder / _HEADS
+        path = self.folder / HEADS
         if not path.exists():
             return {}
         remedy = "restore it from a backup; without one, move it away, and heads are countersigned anew"
@@ -295,7 +306,7 @@ class HeadMemory:
 
     def _save(self, known: dict[str, KnownHead]) -> None:
         heads = {origin: one.to_json() for origin, one in sorted(known.items())}
-        write_json(self.folder / _HEADS, heads, mode=0o600)
+        write_json(self.folder / HEADS, heads, mode=0o600)
 
 
 def read_note(path: Path) -> CheckpointNote | None:

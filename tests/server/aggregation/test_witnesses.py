@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from client.operations import security_events
-from client.witnessing import Witnessing
-from common.errors import QuorumNotReached
+from client.witnessing import MAX_UNRECEIPTED, Witnessing
+from common.errors import QuorumNotReached, Refused
 from common.event_kinds import event_words
 from common.events import EventLog
 from common.ledger.keys import public_hex
@@ -20,7 +20,7 @@ from common.messages import WitnessReply, WitnessRequest, decode, encode
 from common.security_log.follow import logged_event
 from common.witness.memory import MAX_CONFLICTS, SHOWN, blinded
 from common.witness.merkle import root
-from common.witness.messages import PeerHead
+from common.witness.messages import Growth, PeerHead
 from common.witness.notes import CheckpointNote, NoteSignature, Sign, origin_of, witness_name
 from common.witness.verify import Countersigned, countersigned
 from server.aggregation.witnessing import Witnesses
@@ -391,3 +391,40 @@ def test_a_rolled_back_server_is_noticed_also_by_a_witness_that_holds_no_receipt
         head, leaves = opened.head(), opened.row_hashes()
     found = countersigned(world.root, head, leaves, signers=[head.public_key], witnesses={})
     assert found.problems
+
+
+def invented(world: Federation, number: int) -> WitnessRequest:
+    """A request about a ledger that the server has just invented."""
+    origin = origin_of("server", f"{number:032x}")
+    note = CheckpointNote(origin, 1, bytes([number % 256]) * 32).signed(world.ledger.sign, key=world.ledger.public_key)
+    return WitnessRequest(
+        study=world.study.id,
+        ledger=f"{number:032x}",
+        note=note.render().encode(),
+        growth=Growth(0, ()),
+        held_row=0,
+        held=(),
+        heads=(),
+        own=b"",
+        own_since=(),
+    )
+
+
+def test_heads_of_invented_ledgers_do_not_fill_a_hospitals_disk(
+    world: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    witness = world.workers[100]._witness
+    assert witness is not None
+    for number in range(MAX_UNRECEIPTED):
+        assert witness.answer(invented(world, number)).problem == ""
+    before = sorted(witness.memory.folder.iterdir())
+    for number in range(MAX_UNRECEIPTED, MAX_UNRECEIPTED + 4):
+        with pytest.raises(Refused, match=f"{MAX_UNRECEIPTED} ledgers") as refused:
+            witness.answer(invented(world, number))
+        assert refused.value.reason == "too-many-ledgers"
+    assert sorted(witness.memory.folder.iterdir()) == before
+    assert "event=witness-refused reason=too-many-ledgers" in caplog.text
+    assert witness.answer(invented(world, 3)).problem == "", "a known ledger is countersigned as before"
+    world.core().run(world.transport)  # the ledger of the study sends receipts, so it is no invented one
+    countersign(world)
+    assert ("site-0", world.ledger.row_count) in told(world, "witnessed")
