@@ -114,6 +114,7 @@ def approve(
     Example: consilium provision approve trial request.json --site north --pool north --fingerprint SHA256:mVPwvez...
     """
     from common.admission import read_request
+    from server.ledger.server_ledger import Ledger
     from server.operations import provision
     from server.operations.daemons import register_node
     from server.operations.supervisor import flower_server
@@ -128,7 +129,14 @@ def approve(
         register=lambda key, name: register_node(flower_server(workspace), key, name=name),
         pool_epsilon=pool_epsilon,
     )
-    say(f"admitted {admitted.name}, patient pool {admitted.pool}, as node {admitted.node_id}")
+    with Ledger.open(workspace.ledger_file) as ledger:
+        counted = next(one.protection for one in ledger.pools() if one.pool == admitted.pool)
+    say(f"admitted {admitted.name}, patient pool {admitted.pool} ({counted}), as node {admitted.node_id}")
+    if counted != (stated := workspace.study().privacy.protection):
+        say(
+            f"warning: the study states {stated}; the budget of pool {admitted.pool} is counted for {counted}, as its "
+            "join request asks, and may end sooner; ask the site whether it means this"
+        )
     say_rooms(workspace)
 
 

@@ -30,7 +30,7 @@ from common.config import Study
 from common.errors import LedgerCorrupt, QuorumNotReached, Refused
 from common.events import EventLog
 from common.evidence import SiteWords
-from common.ledger.charges import RosterEntry
+from common.ledger.charges import RosterEntry, charge_of
 from common.messages import (
     AnyMessage,
     CodesReply,
@@ -198,7 +198,9 @@ class Aggregator:
         for site in self._sites():
             if site.pool not in protections:  # the site is being registered at this moment
                 continue
-            in_all = self._ledger.remaining(site.pool) / query.mechanism.mu_squared(protections[site.pool])
+            in_all = self._ledger.remaining(site.pool) / charge_of(
+                query.mechanism, protections[site.pool], self._study.privacy.protection
+            )
             in_study = self._ledger.remaining(site.pool, self._study.id)
             in_study /= query.mechanism.mu_squared(self._study.privacy.protection)
             if (queries := min(floor(in_all), floor(in_study)) - in_flight.get(site.name, 0)) > 0:

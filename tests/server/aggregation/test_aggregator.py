@@ -14,9 +14,10 @@ from common.errors import QuorumNotReached
 from common.ledger.charges import PoolDeclaration
 from common.ledger.receipts import Receipt
 from common.messages import NO_HEAD, CodesReply, CodesRequest, Receipts, ReceiptsReply, Several, decode, encode
-from common.privacy.mechanism import AccountantName, Budget
+from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
+from consilium import in_process
 from consilium.cli.study import study_app
 from consilium.in_process import Wire
 from server.aggregation.batch import Answering, Opened
@@ -405,6 +406,30 @@ def test_a_site_whose_pool_is_spent_is_left_out_before_anything_is_offered(feder
     assert 0 <= len(with_site_1) < 6
     assert fed.ledger.remaining("pool-1") >= 0
     assert "budget" in {event["reason"] for event in fed.events("offer-answered") if event["site"] == "site-1"}
+
+
+def test_a_pool_that_asks_for_another_unit_is_left_out_when_it_is_spent_and_the_study_goes_on(federation, monkeypatch):
+    """With m = 3 voters a site, a pool per patient pays for all of them in a study of unit hospital."""
+    apart = Protection(unit=Unit.PATIENT, relation=Relation.REPLACE_ONE)
+    usual = in_process.pool_of
+    monkeypatch.setattr(
+        "tests.federation.pool_of",
+        lambda site, study: (
+            replace(usual(site, study), protection=apart) if site.name == "site-3" else usual(site, study)
+        ),
+    )
+    fed = federation(study=make_study(planned_queries=9, relation="zero-out", voters_per_site=3, quorum=3), sites=4)
+    monkeypatch.setattr(fed.site_ledgers["site-3"], "record_receipt", lambda receipt, public_key: None)
+    batches_of(fed, 1)
+    fed.core().run(fed.transport)
+    answers = fed.ledger.answers(fed.study.id)
+    rosters = [{entry.site for entry in answer.roster} for answer in answers]
+    assert len(answers) == 9
+    assert 0 < sum("site-3" in roster for roster in rosters) < 9
+    assert not fed.events("budget-refused")
+    told = [event["reason"] for event in fed.events("offer-answered") if event["site"] == "site-3"]
+    assert told[-1] == "budget"
+    assert fed.ledger.remaining("pool-3") >= 0
 
 
 def batches_of(fed, size, **collection):

@@ -19,14 +19,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from client.policy import load_site
+from client.site.books import open_books
 from client.site.enrolment import new_request
-from common.admission import JoinRequest, read_request
+from common.admission import JoinRequest, read_request, write_request
 from common.errors import DaemonFailed, InvalidInput
 from common.ledger.keys import create_signing_key, load_signing_key
 from common.ledger.rollback_guard import standing_path
 from common.node_auth import read_admitted
 from common.peers import read_peers
 from common.pki import expires, node_fingerprint
+from common.privacy.mechanism import Protection, Relation, Unit
 from consilium.cli.main import app
 from consilium.cli.provision import online_text
 from server.ledger.backup import backup
@@ -51,6 +54,34 @@ def workspace(tmp_path: Path) -> Workspace:
     setup.create_study(workspace, make_study())
     provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
     return workspace
+
+
+def stated(site: Path, path: Path, **changes: object) -> JoinRequest:
+    """The join request of a site that states something else about its ledger, with both of its signatures."""
+    asked = read_request(site / "request.json")
+    assert asked.books is not None
+    of = {"study": asked.study, "site": asked.site, "pool": asked.pool, "node_key": site / "node" / "keys" / "node"}
+    with open_books(load_site(site)) as ledger:
+        return write_request(path, **of, books=replace(asked.books, **changes), sign=ledger.sign)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_an_operator_sees_for_which_unit_and_relation_an_admitted_pool_is_counted(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    """A join request states them. Another unit than the study's can end the pool's budget sooner."""
+    monkeypatch.setattr("server.operations.daemons.register_node", lambda _server, _key, name: 7)
+    study = workspace.study().privacy.protection
+    other = next(one for one in (Relation.ZERO_OUT, Relation.REPLACE_ONE) if one is not study.relation)
+    wanted = Protection(Unit.HOSPITAL, other) if apart else study
+    join(workspace, tmp_path, "north")
+    request = stated(tmp_path / "site", tmp_path / "request.json", protection=wanted)
+    words = ["--site", "north", "--pool", "north", "--fingerprint", request.fingerprint]
+    done = CliRunner().invoke(
+        app, ["provision", "approve", str(workspace.root), str(tmp_path / "request.json"), *words]
+    )
+    assert f"admitted north, patient pool north ({wanted}), as node 7" in done.output, done.output
+    assert (f"the study states {study}; the budget of pool north is counted for {wanted}" in done.output) is apart
 
 
 def test_two_approvals_at_once_admit_both(workspace: Workspace, tmp_path: Path) -> None:
