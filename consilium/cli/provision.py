@@ -118,11 +118,12 @@ def approve(
     from server.operations import provision
     from server.operations.daemons import register_node
     from server.operations.supervisor import flower_server
+    from server.study.create_study import claimant
 
-    workspace = Workspace(directory)
+    workspace, asked = Workspace(directory), read_request(request, to_admit=True)
     admitted = provision.approve(
         workspace,
-        read_request(request, to_admit=True),
+        asked,
         site=site,
         pool=pool,
         fingerprint=fingerprint,
@@ -136,6 +137,12 @@ def approve(
         say(
             f"warning: the study states {stated}; the budget of pool {admitted.pool} is counted for {counted}, as its "
             "join request asks, and may end sooner; ask the site whether it means this"
+        )
+    if (other := claimant(workspace, admitted.pool, asked.books)) is not None and asked.books is not None:
+        say(
+            f"warning: pools {other} and {admitted.pool} both state the site ledger {asked.books.ledger_id}, and their "
+            "keys do not show whose it is; ask both hospitals for the id that `consilium verify` prints for their "
+            "ledger, then `consilium provision revoke` the site that stated another one"
         )
     say_rooms(workspace)
 

@@ -482,20 +482,20 @@ def pool_to_declare(
 
     Raises:
         InvalidInput: If a known pool's request names no site ledger, another one than is on record, or one that shows
-            less spending than the server's ledger charged; if the site ledger keeps another pool's budget; if
-            ``pool_epsilon`` is above the pool's ε; if the pool belongs to another site; or if the site has another
-            pool.
+            less spending than the server's ledger charged; if the site ledger keeps another pool's budget, as the key
+            of that pool's site shows; if ``pool_epsilon`` is above the pool's ε; if the pool belongs to another site;
+            or if the site has another pool.
     """
     with Ledger.open(workspace.ledger_file) as ledger:
         known = {declared.pool: declared for declared in ledger.pools()}
         spent, recorded = ledger.spent(pool), ledger.books_of(pool)
-        owner = next((name for name in known if books and ledger.books_of(name) == books.ledger_id), pool)
+    owner = claimant(workspace, pool, books)
     other = next((name for name, declared in known.items() if declared.site == site and name != pool), None)
     if other is not None:
         raise InvalidInput(
             f"patient pool of site {site}", value=pool, limit=f"{other}, the site's pool in the ledger", remedy=_REMEDY
         )
-    if owner != pool:
+    if owner is not None and books is not None and books.answer_key in _answer_keys(workspace, owner):
         raise InvalidInput(
             f"the join request for pool {pool} names the site ledger of pool {owner}",
             limit="a site ledger of its own for each pool",
@@ -522,6 +522,35 @@ def pool_to_declare(
             remedy="give at most this ε, because a pool's lifetime budget can only be made tighter",
         )
     return _tightened(known[pool], pool_epsilon)
+
+
+def claimant(workspace: Workspace, pool: str, books: StatedBooks | None) -> str | None:
+    """Return the other pool for which a join request stated the same site ledger before.
+
+    A site learns the ids of other sites' ledgers and can state one of them as its own, with its own key. The id alone
+    therefore bars nobody: the pool is admitted, no site ledger is recorded for it, and both pools are named.
+
+    Args:
+        workspace: The study.
+        pool: Name of the site's patient pool.
+        books: What the pool's join request states about the site's own ledger; None if it states nothing.
+
+    Returns:
+        The other pool's name; None if there is none.
+    """
+    if books is None:
+        return None
+    with Ledger.open(workspace.ledger_file) as ledger:
+        stated = (one.pool for one in ledger.pools() if ledger.books_of(one.pool) == books.ledger_id)
+        return next((name for name in stated if name != pool), None)
+
+
+def _answer_keys(workspace: Workspace, pool: str) -> set[str]:
+    """Return the keys with which a pool's site signs its replies in the known studies that share this ledger."""
+    holder = workspace.books_dir.resolve()
+    beside = (Workspace(path) for path in (holder, *studies_beside(holder)))
+    sharing = (workspace, *(one for one in beside if one.books_dir.resolve() == holder))
+    return {site.answer_key for study in sharing for site in study.registered() if site.pool == pool}
 
 
 def _check_books(pool: str, books: StatedBooks | None, *, recorded: str | None, spent: Spend) -> None:
@@ -565,11 +594,13 @@ def add_site(
         InvalidInput: If :func:`pool_to_declare` refuses the pool, or another site has the same name or node id.
     """
     declaration = pool_to_declare(workspace, site.name, site.pool, books=books, pool_epsilon=pool_epsilon)
-    sites = (*workspace.registered(), site)
+    sites, other = (*workspace.registered(), site), claimant(workspace, site.pool, books)
     workspace.check_sites(sites)
     with open_ledger(workspace) as ledger:
         ledger.declare_pool(declaration)
-        if books is not None:
+        if other is not None and books is not None:
+            ledger.note(f"pools {other} and {site.pool} state the same site ledger {books.ledger_id}")
+        elif books is not None:
             ledger.declare_books(site.pool, books.ledger_id)
     workspace.save_sites(sites)
 

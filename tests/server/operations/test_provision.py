@@ -84,6 +84,34 @@ def test_an_operator_sees_for_which_unit_and_relation_an_admitted_pool_is_counte
     assert (f"the study states {study}; the budget of pool north is counted for {wanted}" in done.output) is apart
 
 
+@pytest.mark.parametrize("first", ["liar", "honest"])
+def test_stating_another_hospitals_ledger_id_bars_nobody_and_names_both(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Hospitals learn each other's ledger ids as witnesses. The key, which each proves, is what a site is known by."""
+    nodes = iter((7, 8))
+    monkeypatch.setattr("server.operations.daemons.register_node", lambda _server, _key, name: next(nodes))
+    requests = {}
+    for name in ("honest", "liar"):
+        (tmp_path / name).mkdir()
+        requests[name] = join(workspace, tmp_path / name, name)
+    theirs = requests["honest"].books.ledger_id
+    path = tmp_path / "liar" / "site" / "request.json"
+    requests["liar"] = stated(path.parent, path, ledger_id=theirs)
+    for name in (first, "honest" if first == "liar" else "liar"):
+        words = ["--site", name, "--pool", name, "--fingerprint", requests[name].fingerprint]
+        given = ["provision", "approve", str(workspace.root), str(tmp_path / name / "site" / "request.json"), *words]
+        done = CliRunner().invoke(app, given)
+        assert f"admitted {name}" in done.output, done.output
+    assert {site.name for site in workspace.registered()} == {"honest", "liar"}
+    second = "honest" if first == "liar" else "liar"
+    said = f"pools {first} and {second} both state the site ledger {theirs}"
+    assert said in " ".join(done.output.split())
+    with Ledger.open(workspace.ledger_file) as ledger:
+        assert (ledger.books_of(first), ledger.books_of(second)) == (theirs, None)
+        assert any(theirs in row.body for row in ledger.rows() if row.kind == "note")
+
+
 def test_two_approvals_at_once_admit_both(workspace: Workspace, tmp_path: Path) -> None:
     requests = []
     for name in ("north", "south"):
