@@ -241,9 +241,19 @@ class Aggregator:
             raise QuorumNotReached(
                 f"{len(roster)} of {len(self._sites())} sites accepted the batch and the quorum is "
                 f"{self._study.privacy.quorum}; no code was requested and nothing was charged; to fix: see the sites' "
-                "reasons in `consilium study status`, then `consilium study resume`"
+                f"reasons in `consilium study status`, then `consilium study resume`{self._or_finish()}"
             )
         return tuple(sorted(roster, key=lambda site: site.name))
+
+    def _or_finish(self) -> str:
+        """Return how a person ends the study with the stored answers, for the remedy of a missed quorum."""
+        stored = len(self.answers())
+        if not stored:
+            return ""
+        return (
+            f"; or finish with the {stored} answers that are stored, which charges nothing: `consilium student train`, "
+            "then `consilium student export`"
+        )
 
     def _unable(self, site: Site) -> str:
         """Return the reason why a site is offered nothing."""

@@ -210,8 +210,7 @@ class SealedSums(Aggregator):
                 raise QuorumNotReached(
                     f"{len(roster)} of the {len(accepted)} sites that accepted have confirmed each other's keys and "
                     f"the study needs {self._study.privacy.quorum}; nothing was charged; to fix: have them run "
-                    "`consilium site peers`, then "
-                    "`consilium study resume`"
+                    f"`consilium site peers`, then `consilium study resume`{self._or_finish()}"
                 )
             members = tuple(Member(site.name, mask) for site in roster if (mask := batch.replies[site.name].mask))
             offer = batch.offer

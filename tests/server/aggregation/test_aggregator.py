@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from common.config import render_study
 from common.envelope import answered, body_of
 from common.errors import QuorumNotReached
+from common.events import read_events
 from common.ledger.charges import PoolDeclaration
 from common.ledger.receipts import Receipt
 from common.messages import NO_HEAD, CodesReply, CodesRequest, Receipts, ReceiptsReply, Several, decode, encode
@@ -18,6 +19,7 @@ from common.privacy.mechanism import AccountantName, Budget, Protection, Relatio
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
 from consilium import in_process
+from consilium.cli.main import app as main_app
 from consilium.cli.study import study_app
 from consilium.in_process import Wire
 from server.aggregation.batch import Answering, Opened
@@ -26,6 +28,7 @@ from server.aggregation.receipts import ReceiptDelivery
 from server.study.status import study_status
 from server.study.workspace import Workspace
 from tests.common.ledger.ledger_world import make_mechanism, make_query
+from tests.dashboard_study import make_study_directory
 from tests.federation import Federation, make_study, part
 from tests.worlds import silent
 
@@ -430,6 +433,26 @@ def test_a_pool_that_asks_for_another_unit_is_left_out_when_it_is_spent_and_the_
     told = [event["reason"] for event in fed.events("offer-answered") if event["site"] == "site-3"]
     assert told[-1] == "budget"
     assert fed.ledger.remaining("pool-3") >= 0
+
+
+def test_a_person_finishes_with_fewer_answers_once_a_quorum_is_missing_for_good(tmp_path):
+    """The error says how, and the commands that it names work."""
+    study = make_study_directory(tmp_path, steps=2, batch_size=2)
+
+    def gone(_node, _body, reply):
+        if any(event["event"] == "released" for event in read_events(study.workspace.events_file)):
+            study.transport.offline = {100, 101}
+        return reply
+
+    study.transport.intercept = gone
+    with pytest.raises(QuorumNotReached, match=r"or finish with the [246] answers") as missed:
+        study.run()
+    for command in re.findall(r"`consilium (student \w+)`", str(missed.value)):
+        done = CliRunner().invoke(main_app, [*command.split(), str(study.workspace.root)])
+        assert done.exit_code == 0, done.output
+    study.opened.close()
+    assert study.workspace.bundle_dir.is_dir()
+    assert 0 < study_status(study.workspace).facts.answers < 8
 
 
 def batches_of(fed, size, **collection):
