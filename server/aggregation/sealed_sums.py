@@ -16,6 +16,7 @@ sum that honest sites cannot have produced is refused. Masked codes are integers
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,13 @@ from server.aggregation.exchange import Transport
 from server.ledger.server_draws import Draw, StoredAnswer
 from server.study.spoiled import question, spoiled_draws
 from server.study.workspace import Site
+
+RESTORED = " stated that it answered a draw unknown to this ledger; the queries are drawn again: study "
+"""Words of the note in the ledger that a site was believed to have restored its own ledger."""
+_REDRAWN = re.compile(r"drawn again as draw (?P<draw>[0-9]{1,7}) of batch (?P<batch>[0-9a-f]{64})")
+"""Note in the ledger about a batch that was offered again with a later draw number."""
+MOST_BELIEVED = 3
+"""How often a study believes one site that it restored its own ledger."""
 
 
 @dataclass(slots=True)
@@ -76,6 +84,9 @@ class SealedSums(Aggregator):
 
     _length: Length | None = None
     """Joint norm of all the study's noisy sums, in units of their noise; None until it is computed from the ledger."""
+
+    _noted: dict[str, int] | None = None
+    """Result of :meth:`_noted_draws`, once it was read."""
 
     _believed: frozenset[str] = frozenset()
     """Names of the sites for which alone a batch was redrawn in this run."""
@@ -136,13 +147,28 @@ class SealedSums(Aggregator):
         """Return the offer of the next draw of these queries, naming the sites that may be on its roster."""
         plain = super()._offer(queries, able)
         peers = tuple(sorted((Peer(site.name, site.answer_key) for site in able), key=lambda peer: peer.site))
-        number = max(draw, 1 + max(self._ledger.last_draw(query.id) for query in queries))
+        drawn = max(self._ledger.last_draw(query.id) for query in queries)
+        number = max(draw, 1 + drawn, self._noted_draws().get(plain.batch, 0))
         return replace(plain, draw=number, peers=peers)
 
+    def _noted_draws(self) -> dict[str, int]:
+        """Return the largest draw number with which each batch was offered again.
+
+        The next run offers the batch with this number, and not with a later one, because sites that accepted it have
+        charged it to themselves.
+        """
+        if self._noted is None:
+            found = filter(None, (_REDRAWN.fullmatch(text) for text in self._ledger.notes()))
+            self._noted = {one["batch"]: int(one["draw"]) for one in found}
+        return self._noted
+
     def _redrawn(self, batch: Batch, *, draw: int) -> Batch:
-        """Return a batch of the same queries with a later draw number."""
+        """Return a batch of the same queries with a later draw number, after noting the number in the ledger."""
         able = tuple(site for site in self._sites() if site.name in batch.able)
-        return Batch(self._offer(batch.queries, able, draw=draw), able=batch.able)
+        again = Batch(self._offer(batch.queries, able, draw=draw), able=batch.able)
+        self._ledger.note(f"drawn again as draw {draw} of batch {batch.id}")
+        self._noted_draws()[batch.id] = draw
+        return again
 
     def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
         """Make one draw (steps 1 to 4).
@@ -221,17 +247,22 @@ class SealedSums(Aggregator):
 
         A site that declines a draw with the reason ``old-draw`` states the last draw that it answered. The t sites that
         may collude can state any number. So the max(t, 1) largest numbers are ignored, and the next largest is
-        returned. If no number is left, a site that states the draw just offered is believed, once in a run: its ledger
-        may have been restored from a copy.
+        returned. If no number is left, a site that states the draw just offered is believed, once in a run and
+        :data:`MOST_BELIEVED` times in a study: its ledger may have been restored from a copy. Each time costs every
+        other site the charges of a draw in its own ledger, so the ledger counts them.
         """
         said = {name: reply.last_draw or 0 for name, reply in batch.replies.items() if reply.reason == "old-draw"}
         named = sorted(said.values(), reverse=True)[max(1, self._study.privacy.colluders) :]
         offered = batch.offer.draw or 0
         if named and named[0] >= offered:
             return named[0]
+        notes, of = self._ledger.notes(), f"{RESTORED}{self._study.id}"
         restored = {name for name, number in said.items() if number == offered} - self._believed
-        self._believed |= restored
-        return offered if restored else -1
+        believed = sorted(name for name in restored if notes.count(f"{name}{of}") < MOST_BELIEVED)
+        for name in believed:  # noted before any site is asked for the draw, which it charges to itself
+            self._ledger.note(f"{name}{of}")
+        self._believed |= {*believed}
+        return offered if believed else -1
 
     def _with_keys(self, accepted: Sequence[Site], batch: Batch) -> list[Site]:
         """Return the sites that gave a validly signed mask key of their own for this draw; the others are left out.

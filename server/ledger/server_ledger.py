@@ -56,6 +56,7 @@ from common.ledger.records import (
     PoolRecord,
     StudyRecord,
     check_note,
+    parse_body,
 )
 from common.ledger.releases import ChargedTotals
 from common.ledger.spending import Spending, of_pool, of_study
@@ -247,6 +248,11 @@ class Ledger(AnswersQueries):
         """
         parts = (text.rpartition(REVOKED) for text in self._current_books.notes)
         return frozenset(site for site, words, of in parts if words and of == study_id)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return the texts of all notes in this ledger, in order."""
+        self._catch_up()
+        return tuple(str(parse_body(row.body)["text"]) for row in self._chain.rows_of("note"))
 
     def rotate_key(self, new_key: Ed25519PrivateKey) -> None:
         """Replace the ledger's signing key.

@@ -175,6 +175,22 @@ def test_one_site_restored_from_a_copy_is_still_served(whole_roster: Federation)
     assert len(whole_roster.core().answers()) == 4
 
 
+def test_a_site_that_says_it_was_restored_in_every_run_spends_the_others_budgets_three_times_at_most(
+    whole_roster: Federation,
+) -> None:
+    """Each time that it is believed, every honest site charges itself for another draw, and no answer comes of it."""
+    whole_roster.transport.intercept = declining({LIAR}, "old-draw")
+    spent = []
+    for _ in range(6):
+        with pytest.raises(QuorumNotReached, match="site-0 states having answered a later draw"):
+            whole_roster.core().run(whole_roster.transport)
+        spent.append(whole_roster.site_ledgers["site-1"].spent().releases)
+    assert spent[2:] == [spent[2]] * 4
+    whole_roster.transport.intercept = lambda _node, _body, reply: reply
+    whole_roster.core().run(whole_roster.transport)
+    assert len(whole_roster.core().answers()) == 4
+
+
 @pytest.mark.parametrize("after", [0, 1])
 def test_one_sites_word_that_its_budget_is_used_up_ends_no_run_as_finished(
     whole_roster: Federation, after: int
