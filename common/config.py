@@ -110,6 +110,7 @@ class PrivacyConfig(StatedBudget):
         ):
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
             limit = f"0 to {most}" if self.sealed else f"{default}, unless privacy.aggregation is {SEALED_SUM}"
+            remedy = remedy if self.sealed else f"leave {name} out, or choose aggregation {SEALED_SUM}"
             if value != default if not self.sealed else type(value) is not int or not 0 <= value <= most:
                 raise InvalidInput(f"privacy.{name}", value=value, limit=limit, remedy=remedy)
 

@@ -7,9 +7,13 @@ from pathlib import Path
 
 from client.data.layouts import named_dataset
 from client.training.private.settings import PrivateSettings, defaults
+from common.canonical import MAX_INTEGER
 from common.data.dataset import Dataset
 from common.errors import InvalidInput
-from common.privacy.training import Neighbours
+from common.messages import MAX_VOLUMES
+from common.privacy.accounting import MAX_EPSILON
+from common.privacy.mechanism import MAX_VOTERS_PER_SITE
+from common.privacy.training import MAX_STEPS, Neighbours
 from server.study.workspace import Workspace
 
 
@@ -79,14 +83,22 @@ class DemoOptions:
     absent: str = ""
 
     def __post_init__(self) -> None:
-        if self.hospitals is not None and not 1 <= self.hospitals <= 64:
-            raise InvalidInput("--hospitals", value=self.hospitals, limit="1 to 64")
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:  # a NaN is refused, too
+                raise InvalidInput(_spelled(name), value=value, limit=f"{least} to {most}")
         self.private(begun=False)
-        if self.absent and (not self.data or not all(self.lacking.values())):
+        if not self.data and (unread := [_spelled(name) for name in _OF_DATA if getattr(self, name) != _default(name)]):
+            raise InvalidInput(
+                ", ".join(unread),
+                limit="only together with --data",
+                remedy="leave them out for phantoms, or give --data",
+            )
+        if self.absent and not all(self.lacking.values()):
             raise InvalidInput(
                 "--absent",
                 value=self.absent,
-                limit="SITE=CHANNEL, only together with --data",
+                limit="SITE=CHANNEL",
                 remedy="write for instance hospital-01=T1ce",
             )
 
@@ -109,6 +121,37 @@ class DemoOptions:
         same = Neighbours.REPLACE_ONE if self.relation == Neighbours.REPLACE_ONE else Neighbours.ADD_REMOVE
         recipe = defaults(self.strategy, epsilon=self.training_epsilon, delta=self.delta, begun=begun)
         return replace(recipe, neighbours=same)
+
+
+MOST_HOSPITALS = 64
+
+_BOUNDS = {
+    "hospitals": (1, MOST_HOSPITALS),
+    "queries": (1, MAX_VOLUMES),
+    "label_maps": (1, MAX_VOLUMES),
+    "voters": (1, MAX_VOTERS_PER_SITE),
+    "teacher_steps": (1, MAX_STEPS),
+    "student_steps": (8, MAX_STEPS),
+    "paired": (0, MAX_VOLUMES),
+    "colluders": (0, MOST_HOSPITALS),
+    "spare_draws": (0, 1_000),
+    "seed": (0, MAX_INTEGER),
+    "epsilon": (0, MAX_EPSILON),
+    "training_epsilon": (0, MAX_EPSILON),
+    "delta": (0, 1),
+}
+"""Smallest and largest value of each number; the study's own checks may be narrower."""
+
+_OF_DATA = ("layout", "labels", "channels", "label_maps", "absent")
+"""Options that phantoms ignore."""
+
+
+def _default(name: str) -> object:
+    return DemoOptions.__dataclass_fields__[name].default
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def dataset_of(source: Path, options: DemoOptions) -> Dataset:

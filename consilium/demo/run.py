@@ -33,6 +33,7 @@ from common.codecs.codec import CODECS
 from common.codecs.paper import codec_terms
 from common.config import (
     JOINT_ROUNDS,
+    OPEN,
     SEALED_SUM,
     DataConfig,
     PrivacyConfig,
@@ -60,7 +61,7 @@ from common.privacy.mechanism import HONEST_SITES
 from common.protocol_terms import PLAIN, suited, terms_of
 from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import enrolled, joined, serving, write_server, write_sites
-from consilium.demo.options import DemoOptions, Places, dataset_of
+from consilium.demo.options import MOST_HOSPITALS, DemoOptions, Places, dataset_of
 from consilium.demo.simulation import simulate
 from consilium.demo.training import train_all
 from consilium.reports.report_facts import SIMULATION
@@ -248,6 +249,7 @@ def _claim(out: Path, options: DemoOptions) -> None:
     wanted = asdict(options)
     if options.codec not in CODECS:
         raise InvalidInput("--codec", value=options.codec, limit=", ".join(sorted(CODECS)))
+    _check_terms(options, options.hospitals or (MOST_HOSPITALS if options.data else HOSPITALS))
     if path.exists():
         held = json.loads(path.read_text(encoding="utf-8"))
         held = {_RENAMED.get(key, key): value for key, value in held.items()}
@@ -289,6 +291,7 @@ def _data(
             tell(f"{SITES} is not used, because it names a single hospital: patients are assigned at random")
         dataset = readable(dataset, on_case=on_case)
         split = plan_split(dataset, _counts(dataset, options), seed=options.seed)
+        _check_terms(options, len(split.sites))
         for sentence in left_out_lines(len(split.cases), split.problems):
             tell(sentence)
     else:
@@ -372,12 +375,26 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
         InvalidInput: If a sealed sum has too few hospitals, or an option is out of range.
     """
     protocol, mean_shape = _protocol(options, maps)
-    if options.data:
-        dataset, (spacing, grid) = read_dataset(places.split / "test"), choose_both(maps, most=MOST_VOXELS)
-        data = DataConfig(dataset.labels, spacing, grid, dataset.channels, dataset.regions)
-        teacher, student = training_for(protocol, mean_shape=mean_shape)
-    else:
-        data, (teacher, student) = PHANTOM_DATA, PHANTOM_RECIPE
+    if not options.data:
+        return _terms(options, protocol, PHANTOM_DATA, PHANTOM_RECIPE, patients)
+    dataset, (spacing, grid) = read_dataset(places.split / "test"), choose_both(maps, most=MOST_VOXELS)
+    data = DataConfig(dataset.labels, spacing, grid, dataset.channels, dataset.regions)
+    return _terms(options, protocol, data, training_for(protocol, mean_shape=mean_shape), patients)
+
+
+def _check_terms(options: DemoOptions, hospitals: int) -> None:
+    """Refuse terms that no study of this number of hospitals can have. Reads and writes nothing."""
+    _terms(options, _protocol(options, ())[0], PHANTOM_DATA, PHANTOM_RECIPE, [PATIENTS] * hospitals)
+
+
+def _terms(
+    options: DemoOptions,
+    protocol: str,
+    data: DataConfig,
+    recipes: tuple[TrainingConfig, TrainingConfig],
+    patients: Sequence[int],
+) -> Study:
+    teacher, student = recipes
     rounds = terms_of(protocol).framed
     codec = codec_terms(options.codec, labels=len(data.labels), grid=data.grid, protocol=protocol)
     codec = replace(codec, paired=options.paired)
@@ -389,7 +406,12 @@ def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: 
     )  # with a smaller quorum no site would be hidden
     quorum = max(len(patients) // 2 + 1, least)
     if quorum > len(patients):
-        raise InvalidInput("hospitals of a sealed sum", value=len(patients), limit=f"at least {quorum}")
+        raise InvalidInput(
+            "hospitals of a sealed sum",
+            value=len(patients),
+            limit=f"at least {quorum} with --colluders {options.colluders}",
+            remedy=f"give --hospitals {quorum} and data for them, or --aggregation {OPEN} without --colluders",
+        )
     privacy = PrivacyConfig(
         epsilon=options.epsilon,
         delta=options.delta,

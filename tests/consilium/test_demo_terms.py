@@ -7,10 +7,13 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from common.config import SEALED_SUM
 from common.errors import InvalidInput
+from consilium.cli.simulate import app
 from consilium.demo.options import DemoOptions, Places
-from consilium.demo.run import _protocol, terms
+from consilium.demo.run import _claim, _protocol, terms
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,49 @@ def test_a_demo_on_data_asks_as_the_planner_says_of_its_public_maps(
     assert _protocol(DemoOptions(data="set", rounds=True), maps)[0] == "joint"
     assert _protocol(DemoOptions(data="set", rounds=False), maps)[0] == "per-volume"
     assert _protocol(DemoOptions(data="set", codec="paper-pca"), maps)[0] == "per-volume"
+
+
+@pytest.mark.parametrize("name", ["hospitals", "queries", "label_maps", "voters", "teacher_steps", "student_steps"])
+def test_a_zero_is_refused_and_not_taken_as_not_given(name: str) -> None:
+    with pytest.raises(InvalidInput, match="got 0; allowed: "):
+        DemoOptions(data="set", **{name: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["epsilon", "delta", "training_epsilon", "seed", "paired", "colluders"])
+def test_no_number_of_a_demo_is_nan_or_negative(name: str) -> None:
+    for value in (float("nan"), -1):
+        with pytest.raises(InvalidInput, match="allowed: "):
+            DemoOptions(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"labels": "a,b"}, {"label_maps": 5}, {"channels": "T1"}, {"layout": "msd"}])
+def test_options_that_phantoms_would_ignore_are_refused(tmp_path: Path, given: dict[str, str]) -> None:
+    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    refused = CliRunner().invoke(app, ["--phantoms", "--out", str(tmp_path / "out"), *words])
+    assert isinstance(refused.exception, InvalidInput)
+    assert words[0] in str(refused.exception)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        DemoOptions(epsilon=0.0),
+        DemoOptions(hospitals=2, aggregation=SEALED_SUM),
+        DemoOptions(aggregation="shut"),
+        DemoOptions(codec="ball-ae", rounds=True),
+        DemoOptions(data="set", colluders=63),
+    ],
+)
+def test_terms_are_checked_before_the_output_folder_is_claimed(tmp_path: Path, options: DemoOptions) -> None:
+    with pytest.raises(InvalidInput):
+        _claim(tmp_path / "out", options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_refused_sealed_sum_names_options_with_which_it_runs(tmp_path: Path) -> None:
+    for options in (DemoOptions(hospitals=2, aggregation=SEALED_SUM), DemoOptions(colluders=2)):
+        with pytest.raises(InvalidInput, match=f"--hospitals {options.colluders + 2} .*--aggregation open"):
+            _claim(tmp_path / "out", options)
+    _claim(tmp_path / "sealed", DemoOptions(hospitals=4, colluders=2))
+    _claim(tmp_path / "open", DemoOptions(hospitals=2, aggregation="open"))
