@@ -72,7 +72,9 @@ TeacherSteps = Annotated[int, typer.Option("--teacher-steps", help="Training ste
 StudentSteps = Annotated[int, typer.Option("--student-steps", help="Training steps of the student.", min=8)]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", help="Number of parallel processes, one thread each; by default one per core.", min=1),
+    typer.Option(
+        "--jobs", help="Number of parallel processes, one thread each; by default one per core.", **options.CORES
+    ),
 ]
 Cache = Annotated[
     Path, typer.Option("--cache", help="Folder for trained networks and finished cells; keep it to resume.")
@@ -103,7 +105,8 @@ def papers(
     data: Annotated[Path, typer.Option("--data", help="Folder with mnist, usps and Task04_Hippocampus.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for results; results already there are used again.")],
     seeds: Annotated[
-        int, typer.Option(help="Number of seeds with which each cell (data set, method and ε) is trained.", min=1)
+        int,
+        typer.Option(help="Number of seeds with which each cell (data set, method and ε) is trained.", **options.SEEDS),
     ] = 3,
     only: Annotated[str, typer.Option(help="Run only cells whose name contains this text, e.g. mnist/dp-mac/8.")] = "",
     changes: Annotated[
@@ -113,7 +116,7 @@ def papers(
             help="Change a field of these cells' recipes, e.g. order=2; results are kept as cells of their own.",
         ),
     ] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads.", **options.CORES)] = 1,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Train nothing; print tables of the finished cells.")
     ] = False,
@@ -179,7 +182,10 @@ def utility(
         int | None, typer.Option(help="Training steps of the student; by default the recipe's.", min=8)
     ] = None,
     seeds: Annotated[
-        int, typer.Option(help="Number of repetitions; without --test each uses another fifth for validation.")
+        int,
+        typer.Option(
+            help="Number of repetitions; without --test each uses another fifth for validation.", **options.SEEDS
+        ),
     ] = 5,
     central: Annotated[
         bool,
@@ -326,7 +332,7 @@ def pate(
     teacher_steps: TeacherSteps = 4000,
     student_steps: StudentSteps = 4000,
     seeds: Annotated[
-        int, typer.Option(help="Number of repetitions; each assigns the cases to their roles anew.", min=1)
+        int, typer.Option(help="Number of repetitions; each assigns the cases to their roles anew.", **options.SEEDS)
     ] = 3,
     jobs: Jobs = None,
     cache: Cache = Path("bench-cache"),
@@ -349,7 +355,7 @@ def pate(
 
     counts = SplitCounts(hospitals, public_images=queries, label_maps=public_maps)
     source = _source(BenchData(data, counts, layout, sites, None, names(labels), names(channels), test_cases))
-    shape = {"channels": tuple(int(part) for part in names(width)), "network": network, "augmentation": "rotate-mirror"}
+    shape = {"channels": options.widths(width), "network": network, "augmentation": "rotate-mirror"}
     teacher = TrainingConfig(steps=teacher_steps, **shape)  # type: ignore[arg-type]
     student = TrainingConfig(steps=student_steps, learning_rate=2e-3, **shape)  # type: ignore[arg-type]
     terms = (len(source.hospitals()), 1, epsilon, delta, Unit.HOSPITAL, queries)
@@ -371,9 +377,9 @@ def networks(
     spacing: Spacing = "",
     labels: Labels = "",
     channels: Channels = "",
-    seconds: Annotated[float, typer.Option(help="Processor seconds of every training.", min=1)] = 60,
+    seconds: Annotated[float, typer.Option(help="Processor seconds of every training.", min=1, max=604_800)] = 60,
     seeds: Annotated[
-        int, typer.Option(help="Number of repetitions; each uses another fifth for validation.", min=1)
+        int, typer.Option(help="Number of repetitions; each uses another fifth for validation.", **options.SEEDS)
     ] = 3,
     jobs: Jobs = None,
     cache: Cache = Path("bench-cache"),
@@ -427,7 +433,7 @@ def poison(
     teacher_steps: TeacherSteps = 150,
     student_steps: StudentSteps = 600,
     seeds: Annotated[
-        int, typer.Option(help="Number of repetitions; each uses another fifth for validation.", min=1)
+        int, typer.Option(help="Number of repetitions; each uses another fifth for validation.", **options.SEEDS)
     ] = 3,
     jobs: Jobs = None,
     cache: Cache = Path("bench-cache"),
@@ -506,7 +512,10 @@ def _measure(
 ) -> list[dict[str, float]]:
     from client.training.side_by_side import default_jobs
     from research.jobs import BenchJob, run_jobs
+    from research.setting import mean_noise, study_of
 
+    study_of(setting, data)  # refuse terms before anything is trained
+    mean_noise(setting)
     cache.mkdir(parents=True, exist_ok=True)
     work = [[BenchJob(setting, source, data, cache, seed, part, seconds) for part in parts] for seed in range(seeds)]
     return run_jobs(work, jobs=jobs or default_jobs(seeds * len(parts)))

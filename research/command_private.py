@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from common.config import TrainingConfig
+from consilium.cli import options
 from consilium.cli.options import names
 from research.command_shared import as_text, show, study_data
 
@@ -28,7 +29,8 @@ def private(
     epsilon: Annotated[float, typer.Option("--epsilon", help="ε of every training.")] = 8.0,
     delta: Annotated[float, typer.Option("--delta", help="δ of every training.")] = 1e-5,
     steps: Annotated[
-        int | None, typer.Option("--steps", help="Steps of every training; by default each strategy's own.", min=1)
+        int | None,
+        typer.Option("--steps", help="Steps of every training; by default each strategy's own.", min=1, max=1_000_000),
     ] = None,
     network: Annotated[str, typer.Option("--network", help="The teachers' network.")] = "unet",
     width: Annotated[str, typer.Option("--width", help="Feature maps at each level of the network.")] = "16,32,64",
@@ -43,7 +45,10 @@ def private(
         str, typer.Option("--starts", help="Start from the public start, from random weights, or from both.")
     ] = "public,random",
     seeds: Annotated[
-        int, typer.Option("--seeds", help="Number of repetitions; each holds out another fifth of the patients.", min=1)
+        int,
+        typer.Option(
+            "--seeds", help="Number of repetitions; each holds out another fifth of the patients.", **options.SEEDS
+        ),
     ] = 3,
     cache: Annotated[
         Path, typer.Option("--cache", help="Folder for starts and finished cells; keep it to resume.")
@@ -66,8 +71,7 @@ def private(
     counts = SplitCounts(1, public_images=public_images, label_maps=public_maps)
     source = BenchData(data, counts, layout, None, None, names(labels), names(channels))
     on = study_data(source, grid=grid, spacing=spacing)
-    widths = tuple(int(part) for part in names(width))
-    terms = SharedTerms(epsilon, delta, steps, TrainingConfig(channels=widths, network=network))
+    terms = SharedTerms(epsilon, delta, steps, TrainingConfig(channels=options.widths(width), network=network))
     document = measure(
         source, on, terms, seeds=seeds, cache=cache, methods=names(methods) or METHODS, starts=names(starts)
     )

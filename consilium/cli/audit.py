@@ -35,6 +35,8 @@ audit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 MEMORY_CONFIDENCE = 0.9999
 """Confidence for each pair of worlds in memory. At most one audit in 1,500 then raises a false alarm."""
 
+MOST_RUNS = 1_000_000
+
 _MEMORY_QUERIES = 4
 _MEMORY_DIMENSION = 4
 
@@ -92,8 +94,8 @@ def audit_command(
 
     Example: consilium audit --study study.toml --json
     """
-    if runs and runs < 20:
-        raise InvalidInput("--runs", value=runs, limit="20 or more, or 0 for no runs in memory")
+    if runs and not 20 <= runs <= MOST_RUNS:
+        raise InvalidInput("--runs", value=runs, limit=f"20 to {MOST_RUNS}, or 0 for no runs in memory")
     if rounds is not None and queries is not None:
         raise InvalidInput("--rounds with --queries", value=(rounds, queries), limit="only one of the two options")
     asked = rounds if queries is None else queries

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from copy import copy
 from functools import cache
 from importlib.metadata import packages_distributions
 from typing import Annotated, Any
@@ -79,8 +80,32 @@ _CLICK_SUGGESTS = hasattr(click.exceptions, "NoSuchCommand")
 """True if click itself suggests commands (from 8.4 on). Typer would then suggest the same ones again."""
 
 
+_MOST = 2**63 - 1
+"""Largest number that an option takes; larger ones fit neither torch nor a ledger."""
+
+
+def _bounded(kind: Any) -> Any:
+    """Return the type of a numeric option that also refuses NaN, infinity, negative and huge numbers.
+
+    No option of any command has a use for them. An option may have a narrower range of its own.
+    """
+
+    def convert(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = kind.convert(value, param, ctx)
+        if not 0 <= number <= _MOST:  # also true for NaN
+            kind.fail(f"{value} is not a number from 0 to {_MOST}.", param, ctx)
+        return number
+
+    made = copy(kind)
+    made.convert = convert
+    return made
+
+
 def _prepare(command: click.Command) -> None:
-    """Escape brackets in the help of a command and its subcommands, and suggest names for a mistyped one only once."""
+    """Bound all numbers of a command and its subcommands, escape brackets in help, suggest a mistyped name once."""
+    for parameter in command.params:
+        if parameter.type.name.split()[0] in ("integer", "float"):
+            parameter.type = _bounded(parameter.type)
     if isinstance(command, TyperGroup):
         command.suggest_commands = not _CLICK_SUGGESTS
     if getattr(command, "rich_markup_mode", None) is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import InvalidInput
-from consilium.cli.options import ResultAsJson, SiteDir, counting
+from consilium.cli.options import CORES, ResultAsJson, SiteDir, counting
 from consilium.cli.say import interruptible, json_text, say
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def adapt(
             "--again", help="Train even if patients were charged for a private training before, and charge them again."
         ),
     ] = False,
-    threads: Annotated[int, typer.Option(help="Processor threads of a training.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="Processor threads of a training.", **CORES)] = 1,
     as_json: ResultAsJson = False,
 ) -> None:
     """Adapt the student to this hospital's own patients, at the hospital. No budget is spent and nothing is sent.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.plain import joined
-from consilium.cli.options import Metrics, ResultAsJson
+from consilium.cli.options import CORES, Metrics, ResultAsJson
 from consilium.cli.say import console, interruptible, say
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ Seed = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(help="Number of voters trained at once, one thread each; by default one per core.", min=1),
+    typer.Option(help="Number of voters trained at once, one thread each; by default one per core.", **CORES),
 ]
 
 

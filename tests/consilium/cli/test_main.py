@@ -12,6 +12,7 @@ import subprocess
 import sys
 import traceback
 
+import click
 import pytest
 from typer.testing import CliRunner
 
@@ -62,6 +63,28 @@ def test_no_help_swallows_a_default_in_brackets() -> None:
                 assert "".join(one.help.replace("\\[", "[").split()) in words, (name, one.name)
                 seen += 1
     assert seen > 10
+
+
+def test_no_command_takes_a_number_that_is_nan_infinite_negative_or_huge() -> None:
+    """Such a number met a traceback of numpy, torch or Python in one command or another."""
+    seen, taken = 0, []
+    for name, command in command_reference.commands():
+        for one in command.params:
+            if one.type.name.split()[0] in ("integer", "float"):
+                seen += 1
+                wrong = ["nan", "inf", "-inf", "-1", "9223372036854775808", "1e400", ""]
+                wrong += ["0", "1000001"] if one.name in ("seeds", "jobs", "threads") else []
+                taken += [(name, one.opts, value) for value in wrong if accepts(one, command, value)]
+    assert seen > 100
+    assert not taken
+
+
+def accepts(one: click.Parameter, command: click.Command, value: str) -> bool:
+    try:
+        one.type_cast_value(click.Context(command), [value] if one.multiple else value)
+    except click.BadParameter:
+        return False
+    return True
 
 
 def test_version_needs_no_torch():
