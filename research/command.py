@@ -77,10 +77,20 @@ Jobs = Annotated[
     ),
 ]
 Cache = Annotated[
-    Path, typer.Option("--cache", help="Folder for trained networks and finished cells; keep it to resume.")
+    Path,
+    typer.Option(
+        "--cache",
+        help="Folder for trained networks and finished cells; keep it to resume.",
+        callback=options.folder_to_write,
+    ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="Also write the table as JSON to this file, with data, command and commit.")
+    Path | None,
+    typer.Option(
+        "--out",
+        help="Also write the table as JSON to this file, with data, command and commit.",
+        callback=options.file_to_write,
+    ),
 ]
 TableAsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")]
 
@@ -103,7 +113,12 @@ app.command("private")(private)
 @app.command("papers")
 def papers(
     data: Annotated[Path, typer.Option("--data", help="Folder with mnist, usps and Task04_Hippocampus.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for results; results already there are used again.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", help="Folder for results; results already there are used again.", callback=options.folder_to_write
+        ),
+    ],
     seeds: Annotated[
         int,
         typer.Option(help="Number of seeds with which each cell (data set, method and ε) is trained.", **options.SEEDS),

@@ -51,9 +51,14 @@ def private(
         ),
     ] = 3,
     cache: Annotated[
-        Path, typer.Option("--cache", help="Folder for starts and finished cells; keep it to resume.")
+        Path,
+        typer.Option(
+            "--cache", help="Folder for starts and finished cells; keep it to resume.", callback=options.folder_to_write
+        ),
     ] = Path("bench-cache"),
-    out: Annotated[Path | None, typer.Option("--out", help="Write the JSON here as well.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the JSON here as well.", callback=options.file_to_write)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare DP-SGD, DP-SGD with a clipping norm for each layer, DP-BBB and DP-MAC at one site, from two starts.

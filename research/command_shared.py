@@ -58,6 +58,7 @@ def show(
         as_json: Print JSON in place of the rendering.
     """
     if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(_made_by(data) | document, indent=1) + "\n", encoding="utf-8")
     if as_json:
         say(json.dumps(document, indent=1))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from consilium.cli.options import PublicKey, StudyDir, say_not_anchored
+from consilium.cli.options import PublicKey, StudyDir, folder_to_write, say_not_anchored
 from consilium.cli.say import say
 from server.study.workspace import Workspace
 
@@ -17,7 +17,9 @@ app = typer.Typer(add_completion=False, help="Write a study's privacy certificat
 @app.command("certificate")
 def certificate(
     directory: StudyDir,
-    out: Annotated[Path, typer.Option(help="Folder for certificate.pdf and certificate.json.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for certificate.pdf and certificate.json.", callback=folder_to_write)
+    ],
     audit: Annotated[
         Path | None,
         typer.Option(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from common.plain import plain
-from consilium.cli.options import ResultAsJson, counting, names
+from consilium.cli.options import ResultAsJson, counting, folder_to_write, names
 from consilium.cli.say import say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Make synthetic data, split a dataset.")
@@ -19,7 +19,7 @@ Seed = Annotated[int, typer.Option(help="Seed of every random draw.", min=0)]
 
 @app.command("synth")
 def synth(
-    out: Annotated[Path, typer.Option(help="Directory to write, new or empty.")],
+    out: Annotated[Path, typer.Option(help="Directory to write, new or empty.", callback=folder_to_write)],
     cases: Annotated[int, typer.Option(help="Number of cases in all.", min=1)],
     seed: Seed,
     hospitals: Annotated[int, typer.Option(help="Number of hospitals, each with its own scanner.", min=1)] = 1,
@@ -58,7 +58,7 @@ def synth(
 @app.command("split")
 def split(
     data: Annotated[Path, typer.Option(help="The dataset to split, in any layout.")],
-    out: Annotated[Path, typer.Option(help="Directory to write, new or empty.")],
+    out: Annotated[Path, typer.Option(help="Directory to write, new or empty.", callback=folder_to_write)],
     seed: Seed,
     hospitals: Annotated[
         int | None,

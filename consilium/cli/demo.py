@@ -36,7 +36,9 @@ Strategy = Annotated[
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Directory for everything the demo makes.")] = Path("demo-out"),
+    out: Annotated[
+        Path, typer.Option(help="Directory for everything the demo makes.", callback=options.folder_to_write)
+    ] = Path("demo-out"),
     data: Annotated[
         Path | None, typer.Option(help="A dataset with labels, in any layout; without this option phantoms are made.")
     ] = None,

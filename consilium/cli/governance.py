@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from consilium.cli.options import PublicKey, StudyDir, say_not_anchored
+from consilium.cli.options import PublicKey, StudyDir, folder_to_write, say_not_anchored
 from consilium.cli.say import say
 from server.study.workspace import Workspace
 
@@ -20,7 +20,9 @@ app = typer.Typer(
 @app.command("governance")
 def governance(
     directory: StudyDir,
-    out: Annotated[Path, typer.Option(help="Folder for the documents, each as .md, .json and .pdf.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the documents, each as .md, .json and .pdf.", callback=folder_to_write)
+    ],
     public_key: PublicKey = None,
 ) -> None:
     """Write drafts of the documents that data protection asks for. People fill in the marked blanks.

@@ -19,7 +19,7 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.plain import joined, plain
 from common.privacy.figures import spent_text
 from common.reading import parse_json, parsing
-from consilium.cli.options import AsJson, PublicKey, read_file
+from consilium.cli.options import AsJson, PublicKey, file_to_write, read_file
 from consilium.cli.say import json_text, say
 from server.study.workspace import Workspace
 
@@ -210,7 +210,7 @@ def compare_command(
 @app.command("backup")
 def backup_command(
     ledger: LedgerPath,
-    out: Annotated[Path, typer.Argument(help="The copy's file; an existing file is refused.")],
+    out: Annotated[Path, typer.Argument(help="The copy's file; an existing file is refused.", callback=file_to_write)],
 ) -> None:
     """Copy a ledger while it is in use, check the copy, and print its head (hash of the newest row).
 

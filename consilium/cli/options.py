@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +18,68 @@ from common.plain import plain
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli.say import console, say
 
+
+def file_to_write(path: Path | None) -> Path | None:
+    """Refuse an output file that cannot be written, before the work for it begins. Callback of an option.
+
+    Args:
+        path: The file; None if the option was left out.
+
+    Returns:
+        The path.
+
+    Raises:
+        InvalidInput: If it is a folder.
+        OSError: If the system refuses to write there.
+    """
+    if path is None or (path.exists() and not path.is_dir() and not path.is_file()):  # a device, such as /dev/null
+        return path
+    if path.is_dir():
+        raise InvalidInput("output file", value=str(path), limit="not a folder", remedy="name a file in it")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    _try_to_write(path.parent, named=path)
+    return path
+
+
+def folder_to_write(path: Path | None) -> Path | None:
+    """Refuse an output folder that cannot be written, before the work for it begins. Callback of an option.
+
+    Args:
+        path: The folder, which may be missing; None if the option was left out.
+
+    Returns:
+        The path.
+
+    Raises:
+        InvalidInput: If it is a file.
+        OSError: If the system refuses to write there.
+    """
+    if path is not None:
+        if path.exists() and not path.is_dir():
+            raise InvalidInput("output folder", value=str(path), limit="not a file", remedy="choose another folder")
+        _try_to_write(path, named=path)
+    return path
+
+
+def _try_to_write(folder: Path, *, named: Path) -> None:
+    """Write one block without a name to the folder, or to the nearest one above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+            file.flush()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(named)) from None
+
+
 StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
 SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]
 SiteName = Annotated[str, typer.Argument(help="The site's name.")]
+ArchiveFile = Annotated[
+    Path, typer.Option("--out", help="New file, NAME.tar.gz, that only you can read.", callback=file_to_write)
+]
 PublicKey = Annotated[
     str | None, typer.Option(help="The ledger's public key, from a source you trust: 64 hex digits or a PEM file.")
 ]

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from common.errors import InvalidInput
-from consilium.cli.options import ResultAsJson, counting
+from consilium.cli.options import ResultAsJson, counting, folder_to_write
 from consilium.cli.say import say
 
 SOME_LEFT_OUT = 12
@@ -25,7 +25,8 @@ def predict(
     out: Annotated[
         Path,
         typer.Option(
-            help="Directory for the label maps, CASE_seg.nii.gz, and scores.json. Earlier results in it are kept."
+            help="Directory for the label maps, CASE_seg.nii.gz, and scores.json. Earlier results in it are kept.",
+            callback=folder_to_write,
         ),
     ],
     images: Annotated[

@@ -18,7 +18,7 @@ from common.config import JOINT_ROUNDS, OPEN, DataConfig, PrivacyConfig, load_st
 from common.errors import InvalidInput
 from common.privacy.mechanism import HONEST_SITES, AccountantName, Relation, Unit
 from common.reading import parse_json, parsing
-from consilium.cli.options import PLAIN, AsJson
+from consilium.cli.options import PLAIN, AsJson, file_to_write
 from consilium.cli.say import console, json_text, say
 
 if TYPE_CHECKING:
@@ -123,7 +123,9 @@ def plan_command(
             help="Bundle or weights of a public network that the study begins from; with --cases the stand-ins do, too."
         ),
     ] = None,
-    chart: Annotated[Path | None, typer.Option(help="Write a chart to this PNG, SVG or PDF file.")] = None,
+    chart: Annotated[
+        Path | None, typer.Option(help="Write a chart to this PNG, SVG or PDF file.", callback=file_to_write)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a privacy budget buys, before any of it is spent. Charges nothing.

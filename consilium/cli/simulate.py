@@ -21,7 +21,10 @@ def simulate(
     data: Annotated[Path | None, typer.Option(help="A dataset with labels, in any layout that sites may use.")] = None,
     phantoms: Annotated[bool, typer.Option("--phantoms", help="Use synthetic phantoms instead of --data.")] = False,
     out: Annotated[
-        Path, typer.Option(help="Directory for all results; give the same directory again to resume.")
+        Path,
+        typer.Option(
+            help="Directory for all results; give the same directory again to resume.", callback=options.folder_to_write
+        ),
     ] = Path("simulate-out"),
     layout: Annotated[str, typer.Option(help="msd, nnunet, bids or table; by default it is recognised.")] = "auto",
     labels: Annotated[str, typer.Option(help="Label names, background first; by default those of the data.")] = "",

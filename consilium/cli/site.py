@@ -13,7 +13,7 @@ from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.plain import joined, plain
 from common.privacy.figures import delta_text, epsilon_text
-from consilium.cli.options import LOG_TO, AsJson, SiteDir, counting
+from consilium.cli.options import LOG_TO, AsJson, SiteDir, counting, folder_to_write
 from consilium.cli.say import json_text, say
 from consilium.cli.security_log import site_log
 from consilium.cli.site_adapt import adapt
@@ -181,7 +181,10 @@ def doctor(
         typer.Option(help="TOML file with tables labels, channels and bids that replace those of site.toml."),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Directory for doctor.html, doctor.json and pictures of suspicious cases.")
+        Path | None,
+        typer.Option(
+            help="Directory for doctor.html, doctor.json and pictures of suspicious cases.", callback=folder_to_write
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, without cases' names.")] = False,
 ) -> None:

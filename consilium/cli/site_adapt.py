@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import InvalidInput
-from consilium.cli.options import CORES, ResultAsJson, SiteDir, counting
+from consilium.cli.options import CORES, ResultAsJson, SiteDir, counting, folder_to_write
 from consilium.cli.say import interruptible, json_text, say
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def adapt(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the network's folder and the report; by default adapted in the site's directory."
+            help="Folder for the network's folder and the report; by default adapted in the site's directory.",
+            callback=folder_to_write,
         ),
     ] = None,
     replace: Annotated[

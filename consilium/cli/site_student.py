@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import InvalidInput
-from consilium.cli.options import AsJson, SiteDir, counting
+from consilium.cli.options import AsJson, SiteDir, counting, file_to_write
 from consilium.cli.say import json_text, say
 
 if TYPE_CHECKING:
@@ -105,12 +105,16 @@ def evaluate(
     verdict: Annotated[
         Path | None,
         typer.Option(
-            help="Also write a signed verdict of one word on the student to this new file, for the consortium."
+            help="Also write a signed verdict of one word on the student to this new file, for the consortium.",
+            callback=file_to_write,
         ),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(help="Also write the signed mean Dice of each structure to this new file, for the consortium."),
+        typer.Option(
+            help="Also write the signed mean Dice of each structure to this new file, for the consortium.",
+            callback=file_to_write,
+        ),
     ] = None,
     even_if_unfit: Annotated[
         bool,

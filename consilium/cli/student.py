@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from common.reading import naming_file
-from consilium.cli.options import Metrics, StudyDir, read_file
+from consilium.cli.options import Metrics, StudyDir, folder_to_write, read_file
 from consilium.cli.say import say
 from server.study.workspace import Workspace
 
@@ -90,7 +90,12 @@ def student_verdict(
 @student_app.command("publish")
 def student_publish(
     directory: StudyDir,
-    out: Annotated[Path, typer.Option(help="New folder for bundle, model card, certificate and signed checksums.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="New folder for bundle, model card, certificate and signed checksums.", callback=folder_to_write
+        ),
+    ],
 ) -> None:
     """Collect student, model card and privacy certificate in one folder, signed with the consortium's key.
 

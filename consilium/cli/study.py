@@ -490,7 +490,7 @@ def status(
 @study_app.command("archive")
 def archive(
     directory: options.StudyDir,
-    out: Annotated[Path, typer.Option(help="New file, NAME.tar.gz, that only you can read.")],
+    out: options.ArchiveFile,
 ) -> None:
     """Pack a finished study into one file with everything that verifies it and reproduces its results, without keys.
 

@@ -78,7 +78,7 @@ def train(
         ),
     ] = "poisson",
     rate: Annotated[str | None, typer.Option(help="Fraction of the patients in each step, e.g. 1/4.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of a private training.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of a private training.", min=1, max=1_000_000)] = None,
     learning_rate: Annotated[float | None, typer.Option(help="First learning rate of a private training.")] = None,
     clip: Annotated[float | None, typer.Option(help="Clipping norm of a patient's gradient.")] = None,
     per_layer: Annotated[
@@ -105,7 +105,9 @@ def train(
     ] = None,
     z_steps: Annotated[
         int | None,
-        typer.Option(help="Number of dp-mac's steps on its auxiliary coordinates before each noisy sum of gradients."),
+        typer.Option(
+            help="Number of dp-mac's steps on its auxiliary coordinates before each noisy sum of gradients.", max=10_000
+        ),
     ] = None,
     z_rate: Annotated[
         float | None, typer.Option(help="Size of dp-mac's steps on its auxiliary coordinates: above 0, at most 1.")

@@ -87,6 +87,61 @@ def accepts(one: click.Parameter, command: click.Command, value: str) -> bool:
     return True
 
 
+OUTPUTS = {
+    "bench networks": "--data set --out",
+    "bench papers": "--data set --only x --out",
+    "bench pate": "--data set --out",
+    "bench poison": "--data set --out",
+    "bench private": "--data set --out",
+    "bench utility": "--data set --out",
+    "certificate": "study --out",
+    "data split": "--data set --seed 1 --out",
+    "data synth": "--cases 1 --seed 1 --out",
+    "demo": "--out",
+    "governance": "study --out",
+    "ledger backup": "study/ledger.sqlite",
+    "plan": "--chart",
+    "predict": "set --model bundle --out",
+    "simulate": "--phantoms --out",
+    "site adapt": "--site-dir site --out",
+    "site doctor": "--site-dir site --report",
+    "site evaluate": "--site-dir site --verdict",
+    "student publish": "study --out",
+    "study archive": "study --out",
+}
+
+
+@pytest.mark.parametrize("command", sorted(OUTPUTS))
+def test_an_output_that_cannot_be_written_is_refused_before_the_work_begins(tmp_path, monkeypatch, command) -> None:
+    """A file in place of a folder; a disk that is full or can only be read."""
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "out.png"
+    words = (*command.split(), *OUTPUTS[command].split(), str(out))
+    told = consilium(*words)
+    assert told.returncode == 1
+    assert told.stderr.endswith(f"error: {out}: Not a directory; to fix: check the path\n")
+
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    told = consilium(*words[:-1], str(tmp_path / "new" / "out.png"))
+    assert (told.returncode, "make room on this disk" in told.stderr) == (9, True), told.stderr
+
+
+def test_every_command_that_names_an_output_and_works_long_tests_it_first() -> None:
+    """A new option --out is either quick, and listed here, or tested before the work."""
+    quick = {"dispute evidence", "dispute judge", "ledger rotate-sealing-key", "provision kit", "provision peers"}
+    quick |= {"site disclose", "site heads", "site student pull"}
+    named = {
+        name.removeprefix("consilium ")
+        for name, command in command_reference.commands()
+        for one in command.params
+        if {"--out", "--chart", "--report", "--verdict", "--figures"} & set(one.opts) and not getattr(one, "is_flag", 0)
+    }
+    assert named <= quick | OUTPUTS.keys()
+
+
 def test_version_needs_no_torch():
     code = "import sys; sys.argv=['consilium','--version']\nfrom consilium.cli.main import main\n"
     code += "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'monai' not in sys.modules"
