@@ -268,6 +268,9 @@ def utility(
 
     if aggregation not in (OPEN, SEALED_SUM):
         raise InvalidInput("--aggregation", value=aggregation, limit=f"{OPEN}, {SEALED_SUM}")
+    if aggregation == OPEN and colluders != 1:
+        remedy = f"add --aggregation {SEALED_SUM}, or leave --colluders out"
+        raise InvalidInput("--colluders", value=colluders, limit=f"only with --aggregation {SEALED_SUM}", remedy=remedy)
     if paired and recipe not in (None, RecipeName.JOINT):
         raise InvalidInput(
             "--paired",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from common.config import JOINT_ROUNDS, OPEN, DataConfig, PrivacyConfig, load_study
+from common.config import JOINT_ROUNDS, OPEN, SEALED_SUM, DataConfig, PrivacyConfig, load_study
 from common.errors import InvalidInput
 from common.privacy.mechanism import HONEST_SITES, AccountantName, Relation, Unit
 from common.reading import parse_json, parsing
@@ -158,13 +158,24 @@ def plan_command(
     privacy, clip = settings_of(study, flags)
     if chart is not None:
         check_chart(chart)
+    if start is not None and not start.exists():
+        raise InvalidInput("--start", value=str(start), limit="an existing file or folder")
+    sites = (privacy.quorum if study else 8) if hospitals is None else hospitals
+    if privacy.sealed and 1 <= sites < privacy.colluders + HONEST_SITES:
+        least, otherwise = privacy.colluders + HONEST_SITES, f", or choose --aggregation {OPEN} without --colluders"
+        raise InvalidInput(
+            "--hospitals",
+            value=sites,
+            limit=f"{least} or more in a sealed sum with {privacy.colluders} colluder(s)",
+            remedy=f"give --hospitals {least}{'' if study else otherwise}",
+        )
     values = None if spectrum is None else _read_spectrum(spectrum, length=dimension)
     planned = partial(
         plan,
         budget=privacy.budget,
         accountant=privacy.accountant,
         protection=privacy.protection,
-        hospitals=(privacy.quorum if study else 8) if hospitals is None else hospitals,
+        hospitals=sites,
         radius=clip,
         dimension=len(values) if values is not None else 128 if dimension is None else dimension,
         spectrum=values,
@@ -325,6 +336,13 @@ def settings_of(study: Path | None, flags: Mapping[str, Any]) -> tuple[PrivacyCo
     terms = {"epsilon": 8.0, "delta": 1e-3, "aggregation": OPEN, "colluders": 1, "queries": 80, "voters": 1, **flags}
     if terms["colluders"] < 0:
         raise InvalidInput("--colluders", value=terms["colluders"], limit="an integer from 0")
+    if terms["aggregation"] == OPEN and (sealed := [name for name in ("colluders", "spare_draws") if flags.get(name)]):
+        spelled = " and ".join(f"--{name.replace('_', '-')}" for name in sealed)
+        raise InvalidInput(
+            spelled,
+            limit=f"only with --aggregation {SEALED_SUM}",
+            remedy=f"add --aggregation {SEALED_SUM}, or leave {spelled} out",
+        )
     quorum = 1 if terms["aggregation"] == OPEN else terms["colluders"] + HONEST_SITES
     queries, voters, radius = terms.pop("queries"), terms.pop("voters"), terms.pop("radius", 1.0)
     return PrivacyConfig(**terms, planned_queries=queries, voters_per_site=voters, quorum=quorum), radius

@@ -140,7 +140,7 @@ def test_unit_patient_with_zero_out_is_refused_with_the_reason() -> None:
 @pytest.mark.parametrize("name", ["plan", "plan.txt", "nowhere/plan.png", "folder.png"])
 def test_a_chart_that_cannot_be_written_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.png").mkdir()
-    with pytest.raises(InvalidInput, match="chart file"):
+    with pytest.raises(InvalidInput, match=r"chart file|output file"):
         call(plan_app, "--chart", str(tmp_path / name))
 
 
@@ -205,3 +205,30 @@ def test_an_unreadable_spectrum_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "spectrum.json").write_text(text)
     with pytest.raises(InvalidInput, match="spectrum file"):
         call(plan_app, "--spectrum", str(tmp_path / "spectrum.json"))
+
+
+SEALED = ("--aggregation", "sealed-sum")
+
+
+@pytest.mark.parametrize(
+    ("asked", "remedy", "followed"),
+    [
+        (("--colluders", "2"), "add --aggregation sealed-sum", ("--colluders", "2", *SEALED)),
+        (("--spare-draws", "3"), "add --aggregation sealed-sum", ("--spare-draws", "3", *SEALED)),
+        (("--hospitals", "2", *SEALED), "give --hospitals 3,", ("--hospitals", "3", *SEALED)),
+        (("--hospitals", "2", *SEALED), "choose --aggregation open", ("--hospitals", "2", "--aggregation", "open")),
+        (("--colluders", "7", *SEALED), "give --hospitals 9,", ("--colluders", "7", *SEALED, "--hospitals", "9")),
+    ],
+)
+def test_the_remedy_of_a_refused_sealed_plan_works(
+    asked: tuple[str, ...], remedy: str, followed: tuple[str, ...]
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        call(plan_app, *asked)
+    assert remedy in refused.value.remedy
+    assert call(plan_app, *followed)[0] == 0
+
+
+def test_a_start_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="--start"):
+        call(plan_app, "--start", str(tmp_path / "none"))
