@@ -19,7 +19,7 @@ DECLINED = {
     "unknown-study": "it has not consented to this study, or to another edition of it",
     "wrong-codec": "the codec is not the one it consented to",
     "wrong-edition": "the queries belong to another edition of the study",
-    "old-draw": "it knows a later draw (attempt at a sum) than this ledger does; the ledger may be an older copy",
+    "old-draw": "it states a later draw (attempt at a sum) than this ledger has; one of the two may be an older copy",
     "stale": "the offer reached it long after it was made; somebody held it back, or a clock is wrong",
     "unknown-peers": "nobody there has confirmed enough of the other hospitals' keys (`consilium site peers`)",
     "wrong-mechanism": "the mechanism is not the one it consented to",
