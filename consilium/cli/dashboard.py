@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import InvalidInput
-from consilium.cli.options import LOG_TO
+from consilium.cli.options import LOG_TO, check_port
 from consilium.cli.say import say
 from server.dashboard.auth import Role, UserFile
 
@@ -24,8 +24,8 @@ FromStdin = Annotated[bool, typer.Option("--password-stdin", help="Read the pass
 Name = Annotated[str, typer.Argument(help="The user's name.")]
 
 
-def _setting(name: str, text: str) -> Any:
-    return typer.Option(envvar=f"CONSILIUM_DASHBOARD_{name}", help=text)
+def _setting(name: str, text: str, **limits: Any) -> Any:
+    return typer.Option(envvar=f"CONSILIUM_DASHBOARD_{name}", help=text, **limits)
 
 
 State = Annotated[
@@ -46,7 +46,7 @@ def dashboard(
     study: Annotated[Path | None, _setting("STUDY", "The study's directory; a read-only mount is enough.")] = None,
     state: State = Path("dashboard"),
     bind: Annotated[str, _setting("BIND", "Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, _setting("PORT", "Port to listen on.")] = 8050,
+    port: Annotated[int, _setting("PORT", "Port to listen on.", min=1, max=65535)] = 8050,
     certificate: Annotated[Path | None, _setting("CERTIFICATE", "TLS certificate (PEM).")] = None,
     key: Annotated[Path | None, _setting("KEY", "Private key of the certificate (PEM).")] = None,
     behind_proxy: Annotated[str | None, _setting("BEHIND_PROXY", _PROXY)] = None,
@@ -83,6 +83,7 @@ def dashboard(
         oidc=None if oidc is None else load_settings(oidc),
         log_to=log_to or (),
     )
+    check_port(bind, port)
     if oidc is None and not UserFile(state / "users.json").users():
         say(f"nobody can sign in yet: consilium dashboard user add NAME --role operator --state {state}", err=True)
     say(f"dashboard: {listen.url}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -197,6 +198,29 @@ Paired = Annotated[
         "--paired", help="Number of public volumes that are published with their label maps; only with joint queries."
     ),
 ]
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse an address on which the command cannot listen, before it starts anything.
+
+    Args:
+        host: The address.
+        port: The port.
+
+    Raises:
+        InvalidInput: If another program listens there, or the system refuses.
+    """
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        used = error.errno == errno.EADDRINUSE
+        raise InvalidInput(
+            "--port",
+            value=port,
+            limit="a port that no other program uses" if used else f"a port on {host} ({error.strerror})",
+            remedy="end that program, or give another port" if used else "give another port or address",
+        ) from error
 
 
 def names(text: str) -> tuple[str, ...]:

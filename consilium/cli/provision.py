@@ -58,7 +58,9 @@ def server(
             remedy="give --host NAME, or --behind STUDY to share the port of another study",
         )
     outer = (8443 if port is None else port) if behind is None else Workspace(behind).endpoint().port
-    inner, holder = (internal_port, "") if internal_port else provision.internal_port_for(workspace, port=outer)
+    inner, holder = internal_port, ""
+    if inner is None:
+        inner, holder = provision.internal_port_for(workspace, port=outer)
     if behind is not None:
         for option, given in (("--host", host), ("--port", port), ("--more-names", more_names or None)):
             if given is not None:

@@ -9,9 +9,7 @@ from typing import Annotated
 
 import typer
 
-from common.errors import InvalidInput
-from common.sockets import accepts
-from consilium.cli.options import SiteDir
+from consilium.cli.options import SiteDir, check_port
 from consilium.cli.say import say
 
 
@@ -32,13 +30,7 @@ def dashboard(
     from consilium.cli.site_consent import consent_sheet
     from server.dashboard.hospital import serve_hospital
 
-    if accepts("127.0.0.1", port):
-        raise InvalidInput(
-            "--port",
-            value=port,
-            limit="a port that no other program uses",
-            remedy="end that program, or give another port",
-        )
+    check_port("127.0.0.1", port)
     page = SitesOwnPage(site_dir, sheet=lambda study, patients: consent_sheet(study, patients=patients), data=data)
     key = secrets.token_urlsafe(24)
     say(f"this site's page: http://localhost:{port}/?key={key}")

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import traceback
@@ -140,6 +141,25 @@ def test_every_command_that_names_an_output_and_works_long_tests_it_first() -> N
         if {"--out", "--chart", "--report", "--verdict", "--figures"} & set(one.opts) and not getattr(one, "is_flag", 0)
     }
     assert named <= quick | OUTPUTS.keys()
+
+
+def test_a_dashboard_refuses_a_port_that_is_used_and_a_port_that_is_none(study, tmp_path) -> None:
+    directory, _ = study
+    words = ("dashboard", "--study", str(directory), "--state", str(tmp_path / "state"), "--port")
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = str(used.getsockname()[1])
+        told = consilium(*words, port)
+    assert told.returncode == 2
+    assert told.stderr.endswith("a port that no other program uses; to fix: end that program, or give another port\n")
+    assert "http" not in told.stdout
+    for wrong in ("0", "65536", "4294967296"):
+        assert consilium(*words, wrong).returncode == 2
+
+
+def test_an_internal_port_of_zero_is_refused_and_not_taken_as_not_given(study) -> None:
+    directory, _ = study
+    told = consilium("provision", "server", str(directory), "--host", "localhost", "--internal-port", "0")
+    assert (told.returncode, "--internal-port: got 0; allowed: 1 to 65535" in told.stderr) == (2, True)
 
 
 def test_version_needs_no_torch():
