@@ -86,7 +86,7 @@ def with_share(code: NDArray[np.int64], share: Fraction, *, sampler: Sampler) ->
     """
     dimension = len(code)
     noise = sampler(dimension, share)
-    if noise.dtype != np.int64 or noise.shape != code.shape:
+    if type(noise) is not np.ndarray or noise.dtype != np.int64 or noise.shape != code.shape:
         raise InvalidInput("noise share from the sampler", limit=f"an int64 vector of length {dimension}")
     noisy: NDArray[np.int64] = code + noise
     return noisy

@@ -73,7 +73,7 @@ class KeepsCodes(SiteFile):
             if reservation is None:
                 raise Refused("not-accepted", f"query {query_id[:12]} was never accepted here; to fix: {ASK_OPERATOR}")
             mechanism = reservation.mechanism
-            if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.shape != (mechanism.dimension,):
+            if type(code) is not np.ndarray or code.dtype != np.int64 or code.shape != (mechanism.dimension,):
                 raise InvalidInput(
                     "code", value=type(code).__name__, limit=f"an int64 array of length {mechanism.dimension}"
                 )

@@ -59,7 +59,7 @@ def ball_activation(inputs: Float[np.ndarray, "*batch inputs"]) -> Float[np.ndar
     >>> ball_activation(np.array([0.0, 3.0, 4.0])).round(3)
     array([0.424, 0.566])
     """
-    if not isinstance(inputs, np.ndarray) or inputs.dtype not in _DTYPES:
+    if type(inputs) is not np.ndarray or inputs.dtype not in _DTYPES:
         raise InvalidInput(
             "activation inputs", value=type(inputs).__name__, limit="an array of float16, float32 or float64"
         )

@@ -567,7 +567,7 @@ def check_probabilities(
         InvalidInput: If the shape is wrong, a value is not finite or below −1e-3, or the sum in a voxel is off 1 by
             more than 1e-2.
     """
-    if not isinstance(probabilities, np.ndarray) or probabilities.shape != (labels, *grid):
+    if type(probabilities) is not np.ndarray or probabilities.shape != (labels, *grid):
         raise InvalidInput(
             "class probabilities", value=getattr(probabilities, "shape", None), limit=f"shape {(labels, *grid)}"
         )
@@ -592,7 +592,7 @@ def check_code(code: np.ndarray, *, dimension: int) -> Float[np.ndarray, "l"]:
     Raises:
         InvalidInput: If the shape is wrong or a value is not finite.
     """
-    if not isinstance(code, np.ndarray) or code.shape != (dimension,):
+    if type(code) is not np.ndarray or code.shape != (dimension,):
         raise InvalidInput("code", value=getattr(code, "shape", None), limit=f"shape {(dimension,)}")
     values = code.astype(np.float64)
     if not np.isfinite(values).all():

@@ -2,8 +2,9 @@
 
 Called by sites before they send a code and by the server before it adds one. The privacy guarantee rests on one
 inequality, Σq² ≤ R², for the integers q of a code and the clipping norm R in grid steps of 2⁻¹⁶. This module decides it
-without floating point. Refuses NaN, infinity, wrong shapes and wrong types. It never writes to its arguments, and its
-errors quote no code.
+without floating point. Refuses NaN, infinity, wrong shapes and wrong types. Subclasses of ``numpy.ndarray`` are wrong
+types, because their methods may hide values: the norm of a masked array leaves out the masked values, and its sum may
+contain them. It never writes to its arguments, and its errors quote no code.
 """
 
 from __future__ import annotations
@@ -98,14 +99,14 @@ def within(code: Int64[np.ndarray, "l"], *, bound_int: int) -> bool:
         True if the code is within the bound. Every int64 value is judged correctly; nothing overflows.
 
     Raises:
-        InvalidInput: If the bound is below 1, or the array is empty, not a vector or not int64.
+        InvalidInput: If the bound is below 1, or the array is empty, not a vector, not int64 or a subclass of ndarray.
 
     >>> c.within(np.array([3, 4]), bound_int=5), c.within(np.array([3, 5]), bound_int=5)
     (True, False)
     """
     check_integer("norm bound", bound_int, least=1, limit="a positive integer")
-    if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.ndim != 1 or code.size == 0:
-        raise InvalidInput("integer code", limit="a non-empty int64 vector")
+    if type(code) is not np.ndarray or code.dtype != np.int64 or code.ndim != 1 or code.size == 0:
+        raise InvalidInput("integer code", limit="a non-empty int64 vector, as a plain numpy array")
     peak = max(int(code.max()), -int(code.min()))
     if peak > bound_int:
         return False
@@ -117,8 +118,8 @@ def within(code: Int64[np.ndarray, "l"], *, bound_int: int) -> bool:
 
 def _vector(code: object) -> Float[np.ndarray, "l"]:
     """Return a fresh float64 copy of a finite, non-empty floating-point vector; refuse anything else."""
-    if not isinstance(code, np.ndarray) or not np.issubdtype(code.dtype, np.floating):
-        raise InvalidInput("code", value=type(code).__name__, limit="a floating-point numpy vector")
+    if type(code) is not np.ndarray or not np.issubdtype(code.dtype, np.floating):
+        raise InvalidInput("code", value=type(code).__name__, limit="a plain numpy vector of floats")
     if code.ndim != 1 or code.size == 0:
         raise InvalidInput("shape of code", value=code.shape, limit="a non-empty vector")
     with np.errstate(over="ignore"):  # longdouble beyond float64 becomes infinite and is refused below

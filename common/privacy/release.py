@@ -52,8 +52,8 @@ class CodeSum:
             InvalidInput: For a wrong dtype or length, a norm beyond the bound of a site, or a sum that could leave
                 int64.
         """
-        if not isinstance(code, np.ndarray) or code.dtype != np.int64 or code.shape != self._total.shape:
-            raise InvalidInput(f"code {self.codes}", limit=f"an int64 vector of length {self.mechanism.dimension}")
+        if type(code) is not np.ndarray or code.dtype != np.int64 or code.shape != self._total.shape:
+            raise InvalidInput(f"code {self.codes}", limit=f"a plain int64 array of length {self.mechanism.dimension}")
         _check_room(self.mechanism, self.codes + 1)
         if not within(code, bound_int=self.mechanism.site_radius_int):
             raise InvalidInput(
@@ -84,8 +84,10 @@ class CodeSum:
             )
         _check_room(self.mechanism, sites)
         noise = sampler(self.mechanism.dimension, self.mechanism.noise_std)
-        if not isinstance(noise, np.ndarray) or noise.dtype != np.int64 or noise.shape != self._total.shape:
-            raise InvalidInput("noise from the sampler", limit=f"an int64 vector of length {self.mechanism.dimension}")
+        if type(noise) is not np.ndarray or noise.dtype != np.int64 or noise.shape != self._total.shape:
+            raise InvalidInput(
+                "noise from the sampler", limit=f"a plain int64 array of length {self.mechanism.dimension}"
+            )
         if int(noise.max()) >= _ROOM or int(noise.min()) <= -_ROOM:
             raise InvalidInput("noise from the sampler", limit="numbers below 2^62 in absolute value")
         return self._total + noise

@@ -129,7 +129,7 @@ class Length:
         Raises:
             InvalidInput: If the array has another type or shape.
         """
-        if noisy.dtype != np.int64 or noisy.shape != (mechanism.dimension,):
+        if type(noisy) is not np.ndarray or noisy.dtype != np.int64 or noisy.shape != (mechanism.dimension,):
             raise InvalidInput("noisy sum", limit=f"int64[{mechanism.dimension}]")
         noise = float(share_std(mechanism, sites=sites)) * sqrt(sites)
         norm = max(0.0, sqrt(float(_norm_squared(noisy))) - sqrt(mechanism.dimension) * sites / 2)
@@ -230,7 +230,7 @@ def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int
         Refused: With code ``sum-spoiled`` if the sum is too long; for an honest sum with probability at most
             :data:`FALSE_ALARM`.
     """
-    if total.dtype != np.uint64 or total.shape != (mechanism.dimension,):
+    if type(total) is not np.ndarray or total.dtype != np.uint64 or total.shape != (mechanism.dimension,):
         raise InvalidInput("sum of masked codes", limit=f"uint64[{mechanism.dimension}]")
     bound = sum_bound(mechanism, sites=sites)
     if bound >= _ROOM >> 8:

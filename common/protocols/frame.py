@@ -128,7 +128,7 @@ class Frame:
         Raises:
             InvalidInput: If the shape is another or a value is not finite.
         """
-        if not isinstance(codes, np.ndarray) or codes.shape != self.centre.shape or not np.isfinite(codes).all():
+        if type(codes) is not np.ndarray or codes.shape != self.centre.shape or not np.isfinite(codes).all():
             raise InvalidInput(
                 "codes of a joint query",
                 value=getattr(codes, "shape", None),

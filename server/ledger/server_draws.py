@@ -463,7 +463,7 @@ def checked_answer(noisy: object, *, dimension: int) -> NDArray[np.int64]:
     Raises:
         InvalidInput: If ``noisy`` is not an int64 array of shape [l].
     """
-    if not isinstance(noisy, np.ndarray) or noisy.dtype != np.int64 or noisy.shape != (dimension,):
+    if type(noisy) is not np.ndarray or noisy.dtype != np.int64 or noisy.shape != (dimension,):
         got = f"{noisy.dtype}{list(noisy.shape)}" if isinstance(noisy, np.ndarray) else type(noisy).__name__
         raise InvalidInput("noisy answer", value=got, limit=f"int64[{dimension}], the mechanism's dimension")
     answer = noisy.copy()

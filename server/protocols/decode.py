@@ -37,7 +37,7 @@ def decode_answer(
 
     Source: Fay et al. 2021, Algorithm 1, the recovery step, with the codec's Wiener weights.
     """
-    if not isinstance(noisy_sum, np.ndarray) or noisy_sum.dtype != np.int64 or noisy_sum.shape != (codec.dimension,):
+    if type(noisy_sum) is not np.ndarray or noisy_sum.dtype != np.int64 or noisy_sum.shape != (codec.dimension,):
         raise InvalidInput(
             "noisy sum",
             value=(str(getattr(noisy_sum, "dtype", type(noisy_sum))), getattr(noisy_sum, "shape", None)),

@@ -219,8 +219,9 @@ def test_a_retry_gets_the_stored_code(site: Hospital) -> None:
         np.zeros(5, dtype=np.int64),
         np.array([1 << 17, 0, 0, 0], dtype=np.int64),
         np.array([np.iinfo(np.int64).min, 0, 0, 0], dtype=np.int64),
+        np.ma.array([1 << 40, 0, 0, 0], mask=[True, False, False, False]),
     ],
-    ids=["nan", "float", "long", "outside-the-ball", "overflow"],
+    ids=["nan", "float", "long", "outside-the-ball", "overflow", "masked"],
 )
 def test_anything_but_an_integer_code_in_the_ball_is_refused(site: Hospital, bad: np.ndarray) -> None:
     query = queries(1)[0]

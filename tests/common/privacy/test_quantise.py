@@ -192,6 +192,22 @@ def test_the_norm_test_judges_int64_vectors_only(code: np.ndarray) -> None:
         within(code, bound_int=1)
 
 
+class Subclass(np.ndarray):
+    """An array whose methods may be other ones than numpy's."""
+
+
+def test_a_masked_array_cannot_hide_a_value_from_the_norm_test() -> None:
+    hidden = [False, True]
+    for code in (np.ma.array([1, 2**40], mask=hidden), np.array([1, 2**40]).view(Subclass)):
+        with pytest.raises(InvalidInput, match="plain"):
+            within(code, bound_int=5)
+    for vector in (np.ma.array([0.5, 1e6], mask=hidden), np.array([0.5, 1e6]).view(Subclass)):
+        with pytest.raises(InvalidInput, match="plain"):
+            clip(vector, radius=1.0)
+        with pytest.raises(InvalidInput, match="plain"):
+            quantise(vector, radius_int=GRID)
+
+
 def test_a_refusal_never_quotes_the_code() -> None:
     with pytest.raises(InvalidInput) as refusal:
         quantise(np.array([0.123456, math.nan]), radius_int=GRID)

@@ -130,6 +130,7 @@ def test_whatever_sites_quantise_the_server_accepts(seed: int, voters: int, scal
         None,
         np.full(4, -(2**63), dtype=np.int64),
         np.full(4, 2**31, dtype=np.int64),  # Σq² is 2^64, which wraps to zero
+        np.ma.array([2**40, 0, 0, 0], mask=[True, False, False, False]),  # the norm leaves out the masked value
     ],
 )
 def test_codes_of_another_type_shape_or_size_are_refused_and_nothing_is_drawn(code: np.ndarray) -> None:
@@ -146,7 +147,15 @@ def test_no_codes_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "noise", [np.zeros(4), np.zeros(3, dtype=np.int64), None, np.full(4, 2**62, dtype=np.int64), [0, 0, 0, 0]]
+    "noise",
+    [
+        np.zeros(4),
+        np.zeros(3, dtype=np.int64),
+        None,
+        np.full(4, 2**62, dtype=np.int64),
+        [0, 0, 0, 0],
+        np.ma.zeros(4, dtype=np.int64),
+    ],
 )
 def test_noise_of_the_wrong_kind_releases_nothing(noise: np.ndarray) -> None:
     with pytest.raises(InvalidInput):
