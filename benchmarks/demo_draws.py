@@ -146,9 +146,9 @@ class World:
             public, answers = self.ask(self.picks)
             asked = Asked(public, answers, len(self.codes))
             student = self.dice(asked.student().model)
-            controls = {name: self.dice(network.model).cases for name, network in asked.controls().items()}
+            controls = {name: self.dice(network.model) for name, network in asked.controls().items()}
             weighed = protocol_of(public.study).aggregate(public, answers).weighed()
-            found = over_best(student.cases, controls)
+            found = over_best(student, controls)
             assert found is not None
             assert weighed is not None
             yield f"draw {number}: {found.sentence} {'; '.join(weighed.warnings) or 'no warning'}"

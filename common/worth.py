@@ -155,7 +155,8 @@ def of_means(student: float, other: float, *, reference: str) -> Worth:
 def over_best(student: Scored, controls: Mapping[str, Scored | None]) -> Worth | None:
     """Compare a student with the best of its controls.
 
-    The best control has the highest mean. It is chosen on the same cases, which can only make the gain look smaller.
+    The best control is the one over which the student's gain, measured case by case, is smallest. It is chosen on the
+    same cases, which can only make the gain look smaller.
 
     Args:
         student: The student's Dice.
@@ -165,14 +166,32 @@ def over_best(student: Scored, controls: Mapping[str, Scored | None]) -> Worth |
         The comparison, without an interval where the cases cannot be paired; None if the student or every control has
         no mean.
     """
-    known = {name: one for name, one in controls.items() if one is not None and math.isfinite(one.mean)}
-    if not known or not math.isfinite(student.mean):
-        return None
-    best = max(known, key=lambda name: known[name].mean)
-    ours, theirs = student.cases, known[best].cases
+    found = [_over(student, one, control_name(name)) for name, one in controls.items() if one is not None]
+    return min((one for one in found if one is not None), key=lambda one: one.gain, default=None)
+
+
+def _over(student: Scored, control: Scored, name: str) -> Worth | None:
+    ours, theirs = student.cases, control.cases
     pairs = list(zip(ours, theirs, strict=True)) if len(ours) == len(theirs) else []
-    name = control_name(best)
-    return worth(pairs, reference=name) or of_means(student.mean, known[best].mean, reference=name)
+    if paired := worth(pairs, reference=name):
+        return paired
+    means = student.mean, control.mean
+    return of_means(*means, reference=name) if all(map(math.isfinite, means)) else None
+
+
+def case_mean(scored: Scored) -> float:
+    """Return a network's mean Dice over its cases, the figure whose difference is the gain.
+
+    The mean over structures, :attr:`Scored.mean`, is another figure if a case lacks a structure.
+
+    Args:
+        scored: The network's Dice.
+
+    Returns:
+        The mean over the cases that have a figure; :attr:`Scored.mean` if none has.
+    """
+    known = [case for case in scored.cases if math.isfinite(case)]
+    return math.fsum(known) / len(known) if known else scored.mean
 
 
 def control_name(name: str) -> str:

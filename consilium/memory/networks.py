@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from common.config import STUDENT_RECIPE, Study, TrainingConfig
+from common.data.copies import first_copy
 from common.data.volume_cache import together
 from common.errors import InvalidInput
 from consilium.memory.given import array_given, images_given, label_map_given, listed, probabilities_given
@@ -98,8 +99,10 @@ class Comparison:
     gain: Worth | None
 
     def __str__(self) -> str:
+        from common.worth import case_mean
+
         cases = len(self.scores[STUDENT].cases)
-        means = (f"{name.replace('_', ' ')} {score.mean:.3f}" for name, score in self.scores.items())
+        means = (f"{name.replace('_', ' ')} {case_mean(score):.3f}" for name, score in self.scores.items())
         told = f"Dice on {cases} held-out cases: {', '.join(means)}"
         return told if self.gain is None else f"{told}\n{self.gain.sentence}"
 
@@ -169,7 +172,8 @@ def compare(
     Args:
         student: The student, or any callable from an image [c, x, y, z] to probabilities or a label map.
         controls: Its controls, such as the result of :meth:`~consilium.memory.asked.Asked.controls`.
-        held_out: Pairs of an image on the study's grid and its label map of integers.
+        held_out: Pairs of an image on the study's grid and its label map of integers. Each pair counts as one case, so
+            give one image of each patient.
 
     Returns:
         The Dice of the student and of each control, over the study's structures, and the student's gain over the best
@@ -177,8 +181,9 @@ def compare(
         make the gain look smaller.
 
     Raises:
-        InvalidInput: For cases that do not fit the study, or a student with another recipe, seed or start than its
-            controls, because the gain would measure that difference as well.
+        InvalidInput: For cases that do not fit the study, an image given twice, label maps without any structure, or a
+            student with another recipe, seed or start than its controls, because the gain would measure that difference
+            as well.
 
     >>> always = lambda image: maps[0]
     >>> print(c.compare(always, c.Controls(study, {}), held_out=[(images[0], maps[0])]))
@@ -198,6 +203,15 @@ def compare(
     for number, (_, label) in enumerate(pairs, start=1):
         what = f"held-out label map {number}"
         truths.append(label_map_given(label, grid=data.grid, classes=classes, what=what))
+    if copy := first_copy(images):
+        raise InvalidInput(
+            f"held-out image {copy[1]}",
+            value=f"a copy of held-out image {copy[0]}",
+            limit="different images, because each counts as one case",
+            remedy="leave out the copy",
+        )
+    if not any(truth.any() for truth in truths):
+        raise InvalidInput("held-out label maps without any structure", limit="at least one map with a structure")
     scores = {}
     for name, network in {STUDENT: student, **controls}.items():
         found = (

@@ -18,7 +18,7 @@ from common.data.dataset import Problem
 from common.errors import InvalidInput
 from common.ledger.charges import Spend
 from common.ledger.spending import Spending
-from common.worth import ONE_RUN, GainWord, Worth, over_best
+from common.worth import ONE_RUN, GainWord, Worth, case_mean, over_best
 from consilium.reports.report_pictures import Picture
 from server.study.consent_text import BatchRoster
 
@@ -274,7 +274,7 @@ class ReportFacts:
         If the gain is proven, the sentence also states it as a share of the gain of all teachers together without
         noise.
         """
-        found, most = self.worth, self.ensemble.mean
+        found, most = self.worth, case_mean(self.ensemble)
         if found is None:
             return "What the budget bought could not be measured: no control was scored."
         if not (math.isfinite(most) and most > found.other and found.word is GainWord.PROVEN):

@@ -19,6 +19,7 @@ from jaxtyping import UInt8
 
 from common.canonical import sha256_bytes
 from common.config import CodecConfig, DataConfig
+from common.data.copies import first_copy
 from common.data.msd import nifti_ending
 from common.errors import InvalidInput
 
@@ -117,7 +118,7 @@ def read_shapes(folder: Path) -> PublicShapes:
         Two mean values of Dice: of each map with its decoded code, and of each map with the mean shape of other maps.
 
     Raises:
-        InvalidInput: If there are fewer than four maps, or one cannot be read.
+        InvalidInput: If there are fewer than four maps, one cannot be read, or one is given twice.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -144,7 +145,7 @@ def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: i
         Two mean values of Dice: of each map with its decoded code, and of each map with the mean shape.
 
     Raises:
-        InvalidInput: If there are fewer than four maps.
+        InvalidInput: If there are fewer than four maps, or one is given twice.
     """
     from common.codecs import shapes
     from common.metrics import score
@@ -187,7 +188,7 @@ def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels:
         The mean Dice over both halves.
 
     Raises:
-        InvalidInput: If there are fewer than four maps.
+        InvalidInput: If there are fewer than four maps, or one is given twice.
     """
     from common.codecs import shapes
     from common.codecs.pca import centre_and_metric
@@ -195,6 +196,13 @@ def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels:
 
     if len(label_maps) < LEAST_MAPS:
         raise InvalidInput("public label maps", value=len(label_maps), limit=f"at least {LEAST_MAPS}")
+    if copy := first_copy(label_maps):
+        raise InvalidInput(
+            f"public label map {copy[1]}",
+            value=f"a copy of map {copy[0]}",
+            limit="different maps, because each half is compared with the other",
+            remedy="leave out the copy",
+        )
     factor = shapes.pooling_factor(label_maps[0].shape, labels=labels)
     found = []
     for own, others in halves(label_maps):

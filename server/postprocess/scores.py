@@ -17,7 +17,7 @@ from common.data.volume import example_from_bytes
 from common.metrics import Score, dice_per_class, hd95_mm, score
 from common.models.fit import predict
 from common.objects import write_json
-from common.worth import Worth, over_best
+from common.worth import Worth, case_mean, over_best
 from server.postprocess.networks import control_trained, load_control, load_student
 from server.protocols.controls import STUDENT, controls_of
 from server.public.kept import read_record
@@ -119,10 +119,10 @@ def figures(scores: Mapping[str, Score]) -> dict[str, float]:
         scores: Scores by network name, the student's included.
 
     Returns:
-        The figures by their labels on the card: mean Dice of every network, number of cases, and the gain over the best
-        control with its 95 % interval.
+        The figures by their labels on the card: mean Dice of every network over the cases, number of cases, and the
+        gain over the best control with its 95 % interval.
     """
-    means = {STUDENT: scores[STUDENT].mean, **{f"control {n}": one.mean for n, one in scores.items() if n != STUDENT}}
+    means = {n if n == STUDENT else f"control {n}": case_mean(one) for n, one in scores.items()}
     shown = {name.replace("_", " "): mean for name, mean in means.items() if not math.isnan(mean)}
     shown["cases"] = len(scores[STUDENT].cases)
     found = worth_of(scores)

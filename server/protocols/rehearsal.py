@@ -17,6 +17,7 @@ from jaxtyping import Float, UInt8
 
 from common.canonical import check_integer
 from common.config import DataConfig, TrainingConfig
+from common.data.copies import first_copy
 from common.errors import InvalidInput
 from common.protocol_terms import terms_of
 from common.registry import registered
@@ -108,8 +109,8 @@ def rehearse(
         The Dice of stand-in teachers and control on every case that contains a structure.
 
     Raises:
-        InvalidInput: If there are fewer than four cases (eight if ``paired``) or label maps, or the protocol cannot be
-            rehearsed.
+        InvalidInput: If there are fewer than four cases (eight if ``paired``) or label maps, if a case is given twice,
+            or if the protocol cannot be rehearsed.
     """
     check_integer("patients of a stand-in teacher", patients, least=1)
     rows = np.flatnonzero(cases.labels.any(axis=(1, 2, 3)))  # leave out cases without any structure
@@ -117,6 +118,13 @@ def rehearse(
         limit = f"at least {LEAST_CASES} that contain a structure; {2 * LEAST_CASES} if the study also learns from them"
         raise InvalidInput(
             "public cases of a rehearsal, a trial of the protocol with stand-in teachers", value=len(rows), limit=limit
+        )
+    if copy := first_copy(cases.images):
+        raise InvalidInput(
+            f"public case {copy[1]} of a rehearsal",
+            value=f"a copy of case {copy[0]}",
+            limit="different cases, because half of them train and the other half is scored",
+            remedy="leave out the copy",
         )
     check_integer("public label maps", len(label_maps), least=LEAST_MAPS, limit=f"at least {LEAST_MAPS}")
     codec, begin = codec_of(label_maps, labels=len(cases.data.labels)), _begin(protocol)

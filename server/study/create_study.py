@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.admission import KitFacts, StatedBooks
-from common.canonical import sha256_file
+from common.canonical import sha256_bytes, sha256_file
 from common.config import Study, render_study
 from common.data.dataset import Dataset, check_labels
 from common.errors import ConsiliumError, InvalidInput
@@ -324,12 +324,12 @@ def _keep(workspace: Workspace, study: Study, dataset: Dataset) -> tuple[PairedF
     from common.data.volume import example_from_bytes
 
     check_labels(dataset, study.data)
-    found = []
+    found, voxels = [], []
     for case in dataset.labelled:
         assert case.label is not None  # labelled
         image, label = case.image.read_bytes(), case.label.read_bytes()
         try:
-            example_from_bytes(image, label, study.data)
+            voxels.append(sha256_bytes(example_from_bytes(image, label, study.data).volume.image.tobytes()))
         except InvalidInput as error:
             raise InvalidInput(
                 f"{case.id} is no case of this study ({error.what})",
@@ -338,7 +338,7 @@ def _keep(workspace: Workspace, study: Study, dataset: Dataset) -> tuple[PairedF
                 remedy=error.remedy or "take it out of the dataset",
             ) from error
         found.append(PairedFiles(workspace.objects.put(image), workspace.objects.put(label)))
-    if len({files.image for files in found}) != len(found):
+    if len(set(voxels)) != len(found):  # the voxels, since a copy may be compressed otherwise
         raise InvalidInput(
             "public volumes with label maps, of which one is given twice",
             limit="each volume once",

@@ -16,7 +16,7 @@ from common.ledger.rollback_guard import standing_path
 from common.objects import read_regular
 from common.reading import parse_json
 from common.study_facts import StudyFacts, study_facts
-from common.worth import Worth, over_best
+from common.worth import Worth, case_mean, over_best
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 
@@ -29,7 +29,7 @@ class Measured:
 
     Attributes:
         worth: The student's gain over the best control.
-        controls: Mean Dice of every control, by its name.
+        controls: Mean Dice of every control over the cases, by its name.
     """
 
     worth: Worth
@@ -126,7 +126,7 @@ def read_measured(root: Path, study_id: str) -> Measured | None:
 def _measured(report: dict[str, Any]) -> Measured | None:
     scored = {str(name): _Scored.of(one["dice"]) for name, one in report["controls"].items() if one["dice"] is not None}
     found = over_best(_Scored.of(report["student"]["dice"]), scored)
-    return None if found is None else Measured(found, {name: one.mean for name, one in scored.items()})
+    return None if found is None else Measured(found, {name: case_mean(one) for name, one in scored.items()})
 
 
 def _dice(value: Any) -> float:

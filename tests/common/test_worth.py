@@ -78,6 +78,21 @@ def test_the_best_control_is_the_one_that_is_hardest_to_beat() -> None:
     assert (alone.gain, alone.interval, alone.word) == (pytest.approx(0.618), None, GainWord.NOT_PROVEN)
 
 
+def test_the_best_control_is_chosen_by_the_cases_that_measure_the_gain() -> None:
+    """Was chosen by the mean over structures: a gain was proven although another control was better in every case."""
+    student = Score((), 0.6, (0.60, 0.61, 0.62, 0.63))
+    controls = {
+        "zero_code": Score((), 0.65, (0.30, 0.31, 0.32, 0.33)),
+        "public_only": Score((), 0.5, (0.70, 0.71, 0.72, 0.73)),
+    }
+    found = over_best(student, controls)
+    assert found is not None
+    assert (found.reference, found.word) == (control_name("public_only"), GainWord.WORSE)
+    unpaired = over_best(student, {**controls, "shuffled_codes": Score((), 0.9, ())})
+    assert unpaired is not None
+    assert (unpaired.reference, unpaired.word) == (control_name("shuffled_codes"), GainWord.NOT_PROVEN)
+
+
 def test_json_keeps_every_digit_so_that_whoever_rounds_rounds_once() -> None:
     found = of_means(0.7084989, 0.5761, reference="the control zero code")  # 0.70850 in five digits, 0.709 in three
     told = found.to_json()

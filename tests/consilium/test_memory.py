@@ -474,6 +474,41 @@ def test_a_comparison_is_dice_of_each_and_the_gain_over_the_best_control() -> No
         assert figure in str(compared)
 
 
+def scored_against_a_control() -> tuple[c.Controls, list[tuple[np.ndarray, np.ndarray]]]:
+    """A control that finds half of the first structure, and three cases, of which one lacks the second structure."""
+    study = c.Study.new(**NEW | {"labels": ["background", "blob", "rim"], "grid": GRID})
+    half = np.zeros(GRID, np.uint8)
+    half[:2] = 1
+    truths = [np.zeros(GRID, np.uint8) for _ in range(3)]
+    for number, truth in enumerate(truths):
+        truth[:4] = 1
+        truth[6, : 2 * number] = 2
+    controls = c.Controls(study, {"zero_code": lambda _image: half})  # type: ignore[dict-item]
+    return controls, list(zip(volumes_of(3), truths, strict=True))
+
+
+def test_both_lines_of_a_comparison_state_the_same_dice_if_a_case_lacks_a_structure() -> None:
+    controls, held_out = scored_against_a_control()
+    told = str(c.compare(lambda _image: held_out[2][1], controls, held_out=held_out))
+    above, below = told.splitlines()
+    for name in ("student", "zero code"):
+        assert re.findall(rf"{name} (0\.\d+)", above) == re.findall(rf"{name} (0\.\d+)", below), told
+
+
+def test_a_held_out_case_given_twice_is_refused_and_never_counted_as_two() -> None:
+    controls, held_out = scored_against_a_control()
+    copied = [*held_out, (held_out[1][0].astype(np.float64), held_out[1][1])]
+    with pytest.raises(InvalidInput, match=r"held-out image 4: .*image 2"):
+        c.compare(lambda _image: held_out[2][1], controls, held_out=copied)
+
+
+def test_held_out_cases_without_any_structure_are_refused() -> None:
+    controls, held_out = scored_against_a_control()
+    empty = [(held_out[0][0], np.zeros(GRID, np.uint8))]
+    with pytest.raises(InvalidInput, match="held-out label maps"):
+        c.compare(lambda _image: held_out[2][1], controls, held_out=empty)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [({"fresh": False}, "asked.student"), ({"seed": 1}, "seed"), ({"recipe": replace(RECIPE, steps=3)}, "recipe")],

@@ -81,6 +81,12 @@ def test_maps_are_read_from_a_folder_and_fewer_than_four_are_refused(tmp_path: P
         public_shapes(maps[:3], labels=2)
 
 
+def test_a_map_given_twice_is_refused_since_it_would_be_in_both_halves() -> None:
+    maps = balls(places=(7.5, 8.5))
+    with pytest.raises(InvalidInput, match="map 4: got 'a copy of map 1'"):
+        public_shapes([*maps[:3], maps[0].copy()], labels=2)
+
+
 @pytest.mark.parametrize("setting", MEASURED)
 def test_what_was_measured_lies_in_the_interval(setting) -> None:
     *given, gains = setting

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +94,13 @@ def test_the_card_rounds_a_score_once_as_every_page_does() -> None:
     assert f"{figures({'student': score})['student']:.3f}" == f"{score.mean:.3f}" == "0.063"
 
 
+def test_the_card_states_the_dice_whose_difference_is_the_gain() -> None:
+    """The mean over structures is another one if a case lacks a structure."""
+    student, control = Score((0.5, 0.9), 0.7, (0.6, 0.8, 0.7)), Score((0.5, 0.5), 0.5, (0.65, 0.7, 0.6))
+    card = figures({"student": student, "zero_code": control})
+    assert card["gain over the control zero code"] == pytest.approx(card["student"] - card["control zero code"])
+
+
 def test_without_a_validation_set_the_end_says_how_to_get_one(recorded: Recorded) -> None:
     workspace = recorded.workspace
     (workspace.root / "validation.json").unlink(missing_ok=True)
@@ -100,6 +109,18 @@ def test_without_a_validation_set_the_end_says_how_to_get_one(recorded: Recorded
     ended = CliRunner().invoke(study_app, ["watch", str(workspace.root)]).stdout
     assert "--validation DIR" in ended
     assert "No figures" in (workspace.bundle_dir / "docs" / "README.md").read_text()
+
+
+def test_a_validation_case_given_twice_is_refused_although_its_files_differ(
+    recorded: Recorded, validation: Path, tmp_path: Path
+) -> None:
+    dataset = read_dataset(validation)
+    first, again = dataset.labelled[0], tmp_path / "again.nii.gz"
+    again.write_bytes(gzip.compress(gzip.decompress(first.image.read_bytes()), compresslevel=1, mtime=7))
+    with pytest.raises(InvalidInput, match="given twice"):
+        publish_validation(
+            recorded.workspace, replace(dataset, cases=(*dataset.cases, replace(first, id="again", image=again)))
+        )
 
 
 def test_nothing_the_student_learns_from_is_a_validation_case(
