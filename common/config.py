@@ -21,8 +21,8 @@ from common.pool_config import PoolConfig
 from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import HONEST_SITES, MAX_VOTERS_PER_SITE, AccountantName, Budget, Relation, Unit
 from common.protocol_terms import ProtocolTerms, asked_by, asked_by_one_that, protocol_name, terms_of
-from common.reading import MAX_TOML_BYTES, parse_toml, parsing, read_text
-from common.sections import as_said, no_unknown, read_section
+from common.reading import MAX_TOML_BYTES, as_path, parse_toml, parsing, read_text
+from common.sections import as_said, check_types, no_unknown, read_section
 from common.start_config import StartConfig as StartConfig
 from common.stated_budget import StatedBudget
 
@@ -85,6 +85,7 @@ class PrivacyConfig(StatedBudget):
     spare_draws: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self, where="privacy")
         self._check_budget("privacy")
         for name, most in (
             ("planned_queries", 1_000_000),
@@ -93,7 +94,7 @@ class PrivacyConfig(StatedBudget):
             ("edition", 1_000_000),
         ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            if not 1 <= value <= most:
                 raise InvalidInput(f"privacy.{name}", value=value, limit=f"an integer from 1 to {most}")
         self._check_aggregation()
 
@@ -111,7 +112,7 @@ class PrivacyConfig(StatedBudget):
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
             limit = f"0 to {most}" if self.sealed else f"{default}, unless privacy.aggregation is {SEALED_SUM}"
             remedy = remedy if self.sealed else f"leave {name} out, or choose aggregation {SEALED_SUM}"
-            if value != default if not self.sealed else type(value) is not int or not 0 <= value <= most:
+            if value != default if not self.sealed else not 0 <= value <= most:
                 raise InvalidInput(f"privacy.{name}", value=value, limit=limit, remedy=remedy)
 
     @property
@@ -170,6 +171,7 @@ class CodecConfig:
     dimension: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self, where="codec")
         terms = self.terms
         longest = 0 if terms.framed else self.max_dimension  # 0: the codec chooses
         within = {"radius": (2**-8, 2**10), "max_dimension": (1, 4096), "augmentations": (0, 10_000)}
@@ -237,9 +239,8 @@ class TrainingConfig:
     modality_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "channels", tuple(self.channels))
-        object.__setattr__(self, "patch", tuple(self.patch))
-        if not 2 <= len(self.channels) <= 6 or not all(isinstance(c, int) and 2 <= c <= 512 for c in self.channels):
+        check_types(self, where="training")
+        if not 2 <= len(self.channels) <= 6 or not all(2 <= c <= 512 for c in self.channels):
             raise InvalidInput("training channels", value=self.channels, limit="2 to 6 integers from 2 to 512")
         if not 1 <= self.steps <= 1_000_000:
             raise InvalidInput("training steps", value=self.steps, limit="1 to 1000000")
@@ -248,10 +249,7 @@ class TrainingConfig:
         if not 0 < self.learning_rate < 1:
             raise InvalidInput("learning rate", value=self.learning_rate, limit="above 0 and below 1")
         halved = 2 ** (len(self.channels) - 1)
-        if self.patch and (
-            len(self.patch) != 3
-            or not all(isinstance(n, int) and 8 <= n <= 512 and n % halved == 0 for n in self.patch)
-        ):
+        if self.patch and (len(self.patch) != 3 or not all(8 <= n <= 512 and n % halved == 0 for n in self.patch)):
             raise InvalidInput("training patch", value=self.patch, limit=f"three multiples of {halved} from 8 to 512")
         if self.augmentation not in AUGMENTATIONS:
             raise InvalidInput("training augmentation", value=self.augmentation, limit=", ".join(AUGMENTATIONS))
@@ -300,6 +298,7 @@ class CollectionConfig:
     patience_s: float = 1200.0
 
     def __post_init__(self) -> None:
+        check_types(self, where="collection")
         if not 1 <= self.batch_size <= 500:
             raise InvalidInput("collection.batch_size", value=self.batch_size, limit="1 to 500")
         for name in ("offer_deadline_s", "deadline_s", "patience_s"):
@@ -322,8 +321,22 @@ class GateConfig:
     verdicts: int = 0
 
     def __post_init__(self) -> None:
-        if type(self.verdicts) is not int or not 0 <= self.verdicts <= 10_000:
+        check_types(self, where="gate")
+        if not 0 <= self.verdicts <= 10_000:
             raise InvalidInput("gate.verdicts", value=self.verdicts, limit="0 to 10000")
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "data": DataConfig,
+    "privacy": PrivacyConfig,
+    "codec": CodecConfig,
+    "teacher": TrainingConfig,
+    "student": TrainingConfig,
+    "collection": CollectionConfig,
+    "gate": GateConfig,
+    "pool": PoolConfig,
+    "start": StartConfig,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +384,14 @@ class Study:
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.name) <= 64 or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in self.name):
+        for section, kind in _SECTIONS.items():
+            if not isinstance(found := getattr(self, section), kind):
+                raise InvalidInput(f"study's {section}", value=type(found).__name__, limit=f"a {kind.__name__}")
+        if (
+            not isinstance(self.name, str)
+            or not 1 <= len(self.name) <= 64
+            or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in self.name)
+        ):
             raise InvalidInput("study name", value=self.name, limit="1 to 64 letters, digits, '-', '_', '.'")
         asked, terms = asked_by(self.codec.protocol_name), self.codec.terms
         if terms.most_rounds is not None and self.privacy.planned_queries > terms.most_rounds:
@@ -445,16 +465,15 @@ class Study:
             InvalidInput: If a term is outside its range, or two terms contradict each other.
         """
         data = {"labels": labels, "grid": grid, "spacing_mm": spacing_mm, "channels": channels}
-        lists = {key: given if isinstance(given, str) else list(given) for key, given in data.items()}
         terms = {"epsilon": epsilon, "delta": delta, "unit": unit, "relation": relation, "voters_per_site": voters}
         terms |= {"quorum": quorum, "planned_queries": queries}
         privacy = read_section(PrivacyConfig, terms, where="privacy")
         usual = usual_aggregation(quorum) if aggregation is None else aggregation
         return cls(
             name=name,
-            data=read_section(DataConfig, lists, where="data"),
+            data=read_section(DataConfig, data, where="data"),
             privacy=dataclasses.replace(privacy, aggregation=usual),
-            codec=codec or CodecConfig(),
+            codec=CodecConfig() if codec is None else codec,
             student=student,
         )
 
@@ -517,7 +536,9 @@ def load_study(path: Path | str) -> Study:
     'paper-pca'
     """
     remedy = "check the path, or make a study with `consilium study init`"
-    return parse_study(read_text(Path(path), what="study file", most_bytes=MAX_TOML_BYTES, remedy=remedy))
+    return parse_study(
+        read_text(as_path(path, what="study file"), what="study file", most_bytes=MAX_TOML_BYTES, remedy=remedy)
+    )
 
 
 def parse_study(text: str) -> Study:
@@ -538,22 +559,13 @@ def parse_study(text: str) -> Study:
     ...
     common.errors.InvalidInput: study schema; allowed: 1; to fix: ...
     """
+    if not isinstance(text, str):
+        raise InvalidInput("text of a study file", value=type(text).__name__, limit="a string")
     document = parse_toml(text, what="study file", remedy="see `consilium study init` for a valid one")
     check_schema("study", document.pop("schema", None), known=STUDY_SCHEMA)
-    sections = {
-        "data": DataConfig,
-        "privacy": PrivacyConfig,
-        "codec": CodecConfig,
-        "teacher": TrainingConfig,
-        "student": TrainingConfig,
-        "collection": CollectionConfig,
-        "gate": GateConfig,
-        "pool": PoolConfig,
-        "start": StartConfig,
-    }
-    no_unknown(document, {"name", *sections}, where="study")
+    no_unknown(document, {"name", *_SECTIONS}, where="study")
     parts: dict[str, Any] = {
-        key: read_section(kind, document[key], where=key) for key, kind in sections.items() if key in document
+        key: read_section(kind, document[key], where=key) for key, kind in _SECTIONS.items() if key in document
     }
     name = document.get("name")
     if not isinstance(name, str) or not name.isprintable():

@@ -20,9 +20,11 @@ from common.names import (
     region_members,
     region_names,
 )
-from common.sections import as_said
+from common.sections import as_said, check_types
 
 MAX_GRID_VOXELS = 1 << 24
+MAX_LABELS = 256
+"""Largest number of labels, the background included: label maps are stored as uint8."""
 NORMALISATIONS = ("volume", "nonzero")
 
 
@@ -52,13 +54,13 @@ class DataConfig:
     finer: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("labels", "grid", "channels", "regions"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        object.__setattr__(self, "spacing_mm", tuple(float(spacing) for spacing in self.spacing_mm))
+        check_types(self, where="data")
         if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels) or not all(self.labels):
             raise InvalidInput(
                 "data.labels", value=self.labels, limit="the background and at least one structure, each name only once"
             )
+        if len(self.labels) > MAX_LABELS:
+            raise InvalidInput("number of data.labels", value=len(self.labels), limit=f"at most {MAX_LABELS}")
         if not self.channels or len(set(self.channels)) != len(self.channels):
             raise InvalidInput("data.channels", value=self.channels, limit="at least one channel, each name only once")
         if len(self.spacing_mm) != 3 or not all(0.05 <= s <= 20 for s in self.spacing_mm):
@@ -73,7 +75,7 @@ class DataConfig:
         if self.normalisation not in NORMALISATIONS:
             raise InvalidInput("data.normalisation", value=self.normalisation, limit=", ".join(NORMALISATIONS))
         check_regions(self.regions, self.labels)
-        if type(self.finer) is not int or self.finer not in (1, 2, 4):
+        if self.finer not in (1, 2, 4):
             raise InvalidInput("data.finer", value=self.finer, limit="1, 2 or 4")
         _ = self.student  # raises InvalidInput if the student's grid is too large
 

@@ -8,9 +8,9 @@ a budget that is no finite number, or is negative.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 
 from common.errors import InvalidInput
+from common.sections import check_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class PoolConfig:
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        value = self.epsilon
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+        check_types(self, where="pool")
+        if self.epsilon < 0:
             raise InvalidInput(
-                "pool.epsilon", value=value, limit="at least the study's own ε, or 0 to use the study's own ε"
+                "pool.epsilon", value=self.epsilon, limit="at least the study's own ε, or 0 to use the study's own ε"
             )

@@ -89,6 +89,24 @@ def naming_file(path: Path, *, remedy: str) -> Iterator[None]:
         raise InvalidInput(what, value=error.value, limit=error.limit, remedy=error.remedy or remedy) from error
 
 
+def as_path(value: object, *, what: str) -> Path:
+    """Return a path that is given as a path or a string.
+
+    Args:
+        value: The path.
+        what: Name of the file or folder in the error.
+
+    Returns:
+        The path.
+
+    Raises:
+        InvalidInput: For anything else.
+    """
+    if not isinstance(value, str | Path):
+        raise InvalidInput(f"path of the {what}", value=type(value).__name__, limit="a path, or a string")
+    return Path(value)
+
+
 def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "") -> str:
     """Return the text of a regular file.
 

@@ -45,9 +45,27 @@ def read_section(kind: type[Any], table: object, *, where: str) -> Any:
         return kind(**values)
 
 
+def check_types(config: Any, *, where: str) -> None:
+    """Check that each field of a section has the type of its annotation, as if it was read from a file.
+
+    Called first when a section is made. A list becomes a tuple, and an integer given for a float becomes a float, so
+    that a section made in Python has the id of the same section in a file. A set is refused, because it has no order.
+
+    Args:
+        config: The section, a frozen dataclass.
+        where: Name of the section, for errors.
+
+    Raises:
+        InvalidInput: For a value of another type.
+    """
+    for spec in dataclasses.fields(config):
+        given = getattr(config, spec.name)
+        object.__setattr__(config, spec.name, _typed(given, str(spec.type), where=f"{where}.{spec.name}"))
+
+
 def _typed(value: object, annotation: str, *, where: str) -> object:
     if annotation.startswith("tuple["):
-        if not isinstance(value, list):
+        if not isinstance(value, list | tuple):
             raise InvalidInput(where, value=value, limit="a list")
         return tuple(_typed(item, annotation[6:-1].split(",")[0], where=where) for item in value)
     match annotation:
@@ -62,8 +80,11 @@ def _typed(value: object, annotation: str, *, where: str) -> object:
         case _:
             ok = isinstance(value, str)
     if not ok:
-        raise InvalidInput(where, value=value, limit=annotation)
+        raise InvalidInput(where, value=value, limit=_KINDS.get(annotation, "text"))
     return value
+
+
+_KINDS = {"int": "an integer", "float": "a finite number", "bool": "true or false"}
 
 
 def no_unknown(table: dict[str, Any], known: set[str], *, where: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from common.canonical import check_hash
 from common.errors import InvalidInput
+from common.sections import check_types
 
 MAX_NAME = 80
 
@@ -30,6 +31,7 @@ class StartConfig:
     study: str = ""
 
     def __post_init__(self) -> None:
+        check_types(self, where="start")
         for value in filter(None, (self.weights, self.study)):
             check_hash(value)
         if not self.weights and (self.name or self.study):

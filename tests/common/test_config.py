@@ -2,8 +2,19 @@ from dataclasses import replace
 
 import pytest
 
-from common.config import Study, parse_study, render_study
+from common.config import (
+    CodecConfig,
+    CollectionConfig,
+    DataConfig,
+    GateConfig,
+    StartConfig,
+    Study,
+    TrainingConfig,
+    parse_study,
+    render_study,
+)
 from common.errors import InvalidInput
+from tests.federation import make_study
 
 TEXT = """
 schema = 1
@@ -82,3 +93,63 @@ def test_editing_any_privacy_setting_makes_another_study(study, change):
 
 def test_a_training_recipe_changes_no_guarantee_and_no_id(study):
     assert replace(study, student=replace(study.student, steps=7)).id == study.id
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (CodecConfig, {"name": None}),
+        (CodecConfig, {"radius": "1"}),
+        (CodecConfig, {"radius": 10**400}),
+        (CodecConfig, {"radius": float("nan")}),
+        (CodecConfig, {"joint": 1}),
+        (CodecConfig, {"augmentations": 2.0}),
+        (TrainingConfig, {"steps": True}),
+        (TrainingConfig, {"steps": 1.5}),
+        (TrainingConfig, {"channels": 4}),
+        (TrainingConfig, {"channels": {4, 8}}),
+        (TrainingConfig, {"channels": (True, 8)}),
+        (TrainingConfig, {"learning_rate": "0.1"}),
+        (TrainingConfig, {"amp": "yes"}),
+        (TrainingConfig, {"augmentation": ["smooth"]}),
+        (CollectionConfig, {"patience_s": None}),
+        (CollectionConfig, {"batch_size": True}),
+        (GateConfig, {"verdicts": True}),
+        (StartConfig, {"name": 3}),
+    ],
+    ids=str,
+)
+def test_a_section_made_in_python_refuses_a_value_of_another_type_as_a_file_does(
+    kind: type, wrong: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(wrong))):
+        kind(**wrong)
+
+
+@pytest.mark.parametrize("name", ["labels", "channels", "regions"])
+def test_names_whose_order_is_their_number_are_not_taken_from_a_set(name: str) -> None:
+    terms = {"labels": ["background", "ball"], "spacing_mm": (1.0, 1.0, 1.0), "grid": (8, 8, 8)}
+    with pytest.raises(InvalidInput, match=f"data.{name}.*a list"):
+        DataConfig(**terms | {name: {"background", "ball"}})  # type: ignore[arg-type]
+
+
+def test_a_study_has_at_most_as_many_labels_as_a_voxel_of_a_label_map_can_hold() -> None:
+    def data(labels: int) -> DataConfig:
+        names = tuple(f"label {number}" for number in range(labels))
+        return DataConfig(labels=names, spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8))
+
+    assert len(data(256).labels) == 256
+    with pytest.raises(InvalidInput, match="got 257; allowed: at most 256"):
+        data(257)
+
+
+def test_a_study_made_with_whole_numbers_is_the_one_that_its_file_gives() -> None:
+    study = make_study()
+    whole = replace(study, privacy=replace(study.privacy, epsilon=8), codec=replace(study.codec, radius=1))
+    assert parse_study(render_study(whole)).id == whole.id
+
+
+@pytest.mark.parametrize("section", ["data", "privacy", "codec", "student", "gate", "name"])
+def test_a_study_refuses_a_section_of_another_class(section: str) -> None:
+    with pytest.raises(InvalidInput, match=section):
+        replace(make_study(), **{section: None})  # type: ignore[arg-type]
