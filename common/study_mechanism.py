@@ -14,6 +14,7 @@ from common.config import Study
 from common.errors import InvalidInput
 from common.privacy.accounting import epsilon_by, max_mu_squared
 from common.privacy.calibration import calibrate
+from common.privacy.checks import check_kind
 from common.privacy.coalitions import against_whom, coalition_sentences, spare_sentence
 from common.privacy.figures import delta_text, epsilon_text, percent_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, radius_int
@@ -103,7 +104,7 @@ def study_mechanism(study: Study, *, dimension: int) -> Mechanism:
     >>> c.study_mechanism(study, dimension=4).voters_per_site
     5
     """
-    privacy = study.privacy
+    privacy = check_kind("study", study, Study).privacy
     radius = radius_int(study.codec.radius)
     noise_std = calibrate(
         budget=privacy.budget,
@@ -151,7 +152,7 @@ def sealed_sentences(study: Study, *, sites: int = 0, spent: Fraction = Fraction
     Returns:
         The sentences; empty for an open study.
     """
-    privacy = study.privacy
+    privacy = check_kind("study", study, Study).privacy
     if not privacy.sealed:
         return ()
     most = max(check_integer("sites", sites, least=0), privacy.quorum)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from common.ledger.charges import NOTHING, Spend
 from common.ledger.server_state import Books
-from common.privacy.accounting import ACCOUNTANTS, Guarantee, guarantee, max_mu_squared
+from common.privacy.accounting import ACCOUNTANTS, MAX_PLD_EPSILON, Guarantee, guarantee, max_mu_squared
 from common.privacy.consent import (
     group_guarantees,
     group_sentence,
@@ -27,7 +27,7 @@ from common.privacy.consent import (
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Protection
 
-_PLD_LEAST, _PLD_MOST = Fraction(1, 2**20), Fraction(64**2)
+_PLD_LEAST = Fraction(1, 2**20)
 
 
 class BudgetTerms(Protocol):
@@ -148,10 +148,11 @@ class Spending:
     def by_all(self) -> tuple[Guarantee, ...]:
         """Return one guarantee for each accountant that can compute it, of everything spent so far.
 
-        The accountant ``pld`` is left out if 0 < μ² ≤ 2⁻²⁰ or μ² > 64², where μ² is the sum over all releases.
+        The accountant ``pld`` is left out if 0 < μ² ≤ 2⁻²⁰, where μ² is the sum over all releases, or if the exact ε is
+        not well below 700.
         """
         mu_squared = self.mu_squared
-        pld = mu_squared == 0 or _PLD_LEAST < mu_squared <= _PLD_MOST
+        pld = mu_squared == 0 or (mu_squared > _PLD_LEAST and self.by("exact").epsilon < MAX_PLD_EPSILON - 1)
         return tuple(self.by(name) for name in ACCOUNTANTS if name != "pld" or pld)
 
     def groups(self) -> tuple[Guarantee, ...]:

@@ -32,9 +32,9 @@ from typing import Any
 import mpmath
 import numpy as np
 
-from common.canonical import check_integer
+from common.canonical import check_integer, member
 from common.errors import InvalidInput
-from common.privacy.checks import check_delta, check_number, check_rational
+from common.privacy.checks import check_delta, check_kind, check_number, check_rational
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection
 
@@ -43,6 +43,13 @@ MAX_POOL_COORDINATES = 1 << 24
 
 MAX_EPSILON = 2000.0
 """Largest ε of a budget. Up to this ε, (1 + e^ε)·``MAX_POOL_COORDINATES``·``SAMPLER_TV`` is below ``SAMPLER_DELTA``."""
+
+MAX_GUARANTEE_EPSILON = 2400.0
+"""Largest ε of a guarantee. It is above :data:`MAX_EPSILON`, because looser accountants state a larger ε for a budget
+that is spent by ``exact``. What the sampler and the shares of a sealed sum add is still below ``SAMPLER_DELTA``."""
+
+MAX_PLD_EPSILON = 700.0
+"""Largest ε that :func:`epsilon_pld` returns. From ε = 709 on, e^ε is beyond float64."""
 
 MIN_MU, MAX_MU = 2.0**-40, 2.0**20
 """Range of μ that the accountants accept. A smaller μ reveals nearly nothing, a larger μ nearly everything."""
@@ -62,6 +69,7 @@ _LIBRARY_ORDERS = (
 _LIMIT_BITS = 56  # significant bits of a limit on μ²: loses at most 2^-55 of a budget, keeps stored rationals short
 _LIBRARY_ROUNDING = 1 + 2.0**-44  # outward rounding of a float64 library's ε, checked against mpmath in the tests
 _PRECISION_BITS = 320
+_ZERO_TAIL = 1000.0  # a standard normal variable exceeds 40 with a probability below float64's range
 
 
 def delta_exact(mu: float, epsilon: float) -> float:
@@ -87,6 +95,8 @@ def delta_exact(mu: float, epsilon: float) -> float:
     mu_squared = Fraction(check_number("mu", mu)) ** 2
     _check_mu_squared(mu_squared)
     check_number("epsilon", epsilon, zero=True)
+    if epsilon / mu - mu / 2 > _ZERO_TAIL:
+        return 0.0
     return float(_delta(_mp().mpf(mu), _mp().mpf(epsilon)))
 
 
@@ -161,7 +171,7 @@ def epsilon_rdp_library(mu_squared: Fraction | float, delta: float) -> float:
 def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
     """Return ε at δ by dp-accounting's privacy loss distribution, as a second opinion on ``exact``.
 
-    It agrees with ``exact`` to about 1e-7·μ and takes tenths of a second. No budget decision depends on it.
+    It agrees with ``exact`` to about 5e-7·μ and takes tenths of a second. No budget decision depends on it.
 
     Args:
         mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 64².
@@ -171,7 +181,8 @@ def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
         ε.
 
     Raises:
-        InvalidInput: If an argument is outside its range. Above μ = 64 the grid would not fit in memory.
+        InvalidInput: If an argument is outside its range, or ε is above :data:`MAX_PLD_EPSILON`, where the library's
+            e^ε leaves float64 and its ε is nearly 1 too large. Above μ = 64 the grid would not fit in memory.
 
     Source: Koskela et al. 2020; Doroshenko et al. 2022.
 
@@ -181,7 +192,15 @@ def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
     checked = _checked_mu_squared(mu_squared)
     if checked > 64**2:
         raise InvalidInput("mu for the pld accountant", value=sqrt(checked), limit="at most 64")
-    return _epsilon_pld(checked, check_delta("delta", delta))
+    epsilon = _epsilon_pld(checked, check_delta("delta", delta))
+    if epsilon > MAX_PLD_EPSILON:
+        raise InvalidInput(
+            "epsilon by the pld accountant",
+            value=epsilon,
+            limit=f"at most {epsilon_text(MAX_PLD_EPSILON)}",
+            remedy="use the accountant exact, which has no such limit",
+        )
+    return epsilon
 
 
 def epsilon_paper(mu_squared: Fraction | float, delta: float) -> float:
@@ -249,7 +268,10 @@ def compose(mechanisms: Iterable[Mechanism], protection: Protection) -> Fraction
     >>> c.compose([release, release], c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE))
     Fraction(2, 1)
     """
-    return sum((mechanism.mu_squared(protection) for mechanism in mechanisms), start=Fraction(0))
+    if not isinstance(mechanisms, Iterable) or isinstance(mechanisms, np.ndarray):
+        raise InvalidInput("mechanisms", value=type(mechanisms).__name__, limit="a list of mechanisms")
+    each = (check_kind("mechanism of a release", mechanism, Mechanism) for mechanism in mechanisms)
+    return sum((mechanism.mu_squared(protection) for mechanism in each), start=Fraction(0))
 
 
 def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
@@ -274,8 +296,8 @@ def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
     >>> round(float(limit), 3)
     2.776
     """
-    name = AccountantName(accountant)
-    if budget.epsilon > MAX_EPSILON:
+    name = member(AccountantName, accountant, what="accountant")
+    if check_kind("budget", budget, Budget).epsilon > MAX_EPSILON:
         raise InvalidInput(
             "epsilon of a budget",
             value=budget.epsilon,
@@ -362,8 +384,9 @@ class Guarantee:
     def __post_init__(self) -> None:
         check_number("epsilon of a guarantee", self.epsilon, zero=True)
         check_delta("delta", self.delta)
-        if self.accountant not in ACCOUNTANTS:
+        if check_kind("accountant", self.accountant, str) not in ACCOUNTANTS:
             raise InvalidInput("accountant", value=self.accountant, limit=", ".join(ACCOUNTANTS))
+        check_kind("protection", self.protection, Protection)
         check_integer("group of a guarantee", self.group, least=1)
 
     def __str__(self) -> str:
@@ -412,23 +435,24 @@ def guarantee(
         The guarantee, with ε rounded up.
 
     Raises:
-        InvalidInput: If an argument is outside its range, or if the ε of a group is above :data:`MAX_EPSILON`, because
-            the part of δ that is set aside would then not cover the sampler.
+        InvalidInput: If an argument is outside its range, or if ε is above :data:`MAX_GUARANTEE_EPSILON`, for a group
+            above :data:`MAX_EPSILON`, because the part of δ that is set aside would then not cover the sampler.
 
     >>> patient, budget = c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE), c.Budget(epsilon=8.0, delta=1e-5)
     >>> print(c.guarantee(Fraction(1), budget, patient, "exact"))
     ε = 4.378 (exact) at δ = 1e-05, unit patient, relation replace-one
     """
     check_rational("spent mu^2", mu_squared, zero=True)
-    name = str(accountant)
+    check_kind("budget", budget, Budget)
+    name = str(check_kind("accountant", accountant, str))
     together = group_mu_squared(mu_squared or Fraction(1), size=group)
     epsilon = 0.0 if mu_squared == 0 else epsilon_by(name, together, budget.analytic_delta)
-    if group > 1 and epsilon > MAX_EPSILON:
+    if epsilon > (MAX_EPSILON if group > 1 else MAX_GUARANTEE_EPSILON):
         raise InvalidInput(
-            "epsilon of a group",
+            "epsilon of a group" if group > 1 else "epsilon of a guarantee",
             value=epsilon,
-            limit=f"at most {epsilon_text(MAX_EPSILON)}",
-            remedy="choose a smaller group",
+            limit=f"at most {epsilon_text(MAX_EPSILON if group > 1 else MAX_GUARANTEE_EPSILON)}",
+            remedy="choose a smaller group" if group > 1 else "use more noise or fewer releases",
         )
     return Guarantee(epsilon=epsilon, delta=budget.delta, accountant=name, protection=protection, group=group)
 
@@ -589,7 +613,8 @@ def _max_mu_squared(name: AccountantName, epsilon: float, delta: float) -> Fract
 
 def _check_mu_squared(value: Fraction) -> Fraction:
     if not Fraction(MIN_MU) ** 2 <= value <= Fraction(MAX_MU) ** 2:
-        raise InvalidInput("mu^2", value=float(value), limit="2^-80 to 2^40")
+        shown = float(value) if value < 2**1000 else "a number above 2^1000"
+        raise InvalidInput("mu^2", value=shown, limit="2^-80 to 2^40")
     return value
 
 

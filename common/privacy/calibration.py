@@ -14,7 +14,7 @@ from math import isqrt, nextafter
 from common.canonical import check_integer
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee, guarantee, max_mu_squared
-from common.privacy.checks import check_rational
+from common.privacy.checks import check_kind, check_rational
 from common.privacy.gaussian import MAX_NOISE_STD, MIN_NOISE_STD
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, sensitivity
 
@@ -66,6 +66,7 @@ def calibrate(
     2.401
     """
     count = _checked_queries(queries)
+    check_kind("protection", protection, Protection)
     delta = sensitivity(
         radius_int=radius_int, voters_per_site=voters_per_site, unit=protection.unit, relation=protection.relation
     )
@@ -104,6 +105,7 @@ def noise_multiplier(mechanism: Mechanism, protection: Protection) -> float:
     >>> c.noise_multiplier(release, c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE))
     1.5
     """
+    check_kind("mechanism", mechanism, Mechanism), check_kind("protection", protection, Protection)
     delta = sensitivity(
         radius_int=mechanism.radius_int,
         voters_per_site=mechanism.voters_per_site,
@@ -137,7 +139,7 @@ def queries_left(mechanism: Mechanism, *, protection: Protection, spent: Fractio
     """
     check_rational("spent mu^2", spent, zero=True)
     check_rational("limit on mu^2", limit)
-    return max(0, (limit - spent) // mechanism.mu_squared(protection))
+    return max(0, (limit - spent) // check_kind("mechanism", mechanism, Mechanism).mu_squared(protection))
 
 
 def epsilon_of_plan(
@@ -163,7 +165,8 @@ def epsilon_of_plan(
     >>> print(c.epsilon_of_plan(release, queries=4, budget=budget, protection=patient, accountant="exact"))
     ε = 4.378 (exact) at δ = 1e-05, unit patient, relation replace-one
     """
-    return guarantee(_checked_queries(queries) * mechanism.mu_squared(protection), budget, protection, accountant)
+    cost = check_kind("mechanism", mechanism, Mechanism).mu_squared(protection)
+    return guarantee(_checked_queries(queries) * cost, budget, protection, accountant)
 
 
 def _checked_queries(queries: int) -> int:

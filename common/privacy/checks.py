@@ -1,11 +1,33 @@
-"""Checks the numbers of the privacy arithmetic: finite numbers, exact rationals, and a guarantee's δ."""
+"""Checks arguments of the privacy arithmetic: classes, finite numbers, exact rationals, and a guarantee's δ."""
 
 from __future__ import annotations
 
 from fractions import Fraction
-from math import isfinite
+from sys import float_info
+from typing import TypeVar
 
 from common.errors import InvalidInput
+
+Kind = TypeVar("Kind")
+
+
+def check_kind(what: str, value: object, kind: type[Kind]) -> Kind:
+    """Return a value if it is an instance of a class.
+
+    Args:
+        what: Name of the value in the error.
+        value: The value.
+        kind: The class.
+
+    Returns:
+        The value.
+
+    Raises:
+        InvalidInput: For anything else.
+    """
+    if not isinstance(value, kind):
+        raise InvalidInput(what, value=type(value).__name__, limit=f"an object of class {kind.__name__}")
+    return value
 
 
 def check_number(what: str, value: float, *, zero: bool = False) -> float:
@@ -22,8 +44,8 @@ def check_number(what: str, value: float, *, zero: bool = False) -> float:
     Raises:
         InvalidInput: For anything else.
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    if not number or value < 0 or (value == 0 and not zero):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not abs(value) <= float_info.max or value < 0 or (value == 0 and not zero):
         raise InvalidInput(
             what, value=value, limit="a finite number, 0 or above" if zero else "a finite number above 0"
         )

@@ -15,10 +15,10 @@ from functools import lru_cache
 from math import floor, sqrt
 from typing import ClassVar
 
-from common.canonical import check_hash, check_integer, digest
+from common.canonical import check_hash, check_integer, digest, member
 from common.document import Document
 from common.errors import InvalidInput
-from common.privacy.checks import check_number, check_rational
+from common.privacy.checks import check_kind, check_number, check_rational
 
 GRID_BITS = 16
 """Codes live on the grid 2⁻¹⁶: the integer q stands for q · 2⁻¹⁶."""
@@ -32,6 +32,7 @@ their own codes and learn that site's noisy code."""
 
 MAX_DIMENSION = 1 << 20
 MAX_VOTERS_PER_SITE = 1 << 12
+MAX_RADIUS_INT = 1 << 62
 MAX_STATED_STD = 1 << 60
 """Largest σ on the integer sum that a query may state, in grid steps: noise must fit into int64."""
 MAX_NOISE_BITS = 128
@@ -104,7 +105,7 @@ def sensitivity(*, radius_int: int, voters_per_site: int, unit: Unit, relation: 
     131072
     """
     _check_voters(radius_int, voters_per_site)
-    match Unit(unit), Relation(relation):
+    match member(Unit, unit, what="unit of privacy"), member(Relation, relation, what="neighbouring relation"):
         case Unit.PATIENT, Relation.ZERO_OUT:
             raise InvalidInput(
                 "unit patient with relation zero-out",
@@ -121,7 +122,7 @@ def sensitivity(*, radius_int: int, voters_per_site: int, unit: Unit, relation: 
 
 
 def _check_voters(radius_int: int, voters_per_site: int) -> None:
-    check_integer("integer radius", radius_int, least=1, limit="a positive integer")
+    check_integer("integer radius", radius_int, least=1, most=MAX_RADIUS_INT, limit="an integer from 1 to 2^62")
     check_integer("voters per site", voters_per_site, least=1, most=MAX_VOTERS_PER_SITE)
 
 
@@ -144,8 +145,8 @@ class Protection(Document):
     relation: Relation
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "unit", Unit(self.unit))
-        object.__setattr__(self, "relation", Relation(self.relation))
+        object.__setattr__(self, "unit", member(Unit, self.unit, what="unit of privacy"))
+        object.__setattr__(self, "relation", member(Relation, self.relation, what="neighbouring relation"))
         sensitivity(radius_int=1, voters_per_site=1, unit=self.unit, relation=self.relation)
 
     def __str__(self) -> str:
@@ -234,7 +235,7 @@ class Mechanism(Document):
                 value=float(self.noise_std),
                 limit=f"at most {MAX_STATED_STD:.3g} grid steps",
             )
-        if self.name != "rounded-gaussian-sum":
+        if check_kind("mechanism", self.name, str) != "rounded-gaussian-sum":
             raise InvalidInput("mechanism", value=self.name, limit="rounded-gaussian-sum")
 
     def noise_in_sum(self, sites: int) -> float:
@@ -291,6 +292,7 @@ class Mechanism(Document):
 
         Source: Dong, Roth & Su 2022, Theorem 2.7.
         """
+        check_kind("protection", protection, Protection)
         delta = sensitivity(
             radius_int=self.radius_int,
             voters_per_site=self.voters_per_site,

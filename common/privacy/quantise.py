@@ -52,7 +52,8 @@ def clip(code: Float[np.ndarray, "l"], *, radius: float) -> Float[np.ndarray, "l
     direction = result / peak  # in two steps: radius / norm may underflow, and norm itself may be infinite
     result = direction * (radius / _norm(direction))
     while _norm(result) > radius:
-        result = result * _SHRINK
+        smaller = result * _SHRINK
+        result = smaller if np.any(smaller != result) else np.nextafter(result, 0.0)  # the smallest floats round up
     return result
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from common.errors import InvalidInput
+from common.privacy.checks import check_kind
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import Mechanism
 from common.privacy.quantise import within
@@ -37,7 +38,7 @@ class CodeSum:
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
-        self.mechanism, self.codes = mechanism, 0
+        self.mechanism, self.codes = check_kind("mechanism", mechanism, Mechanism), 0
         self._total = np.zeros(mechanism.dimension, dtype=np.int64)
 
     def add(self, code: Int64[np.ndarray, "l"]) -> None:
@@ -83,6 +84,8 @@ class CodeSum:
                 "sites on a roster", value=sites, limit=f"at least 1, and at least {self.codes}, the number of codes"
             )
         _check_room(self.mechanism, sites)
+        if not callable(sampler):
+            raise InvalidInput("sampler", value=type(sampler).__name__, limit="a function that draws noise")
         noise = sampler(self.mechanism.dimension, self.mechanism.noise_std)
         if type(noise) is not np.ndarray or noise.dtype != np.int64 or noise.shape != self._total.shape:
             raise InvalidInput(
@@ -117,9 +120,11 @@ def noisy_sum(
     >>> c.noisy_sum([np.array([39321, 52428])] * 3, release).shape
     (2,)
     """
+    if not isinstance(codes, list | tuple):
+        raise InvalidInput("codes", value=type(codes).__name__, limit="a list with one code for each site")
+    summed = CodeSum(mechanism)
     if codes:
         _check_room(mechanism, len(codes))
-    summed = CodeSum(mechanism)
     for code in codes:
         summed.add(code)
     return summed.released(sites=len(codes), sampler=sampler)

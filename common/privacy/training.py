@@ -35,7 +35,7 @@ from common.canonical import check_integer, member
 from common.document import Document
 from common.errors import InvalidInput
 from common.privacy.accounting import epsilon_exact
-from common.privacy.checks import check_delta, check_number
+from common.privacy.checks import check_delta, check_kind, check_number
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Unit
 
@@ -96,6 +96,8 @@ class TrainingEvent(Document):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampling", member(Sampling, self.sampling, what="sampling"))
+        if not isinstance(self.releases, list | tuple):
+            raise InvalidInput("further releases of a training", value=type(self.releases).__name__, limit="a list")
         object.__setattr__(self, "releases", tuple(self.releases))
         if not isinstance(self.rate, Fraction) or not 0 < self.rate <= 1:
             raise InvalidInput("sampling rate q", value=self.rate, limit="a rational above 0, at most 1")
@@ -192,7 +194,13 @@ def epsilon_of_all(events: tuple[TrainingEvent, ...], *, delta: float, neighbour
         InvalidInput: If δ is outside its range.
     """
     check_delta("delta", delta)
-    return _epsilon(tuple(events), delta, Neighbours(neighbours))
+    for event in events:
+        check_kind("training", event, TrainingEvent)
+    return _epsilon(tuple(events), delta, _relation(neighbours))
+
+
+def _relation(neighbours: Neighbours | str) -> Neighbours:
+    return member(Neighbours, neighbours, what="neighbouring relation of a training")
 
 
 def guarantee_of(event: TrainingEvent, *, delta: float, neighbours: Neighbours) -> TrainingGuarantee:
@@ -209,7 +217,7 @@ def guarantee_of(event: TrainingEvent, *, delta: float, neighbours: Neighbours) 
     Raises:
         InvalidInput: If δ or the relation is invalid.
     """
-    return TrainingGuarantee(epsilon_of(event, delta=delta, neighbours=neighbours), delta, Neighbours(neighbours))
+    return TrainingGuarantee(epsilon_of(event, delta=delta, neighbours=neighbours), delta, _relation(neighbours))
 
 
 def plan_noise(
@@ -254,8 +262,7 @@ def plan_noise(
     3.797
     """
     check_number("epsilon of a training", epsilon)
-    if steps < 1:
-        raise InvalidInput("training steps", value=steps, limit=f"an integer from 1 to {MAX_STEPS}")
+    check_integer("training steps", steps, least=1, most=MAX_STEPS, limit=f"an integer from 1 to {MAX_STEPS}")
 
     def event(multiplier: Fraction) -> TrainingEvent:
         return TrainingEvent(sampling, rate, multiplier, steps, releases)
@@ -264,7 +271,7 @@ def plan_noise(
         return epsilon_of(event(multiplier), delta=delta, neighbours=neighbours)
 
     def roughly(multiplier: Fraction) -> float:  # pessimistic too, and cheap where the noise is small
-        return _epsilon((event(multiplier),), delta, Neighbours(neighbours), _ROUGH)
+        return _epsilon((event(multiplier),), delta, _relation(neighbours), _ROUGH)
 
     others = TrainingEvent(sampling, rate, MAX_MULTIPLIER, 0, releases)
     if epsilon_of(others, delta=delta, neighbours=neighbours) > epsilon:

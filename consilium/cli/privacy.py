@@ -150,7 +150,7 @@ def plan_command(
     from consilium.reports.plan_report import About, check_chart, write_chart
     from server.planning.planner import plan
     from server.planning.public_shapes import read_shapes
-    from server.planning.recommend import NOT_REHEARSED, REHEARSED, recommend, study_prospects
+    from server.planning.recommend import NOT_REHEARSED, REHEARSED, check_voters, recommend, study_prospects
 
     flags = given(epsilon=epsilon, delta=delta, accountant=accountant, unit=unit, relation=relation, radius=radius)
     flags |= given(queries=queries, voters=voters)
@@ -182,6 +182,7 @@ def plan_command(
         colluders=privacy.sealed_colluders,
         spare_draws=privacy.spare_draws,
     )
+    check_voters(privacy.voters_per_site, patients=patients)
     result = planned(queries=privacy.planned_queries, voters_per_site=privacy.voters_per_site)
     terms = None if study is None else load_study(study)
     if cases is not None and label_maps is None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +36,23 @@ def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
 def json_text(facts: object) -> str:
     """Return facts as the text that ``--json`` prints.
 
+    JSON has no NaN and no infinity, so such a number is written as null.
+
     Args:
-        facts: Values that JSON can represent.
+        facts: Values that JSON can represent, or floats that are not finite.
 
     Returns:
         The text.
     """
-    return json.dumps(facts, indent=1, ensure_ascii=False)
+    return json.dumps(_finite(facts), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(facts: object) -> object:
+    if isinstance(facts, Mapping):
+        return {key: _finite(value) for key, value in facts.items()}
+    if isinstance(facts, list | tuple):
+        return [_finite(value) for value in facts]
+    return None if isinstance(facts, float) and not isfinite(facts) else facts
 
 
 @contextmanager

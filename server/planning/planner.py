@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, floor, isfinite, log, log1p, log2, sqrt
+from math import ceil, floor, log, log1p, log2, sqrt
 
 import numpy as np
 
@@ -51,6 +51,8 @@ PRIOR_BELOW = 0.25
 INFORMATIVE_FROM = 0.60
 MIN_BITS_PER_QUERY = 1.0
 MAX_HOSPITALS = 10_000
+MAX_SPECTRUM = 1e200
+"""Largest sum of a spectrum, so that its product with the largest noise variance is finite."""
 
 
 class Outlook(StrEnum):
@@ -385,7 +387,7 @@ def plan(
     noise_std = calibrate(
         budget=budget,
         accountant=accountant,
-        queries=queries + check_integer("spare draws", spare_draws, least=0),
+        queries=check_integer("planned queries", queries, least=1) + check_integer("spare draws", spare_draws, least=0),
         radius_int=bound,
         voters_per_site=voters_per_site,
         protection=protection,
@@ -554,11 +556,13 @@ def _least_power_ratio(spectrum: tuple[float, ...]) -> float:
 def _checked_spectrum(spectrum: Sequence[float] | None, dimension: int) -> list[float]:
     if spectrum is None:
         return [1.0] * dimension
-    values = [float(v) for v in spectrum]
-    if len(values) != dimension or not all(isfinite(v) and v >= 0 for v in values) or not sum(values) > 0:
+    if not isinstance(spectrum, list | tuple | np.ndarray) or np.ndim(spectrum) != 1:
+        raise InvalidInput("spectrum", value=type(spectrum).__name__, limit="a list of numbers")
+    values = [float(check_number("eigenvalue of the spectrum", v, zero=True)) for v in spectrum]
+    if len(values) != dimension or not 0 < sum(values) <= MAX_SPECTRUM:
         raise InvalidInput(
             "spectrum",
             value=f"{len(values)} numbers",
-            limit=f"{dimension} finite numbers, 0 or above, not all of them 0",
+            limit=f"{dimension} finite numbers, 0 or above, not all of them 0, with a sum of at most {MAX_SPECTRUM:g}",
         )
     return values

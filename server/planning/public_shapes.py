@@ -22,6 +22,7 @@ from common.config import CodecConfig, DataConfig
 from common.data.copies import first_copy
 from common.data.msd import nifti_ending
 from common.errors import InvalidInput
+from common.reading import as_path
 
 if TYPE_CHECKING:
     from common.codecs.pca import PcaCodec
@@ -108,7 +109,7 @@ def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
     return [load_label(path, data) for path in files], len(names)
 
 
-def read_shapes(folder: Path) -> PublicShapes:
+def read_shapes(folder: Path | str) -> PublicShapes:
     """Measure how well a codec and the mean shape of other patients describe the label maps in a folder.
 
     Args:
@@ -127,7 +128,7 @@ def read_shapes(folder: Path) -> PublicShapes:
     ...
     common.errors.InvalidInput: public label maps: got 0; allowed: at least 4 in ...
     """
-    maps, labels = read_maps(folder)
+    maps, labels = read_maps(as_path(folder, what="folder of label maps"))
     return public_shapes(maps, labels=labels)
 
 

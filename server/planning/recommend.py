@@ -40,10 +40,12 @@ from common.config import JOINT_ROUNDS, STUDENT_RECIPE, Study, TrainingConfig
 from common.errors import InvalidInput
 from common.intervals import mean_interval, next_interval
 from common.privacy.calibration import calibrate
+from common.privacy.checks import check_kind
 from common.privacy.figures import noise_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Unit, radius_int
 from common.protocol_terms import PLAIN, PROTOCOLS, Prospects, asked_by, suited, terms_of
 from common.study_mechanism import study_mechanism
+from server.planning.planner import MAX_HOSPITALS
 from server.planning.public_shapes import PublicShapes
 
 OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
@@ -167,13 +169,18 @@ class Rehearsal:
 
     def __post_init__(self) -> None:
         check_integer("patients of a stand-in teacher", self.patients, least=1)
+        for name in ("teachers", "control"):
+            if not isinstance(getattr(self, name), list | tuple):
+                raise InvalidInput(f"Dice of the {name} in a rehearsal", limit="a list of numbers")
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.teachers) != len(self.control) or len(self.control) < LEAST_CASES:
             raise InvalidInput(
                 "public cases of a rehearsal, a trial of the protocol with stand-in teachers",
                 value=len(self.control),
                 limit=f"at least {LEAST_CASES}, each with one Dice of the teachers and one of the control",
             )
-        if not all(0 <= value <= 1 for value in (*self.teachers, *self.control)):
+        each = (*self.teachers, *self.control)
+        if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in each):
             raise InvalidInput("Dice of a public case", limit="a number from 0 to 1")
 
     @property
@@ -380,8 +387,10 @@ def recommend(
     >>> c.recommend(budget=budget, accountant=exact, protection=patient, hospitals=8, patients=15).voters
     5
     """
-    check_integer("hospitals", hospitals, least=1)
+    check_kind("protection", protection, Protection)
+    check_integer("hospitals", hospitals, least=1, most=MAX_HOSPITALS)
     check_integer("patients a site", 1 if patients is None else patients, least=1)
+    check_voters(voters, patients=patients)
     check_integer("public pairs", paired, least=0)
 
     bound = radius_int(1.0)
@@ -409,6 +418,25 @@ def recommend(
         if share >= ENOUGH or (number >= usual and share >= SCARCE):
             break
     return found
+
+
+def check_voters(voters: int | None, *, patients: int | None) -> None:
+    """Refuse more voters than patients at a site, because each voter needs patients of its own.
+
+    Args:
+        voters: Voters of each site; None if they are to be recommended.
+        patients: Patients of each site; None if unknown.
+
+    Raises:
+        InvalidInput: If there are more voters than patients.
+    """
+    if voters is not None and patients is not None and check_integer("voters a site", voters, least=1) > patients:
+        raise InvalidInput(
+            "voters a site",
+            value=voters,
+            limit=f"at most {patients}, the patients a site, because each voter needs patients of its own",
+            remedy="choose fewer voters",
+        )
 
 
 def study_prospects(study: Study, *, hospitals: int) -> Recommendation | None:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from scipy.special import erf, erfc
 
 from common.peers import MAX_PEERS
-from common.privacy.accounting import MAX_EPSILON, MAX_POOL_COORDINATES, delta_exact
+from common.privacy.accounting import MAX_GUARANTEE_EPSILON, MAX_POOL_COORDINATES, delta_exact
 from common.privacy.gaussian import SAMPLER_TV
 from common.privacy.mechanism import SAMPLER_DELTA
 from common.privacy.shares import MIN_SHARE_STD
@@ -164,5 +164,5 @@ def test_what_is_set_aside_covers_shares_of_every_roster() -> None:
         lemma = 29 * h**2 * s**2 * mpmath.exp(-((mpmath.pi * s) ** 2))
         assert lemma < mpmath.mpf(2) ** -3600
         sampler = h * mpmath.mpf(SAMPLER_TV.numerator) / SAMPLER_TV.denominator
-        in_all = (1 + mpmath.exp(MAX_EPSILON)) * MAX_POOL_COORDINATES * (lemma + sampler)
-        assert in_all < mpmath.mpf(2) ** -688 < mpmath.mpf(SAMPLER_DELTA.numerator) / SAMPLER_DELTA.denominator
+        in_all = (1 + mpmath.exp(MAX_GUARANTEE_EPSILON)) * MAX_POOL_COORDINATES * (lemma + sampler)
+        assert in_all < mpmath.mpf(2) ** -112 < mpmath.mpf(SAMPLER_DELTA.numerator) / SAMPLER_DELTA.denominator

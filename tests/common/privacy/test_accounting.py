@@ -19,6 +19,7 @@ from common.errors import InvalidInput
 from common.privacy import accounting
 from common.privacy.accounting import (
     MAX_EPSILON,
+    MAX_GUARANTEE_EPSILON,
     MAX_POOL_COORDINATES,
     Guarantee,
     admits,
@@ -237,7 +238,7 @@ def test_the_limit_is_kept_within_the_budget_by_an_independent_integral() -> Non
 
 def test_the_samplers_share_of_delta_covers_every_allowed_release_at_every_allowed_epsilon() -> None:
     """(1 + e^ε)·τ is what a total variation of τ adds to δ; e < 2.7182818285."""
-    factor = 1 + Fraction(27182818285, 10**10) ** int(MAX_EPSILON)
+    factor = 1 + Fraction(27182818285, 10**10) ** int(MAX_GUARANTEE_EPSILON)
     assert factor * MAX_POOL_COORDINATES * SAMPLER_TV <= SAMPLER_DELTA
     with pytest.raises(InvalidInput, match=r"^epsilon .*got"):
         max_mu_squared(AccountantName.EXACT, Budget(MAX_EPSILON + 1, 1e-3))
@@ -260,6 +261,36 @@ def test_the_filter_refuses_requests_and_limits_that_are_not_positive_rationals(
     if bad != 0:
         with pytest.raises(InvalidInput):
             admits(bad, Fraction(1), Fraction(1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mu", [1.0, 16.0, 32.0])
+def test_the_second_algorithm_is_as_near_as_its_document_says(mu: float) -> None:
+    assert epsilon_pld(mu**2, 1e-5) == pytest.approx(epsilon_exact(mu**2, 1e-5), abs=5e-7 * max(mu, 1))
+
+
+@pytest.mark.parametrize("mu", [36.0, 64.0])
+def test_the_second_algorithm_answers_nothing_where_the_library_is_off_by_nearly_one(mu: float) -> None:
+    with pytest.raises(InvalidInput, match=r"at most 700.*accountant exact"):
+        epsilon_pld(mu**2, 1e-5)
+
+
+def test_no_guarantee_is_stated_beyond_the_epsilon_up_to_which_the_sampler_is_covered() -> None:
+    budget = Budget(MAX_EPSILON, 1e-5)
+    largest = max_mu_squared(AccountantName.EXACT, budget)
+    assert all(guarantee(largest, budget, HOSPITAL, name).epsilon > 1999 for name in ("exact", "rdp", "paper"))
+    with pytest.raises(InvalidInput, match=r"epsilon of a guarantee.*at most 2400"):
+        guarantee(2 * largest, budget, HOSPITAL, "exact")
+
+
+@pytest.mark.parametrize("huge", [10**400, Fraction(10**500, 3), Fraction(1, 10**500)])
+@pytest.mark.parametrize("function", [epsilon_exact, epsilon_rdp, epsilon_pld, epsilon_paper])
+def test_numbers_beyond_every_float_are_refused_and_raise_no_overflow(function: object, huge: object) -> None:
+    with pytest.raises(InvalidInput):
+        function(huge, 1e-5)  # type: ignore[operator]
+
+
+def test_a_delta_far_below_every_float_is_zero() -> None:
+    assert delta_exact(1.0, 1e308) == 0.0
 
 
 @pytest.mark.parametrize("function", [epsilon_exact, epsilon_rdp, epsilon_pld, epsilon_paper])

@@ -354,6 +354,7 @@ TAKES_NO_NUMBER = {
     "audit.Finding",
     "audit.AuditOutcome",  # what an audit answers
     "audit.AuditReport",
+    "checks.check_kind",
     "mechanism.Unit",
     "mechanism.Relation",
     "mechanism.AccountantName",
@@ -364,6 +365,7 @@ TAKES_NO_NUMBER = {
     "recommend.Recommendation",
     "recommend.protocol_for",  # ways to ask and to train, which shape no guarantee
     "recommend.training_for",
+    "recommend.check_voters",  # of numbers that recommend and plan check
     "study_mechanism.usual_verdicts",
     "study_mechanism.mean_noise_std",  # of a study, and of sites that it checks
     "public_shapes.public_shapes",  # label maps, which whoever reads them has checked

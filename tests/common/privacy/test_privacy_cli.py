@@ -16,6 +16,7 @@ from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
 from consilium.cli.audit import audit_app
 from consilium.cli.privacy import plan_app
+from consilium.cli.say import json_text
 from server.planning.recommend import Rehearsal
 from tests.worlds import study_toml
 
@@ -149,6 +150,29 @@ def test_a_chart_is_written_for_plans_of_any_size(name: str, tmp_path: Path) -> 
     size = ("--hospitals", "700", "--queries", "200000") if name == "plan.svg" else ()
     assert call(plan_app, "--chart", str(tmp_path / name), *size)[0] == 0
     assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_more_voters_than_patients_are_refused_since_each_needs_patients_of_its_own() -> None:
+    for more in ((), ("--queries", "8")):
+        with pytest.raises(InvalidInput, match=r"voters a site: got 16; allowed: at most 15"):
+            call(plan_app, "--unit", "patient", "--delta", "1e-5", "--voters", "16", "--patients", "15", *more)
+
+
+def test_queries_below_one_are_not_made_up_for_by_spare_draws() -> None:
+    with pytest.raises(InvalidInput, match="queries"):
+        call(plan_app, "--queries", "-1", "--aggregation", "sealed-sum", "--spare-draws", "4")
+
+
+def test_json_of_a_plan_is_json_for_every_spectrum_that_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "spectrum.json"
+    options = ("--spectrum", str(path), "--json", "--epsilon", "1e-3")
+    path.write_text("[1e200, 1e-300]")
+    json.loads(call(plan_app, *options)[1], parse_constant=pytest.fail)
+    path.write_text("[1e308, 1e308]")
+    with pytest.raises(InvalidInput, match=r"spectrum.*1e\+200"):
+        call(plan_app, *options)
+    nonsense = json_text({"gain": float("nan"), "ends": (float("inf"), 1.5)})
+    assert json.loads(nonsense, parse_constant=pytest.fail) == {"gain": None, "ends": [None, 1.5]}
 
 
 def test_a_code_of_another_length_than_the_spectrum_is_refused(tmp_path: Path) -> None:

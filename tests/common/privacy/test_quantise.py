@@ -208,6 +208,12 @@ def test_a_masked_array_cannot_hide_a_value_from_the_norm_test() -> None:
             quantise(vector, radius_int=GRID)
 
 
+@pytest.mark.parametrize("radius", [5e-324, 2.0**-1060])
+def test_clipping_to_the_smallest_floats_ends(radius: float) -> None:
+    """Rounding up kept the norm above the radius for ever."""
+    assert np.linalg.norm(clip(np.ones(3), radius=radius)) <= radius
+
+
 def test_a_refusal_never_quotes_the_code() -> None:
     with pytest.raises(InvalidInput) as refusal:
         quantise(np.array([0.123456, math.nan]), radius_int=GRID)
