@@ -34,6 +34,7 @@ from common.canonical import (
 from common.config import CodecConfig, Study
 from common.document import Document
 from common.errors import InvalidInput
+from common.privacy.checks import check_kind
 from common.reading import parsing
 from common.registry import registered
 from common.study_mechanism import mean_noise_std
@@ -306,12 +307,21 @@ def fit_codec(
     >>> codec.name, codec.radius, codec.grid
     ('pca', 1.0, (8, 8, 8))
     """
+    check_kind("study", study, Study)
+    for what, given in (("public label maps", label_maps), ("hashes of public label maps", map_hashes or ())):
+        if not isinstance(given, list | tuple | np.ndarray) or np.ndim(given) == 0:
+            raise InvalidInput(what, value=type(given).__name__, limit="a list")
+    if not isinstance(private_hashes, Collection) or not all(isinstance(each, str) for each in private_hashes):
+        raise InvalidInput("hashes of private label maps", value=type(private_hashes).__name__, limit="hashes as text")
     if (noise_std is None) == (sites is None):
         raise InvalidInput("arguments of fit_codec", limit="either noise_std or sites")
     if sites is not None:
         least = study.privacy.quorum
         noise_std = mean_noise_std(
-            study, sites=check_integer("sites", sites, least=least, limit=f"at least {least}, the study's quorum")
+            study,
+            sites=check_integer(
+                "sites", sites, least=least, most=1 << 20, limit=f"{least}, the study's quorum, to 2^20"
+            ),
         )
     assert noise_std is not None
     kind = codec_class(study.codec.name)
@@ -374,6 +384,8 @@ def load_codec(data: bytes, *, expected_hash: str | None = None) -> Codec:
     >>> c.load_codec(codec.to_bytes()).to_bytes() == codec.to_bytes()
     True
     """
+    if not isinstance(data, bytes):
+        raise InvalidInput("codec file", value=type(data).__name__, limit="bytes", remedy="read the file's bytes")
     if expected_hash is not None and sha256_bytes(data) != check_hash(expected_hash):
         raise InvalidInput(
             "hash of a codec file", value=sha256_bytes(data), limit=expected_hash, remedy="fetch the file again"
@@ -612,6 +624,6 @@ def check_noise_std(noise_std: float) -> float:
     Raises:
         InvalidInput: If it is no number, not finite or negative.
     """
-    if isinstance(noise_std, bool) or not isinstance(noise_std, int | float) or not 0 <= noise_std < math.inf:
-        raise InvalidInput("noise on the mean code", value=noise_std, limit="a finite number ≥ 0")
+    if isinstance(noise_std, bool) or not isinstance(noise_std, int | float) or not 0 <= noise_std <= 2**60:
+        raise InvalidInput("noise on the mean code", value=noise_std, limit="a number from 0 to 2^60")
     return float(noise_std)

@@ -20,12 +20,13 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from client.masked import with_share
-from common.canonical import digest, sha256_bytes
-from common.codecs.codec import Codec, load_codec
+from common.canonical import check_integer, digest, sha256_bytes
+from common.codecs.codec import Codec, frozen, load_codec
 from common.config import Study
 from common.errors import BudgetExceeded, InvalidInput
 from common.objects import ObjectsInMemory
 from common.privacy.accounting import Guarantee, admits, compose, guarantee, max_mu_squared
+from common.privacy.checks import check_kind
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import Mechanism, QuerySpec
 from common.privacy.release import noisy_sum
@@ -33,7 +34,7 @@ from common.privacy.shares import share_std, unmasked
 from common.protocols.site_protocol import Encoder, site_protocol
 from common.protocols.vote import vote_of
 from consilium.memory.given import Teacher, images_given, probabilities_given, sites_given
-from consilium.memory.networks import Controls, Network
+from consilium.memory.networks import MAX_SEED, Controls, Network
 from server.protocols.controls import CONTROLS
 from server.protocols.query_protocol import STUDENT_SEED, Lesson, check_study, protocol_of
 from server.protocols.stored_labels import LabelsInMemory
@@ -52,7 +53,7 @@ class Drawn:
 
     Attributes:
         query: The query.
-        noisy_sum: int64 array [d] in grid steps of 2⁻¹⁶.
+        noisy_sum: Read-only int64 array [d] in grid steps of 2⁻¹⁶.
         voters: Number of voters in the sum.
     """
 
@@ -119,8 +120,9 @@ class Asked:
 
         Returns:
             Float32 probabilities of shape [k, x, y, z] for every volume, in the order in which the volumes were given.
+            They are copies: writing to them changes neither the answers nor the student.
         """
-        return tuple(self._labels[volume] for volume in self.public.volumes)
+        return tuple(self._labels[volume].copy() for volume in self.public.volumes)
 
     def student(self, *, seed: int = STUDENT_SEED) -> Network:
         """Train the student as the study's protocol does.
@@ -159,11 +161,12 @@ class Asked:
         return LabelsInMemory({label.volume: label.probabilities for label in found})
 
     def _lesson(self, seed: int) -> Lesson:
+        check_integer("seed", seed, least=0, most=MAX_SEED)
         return Lesson(self.public, self.answers, self._labels, seed=seed)
 
     def _network(self, model: object, seed: int) -> Network:
-        fresh = self.public.kept.read(START_FILE) is None
-        return Network(model, self.study.student, seed=seed, fresh=fresh)
+        fresh, data = self.public.kept.read(START_FILE) is None, self.study.data
+        return Network(model, self.study.student, seed=seed, fresh=fresh, shape=(len(data.channels), *data.grid))
 
 
 def ask(
@@ -251,7 +254,7 @@ def answers_to(
     for queries in protocol_of(public.study).configure(public, answers.get):
         for query in (each for each in queries if each.id not in answers):
             encoder = site.encoder(query, codec, fetch=public.objects.get)
-            answers[query.id] = Drawn(query, draw(query, codes(encoder, query)), voters)
+            answers[query.id] = Drawn(query, frozen(draw(query, codes(encoder, query)), np.int64), voters)
     return tuple(answers.values())
 
 
@@ -330,6 +333,8 @@ def _public(study: Study, codec: Codec, images: Sequence[Float[np.ndarray, "c x 
 
 def _check_in_memory(study: Study, codec: Codec) -> None:
     """Refuse a study that needs files, and a codec of another study."""
+    check_kind("study", study, Study)
+    check_kind("codec", codec, Codec)  # type: ignore[type-abstract]
     files = "use `consilium simulate`, which runs a study in a folder"
     if study.codec.paired:
         raise InvalidInput("codec.paired", value=study.codec.paired, limit="0 for a study in memory", remedy=files)

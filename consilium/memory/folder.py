@@ -10,6 +10,8 @@ from jaxtyping import Float, UInt8
 
 from common.config import Study
 from common.errors import InvalidInput
+from common.privacy.checks import check_kind
+from common.reading import as_path
 
 
 def read_cases(
@@ -44,9 +46,13 @@ def read_cases(
     from client.data.layouts import DatasetSettings, open_for_training
     from common.data.volume import load_example
 
+    check_kind("study", study, Study)
+    for what, given in (("labels", labels), ("channels", channels)):
+        if not isinstance(given, Mapping | None):
+            raise InvalidInput(what, value=type(given).__name__, limit="a mapping of the folder's names to the study's")
     settings = DatasetSettings(labels=dict(labels or {}), channels=dict(channels or {}))
     dataset, remedy = (
-        open_for_training(Path(folder), study.data, settings),
+        open_for_training(as_path(folder, what="folder of scans"), study.data, settings),
         "run `consilium site doctor --data FOLDER`, which names each scan and its problem",
     )
     if dataset.problems:

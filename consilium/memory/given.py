@@ -160,7 +160,7 @@ def listed(given: Any, *, what: str) -> list[Any]:
     Raises:
         InvalidInput: If the value is neither a list nor an array, or is empty.
     """
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray):
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray) or getattr(given, "ndim", 1) == 0:
         raise InvalidInput(what, value=type(given).__name__, limit="a list of items, or one stacked array")
     if not len(given):
         raise InvalidInput(f"number of {what}", value=0, limit="at least one")
@@ -180,6 +180,8 @@ def array_given(given: Any, *, what: str) -> np.ndarray:
     Raises:
         InvalidInput: If numpy cannot read it as an array of numbers.
     """
+    if isinstance(given, np.ma.MaskedArray):
+        raise InvalidInput(what, value="a masked array", limit="a plain array", remedy="fill the masked voxels")
     try:
         array = np.asarray(given)
     except Exception as error:

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from common.canonical import check_integer
 from common.config import STUDENT_RECIPE, Study, TrainingConfig
 from common.data.copies import first_copy
 from common.data.volume_cache import together
+from common.data_config import MAX_LABELS
 from common.errors import InvalidInput
+from common.privacy.checks import check_kind
 from consilium.memory.given import array_given, images_given, label_map_given, listed, probabilities_given
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from common.metrics import Score
     from common.worth import Worth
 
-SEED = 0
+SEED, MAX_SEED = 0, 2**63 - 1
 STUDENT = "student"
 
 
@@ -38,6 +41,7 @@ class Network:
         recipe: The recipe of its training.
         seed: The seed of its training.
         fresh: True if its training began from random weights, False if it began from a public start.
+        shape: Shape [c, x, y, z] of the images it was trained on, and the only one it takes; empty if unknown.
 
     >>> network = c.train_student(images[:2], maps[:2], recipe=study.student, classes=2)
     >>> network(np.zeros((1, 8, 8, 8), dtype=np.float32)).shape
@@ -48,12 +52,27 @@ class Network:
     recipe: TrainingConfig
     seed: int
     fresh: bool = True
+    shape: tuple[int, ...] = ()
 
     def __call__(self, image: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "k x y z"]:
-        """Return the class probabilities [k, x, y, z] of one image [c, x, y, z]."""
+        """Return the class probabilities [k, x, y, z] of one image.
+
+        Args:
+            image: Finite numbers [c, x, y, z], or [x, y, z] if there is one channel, normalised as in the training.
+
+        Returns:
+            Float32 array [k, x, y, z].
+
+        Raises:
+            InvalidInput: For another shape or type, NaN or infinite values.
+        """
         from common.models.fit import predict
 
-        return predict(self.model, image, patch=self.recipe.patch)
+        array = array_given(image, what="image")
+        (checked,) = images_given([array], shape=self.shape or array.shape, what="image")
+        if checked.ndim != 4:
+            raise InvalidInput("shape of the image", value=checked.shape, limit="[c, x, y, z]")
+        return predict(self.model, np.ascontiguousarray(checked), patch=self.recipe.patch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +156,8 @@ def train_student(
     """
     from server.protocols.student_fit import train_student as trained
 
+    check_kind("recipe", recipe, TrainingConfig)
+    check_integer("seed", seed, least=0, most=MAX_SEED)
     pictures, told = listed(images, what="images"), listed(labels, what="labels")
     if len(pictures) != len(told):
         raise InvalidInput("images and labels", value=(len(pictures), len(told)), limit="as many labels as images")
@@ -152,13 +173,14 @@ def train_student(
                 "shape of label 1", value=first.shape, limit=limit, remedy="for label maps give classes=…"
             )
         classes = len(first)
+    check_integer("classes", classes, least=2, most=MAX_LABELS)
     targets = [
         probabilities_given(label, grid=shape[1:], classes=classes, what=f"label {number}")
         for number, label in enumerate(told, start=1)
     ]
     inputs = images_given(pictures, shape=shape, what="image")
     model, _ = trained(together(inputs), together(targets), recipe, seed=seed)
-    return Network(model, recipe, seed)
+    return Network(model, recipe, seed, shape=shape)
 
 
 def compare(
@@ -192,7 +214,9 @@ def compare(
     from common.metrics import score
     from server.postprocess.scores import worth_of
 
-    data = controls.study.data
+    data = check_kind("controls", controls, Controls).study.data
+    if not callable(student):
+        raise InvalidInput("student", value=type(student).__name__, limit="a network, or a function of an image")
     _check_alike(student, controls)
     pairs = listed(held_out, what="held-out cases")
     for number, pair in enumerate(pairs, start=1):

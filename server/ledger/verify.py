@@ -39,6 +39,7 @@ from common.masking import DrawId, MaskedRoster
 from common.privacy.accounting import Guarantee
 from common.privacy.claim import shares_carry
 from common.privacy.shares import share_std
+from common.reading import as_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class VerifyReport:
 
 
 def verify(
-    path: Path,
+    path: Path | str,
     *,
     public_key: Ed25519PublicKey | None = None,
     server_key: Ed25519PublicKey | Sequence[Ed25519PublicKey] | None = None,
@@ -178,6 +179,7 @@ def verify(
     >>> report.ok, report.role
     (True, 'server')
     """
+    path = as_path(path, what="ledger")
     standings = _standings(path)  # read before the rows, because a charge writes its row first
     # without a write-ahead log no process has the file open: open it immutably, which creates no file beside it
     connection = connect(path, read_only=True, as_it_lies=not Path(f"{path}-wal").exists())

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import inspect
 import json
@@ -108,6 +109,114 @@ def test_every_public_name_has_an_example_that_runs(name: str, given: dict[str, 
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     assert sum(len(each.examples) for each in found) > 0
     assert sum(runner.run(each, out=said.append).failed for each in found) == 0, "".join(said)
+
+
+PATIENT = consilium.Protection(consilium.Unit.PATIENT, consilium.Relation.REPLACE_ONE)
+BUDGET, EXACT = consilium.Budget(8.0, 1e-5), consilium.AccountantName.EXACT
+RELEASE = consilium.Mechanism(2, 65536, 1, Fraction(1_000_000))
+TRAINING = consilium.TrainingEvent(consilium.Sampling.FIXED_PARTITION, Fraction(1, 4), Fraction(4), 40)
+PLAN = {"budget": BUDGET, "accountant": EXACT, "protection": PATIENT}
+SOUND: dict[str, dict[str, Any]] = {
+    "Budget": {"epsilon": 8.0, "delta": 1e-5},
+    "CodecConfig": {"name": "pca", "radius": 1.0, "joint": False, "augmentations": 4},
+    "Guarantee": {"epsilon": 8.0, "delta": 1e-5, "accountant": "exact", "protection": PATIENT, "group": 2},
+    "Mechanism": {
+        "dimension": 2,
+        "radius_int": 9,
+        "voters_per_site": 1,
+        "noise_std": Fraction(9),
+        "name": RELEASE.name,
+    },
+    "Protection": {"unit": "patient", "relation": "replace-one"},
+    "PublicShapes": {"held": 0.9, "mean_shape": 0.6},
+    "Rehearsal": {"patients": 3, "teachers": (0.8,) * 4, "control": (0.7,) * 4},
+    "TrainingConfig": {"channels": (2, 4), "steps": 1, "learning_rate": 0.1, "amp": False, "network": "unet"},
+    "TrainingEvent": {"sampling": "poisson", "rate": Fraction(1, 4), "noise_multiplier": Fraction(4), "steps": 4},
+    "admits": {"spent": Fraction(1), "request": Fraction(1), "limit": Fraction(2)},
+    "calibrate": {**PLAN, "queries": 4, "radius_int": 65536, "voters_per_site": 5},
+    "clip": {"code": np.ones(3), "radius": 1.0},
+    "compose": {"mechanisms": [RELEASE], "protection": PATIENT},
+    "delta_exact": {"mu": 1.0, "epsilon": 1.0},
+    "epsilon_exact": {"mu_squared": 1.0, "delta": 1e-5},
+    "epsilon_of": {"event": TRAINING, "delta": 1e-5, "neighbours": "add-remove"},
+    "epsilon_of_plan": {**PLAN, "accountant": "exact", "mechanism": RELEASE, "queries": 4},
+    "epsilon_paper": {"mu_squared": 1.0, "delta": 1e-5},
+    "epsilon_rdp": {"mu_squared": 1.0, "delta": 1e-5},
+    "guarantee": {
+        "mu_squared": Fraction(1),
+        "budget": BUDGET,
+        "protection": PATIENT,
+        "accountant": "exact",
+        "group": 2,
+    },
+    "load_codec": {"data": b"x", "expected_hash": "a" * 64},
+    "load_study": {"path": "none.toml"},
+    "max_mu_squared": {"accountant": "exact", "budget": BUDGET},
+    "noise_multiplier": {"mechanism": RELEASE, "protection": PATIENT},
+    "noisy_sum": {"codes": [np.array([3, 4])] * 3, "mechanism": RELEASE},
+    "parse_study": {"text": ""},
+    "plan": {
+        **PLAN,
+        "queries": 4,
+        "hospitals": 8,
+        "voters_per_site": 5,
+        "radius": 1.0,
+        "dimension": 3,
+        "spent": Fraction(1),
+    },
+    "plan_noise": {"epsilon": 8.0, "delta": 1e-5, "rate": Fraction(1, 4), "steps": 4, "neighbours": "replace-one"},
+    "quantise": {"code": np.ones(3), "radius_int": 9},
+    "queries_left": {"mechanism": RELEASE, "protection": PATIENT, "spent": Fraction(1), "limit": Fraction(2)},
+    "radius_int": {"radius": 1.0},
+    "read_shapes": {"folder": "none"},
+    "recommend": {**PLAN, "hospitals": 8},
+    "rounded_gaussian": {"size": 3, "noise_std": Fraction(9)},
+    "sensitivity": {"radius_int": 9, "voters_per_site": 2, "unit": "patient", "relation": "replace-one"},
+    "verify": {"path": "none.sqlite"},
+    "within": {"code": np.array([3, 4]), "bound_int": 5},
+}
+"""Sound arguments of public functions; a parameter with a default may be left out."""
+
+WRONG: list[Any] = [None, object(), b"x", {1: 2}, {1, 2}, [None], 1j, 10**400, Fraction(1, 10**500), np.zeros((2, 2))]
+GIVEN_STUDY: dict[str, dict[str, Any]] = {
+    "ask": {"study": None, "codec": None, "volumes": [], "teachers": []},
+    "compare": {"student": print, "controls": None, "held_out": []},
+    "fit_codec": {"study": None, "label_maps": [], "sites": 8},
+    "read_cases": {"folder": "none", "study": None},
+    "study_mechanism": {"study": None, "dimension": 3},
+    "train_student": {"images": [], "labels": []},
+}
+
+
+@pytest.mark.parametrize("name", [*SOUND, *GIVEN_STUDY])
+def test_an_argument_of_a_wrong_type_is_refused_and_raises_no_other_error(name: str) -> None:
+    """A value may be accepted, as 0 or a list is by some; what no function may raise is another error."""
+    sound = SOUND.get(name) or GIVEN_STUDY[name]
+    called = getattr(consilium, name)
+    for parameter in sound:
+        for wrong in WRONG:
+            with contextlib.suppress(consilium.ConsiliumError):
+                called(**sound | {parameter: wrong})
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("Protection", {"unit": "person"}),
+        ("Protection", {"relation": None}),
+        ("max_mu_squared", {"accountant": "best"}),
+        ("sensitivity", {"unit": "clinic"}),
+        ("epsilon_of", {"neighbours": "zero-out"}),
+        ("plan", {"budget": None}),
+        ("recommend", {"protection": "patient"}),
+        ("compose", {"protection": "patient"}),
+        ("noisy_sum", {"codes": None}),
+        ("load_study", {"path": 5}),
+    ],
+)
+def test_an_unknown_name_or_an_object_of_another_class_is_invalid_input(name: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(consilium.InvalidInput):
+        getattr(consilium, name)(**SOUND[name] | wrong)
 
 
 def names_listed() -> str:

@@ -452,6 +452,43 @@ def test_a_codec_is_fitted_for_the_noise_of_so_many_sites(tmp_path: Path) -> Non
 RECIPE = c.TrainingConfig(channels=(2, 4), steps=2)
 
 
+def test_a_caller_who_writes_into_labels_or_an_answer_changes_no_release() -> None:
+    study = make_study()
+    volumes = volumes_of(study.privacy.planned_queries)
+    asked = c.ask(study, make_codec(study), volumes=volumes, teachers=stubs())
+    before = [label.copy() for label in asked.labels()]
+    asked.labels()[0][:] = 0
+    assert all(np.array_equal(*pair) for pair in zip(before, asked.labels(), strict=True))
+    with pytest.raises(ValueError, match="read-only"):
+        asked.answers[0].noisy_sum[0] += 1
+
+
+def test_a_network_takes_images_like_those_it_was_trained_on_and_no_others() -> None:
+    (image,) = volumes_of(1)
+    network = c.train_student([image], [HALF], recipe=RECIPE)
+    expected = network(image[None])
+    for same in (image, image[::-1][::-1], image.astype(np.float64), np.asfortranarray(image[None])):
+        assert np.array_equal(network(same), expected)
+    assert network(image[::-1]).shape == expected.shape, "strides may be negative"
+    for wrong, said in (
+        (np.zeros((1, 4, 8, 8), np.float32), "shape"),
+        (np.zeros((2, *GRID), np.float32), "shape"),
+        (np.full(GRID, np.nan), "finite"),
+        (image.astype(complex), "numbers"),
+        (np.full(GRID, "a"), "numbers"),
+        (np.ma.array(image), "masked"),
+        (None, "numbers"),
+    ):
+        with pytest.raises(InvalidInput, match=f"image.*{said}"):
+            network(wrong)  # type: ignore[arg-type]
+
+
+def test_classes_that_a_label_map_cannot_hold_are_refused() -> None:
+    for wrong in (257, 1, True, 2.0, "2", None):
+        with pytest.raises(InvalidInput, match="classes"):
+            c.train_student(volumes_of(1), [np.zeros(GRID, np.uint8)], recipe=RECIPE, classes=wrong)  # type: ignore[arg-type]
+
+
 def controls_of(study: c.Study, *, recipe: c.TrainingConfig = RECIPE, seed: int = 0, fresh: bool = True) -> c.Controls:
     def made(name: str) -> c.Network:
         network = c.train_student(volumes_of(1), [HALF], recipe=recipe, seed=seed)
