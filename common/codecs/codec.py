@@ -308,11 +308,16 @@ def fit_codec(
     ('pca', 1.0, (8, 8, 8))
     """
     check_kind("study", study, Study)
-    for what, given in (("public label maps", label_maps), ("hashes of public label maps", map_hashes or ())):
-        if not isinstance(given, list | tuple | np.ndarray) or np.ndim(given) == 0:
+    hashes_given = () if map_hashes is None else map_hashes
+    for what, given, kinds in (
+        ("public label maps", label_maps, list | tuple | np.ndarray),
+        ("hashes of public label maps", hashes_given, list | tuple),
+        ("hashes of private label maps", private_hashes, Collection),
+    ):
+        if not isinstance(given, kinds) or getattr(given, "ndim", 1) == 0:
             raise InvalidInput(what, value=type(given).__name__, limit="a list")
-    if not isinstance(private_hashes, Collection) or not all(isinstance(each, str) for each in private_hashes):
-        raise InvalidInput("hashes of private label maps", value=type(private_hashes).__name__, limit="hashes as text")
+    if not all(isinstance(each, str) for each in (*hashes_given, *private_hashes)):
+        raise InvalidInput("hashes of label maps", limit="hashes as text")
     if (noise_std is None) == (sites is None):
         raise InvalidInput("arguments of fit_codec", limit="either noise_std or sites")
     if sites is not None:

@@ -51,6 +51,9 @@ that is spent by ``exact``. What the sampler and the shares of a sealed sum add 
 MAX_PLD_EPSILON = 700.0
 """Largest ε that :func:`epsilon_pld` returns. From ε = 709 on, e^ε is beyond float64."""
 
+MIN_PLD_DELTA = 2.0**-40
+"""Smallest δ of :func:`epsilon_pld`; no budget has a smaller one. Below, the library's rounding errors dominate."""
+
 MIN_MU, MAX_MU = 2.0**-40, 2.0**20
 """Range of μ that the accountants accept. A smaller μ reveals nearly nothing, a larger μ nearly everything."""
 
@@ -171,11 +174,12 @@ def epsilon_rdp_library(mu_squared: Fraction | float, delta: float) -> float:
 def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
     """Return ε at δ by dp-accounting's privacy loss distribution, as a second opinion on ``exact``.
 
-    It agrees with ``exact`` to about 5e-7·μ and takes tenths of a second. No budget decision depends on it.
+    It agrees with ``exact`` to about 5e-7·μ for δ of 1e-10 or more, and to 1e-4 down to 2⁻⁴⁰. It takes tenths of a
+    second. No budget decision depends on it.
 
     Args:
         mu_squared: Σμ² of the releases, from 2⁻⁸⁰ to 64².
-        delta: δ, above 0 and below 1.
+        delta: δ, from 2⁻⁴⁰ to below 1.
 
     Returns:
         ε.
@@ -192,7 +196,9 @@ def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
     checked = _checked_mu_squared(mu_squared)
     if checked > 64**2:
         raise InvalidInput("mu for the pld accountant", value=sqrt(checked), limit="at most 64")
-    epsilon = _epsilon_pld(checked, check_delta("delta", delta))
+    if check_delta("delta", delta) < MIN_PLD_DELTA:
+        raise InvalidInput("delta for the pld accountant", value=delta, limit="at least 2^-40")
+    epsilon = _epsilon_pld(checked, delta)
     if epsilon > MAX_PLD_EPSILON:
         raise InvalidInput(
             "epsilon by the pld accountant",

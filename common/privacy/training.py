@@ -29,7 +29,7 @@ from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, log, log10
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from common.canonical import check_integer, member
 from common.document import Document
@@ -346,6 +346,19 @@ def _epsilon(events: tuple[TrainingEvent, ...], delta: float, neighbours: Neighb
     accountant = PLDAccountant(
         relation, value_discretization_interval=interval
     )  # doubles a Gaussian's sensitivity itself for REPLACE_ONE
+    try:
+        return _composed(accountant, poisson, mu_squared, delta)
+    except MemoryError as error:
+        raise InvalidInput(
+            "epsilon of a training that is too large to compute",
+            limit="a privacy loss that fits in memory",
+            remedy="use more noise, fewer steps or a smaller sampling rate",
+        ) from error
+
+
+def _composed(accountant: Any, poisson: list[TrainingEvent], mu_squared: Fraction, delta: float) -> float:
+    import dp_accounting
+
     for event in poisson:
         step = dp_accounting.GaussianDpEvent(_down(event.noise_multiplier))
         accountant.compose(dp_accounting.PoissonSampledDpEvent(float(event.rate), step), event.steps)

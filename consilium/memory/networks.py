@@ -90,6 +90,11 @@ class Controls(Mapping[str, Network]):
     study: Study
     networks: Mapping[str, Network]
 
+    def __post_init__(self) -> None:
+        check_kind("study", self.study, Study)
+        if not isinstance(self.networks, Mapping) or not all(map(callable, self.networks.values())):
+            raise InvalidInput("controls", value=type(self.networks).__name__, limit="a network for each name")
+
     def __getitem__(self, name: str) -> Network:
         return self.networks[name]
 

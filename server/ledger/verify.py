@@ -179,7 +179,7 @@ def verify(
     >>> report.ok, report.role
     (True, 'server')
     """
-    path = as_path(path, what="ledger")
+    path = as_path(path, what="ledger").absolute()
     standings = _standings(path)  # read before the rows, because a charge writes its row first
     # without a write-ahead log no process has the file open: open it immutably, which creates no file beside it
     connection = connect(path, read_only=True, as_it_lies=not Path(f"{path}-wal").exists())

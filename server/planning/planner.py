@@ -383,6 +383,8 @@ def plan(
     ('informative', 0.06)
     """
     check_integer("hospitals", hospitals, least=1, most=MAX_HOSPITALS, limit=f"an integer from 1 to {MAX_HOSPITALS}")
+    if colluders is None and spare_draws != 0:
+        raise InvalidInput("spare draws", value=spare_draws, limit="0, unless the study has a sealed sum (colluders)")
     bound = radius_int(radius)
     noise_std = calibrate(
         budget=budget,

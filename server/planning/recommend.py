@@ -388,6 +388,8 @@ def recommend(
     5
     """
     check_kind("protection", protection, Protection)
+    if shapes is not None:
+        check_kind("shapes", shapes, PublicShapes)
     check_integer("hospitals", hospitals, least=1, most=MAX_HOSPITALS)
     check_integer("patients a site", 1 if patients is None else patients, least=1)
     check_voters(voters, patients=patients)

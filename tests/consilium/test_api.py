@@ -212,6 +212,9 @@ def test_an_argument_of_a_wrong_type_is_refused_and_raises_no_other_error(name: 
         ("compose", {"protection": "patient"}),
         ("noisy_sum", {"codes": None}),
         ("load_study", {"path": 5}),
+        ("verify", {"path": ""}),
+        ("recommend", {"shapes": "none"}),
+        ("plan", {"spare_draws": 3}),
     ],
 )
 def test_an_unknown_name_or_an_object_of_another_class_is_invalid_input(name: str, wrong: dict[str, Any]) -> None:

@@ -274,6 +274,13 @@ def test_the_second_algorithm_answers_nothing_where_the_library_is_off_by_nearly
         epsilon_pld(mu**2, 1e-5)
 
 
+def test_the_second_algorithm_is_near_the_curve_down_to_the_smallest_delta_of_a_budget() -> None:
+    smallest = Budget(8.0, 2.0**-39 * (1 + 2.0**-20)).analytic_delta
+    assert epsilon_pld(0.25, smallest) == pytest.approx(epsilon_exact(0.25, smallest), abs=1e-4)
+    with pytest.raises(InvalidInput, match="delta for the pld"):
+        epsilon_pld(0.25, 1e-13)
+
+
 def test_no_guarantee_is_stated_beyond_the_epsilon_up_to_which_the_sampler_is_covered() -> None:
     budget = Budget(MAX_EPSILON, 1e-5)
     largest = max_mu_squared(AccountantName.EXACT, budget)
