@@ -1,4 +1,4 @@
-"""Finds an array that is given twice, such as a held-out case that would count as two.
+"""Refuses an array that is given twice, such as a held-out case that would count as two.
 
 Called wherever cases are compared, because copies of one case make an interval too narrow, and a copy on both sides of
 a split makes a score too high. Compares voxels, so the format, compression and name of a file do not matter.
@@ -6,32 +6,38 @@ a split makes a score too high. Compares voxels, so the format, compression and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from common.canonical import sha256_bytes
+from common.errors import InvalidInput
 
 
-def first_copy(arrays: Iterable[np.ndarray]) -> tuple[int, int] | None:
-    """Return the numbers of the first two arrays with the same values, counted from 1; None if all differ.
+def check_no_copy(arrays: Iterable[np.ndarray], what: str, *, limit: str, names: Sequence[str] = ()) -> None:
+    """Refuse two arrays with the same values.
 
     Arrays of zeros alone are skipped, because label maps of two patients without a structure are equal.
 
     Args:
         arrays: Arrays of one shape and type.
+        what: What one array is, for the error.
+        limit: What is allowed, and why.
+        names: Each array's name; without names they are numbered from 1.
 
-    Returns:
-        The number of the earlier array and that of its copy, or None.
+    Raises:
+        InvalidInput: If an array is a copy of an earlier one. The error names both.
 
-    >>> first_copy([np.ones(2), np.zeros(2), np.ones(2)]), first_copy([np.zeros(2), np.zeros(2)])
-    ((1, 3), None)
+    >>> check_no_copy([np.ones(2), np.zeros(2), np.zeros(2), np.ones(2)], "image", limit="each image once")
+    Traceback (most recent call last):
+    ...
+    common.errors.InvalidInput: image 4: got 'a copy of image 1'; allowed: each image once; to fix: leave out the copy
     """
-    seen = dict[str, int]()
-    for number, array in enumerate(arrays, start=1):
+    seen = dict[str, str]()
+    for number, array in enumerate(arrays):
+        name = f"{what} {names[number] if names else number + 1}"
         if not array.any():
             continue
-        earlier = seen.setdefault(sha256_bytes((array + 0).tobytes()), number)  # + 0 turns −0.0 into 0.0
-        if earlier != number:
-            return earlier, number
-    return None
+        earlier = seen.setdefault(sha256_bytes((array + 0).tobytes()), name)  # + 0 turns −0.0 into 0.0
+        if earlier != name:
+            raise InvalidInput(name, value=f"a copy of {earlier}", limit=limit, remedy="leave out the copy")

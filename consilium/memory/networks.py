@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from common.canonical import check_integer
 from common.config import STUDENT_RECIPE, Study, TrainingConfig
-from common.data.copies import first_copy
+from common.data.copies import check_no_copy
 from common.data.volume_cache import together
 from common.data_config import MAX_LABELS
 from common.errors import InvalidInput
@@ -232,13 +232,7 @@ def compare(
     for number, (_, label) in enumerate(pairs, start=1):
         what = f"held-out label map {number}"
         truths.append(label_map_given(label, grid=data.grid, classes=classes, what=what))
-    if copy := first_copy(images):
-        raise InvalidInput(
-            f"held-out image {copy[1]}",
-            value=f"a copy of held-out image {copy[0]}",
-            limit="different images, because each counts as one case",
-            remedy="leave out the copy",
-        )
+    check_no_copy(images, "held-out image", limit="different images, because each counts as one case")
     if not any(truth.any() for truth in truths):
         raise InvalidInput("held-out label maps without any structure", limit="at least one map with a structure")
     scores = {}

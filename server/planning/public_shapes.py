@@ -19,7 +19,7 @@ from jaxtyping import UInt8
 
 from common.canonical import sha256_bytes
 from common.config import CodecConfig, DataConfig
-from common.data.copies import first_copy
+from common.data.copies import check_no_copy
 from common.data.msd import nifti_ending
 from common.errors import InvalidInput
 from common.reading import as_path
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", np.ndarray, Sequence[np.ndarray])
 
 LEAST_MAPS = 4
+_DIFFERENT = "different maps, because each half is compared with the other"
 CONFIG = CodecConfig(joint=True)
 NOISE_STD = 0.1  # required, but without effect on the codec of a joint query
 MOST_VOXELS = 1 << 16
@@ -97,7 +98,7 @@ def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
         Uint8 maps [x, y, z] of one shape, and the number of label values.
 
     Raises:
-        InvalidInput: If there are fewer than four maps, or one cannot be read.
+        InvalidInput: If there are fewer than four maps, one cannot be read, or one is given twice.
     """
     from common.data.grid import choose_both
     from common.data.volume import load_label
@@ -106,7 +107,9 @@ def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
     spacing, grid = choose_both(files, most=MOST_VOXELS)
     names = ("background", *(f"structure {number}" for number in range(1, _most(files) + 1)))
     data = DataConfig(labels=names, spacing_mm=spacing, grid=grid)
-    return [load_label(path, data) for path in files], len(names)
+    maps = [load_label(path, data) for path in files]
+    check_no_copy(maps, "public label map", limit=_DIFFERENT, names=[path.name for path in files])
+    return maps, len(names)
 
 
 def read_shapes(folder: Path | str) -> PublicShapes:
@@ -197,13 +200,7 @@ def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels:
 
     if len(label_maps) < LEAST_MAPS:
         raise InvalidInput("public label maps", value=len(label_maps), limit=f"at least {LEAST_MAPS}")
-    if copy := first_copy(label_maps):
-        raise InvalidInput(
-            f"public label map {copy[1]}",
-            value=f"a copy of map {copy[0]}",
-            limit="different maps, because each half is compared with the other",
-            remedy="leave out the copy",
-        )
+    check_no_copy(label_maps, "public label map", limit=_DIFFERENT)
     factor = shapes.pooling_factor(label_maps[0].shape, labels=labels)
     found = []
     for own, others in halves(label_maps):

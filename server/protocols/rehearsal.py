@@ -17,7 +17,7 @@ from jaxtyping import Float, UInt8
 
 from common.canonical import check_integer
 from common.config import DataConfig, TrainingConfig
-from common.data.copies import first_copy
+from common.data.copies import check_no_copy
 from common.errors import InvalidInput
 from common.protocol_terms import terms_of
 from common.registry import registered
@@ -119,13 +119,11 @@ def rehearse(
         raise InvalidInput(
             "public cases of a rehearsal, a trial of the protocol with stand-in teachers", value=len(rows), limit=limit
         )
-    if copy := first_copy(cases.images):
-        raise InvalidInput(
-            f"public case {copy[1]} of a rehearsal",
-            value=f"a copy of case {copy[0]}",
-            limit="different cases, because half of them train and the other half is scored",
-            remedy="leave out the copy",
-        )
+    check_no_copy(
+        cases.images,
+        "public case",
+        limit="different cases, because half of them train and the other half is scored",
+    )
     check_integer("public label maps", len(label_maps), least=LEAST_MAPS, limit=f"at least {LEAST_MAPS}")
     codec, begin = codec_of(label_maps, labels=len(cases.data.labels)), _begin(protocol)
     scored, used = np.empty((2, len(cases.images))), 0

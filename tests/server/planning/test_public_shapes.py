@@ -79,11 +79,14 @@ def test_maps_are_read_from_a_folder_and_fewer_than_four_are_refused(tmp_path: P
     assert read_shapes(tmp_path).mean_shape > 0.5
     with pytest.raises(InvalidInput, match="at least 4"):
         public_shapes(maps[:3], labels=2)
+    nib.save(nib.Nifti1Image(maps[0], np.eye(4)), tmp_path / "map-9.nii.gz")
+    with pytest.raises(InvalidInput, match=r"map-9\.nii\.gz: got 'a copy of public label map map-0\.nii\.gz'"):
+        read_shapes(tmp_path)
 
 
 def test_a_map_given_twice_is_refused_since_it_would_be_in_both_halves() -> None:
     maps = balls(places=(7.5, 8.5))
-    with pytest.raises(InvalidInput, match="map 4: got 'a copy of map 1'"):
+    with pytest.raises(InvalidInput, match="map 4: got 'a copy of public label map 1'"):
         public_shapes([*maps[:3], maps[0].copy()], labels=2)
 
 

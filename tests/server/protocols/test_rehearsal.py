@@ -57,7 +57,7 @@ def advised(found: Rehearsal, *, epsilon: float = 8.0) -> Recommendation:
 def test_a_case_given_twice_is_refused_since_a_stand_in_may_be_scored_on_what_it_learnt() -> None:
     cases = drawn(8, contrast=1.0, seed=0)
     twice = PublicCases(cases.images[[*range(7), 2]], cases.labels[[*range(7), 2]], DATA)
-    with pytest.raises(InvalidInput, match=r"case 8.*a copy of case 3"):
+    with pytest.raises(InvalidInput, match=r"case 8.*a copy of public case 3"):
         rehearse(twice, MAPS, protocol="appearance", patients=2, recipes=RECIPES)
 
 
