@@ -42,6 +42,9 @@ UNREAD: dict[str, tuple[str, ...]] = {
 }
 """The settings that each strategy does not read. A command that sets one of them is refused."""
 
+MOST = {"learning_rate": 1, "clip": 1_000_000, "temperature": 1_000_000}
+"""Largest values of settings. With larger ones a training only adds noise, diverges, or exceeds float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrivateSettings:
@@ -109,8 +112,10 @@ class PrivateSettings:
         if not 0 < self.delta < 1:
             raise InvalidInput("delta of a training", value=self.delta, limit="above 0 and below 1")
         for name in ("learning_rate", "clip", "temperature", "prior_std", "initial_std"):
-            if not (isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise InvalidInput(name, value=getattr(self, name), limit="a finite number above 0")
+            value, most = getattr(self, name), MOST.get(name)
+            limit = "a finite number above 0" if most is None else f"above 0, at most {most}"
+            if not (isfinite(value) and value > 0 and (most is None or value <= most)):
+                raise InvalidInput(name, value=value, limit=limit, remedy="leave it out to use the strategy's default")
         if self.chunk < 1 or self.steps < 1:
             raise InvalidInput("chunk and steps", value=(self.chunk, self.steps), limit="1 or more for each")
         check_integer("scans", self.scans, least=1, most=MAX_SCANS, limit=f"an integer from 1 to {MAX_SCANS}")
