@@ -55,7 +55,8 @@ from common.data.split import (
     write_split,
 )
 from common.data.synthetic import Drawing, study_data, write_phantoms
-from common.errors import InvalidInput
+from common.errors import InvalidInput, Refused
+from common.locks import take
 from common.objects import write_json
 from common.privacy.mechanism import HONEST_SITES
 from common.protocol_terms import PLAIN, suited, terms_of
@@ -128,8 +129,14 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
     Raises:
         InvalidInput: If the directory holds other files or a demo with other options, or the options do not fit the
             data.
+        Refused: ``busy`` if another run writes to the directory.
         DaemonFailed: If a daemon fails.
     """
+    with _alone(out, options):
+        return _demo(out, options, watch=watch, show_dashboard=show_dashboard)
+
+
+def _demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool) -> Path:
     from consilium.demo.evaluate import report_facts, score_teachers  # imported late: needs torch and matplotlib
     from consilium.reports.report_facts import ReportFacts
     from consilium.reports.study_report import write_report
@@ -187,9 +194,13 @@ def before_asking(out: Path, options: DemoOptions, *, watch: Watch) -> Places:
 
     Returns:
         The demo's folders.
+
+    Raises:
+        Refused: ``busy`` if another run writes to the directory.
     """
-    places, _, _, teach = _prepared(out, options, watch=watch, seconds=_Stopwatch(out / "seconds.json", watch))
-    teach()
+    with _alone(out, options):
+        places, _, _, teach = _prepared(out, options, watch=watch, seconds=_Stopwatch(out / "seconds.json", watch))
+        teach()
     return places
 
 
@@ -243,8 +254,33 @@ _RENAMED = {"joint": "rounds"}
 """New name of each option that version 0.2.0 stored under another name."""
 
 
+LOCK_NAME = ".lock"
+"""File in the output directory that a run locks. The kernel frees the lock when the process ends."""
+
+
+@contextmanager
+def _alone(out: Path, options: DemoOptions) -> Iterator[None]:
+    """Hold the lock of the output directory; ``busy`` if another run holds it."""
+    _check_claim(out, options)  # before anything is written there
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / LOCK_NAME).open("ab") as lock:
+        if not take(lock):
+            raise Refused(
+                "busy",
+                f"another `consilium demo` or `consilium simulate` writes to {out}; allowed: one run at a time in a "
+                "directory; to fix: wait until it ends, or choose another --out",
+            )
+        yield
+
+
 def _claim(out: Path, options: DemoOptions) -> None:
     """Store the options in the output directory; refuse a directory in which a run with other options has begun."""
+    _check_claim(out, options)
+    write_json(out / "demo.json", asdict(options))
+
+
+def _check_claim(out: Path, options: DemoOptions) -> None:
+    """Refuse options that cannot be run in this output directory. Writes nothing."""
     path = out / "demo.json"
     wanted = asdict(options)
     if options.codec not in CODECS:
@@ -255,18 +291,17 @@ def _claim(out: Path, options: DemoOptions) -> None:
         held = {_RENAMED.get(key, key): value for key, value in held.items()}
         before = asdict(DemoOptions()) | held  # an older demo lacks newer options
         other = [f"{key}: {before.get(key)} before" for key in wanted if before.get(key) != wanted[key]]
-        begun = {one.name for one in out.iterdir()} - {path.name, "seconds.json"}
+        begun = {one.name for one in out.iterdir()} - {path.name, "seconds.json", LOCK_NAME}
         if other and begun:  # a run that was refused at once has left nothing else
             raise InvalidInput(
                 "output directory holds a run with other options",
                 value=f"{out} ({'; '.join(other)})",
                 remedy="choose another --out, or give the options of the first run",
             )
-    elif out.exists() and any(out.iterdir()):
+    elif out.exists() and any(one.name != LOCK_NAME for one in out.iterdir()):
         raise InvalidInput(
             "output directory holds other files than a demo's", value=str(out), remedy="choose another --out"
         )
-    write_json(path, wanted)
 
 
 def _data(

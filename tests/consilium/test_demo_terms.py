@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import nibabel as nib
@@ -10,10 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from common.config import SEALED_SUM
-from common.errors import InvalidInput
+from common.errors import InvalidInput, Refused
 from consilium.cli.simulate import app
+from consilium.demo import run
 from consilium.demo.options import DemoOptions, Places
-from consilium.demo.run import _claim, _protocol, terms
+from consilium.demo.run import Watch, _claim, _protocol, terms
+
+WATCH = Watch(*[lambda *_: None] * 5)
 
 
 @pytest.mark.parametrize(
@@ -91,3 +96,31 @@ def test_a_refused_sealed_sum_names_options_with_which_it_runs(tmp_path: Path) -
             _claim(tmp_path / "out", options)
     _claim(tmp_path / "sealed", DemoOptions(hospitals=4, colluders=2))
     _claim(tmp_path / "open", DemoOptions(hospitals=2, aggregation="open"))
+
+
+def test_two_runs_never_write_to_one_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is its process's own: it ends with the process, so a killed run can be resumed."""
+    out, options = tmp_path / "out", DemoOptions()
+    monkeypatch.setattr(run, "_demo", lambda out, *_, **__: out / "report.html")
+    holder = f"import fcntl, sys; file = open({str(out / '.lock')!r}, 'ab'); fcntl.flock(file, fcntl.LOCK_EX); "
+    out.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", holder + "print(flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(Refused, match=r"one run at a time .*to fix: .*another --out"):
+            run.run_demo(out, options, watch=WATCH)
+        assert not (out / "demo.json").exists()
+        other.kill()
+    assert run.run_demo(out, options, watch=WATCH) == out / "report.html"
+    assert run.run_demo(out, options, watch=WATCH) == out / "report.html"
+
+
+def test_a_folder_with_other_files_gets_no_lock_file(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(InvalidInput, match="other files"):
+        run.run_demo(tmp_path, DemoOptions(), watch=WATCH)
+    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
