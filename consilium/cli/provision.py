@@ -361,6 +361,7 @@ def status(
     from server.study.status import ledger_problem
 
     workspace = Workspace(directory)
+    workspace.check_there()
     found, ledger, shown = daemon_standings(workspace), ledger_problem(workspace), None
     running = any(one.daemon.startswith("superlink") and one.state == "ready" for one in found)
     nodes = _nodes(workspace) if running else {}

@@ -207,9 +207,20 @@ def renew(workspace: Workspace, *, valid_days: int = 365, now: datetime | None =
 
     Returns:
         When the new certificate expires.
+
+    Raises:
+        InvalidInput: If the study's directory does not exist, or the server has no certificate yet.
     """
+    workspace.check_there()
     keeper = workspace.port_keeper()
     folder = keeper.gateway_dir
+    if not (folder / "server.crt").exists():
+        raise InvalidInput(
+            "certificate to renew",
+            value=str(folder / "server.crt"),
+            limit="an existing certificate",
+            remedy=f"make one with `consilium provision server {keeper.root} --host NAME`, or restore the file",
+        )
     authority = Authority(certificate=keeper.authority_dir / "ca.crt", key=keeper.authority_dir / "ca.key")
     issue_server_certificate(
         authority,

@@ -547,7 +547,7 @@ class Workspace:
 
     def busy(self) -> bool:
         """Return whether a run holds the study's lock now."""
-        self._check_there()
+        self.check_there()
         return is_held(self.root / RUN_LOCK) is True
 
     @contextmanager
@@ -563,7 +563,7 @@ class Workspace:
         Raises:
             StudyBusy: If another run holds the lock.
         """
-        self._check_there()
+        self.check_there()
         with held_alone(self.root / RUN_LOCK, busy=BUSY.format(self.root)):
             others = 0o027 if shared(self.root) else 0o077
             before = os.umask(others)
@@ -586,12 +586,17 @@ class Workspace:
 
         It waits while another process holds the lock.
         """
-        self._check_there()
+        self.check_there()
         with (self.root / "sites.lock").open("a") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 
-    def _check_there(self) -> None:
+    def check_there(self) -> None:
+        """Refuse a directory that does not exist.
+
+        Raises:
+            InvalidInput: If it does not exist.
+        """
         if not self.root.is_dir():
             raise InvalidInput(
                 "directory of a study",
@@ -601,7 +606,7 @@ class Workspace:
             )
 
     def _read(self, name: str, *, remedy: str) -> Any:
-        self._check_there()
+        self.check_there()
         return read_record(self.root / name, remedy=remedy)
 
     def _read_all(self, name: str, parse: Callable[[Any], T], *, remedy: str) -> tuple[T, ...]:

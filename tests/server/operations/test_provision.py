@@ -432,6 +432,18 @@ def test_a_renewed_certificate_satisfies_a_kit_handed_out_before(workspace: Work
     assert served_certificate(workspace, tmp_path / "kit" / "ca.crt") != before
 
 
+@pytest.mark.parametrize("command", [("provision", "renew"), ("server", "status")])
+def test_a_folder_that_is_missing_is_named_with_its_remedy(tmp_path: Path, command: tuple[str, str]) -> None:
+    done = CliRunner().invoke(app, [*command, str(tmp_path / "typo")])
+    assert isinstance(done.exception, InvalidInput)
+    assert re.search(r"got '.*/typo'; .*to fix: check the path", str(done.exception))
+
+
+def test_a_server_without_a_certificate_is_told_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"server\.crt'; .*to fix: make one with `consilium provision server"):
+        provision.renew(Workspace(tmp_path))
+
+
 def test_a_certificate_that_ran_out_is_said_to_the_operator(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
