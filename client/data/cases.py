@@ -30,8 +30,8 @@ class CaseRecord(Document):
     """Which of the cases listed for training were used, and why others were not.
 
     Attributes:
-        listed: Number of cases listed for training.
-        patients: Number of patients of these cases.
+        listed: Number of cases listed for training, and of cases whose files are there but not listed.
+        patients: Number of patients of the listed cases.
         patient_identity: What counts as one patient.
         problems: Cases left out, with reasons.
         doubled: Scans that occur under two patients.
@@ -102,8 +102,9 @@ def record_cases(teachers: Path, dataset: Dataset, problems: Iterable[Problem]) 
     listed = {*dataset.listed, *dataset.unnamed}
     known = {problem.case: problem for problem in dataset.problems if problem.case in listed}
     left_out = {**known, **{problem.case: problem for problem in problems if problem.case in listed}}
+    left_out |= {problem.case: problem for problem in dataset.unlisted}
     record = CaseRecord(
-        listed=len(listed),
+        listed=len(listed) + len(dataset.unlisted),
         patients=len(dataset.patients_listed),
         patient_identity=dataset.patient_identity,
         problems=tuple(left_out[case] for case in sorted(left_out)),

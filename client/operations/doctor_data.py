@@ -95,6 +95,17 @@ def check_data(
     if not any(one.case in labelled and one.verdict is not CaseVerdict.BROKEN for one in results):
         remedy = "give the folder that contains images and label maps, or repair the cases below"
         findings.append(fail("cases", "no case with a label map is usable", remedy))
+    if dataset.unlisted:
+        findings.append(
+            Checkup(
+                "cases",
+                State.NOTE,
+                f"{len(dataset.unlisted)} more in imagesTr or labelsTr, which dataset.json does not list; no voter "
+                "uses them",
+                "list them in dataset.json, or take their files out",
+                subject=", ".join(problem.case for problem in dataset.unlisted),
+            )
+        )
     findings += _foreign(results, data)
     cases = {case.id: case for case in dataset.cases}
     for result in results:

@@ -147,6 +147,8 @@ class Dataset:
         doubled: Scans that occur under two patients (:func:`common.data.patients.counted_once`).
         unnamed: Patient of each further case listed for training whose name no file can store, by the name as it is
             shown. Such a case is counted as left out, and belongs to no voter.
+        unlisted: Cases whose files lie in the dataset's folders although its index does not list them. They are counted
+            as left out, and belong to no voter. They share no id with ``listed``.
         synthetic: True if Consilium made the cases, so that they belong to no patient and a seed may replace secret
             randomness. The mark is read from the index and not verified; a site that sets it for real scans weakens
             the protection of its own patients.
@@ -165,6 +167,7 @@ class Dataset:
     absent: tuple[int, ...] = ()
     doubled: tuple[Doubled, ...] = ()
     unnamed: Mapping[str, str] = field(default_factory=dict)
+    unlisted: tuple[Problem, ...] = ()
     synthetic: bool = False
 
     @property

@@ -12,11 +12,12 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from common.data.access import absent, check_opens
+from common.data.access import absent, check_opens, entries
 from common.data.dataset import Case, Dataset, Problem, check_labels
 from common.data.patients import find_table, with_patients, write_patients
 from common.errors import InvalidInput
 from common.names import check_regions
+from common.plain import plain
 from common.reading import MAX_JSON_BYTES, parse_json, read_text
 
 __all__ = ["Case", "Dataset", "Problem", "case_id", "check_labels", "read_dataset", "write_dataset"]
@@ -248,6 +249,7 @@ def read_dataset(directory: Path) -> Dataset:
         cases=tuple(cases.values()),
         problems=tuple(problems.values()),
         listed=tuple(listed),
+        unlisted=_unlisted(directory, [*training, *test]),
         synthetic=document.get("synthetic") is True,
         regions=_regions(document.get("regions", []), labels),
     )
@@ -317,6 +319,18 @@ def write_dataset(
     if any(case.patient is not None for case in cases):
         write_patients(directory, cases)
     return read_dataset(directory)
+
+
+def _unlisted(directory: Path, listed: Iterable[object]) -> tuple[Problem, ...]:
+    """Return a problem for each case in imagesTr or labelsTr that no entry names. Hidden files do not count."""
+    texts = [text for entry in listed for text in (entry.values() if isinstance(entry, dict) else (entry,))]
+    named = {PurePosixPath(text.replace("\\", "/")).name for text in texts if isinstance(text, str)}
+    paths = [path for folder in ("imagesTr", "labelsTr") for path in entries(directory / folder)]
+    found = {path.name for path in paths if not path.name.startswith(".") and not path.is_dir()}
+    known = {name.removesuffix(nifti_ending(name)) for name in named}
+    cases = {name.removesuffix(nifti_ending(name)) for name in found if nifti_ending(name)} - known
+    reason = "its files are there, but dataset.json does not list it; to fix: list it, or take the files out"
+    return tuple(Problem(plain(case), reason) for case in sorted(cases))
 
 
 def _numbered(table: object, *, key: str) -> tuple[str, ...]:

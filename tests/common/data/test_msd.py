@@ -12,6 +12,10 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from client.data.cases import record_cases
+from client.data.layouts import DatasetSettings
+from client.operations.doctor_data import check_data
+from client.operations.findings import State
 from common.config import DataConfig
 from common.data.msd import Case, case_id, check_labels, read_dataset, write_dataset
 from common.errors import InvalidInput
@@ -96,6 +100,31 @@ def test_a_file_that_is_there_and_cannot_be_opened_is_not_called_missing(
     assert reason in problem.reason
     assert "; to fix: " in problem.reason
     assert str(directory) not in problem.reason
+
+
+def test_files_that_the_index_does_not_list_are_named_and_belong_to_no_voter(directory: Path, tmp_path: Path) -> None:
+    before = read_dataset(directory)
+    assert before.unlisted == ()
+    write_volume(directory / "imagesTr/p7.nii.gz", 7)
+    write_volume(directory / "labelsTr/p7.nii.gz")
+    write_volume(directory / "labelsTr/p8.nii")
+    (directory / "imagesTr/p9").mkdir()
+    for hidden in ("._p9.nii.gz", ".DS_Store", "readme.txt"):
+        (directory / "imagesTr" / hidden).touch()
+    (directory / "labelsTr/p0.nii.gz").rename(directory / "labelsTr/drawn-p0.nii.gz")
+    entry = {"image": ".\\imagesTr\\p0.nii.gz", "label": "./labelsTr/drawn-p0.nii.gz"}
+    edit(directory, training=[entry, *json.loads((directory / "dataset.json").read_text())["training"][1:]])
+    after = read_dataset(directory)
+    assert [problem.case for problem in after.unlisted] == ["p7", "p8"]
+    assert "dataset.json does not list it; to fix: list it" in after.unlisted[0].reason
+    assert (after.listed, after.patients_listed, after.problems) == (before.listed, before.patients_listed, ())
+    assert [case.id for case in after.cases] == [case.id for case in before.cases]
+    record = record_cases(tmp_path, after, [])
+    assert (record.listed, record.patients, record.left_out) == (len(before.listed) + 2, len(before.listed), 2)
+    study = DataConfig(labels=("background", "core"), channels=("MRI",), spacing_mm=(1, 1, 1), grid=(8, 8, 8))
+    (said,) = (one for one in check_data(directory, study, DatasetSettings()) if "not list; no voter" in one.text)
+    assert (said.state, said.subject) == (State.NOTE, "p7, p8")
+    assert "p7" not in said.text
 
 
 def test_an_index_that_windows_wrote_is_read(directory: Path) -> None:
