@@ -117,7 +117,7 @@ class BudgetExceeded(ConsiliumError):
 
 
 class QuorumNotReached(ConsiliumError):
-    """Fewer sites accepted than the study's quorum. Nothing was dispatched or charged."""
+    """Fewer sites accepted than the study's quorum. The server requested and charged nothing for the batch."""
 
     exit_code = 4
 

@@ -240,8 +240,9 @@ class Aggregator:
                 raise LedgerCorrupt(self._receipts.contradiction())
             raise QuorumNotReached(
                 f"{len(roster)} of {len(self._sites())} sites accepted the batch and the quorum is "
-                f"{self._study.privacy.quorum}; no code was requested and nothing was charged; to fix: see the sites' "
-                f"reasons in `consilium study status`, then `consilium study resume`{self._or_finish()}"
+                f"{self._study.privacy.quorum}; no code was requested and the server charged nothing for it, but sites "
+                "that accepted have charged their own ledgers; the same offer charges them no more; to fix: see the "
+                f"sites' reasons in `consilium study status`, then `consilium study resume`{self._or_finish()}"
             )
         return tuple(sorted(roster, key=lambda site: site.name))
 

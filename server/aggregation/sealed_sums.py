@@ -49,6 +49,12 @@ _REDRAWN = re.compile(r"drawn again as draw (?P<draw>[0-9]{1,7}) of batch (?P<ba
 """Note in the ledger about a batch that was offered again with a later draw number."""
 MOST_BELIEVED = 3
 """How often a study believes one site that it restored its own ledger."""
+LATER_DRAW = (
+    "; if a site states a later draw again after `consilium study resume`: if the server's ledger was restored from "
+    "an older copy, enter that site's receipts with `consilium ledger recover`; if that does not help, this study can "
+    "only go on without the site: bring back, or admit, other sites until they reach the quorum"
+)
+"""What a person can do if this study does not believe a site that states a later draw."""
 
 
 @dataclass(slots=True)
@@ -235,7 +241,9 @@ class SealedSums(Aggregator):
                 self._below_quorum(batch, len(roster), transport)
                 raise QuorumNotReached(
                     f"{len(roster)} of the {len(accepted)} sites that accepted have confirmed each other's keys and "
-                    f"the study needs {self._study.privacy.quorum}; nothing was charged; to fix: have them run "
+                    f"the study needs {self._study.privacy.quorum}; the server charged nothing for it, but sites "
+                    "that accepted have charged their own ledgers; the same offer charges them no more; to fix: have "
+                    "them run "
                     f"`consilium site peers`, then `consilium study resume`{self._or_finish()}"
                 )
             members = tuple(Member(site.name, mask) for site in roster if (mask := batch.replies[site.name].mask))
@@ -416,10 +424,13 @@ class SealedSums(Aggregator):
 
 
 def _named(error: QuorumNotReached, batch: Batch) -> QuorumNotReached:
-    """Return the error with the names of the sites whose word for declining the draw the server cannot check."""
+    """Return the error with the names of the sites whose word for declining the draw the server cannot check, and with
+    the remedy for a later draw.
+    """
     words = {"budget": "lack of budget", "old-draw": "having answered a later draw"}
     said = [f"{site} states {words[reason]}" for site, reason in sorted(batch.answers.items()) if reason in words]
-    return QuorumNotReached("; ".join((*said, str(error)))) if said else error
+    remedy = LATER_DRAW if "old-draw" in batch.answers.values() else ""
+    return QuorumNotReached("; ".join((*said, str(error))) + remedy) if said else error
 
 
 def aggregator_of(study: Study) -> type[Aggregator]:

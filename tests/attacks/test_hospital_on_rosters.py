@@ -152,9 +152,13 @@ def test_sites_that_claim_each_draw_as_answered_cost_the_others_one_more_draw(
 ) -> None:
     """The batch was offered again without end, and every honest hospital charged itself each time."""
     whole_roster.transport.intercept = declining(liars, "old-draw")
-    with pytest.raises(QuorumNotReached, match="site-0 states having answered a later draw"):
+    with pytest.raises(QuorumNotReached, match="site-0 states having answered a later draw") as missed:
         whole_roster.core().run(whole_roster.transport)
-    assert whole_roster.site_ledgers[HONEST].spent().releases <= 4  # two draws of a batch of two
+    assert "the server charged nothing for it, but sites that accepted have charged their own" in str(missed.value)
+    assert str(missed.value).endswith(
+        "go on without the site: bring back, or admit, other sites until they reach the quorum"
+    )
+    assert 0 < whole_roster.site_ledgers[HONEST].spent().releases <= 4  # two draws of a batch of two
     whole_roster.transport.intercept = lambda node, body, reply: reply
     whole_roster.core().run(whole_roster.transport)
     assert len(whole_roster.core().answers()) == 4

@@ -207,7 +207,8 @@ def _of_the_run(follower: Follower, run: RunView, *, now: datetime) -> Iterator[
             "critical",
             f"Quorum missed: {many(events.quorum_missed.accepted, 'site')} accepted, {events.quorum_missed.needed} "
             "are needed",
-            "Nothing was charged or released. Bring the sites below back, then `consilium study resume`.",
+            "The server charged and released nothing for this batch; sites that accepted have charged their own "
+            "ledgers. Bring the sites below back, then `consilium study resume`.",
         )
     if events.implausible:
         *what, remedy = events.implausible
