@@ -113,6 +113,7 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
             finer=True,
             one_public=True,
             teacher={"steps": 150, "learning_rate": 5e-3},
+            student={"steps": 1200},
             prospects=Prospects(
                 asked="a joint query",
                 told="what teachers know beyond public data",
