@@ -80,7 +80,7 @@ HEARD = {
     "apart": "clipped sums: distance over back-propagation's length",
 }
 AT_HOME = {
-    "hippocampus": "utility/hippocampus-patient-8",
+    "hippocampus": "home/hippocampus",
     "hearts": "home/hearts",
     "tumours": "home/tumours",
 }
