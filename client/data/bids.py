@@ -75,7 +75,7 @@ class BidsLayout:
         if shared_closed and (not found.maps or shared_closed == [directory / "derivatives"]):
             raise closed_error(shared_closed[0])
         left_out = _left_out(directory, found)
-        if not found.images and not any(_hides_images(directory, folder) for folder in found.closed):
+        if not found.images and not any(_holds_raw(directory, folder) for folder in found.closed):
             raise InvalidInput("the dataset holds no case", limit=self.says)
         names = _names(found.tables.get(None, ()))
         known = found.images.keys() | found.maps.keys()
@@ -134,7 +134,7 @@ def _files(directory: Path) -> _Files:
             continue
         (entities, suffix), case = _entities(path), _case_of(path)
         is_map = "_dseg." in path.name
-        is_image = path.parent.name == "anat" and _hides_images(directory, path.parent) and suffix not in _NO_CONTRAST
+        is_image = path.parent.name == "anat" and _holds_raw(directory, path.parent) and suffix not in _NO_CONTRAST
         if case is None or not (is_map or is_image):
             continue
         if other_ending(path.name):
@@ -150,20 +150,21 @@ def _files(directory: Path) -> _Files:
     return _Files(images, maps, tables, strays, closed, other_images, other_maps)
 
 
-def _hides_images(directory: Path, folder: Path) -> bool:
-    """Return whether images may be in a folder: it is a subject's or session's folder or ``anat``, with raw data."""
+def _holds_raw(directory: Path, folder: Path) -> bool:
+    """Return whether a folder may hold raw images: a subject's or session's folder, or its ``anat``."""
     return bool(re.fullmatch(r"sub-[^/]*(/ses-[^/]*)?(/anat)?", folder.relative_to(directory).as_posix()))
 
 
 def _left_out(directory: Path, found: _Files) -> dict[str, str]:
-    """Return the cases that are left out for what is in their folders, with the reasons.
+    """Return the cases that cannot be used because of their folders' contents, with the reasons.
 
-    A case is left out if its folder holds another subject's file, if a folder that may hold its images or its label map
-    is closed, or if one of the two is in another format only. A folder without a known case is itself a case.
+    A case is left out if its folder holds another subject's file, if a folder that may hold its images or its label
+    map is closed, or if one of the two is in another format only. A folder without a known case is reported under its
+    own name.
     """
     reasons = dict.fromkeys(found.strays, _STRAY)
     for folder in found.closed:
-        if _hides_images(directory, folder) and (case := _folder_case(directory, folder)):
+        if _holds_raw(directory, folder) and (case := _folder_case(directory, folder)):
             reasons[case] = absent(folder / "image", "case")
     for kind, others, nifti in (
         ("image", found.other_images, found.images),
@@ -301,7 +302,7 @@ def _names(tables: Iterable[Path], shared: Mapping[int, str] = MappingProxyType(
                 raise InvalidInput(
                     f"label {value} has two names",
                     value=(names[value], name),
-                    remedy="use one name for it in all tables dseg.tsv that hold for the subject",
+                    remedy="use the same name in every dseg.tsv that names this label",
                 )
     return dict(sorted(({0: "background"} | names).items())) if names else {}
 

@@ -377,7 +377,7 @@ def _check_spelling(listed: set[str], before: Slots, stored: Sequence[Slots]) ->
         raise InvalidInput(
             "name of a case that differs from another one only in upper and lower case or in its letters' encoding",
             value=[ascii(name), ascii(min(names - {name}))],
-            limit="the spelling that is known already",
+            limit="the spelling that this site has already used",
             remedy="write it in the dataset as it was when it was first trained on; if the two are different patients, "
             "rename the new case",
         )

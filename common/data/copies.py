@@ -1,4 +1,4 @@
-"""Refuses an array that is given twice, such as a held-out case that would count as two.
+"""Refuses duplicate arrays, for instance one held-out case given twice.
 
 Called wherever cases are compared, because copies of one case make an interval too narrow, and a copy on both sides of
 a split makes a score too high. Compares voxels, so the format, compression and name of a file do not matter.

@@ -106,7 +106,7 @@ def _cells(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[st
         raise InvalidInput(
             f"table cannot be read in line {reader.line_num}",
             value=[path.name],
-            limit="quotation marks only in pairs about a whole value, cells of at most 131,072 characters",
+            limit="quotation marks only around a whole value, cells of at most 131,072 characters",
             remedy="correct the line, and the quotation marks before it",
         ) from error
 

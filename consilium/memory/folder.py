@@ -49,7 +49,9 @@ def read_cases(
     check_kind("study", study, Study)
     for what, given in (("labels", labels), ("channels", channels)):
         if not isinstance(given, Mapping | None):
-            raise InvalidInput(what, value=type(given).__name__, limit="a mapping of the folder's names to the study's")
+            raise InvalidInput(
+                what, value=type(given).__name__, limit="a dict from the folder's names to the study's names"
+            )
     settings = DatasetSettings(labels=dict(labels or {}), channels=dict(channels or {}))
     dataset, remedy = (
         open_for_training(as_path(folder, what="folder of scans"), study.data, settings),

@@ -203,7 +203,7 @@ class Ledger(AnswersQueries):
                     raise InvalidInput(
                         "new pool in a ledger that was recovered without its standing file",
                         value=declaration.pool,
-                        limit="a pool that this ledger knows; the lost ledger may have charged any other",
+                        limit="a pool that is already in this ledger; the lost ledger may have charged any other",
                         remedy="set up a new study with `consilium study init`, without --ledger; the hospital's own "
                         "ledger still counts all that its pool has spent",
                     )
