@@ -134,7 +134,7 @@ def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "") -> st
 
 
 def lenient_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text whose reader goes on without it. NaN is allowed, because older records hold it.
+    """Parse a JSON text that the caller can do without. NaN is allowed, because older records contain it.
 
     Args:
         text: The text.

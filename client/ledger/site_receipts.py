@@ -185,7 +185,7 @@ def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
 
     Charges that the server marks as lost may exceed this site's cap once by the cost of all accepted queries without a
     receipt. After a recovery of the server's ledger, each query may be released once more, because the server may have
-    lost its answer. In a sealed study, acceptances that this ledger lost itself count as paid, but each draw only once.
+    lost its answer. In a sealed study, acceptances missing from this restored ledger count as paid, each draw once.
     Stored rows are not checked by these rules, because versions up to 0.2.0 stored such receipts.
 
     Raises:

@@ -188,7 +188,7 @@ def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -
 def patient_named(config: SiteConfig, name: str) -> str:
     """Return the patient whom a person means by the name of a patient or of one of the patient's cases.
 
-    A patient of that name comes first, then the patient of a case of that name, then names in another spelling.
+    An exact patient name is tried first, then an exact case name, then other spellings.
 
     Args:
         config: The site's policy.
@@ -362,7 +362,7 @@ def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: 
 
 
 def _deal_of(config: SiteConfig) -> str:
-    """Return the ledger's name of the study's deal; empty if no patient was assigned yet."""
+    """Return the name in the ledger of the study's assignment of patients; empty if no patient was assigned yet."""
     return load_slots(path).deal if (path := slots_file(config)).exists() else ""
 
 

@@ -72,7 +72,7 @@ def give_statements(
 ) -> tuple[SiteVerdict | None, SiteFigures | None]:
     """Sign the verdict and the figures that are asked for, and write both or none.
 
-    1. Compute both, so that a refusal of one leaves nothing of the other.
+    1. Compute both first, so that nothing is recorded if one of them is refused.
     2. Record in the site's ledger that they were made, then sign them.
     3. Write the files. If one cannot be written, those written before are removed.
 

@@ -56,7 +56,7 @@ def _not_there(path: Path, kind: str) -> str:
         os.stat(path)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return f"the {kind}'s links lead in a circle; to fix: put the file in their place, {take_out}"
+            return f"the {kind}'s symbolic links form a loop; to fix: replace the links by the file, {take_out}"
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             return f"the {kind} file cannot be read ({error.strerror}); to fix: check the disk or the network drive"
         if os.path.islink(path):

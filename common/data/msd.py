@@ -193,7 +193,7 @@ def read_index(directory: Path) -> dict[str, object]:
         )
     text = read_text(path, what="dataset.json", most_bytes=MAX_JSON_BYTES, remedy="save it as JSON in UTF-8")
     limit = "a JSON text in UTF-8"
-    remedy = "correct the text there; a comma may be missing or too many"
+    remedy = "correct the text at that place; look for a missing or an extra comma"
     document = parse_json(text.lstrip("\ufeff"), what="dataset.json", value=str(path), limit=limit, remedy=remedy)
     if not isinstance(document, dict):
         raise InvalidInput("dataset.json", value=type(document).__name__, limit="a JSON object")

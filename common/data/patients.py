@@ -165,7 +165,7 @@ def read_column(path: Path, column: str, listed: Iterable[str], *, what: str, re
                 f"table of {what}s, line {line}",
                 value=[path.name, *filter(None, [case])],
                 limit=f"columns case_id and {column}, filled in every row",
-                remedy="name the columns so, and fill them in every row",
+                remedy="give the columns these names, and fill them in every row",
             )
         if found.setdefault(case, value) != value:
             raise InvalidInput(
@@ -202,9 +202,9 @@ def with_patients(dataset: Dataset, table: Path) -> Dataset:
         apart += _apart(patients, dataset.patients)
     if apart:
         raise InvalidInput(
-            "the dataset and its table of patients disagree about which scans are one patient's",
+            "the dataset and its table of patients disagree about which scans belong to one patient",
             value=[table.name, *apart[:3]],
-            limit="a table that gives one patient to all scans that the dataset gives to one patient",
+            limit="a table that assigns one patient to all scans of the same patient in the dataset",
             remedy="correct the one that is wrong, or remove the table",
         )
     return replace(

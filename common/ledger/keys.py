@@ -107,7 +107,7 @@ def load_sealing_key(path: Path) -> X25519PrivateKey:
 
 
 def replace_key(path: Path, old: Ed25519PrivateKey | X25519PrivateKey, following: Path) -> None:
-    """Move a new private key to the file of the old one, which is kept beside it under a name from its public key.
+    """Replace a private key in its file. The old key is kept beside it, in a file named after its public key.
 
     The file keeps its owner, also if root runs the command. A call that was interrupted is completed by a second one.
 

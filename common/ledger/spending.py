@@ -149,7 +149,7 @@ class Spending:
         """Return one guarantee for each accountant that can compute it, of everything spent so far.
 
         The accountant ``pld`` is left out if 0 < μ² ≤ 2⁻²⁰, where μ² is the sum over all releases, or if the exact ε is
-        not well below 700.
+        699 or more.
         """
         mu_squared = self.mu_squared
         pld = mu_squared == 0 or (mu_squared > _PLD_LEAST and self.by("exact").epsilon < MAX_PLD_EPSILON - 1)

@@ -64,7 +64,7 @@ def folder_to_write(path: Path | None) -> Path | None:
 
 
 def _try_to_write(folder: Path, *, named: Path) -> None:
-    """Write one block without a name to the folder, or to the nearest one above it that exists."""
+    """Write an unnamed temporary file to the folder, or to its nearest existing parent folder."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:

@@ -66,7 +66,7 @@ def disclose(
 
 
 def _auditor_key(given: str) -> str:
-    """Return the key for disclosures to an auditor as 64 hex digits, given so or as the path of ``auditor.json``."""
+    """Return an auditor's disclosure key as 64 hex digits; accept the digits or the path of ``auditor.json``."""
     if len(given) == 64 and not set(given) - set("0123456789abcdef"):
         return given
     from consilium.audit.auditor import read_auditor

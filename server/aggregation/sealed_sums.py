@@ -50,8 +50,8 @@ _REDRAWN = re.compile(r"drawn again as draw (?P<draw>[0-9]{1,7}) of batch (?P<ba
 MOST_BELIEVED = 3
 """How often a study believes one site that it restored its own ledger."""
 LATER_DRAW = (
-    "; if a site states a later draw again after `consilium study resume`: if the server's ledger was restored from "
-    "an older copy, enter that site's receipts with `consilium ledger recover`; if that does not help, this study can "
+    "; if a site still states a later draw after `consilium study resume`, the server's ledger may be an older copy: "
+    "then enter that site's receipts with `consilium ledger recover`; if that does not help, this study can "
     "only go on without the site: bring back, or admit, other sites until they reach the quorum"
 )
 """What a person can do if this study does not believe a site that states a later draw."""
@@ -424,7 +424,7 @@ class SealedSums(Aggregator):
 
 
 def _named(error: QuorumNotReached, batch: Batch) -> QuorumNotReached:
-    """Return the error with the names of the sites whose word for declining the draw the server cannot check, and with
+    """Return the error with the names of the sites whose reason for declining the server cannot check, and with
     the remedy for a later draw.
     """
     words = {"budget": "lack of budget", "old-draw": "having answered a later draw"}

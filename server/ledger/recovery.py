@@ -49,8 +49,8 @@ class Recovery:
         by_standing: By pool, the number of releases that this recovery charged from the ledger's standing (a small file
             beside the ledger that counts every charge), because no receipt contains them.
         pools: All pools after the recovery.
-        standing_is_older: Whether a receipt names a later row than every standing. Answers after the standing whose
-            receipts reached no site may then be missing.
+        standing_is_older: Whether a receipt names a later row than every standing. Later answers may then be missing
+            if their receipts reached no site.
     """
 
     entered: int

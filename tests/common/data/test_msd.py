@@ -72,7 +72,7 @@ def test_one_bad_case_is_left_out_named_and_counted(directory: Path) -> None:
     ("number", "reason"),
     [
         (None, "link to a file that is missing"),
-        (errno.ELOOP, "links lead in a circle"),
+        (errno.ELOOP, "symbolic links form a loop"),
         (errno.ESTALE, "Stale file handle"),
         (errno.EIO, "Input/output error"),
         (0, "not a regular file"),
