@@ -118,7 +118,7 @@ _BREAK = re.compile(r"[\r\n\0]")
 
 
 def _known(column: str) -> str:
-    """Return a known column's own name, whatever its letter case and separators; any other name unchanged."""
+    """Return the name that Consilium uses for a column; a name that it does not know is returned unchanged."""
     if column.casefold().startswith("image_"):
         return f"image_{column[6:]}"
     return _KNOWN.get(re.sub(r"[\s_-]", "", column.casefold()), column)
@@ -233,7 +233,7 @@ def scans_by_patient(dataset: Dataset) -> dict[str, tuple[str, ...]]:
 
 
 def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Return the cases that share a patient with an earlier case in one mapping, but not in the other."""
+    """Return the cases with the patient of an earlier case in one mapping, and another patient in the other."""
     first: dict[str, str] = {}
     both = [case for case in one if case in other]
     return [case for case in both if first.setdefault(one[case], other[case]) != other[case]]
