@@ -35,7 +35,7 @@ from common.witness.notes import CheckpointNote, note_in, origin_of, witness_nam
 
 log = logging.getLogger(__name__)
 MAX_UNRECEIPTED = 16
-"""Largest number of server ledgers whose heads this site stores although they never sent it a receipt."""
+"""Largest number of server ledgers whose newest head this site stores before they have sent it a receipt."""
 _MISSING = (
     "event=witness-missing ledger=%s peers=%d says='%d of the other hospitals have not confirmed the ledger of the "
     "server, so they cannot prove a later change of it; if every run says this, ask them for `consilium site status`'"

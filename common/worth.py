@@ -155,8 +155,8 @@ def of_means(student: float, other: float, *, reference: str) -> Worth:
 def over_best(student: Scored, controls: Mapping[str, Scored | None]) -> Worth | None:
     """Compare a student with the best of its controls.
 
-    The best control is the one over which the student's gain, measured case by case, is smallest. It is chosen on the
-    same cases, which can only make the gain look smaller.
+    The best control is the one that the student beats by least, measured case by case. It is chosen on the same cases,
+    which biases the gain downwards, never upwards.
 
     Args:
         student: The student's Dice.

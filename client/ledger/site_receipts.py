@@ -181,7 +181,7 @@ class KeepsReceipts(SiteFile):
 
 
 def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
-    """Check that a new receipt shows no release beyond those that this site paid for by accepting queries.
+    """Check that this site was charged for each release of a new receipt when it accepted the query.
 
     Charges that the server marks as lost may exceed this site's cap once by the cost of all accepted queries without a
     receipt. After a recovery of the server's ledger, each query may be released once more, because the server may have

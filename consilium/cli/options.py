@@ -64,7 +64,7 @@ def folder_to_write(path: Path | None) -> Path | None:
 
 
 def _try_to_write(folder: Path, *, named: Path) -> None:
-    """Write an unnamed temporary file to the folder, or to its nearest existing parent folder."""
+    """Test with an unnamed file that the folder, or its nearest existing parent, can be written to."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:

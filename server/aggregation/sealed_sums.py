@@ -158,10 +158,10 @@ class SealedSums(Aggregator):
         return replace(plain, draw=number, peers=peers)
 
     def _noted_draws(self) -> dict[str, int]:
-        """Return the largest draw number with which each batch was offered again.
+        """Return, for each batch that was offered again, the largest draw number of its offers.
 
-        The next run offers the batch with this number, and not with a later one, because sites that accepted it have
-        charged it to themselves.
+        The next run offers the same number, not a later one, because sites that accepted that draw have already
+        charged themselves for it.
         """
         if self._noted is None:
             found = filter(None, (_REDRAWN.fullmatch(text) for text in self._ledger.notes()))

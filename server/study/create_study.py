@@ -527,8 +527,8 @@ def pool_to_declare(
 def claimant(workspace: Workspace, pool: str, books: StatedBooks | None) -> str | None:
     """Return the other pool for which a join request stated the same site ledger before.
 
-    A site learns the ids of other sites' ledgers and can state one of them as its own, with its own key. The id alone
-    therefore bars nobody: the pool is admitted, no site ledger is recorded for it, and both pools are named.
+    A site learns the ids of other sites' ledgers and can claim one of them as its own. A repeated id alone therefore
+    excludes no pool: the second pool is admitted without a recorded site ledger, and a message names both pools.
 
     Args:
         workspace: The study.
