@@ -4,8 +4,8 @@
 2. Create the study and the sites.
 3. Train the teachers while the server starts and admits the hospitals.
 4. Start the federation and run the study; or, simulated, run it in this process.
-5. Let one hospital pull and evaluate the student.
-6. Score everything and write the report.
+5. Score everything, while one hospital pulls and evaluates the student.
+6. Write the report.
 
 The demo plays every party, so it can score teachers and ensemble on held-out cases and compare labels with the true
 label maps, which no party of a real study can. These scores are not used in the study. Finished stages are not repeated
@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median_low
+from threading import Lock
 from typing import Any
 
 from client.data.case_checks import readable
@@ -164,6 +165,7 @@ def _demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool
             tested = beside.submit(score_teachers, places)
             with seconds.stage("study run"):
                 simulate(places.workspace, sites, on_event=watch.event)
+            facts = beside.submit(evaluated)
         else:
             group = stack.enter_context(serving(places.workspace))
             if show_dashboard:
@@ -177,9 +179,9 @@ def _demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool
             tested = beside.submit(score_teachers, places)  # while the study waits for messages
             with seconds.stage("study run"):
                 supervise(places.workspace, on_event=watch.event, check=federation.group.check)
+            facts = beside.submit(evaluated)  # while a hospital scores the student and the daemons stop
             with seconds.stage("student home"):
                 take_home(next(iter(sites.values())))
-        facts = beside.submit(evaluated)  # while the daemons stop
     write_report(out, facts.result())
     return out / "report.html"
 
@@ -501,7 +503,7 @@ class _Stopwatch:
     """Measures the seconds spent in each stage of a demo, added up over resumptions, and stores them in a file."""
 
     def __init__(self, path: Path, watch: Watch) -> None:
-        self._path, self._watch = path, watch
+        self._path, self._watch, self._writing = path, watch, Lock()
         self.seconds: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     @contextmanager
@@ -511,6 +513,7 @@ class _Stopwatch:
         try:
             yield
         finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 2)
-            write_json(self._path, self.seconds)
+            with self._writing:  # two stages can end at once
+                self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 2)
+                write_json(self._path, self.seconds)
         self._watch.finish(name)
