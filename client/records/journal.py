@@ -22,7 +22,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -246,19 +246,16 @@ class TrainingJournal:
 
         All of the plan's other releases (``releases``) are included, even before they are made.
         """
-        plan = self.plan.event
-        return TrainingEvent(plan.sampling, plan.rate, plan.noise_multiplier, self.spent, plan.releases)
+        return replace(self.plan.event, steps=self.spent)
+
+    @property
+    def training_id(self) -> str:
+        """The id of this training in the site's ledger."""
+        return _training_id(self.key)
 
 
-def training_id_of(key: bytes) -> str:
-    """Return the id under which the site's ledger charges a training.
-
-    Args:
-        key: The journal's random key. A new journal has a new key, so it is charged as a new training.
-
-    Returns:
-        SHA-256 in hex over the key.
-    """
+def _training_id(key: bytes) -> str:
+    """Return a training's id from its journal's random key. A new journal has a new key, so it is charged anew."""
     return sha256(b"training\0" + key).hexdigest()
 
 
@@ -280,7 +277,7 @@ def begun_trainings(directory: Path) -> tuple[str, ...]:
         except (ValueError, KeyError, TypeError):
             key = b""
         if steps or not key:
-            found.append(training_id_of(key))
+            found.append(_training_id(key))
     return tuple(found)
 
 

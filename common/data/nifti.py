@@ -136,7 +136,7 @@ def _read(content: bytes, *, channels: int | None, room: VoxelRoom) -> Scan:
     packed = content[:2] == _GZIP
     source = _Source(content, packed=packed)
     header, least_offset = _header(source)
-    shape, notes = _shape(header, channels, room)
+    shape = _shape(header, channels, room)
     dtype, more = _voxel_type(header)
     affine, placed = placement(header)
     offset = _offset(header, least_offset)
@@ -157,7 +157,7 @@ def _read(content: bytes, *, channels: int | None, room: VoxelRoom) -> Scan:
             limit=f"at most {offset + needed + most} bytes",
             remedy="export the scan again",
         )
-    notes = (*notes, *more, *placed, *(["bytes after the voxels left out"] if left else []))
+    notes = (*more, *placed, *(["bytes after the voxels left out"] if left else []))
     array = np.frombuffer(voxels, dtype=dtype).reshape(shape, order="F")
     return Scan(array=np.moveaxis(_intensities(array, header), -1, 0), affine=affine, notes=notes)
 
@@ -231,10 +231,8 @@ def _header(source: _Source) -> tuple[nib.Nifti1Header, int]:
     raise InvalidInput("file is no NIfTI file", remedy="copy or export it again")
 
 
-def _shape(
-    header: nib.Nifti1Header, channels: int | None, room: VoxelRoom
-) -> tuple[tuple[int, int, int, int], tuple[str, ...]]:
-    """Return the shape [i, j, k, c], and an empty tuple of notes.
+def _shape(header: nib.Nifti1Header, channels: int | None, room: VoxelRoom) -> tuple[int, int, int, int]:
+    """Return the shape [i, j, k, c].
 
     i, j and k are the sizes of the three spatial axes. The number c of channels is the size of the one later axis that
     is longer than 1, or 1 if there is none.
@@ -264,7 +262,7 @@ def _shape(
             limit=f"three axes of voxels, then {channels or 'any number of'} channel{'' if channels == 1 else 's'}",
             remedy="give one 3D volume per file and channel, not a time series",
         )
-    return (sizes[0], sizes[1], sizes[2], count), ()
+    return sizes[0], sizes[1], sizes[2], count
 
 
 def _voxel_type(header: nib.Nifti1Header) -> tuple[np.dtype, tuple[str, ...]]:

@@ -94,24 +94,15 @@ def export_bundle(
     Raises:
         InvalidInput: If the directory holds something that is no bundle.
     """
-    _replace_bundle(
-        directory, bundle_files(study, weights=weights_to_bytes(model), privacy=privacy, dice=dice, inputs=inputs)
-    )
-    return {
-        str(path.relative_to(directory)): sha256_file(path) for path in sorted(directory.rglob("*")) if path.is_file()
-    }
-
-
-def _replace_bundle(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Write a bundle's files, given by path, to a new directory, or replace the bundle in an existing one.
-
-    Refuse a directory that holds something other than a bundle.
-    """
     if directory.exists() and not (directory / METADATA).is_file() and any(directory.iterdir()):
         raise InvalidInput(
             "directory holds something other than a bundle", value=str(directory), remedy="choose another one"
         )
-    write_bundle(directory, files)
+    weights = weights_to_bytes(model)
+    write_bundle(directory, bundle_files(study, weights=weights, privacy=privacy, dice=dice, inputs=inputs))
+    return {
+        str(path.relative_to(directory)): sha256_file(path) for path in sorted(directory.rglob("*")) if path.is_file()
+    }
 
 
 def write_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:

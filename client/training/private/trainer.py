@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.records.journal import TrainingJournal, training_id_of
+from client.records.journal import TrainingJournal
 from client.training.contract import Part, Trained
 from client.training.private.settings import PrivateSettings
 from client.training.private.teachers import train_privately
@@ -64,7 +64,7 @@ class PrivateTrainer:
         The old journal stays readable; its steps stay charged in the site's ledger.
         """
         folder = self.journal.parent
-        aside = self.journal.with_suffix(f".{training_id(self.open())[:12]}.old")
+        aside = self.journal.with_suffix(f".{self.open().training_id[:12]}.old")
         for name in ("checkpoint.pt", "train.json"):
             (folder / name).unlink(missing_ok=True)
         self.journal.rename(aside)
@@ -93,7 +93,7 @@ class PrivateTrainer:
         with ExitStack() as opened:
             if self.site is not None:
                 steps = journal.plan.event.steps
-                journal.watched_by(opened.enter_context(witness_of(self.site, training_id(journal), steps=steps)))
+                journal.watched_by(opened.enter_context(witness_of(self.site, journal.training_id, steps=steps)))
             return train_privately(
                 part,
                 recipe,
@@ -165,7 +165,7 @@ def planned_charge(task: VoterTask) -> Charge:
     trainer = private_trainer(task)
     journal = trainer.open()
     strategy = f"{ADAPTED}{task.trainer}" if task.leaves else task.trainer
-    return Charge(training_id(journal), task.voter, task.deal, strategy, journal.plan.event)
+    return Charge(journal.training_id, task.voter, task.deal, strategy, journal.plan.event)
 
 
 def training_identity(
@@ -208,15 +208,3 @@ def training_identity(
             "voter": voter,
         },
     )
-
-
-def training_id(journal: TrainingJournal) -> str:
-    """Return the id of a journal's training in the site's ledger.
-
-    Args:
-        journal: The journal.
-
-    Returns:
-        The id.
-    """
-    return training_id_of(journal.key)
