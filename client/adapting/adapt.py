@@ -44,7 +44,6 @@ from client.adapting.ways import (
     filled,
     fold_of,
     folds_for,
-    mean,
     needs_public,
     usual,
     ways_with,
@@ -464,9 +463,8 @@ def scored(
             unseen = filled(found | {TEACHERS: teachers})[TEACHERS] if teachers else (math.nan,) * len(members)
             rows[TEACHERS] = unseen
         scans.append(rows)
-    return {
-        name: tuple(mean(column) for column in zip(*(row[name] for row in scans), strict=True)) for name in scans[0]
-    }
+    by_network = {name: zip(*(row[name] for row in scans), strict=True) for name in scans[0]}
+    return {name: tuple(map(mean_present, columns)) for name, columns in by_network.items()}
 
 
 def _figures(name: str, rows: Sequence[Row], structures: Sequence[str]) -> Figures:

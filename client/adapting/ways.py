@@ -189,14 +189,14 @@ def choose(figures: Mapping[str, Dice], *, default: Way) -> Way:
     Raises:
         InvalidInput: If no patient has a score.
     """
-    means = {way: mean(figures[way]) for way in Way if way in figures}
-    known = {way: value for way, value in means.items() if not math.isnan(value)}
-    if not known:
+    present = {way: [dice for dice in figures[way] if not math.isnan(dice)] for way in Way if way in figures}
+    means = {way: math.fsum(dice) / len(dice) for way, dice in present.items() if dice}
+    if not means:
         raise InvalidInput(
             "cross-validation gave no patient a score",
             limit="at least one patient with a structure in the label map or in the prediction",
         )
-    best = max(known, key=lambda way: known[way])
+    best = max(means, key=lambda way: means[way])
     return best if _proven(figures[best], figures[default]) else default
 
 
@@ -231,19 +231,6 @@ def by_choice(figures: Mapping[str, Dice], folds: Sequence[int], *, default: Way
         way = choose({way: [dice[place] for place in others] for way, dice in figures.items()}, default=default)
         found.append(figures[way][patient])
     return found
-
-
-def mean(values: Dice) -> float:
-    """Average the values that are not nan.
-
-    Args:
-        values: Dice.
-
-    Returns:
-        The mean; nan if there is none.
-    """
-    there = [value for value in values if not math.isnan(value)]
-    return math.fsum(there) / len(there) if there else math.nan
 
 
 def filled(rows: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:

@@ -372,10 +372,10 @@ def evaluate(
     problems = [one for one in dataset.problems if dataset.patient_of(one.case) not in gone_patients]
     for number, case in enumerate(cases, start=1):
         try:
-            part, voter = parts.get(case.id, (PARTS[2], None))
+            part, voter = parts.get(case.id, (PARTS[2], -1))
             asked, untrained = dict(answers), {}
             for one in found:
-                if part == PARTS[0] and voter is not None and (answer := one.without(voter)) is not None:
+                if part == PARTS[0] and (answer := one.without(voter)) is not None:
                     asked[one.name], untrained[one.name] = answer, PARTS[1]
             found_in = _score(case, asked, bundle, study.data.student, part=part, native=native)
             for name, score in found_in.items():

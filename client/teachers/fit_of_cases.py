@@ -137,8 +137,8 @@ def level_at_home(site_dir: Path, config: SiteConfig, study: Study, own: Referen
         return ()
     dice: list[float] = []
     for case in dataset.labelled:
-        part, voter = parts.get(case.id, (PARTS[2], None))
-        answer = own.without(voter) if part == PARTS[0] and voter is not None else own.answer
+        part, voter = parts.get(case.id, (PARTS[2], -1))
+        answer = own.without(voter) if part == PARTS[0] else own.answer
         if answer is None or dataset.patient_of(case.id) in gone_patients:
             continue
         try:
