@@ -178,7 +178,7 @@ class Adapted:
             "bundle": str(self.bundle),
             "report": str(self.report),
             "statement": SEEN,
-            "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
+            "problems": [problem.to_json() for problem in self.problems],
         }
 
 

@@ -85,7 +85,7 @@ class PrivatelyAdapted:
             "student": self.student,
             "patients": self.report.trained_on,
             "steps": self.report.steps,
-            "problems": [{"case": problem.case, "reason": problem.reason} for problem in self.problems],
+            "problems": [problem.to_json() for problem in self.problems],
         }
 
     def to_text(self) -> str:

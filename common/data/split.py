@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -25,6 +26,7 @@ from common.errors import InvalidInput
 from common.reading import parse_json, parsing
 
 SPLIT_SCHEMA = 1
+_APART = ("public_images", "label_maps", "validation", "test", "paired")
 SITES = "sites.csv"
 """Name of the table in a dataset's folder that assigns its cases to real hospitals."""
 
@@ -53,7 +55,7 @@ class SplitCounts:
     paired: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("public_images", "label_maps", "validation", "test", "paired"):
+        for name in _APART:
             if getattr(self, name) < 0:
                 raise InvalidInput(name.replace("_", " "), value=getattr(self, name), limit="0 or more")
         if self.hospitals is not None and self.hospitals < 1:
@@ -81,7 +83,7 @@ class Split:
     @property
     def cases(self) -> tuple[Case, ...]:
         """Every case of all parts."""
-        apart = (self.public_images, self.label_maps, self.validation, self.test, self.paired)
+        apart = (getattr(self, part) for part in _APART)
         return tuple(case for part in (*self.sites.values(), *apart) for case in part)
 
 
@@ -310,17 +312,9 @@ def write_split(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
         raise InvalidInput("directory is not empty", value=str(out), remedy="choose a new one")
     with TemporaryDirectory(prefix="consilium-split-") as folder:
         files = Path(folder)
-        plain = Split(
-            seed=split.seed,
-            sites={name: _all_as_files(cases, files) for name, cases in split.sites.items()},
-            public_images=_all_as_files(split.public_images, files),
-            label_maps=_all_as_files(split.label_maps, files),
-            validation=_all_as_files(split.validation, files),
-            test=_all_as_files(split.test, files),
-            paired=_all_as_files(split.paired, files),
-            problems=split.problems,
-        )
-        return _write(plain, dataset, out)
+        sites = {name: _all_as_files(cases, files) for name, cases in split.sites.items()}
+        apart: dict[str, Any] = {part: _all_as_files(getattr(split, part), files) for part in _APART}
+        return _write(replace(split, sites=sites, **apart), dataset, out)
 
 
 def _write(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
@@ -359,7 +353,7 @@ def _write(split: Split, dataset: Dataset, out: Path) -> dict[str, object]:
         ],
         "validation": _listed(split.validation),
         "test": _listed(split.test),
-        "problems": [{"case": problem.case, "reason": problem.reason} for problem in split.problems],
+        "problems": [problem.to_json() for problem in split.problems],
     }
     if split.paired:
         record["paired"] = _listed(split.paired)
@@ -449,8 +443,7 @@ def read_left_out(record: Path) -> tuple[int, tuple[Problem, ...]]:
     """
     with parsing("record of a split", value=record.name, limit="split.json as `data split` writes it"):
         document = parse_json(record.read_bytes(), what="record of a split")
-        parts = ("public_images", "label_maps", "validation", "test", "paired")
-        dealt = [*document["sites"].values(), *(document.get(part, ()) for part in parts)]
+        dealt = [*document["sites"].values(), *(document.get(part, ()) for part in _APART)]
         problems = tuple(Problem(str(one["case"]), str(one["reason"])) for one in document["problems"])
         return sum(map(len, dealt)), problems
 
