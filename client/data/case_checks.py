@@ -18,8 +18,9 @@ import numpy as np
 from common.config import DataConfig
 from common.data.access import why_unread
 from common.data.dataset import Case, Dataset, Problem
-from common.data.volume import Example, load_case, load_example, load_native_label
+from common.data.volume import Example, load_case, load_example
 from common.errors import InvalidInput
+from common.models.native import load_native
 
 UNUSUAL_FACTOR = 4.0
 LEAST_CASES_TO_COMPARE = 8
@@ -81,10 +82,7 @@ def readable(dataset: Dataset, *, on_case: Callable[[int, int], None] = lambda d
     good, bad = [], []
     for number, case in enumerate(dataset.cases, start=1):
         try:
-            volume = load_case(case, terms)
-            if case.label is not None:
-                mapping, structures = dict(case.label_map), dict(case.structures)
-                load_native_label(case.label, terms, volume=volume, mapping=mapping, structures=structures)
+            load_native(case, terms)
             good.append(case)
         except Exception as error:  # noqa: BLE001  # as in training
             bad.append(Problem(case.id, why_unread(error)))

@@ -83,6 +83,7 @@ def test_no_error_of_one_case_stops_the_doctor_or_names_the_patient(
 
     dataset = _dataset(tmp_path, good=(45, 45, 45), torn=(45, 45, 45))
     monkeypatch.setattr("client.data.case_checks.load_case", torn)
+    monkeypatch.setattr("common.models.native.load_case", torn)
     monkeypatch.setattr("client.operations.doctor_data.load_case", torn)
     monkeypatch.setattr("common.data.volume.load_case", torn)
     assert [reason in one.reason for one in readable(dataset).problems] == [True]
