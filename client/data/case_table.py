@@ -91,14 +91,11 @@ class TableLayout:
                 f"{lines[known.index(False)]}",
                 remedy="fill patient_id in every row, or leave the column out",
             )
-        outcomes = [
-            _read_row(directory, row, columns, number, line)
-            for number, (line, row) in enumerate(zip(lines, rows, strict=True), start=1)
-        ]
-        counts = Counter(outcome.case if isinstance(outcome, Problem) else outcome.id for outcome in outcomes)
+        ids = [_name(row, columns, number) for number, row in enumerate(rows, start=1)]
+        counts = Counter(ids)
         cases, problems = [], {}
-        for outcome in outcomes:
-            name = outcome.case if isinstance(outcome, Problem) else outcome.id
+        for name, line, row in zip(ids, lines, rows, strict=True):
+            outcome = _read_row(directory, row, columns, name, line)
             if counts[name] > 1:
                 problems[name] = Problem(
                     name, "listed twice, so it is not clear which scan is meant; to fix: list it once"
@@ -110,7 +107,8 @@ class TableLayout:
         if not cases:
             own = [[row[column] for column in (*columns, "label") if row.get(column)] for row in rows]
             check_opens([directory / text.replace("\\", "/") for text in texts] for texts in own)
-        patients = {_name(row, columns, number): row["patient_id"] for number, row in enumerate(rows, 1) if any(known)}
+        by_case = list(zip(ids, rows, strict=True))
+        patients = {name: row["patient_id"] for name, row in by_case if any(known)}
         table = directory / "labels.tsv"
         names = {0: "background", **read_label_table(table)} if table.is_file() else {}
         return Dataset(
@@ -120,9 +118,7 @@ class TableLayout:
             channels=("image",) if columns == ["image"] else tuple(c.removeprefix(_PREFIX) for c in columns),
             cases=tuple(cases),
             problems=tuple(problems.values()),
-            listed=tuple(
-                dict.fromkeys(_name(row, columns, number) for number, row in enumerate(rows, 1) if row.get("label"))
-            ),
+            listed=tuple(dict.fromkeys(name for name, row in by_case if row.get("label"))),
             patients=patients,
             patient_identity=PatientIdentity.TABLE if patients else PatientIdentity.FILE,
         )
@@ -138,8 +134,7 @@ def _name(row: dict[str, str], columns: list[str], number: int) -> str:
     return PurePosixPath(image).name or f"row {number}"
 
 
-def _read_row(directory: Path, row: dict[str, str], columns: list[str], number: int, line: int) -> Case | Problem:
-    name = _name(row, columns, number)
+def _read_row(directory: Path, row: dict[str, str], columns: list[str], name: str, line: int) -> Case | Problem:
     found: dict[str, Path] = {}
     for column in (*columns, *(["label"] if row.get("label") else [])):
         what = "label" if column == "label" else "image" if column == "image" else column.replace("_", " of ", 1)
