@@ -18,8 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from benchmarks.run import commit
-from common.codecs import fit_codec, shapes
+from common.codecs import fit_codec
 from common.config import CodecConfig, DataConfig
+from common.data.label_maps import one_hot
 from common.data.msd import read_dataset
 from common.metrics import mean_dice
 from research.roles import load_cases
@@ -50,7 +51,7 @@ def fidelity(
     others = np.concatenate([validation, public])
     fitted = fit_codec(study, list(maps), noise_std=noise, seed=seed)
     names = len(data.labels)
-    codes = np.stack([fitted.encode(shapes.one_hot(label_map, labels=names)) for label_map in others])
+    codes = np.stack([fitted.encode(one_hot(label_map, names)) for label_map in others])
     rng = np.random.default_rng(1)
 
     def dice(sent: np.ndarray, noise: float) -> float:

@@ -48,6 +48,7 @@ from common.codecs.codec import (
 )
 from common.codecs.pca import FILL, centre_and_metric, coordinate_powers, principal_components
 from common.config import CodecConfig
+from common.data.label_maps import one_hot
 from common.errors import InvalidInput
 
 STEPS, BATCH = 300, 8
@@ -246,7 +247,7 @@ class BallAutoencoder:
             )
         factor = shapes.pooling_factor(grid, labels=labels, most=MAX_FEATURES)
         coarse = factor // 2 if factor > 2 else 1  # on large grids, maps are deformed and compared at half that size
-        exact = [shapes.pool(shapes.one_hot(m, labels=labels), factor=coarse) for m in label_maps]
+        exact = [shapes.pool(one_hot(m, labels), factor=coarse) for m in label_maps]
         centre, metric = centre_and_metric(exact, factor=factor // coarse)
         copies = shapes.augmented(
             label_maps, labels=labels, copies=config.augmentations, seed=provenance.seed, coarse=coarse

@@ -41,6 +41,7 @@ from common.codecs.codec import (
 )
 from common.codecs.pca import check_dimension, principal_components
 from common.config import CodecConfig
+from common.data.label_maps import one_hot
 from common.errors import InvalidInput
 from common.protocol_terms import PLAIN, keys_of
 
@@ -191,7 +192,7 @@ class PaperPcaCodec:
                 limit=f"at most {MAX_NUMBERS} for paper-pca",
                 remedy="choose a smaller grid and a larger spacing",
             )
-        exact = [shapes.one_hot(m, labels=labels) for m in label_maps]
+        exact = [one_hot(m, labels) for m in label_maps]
         copies = shapes.augmented(label_maps, labels=labels, copies=config.augmentations, seed=provenance.seed)
         samples = np.stack([m.ravel() for m in (*exact, *copies)])
         basis, variances = principal_components(samples, most=config.max_dimension)

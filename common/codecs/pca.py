@@ -34,6 +34,7 @@ from common.codecs.codec import (
     write_codec,
 )
 from common.config import CodecConfig
+from common.data.label_maps import one_hot
 from common.errors import InvalidInput
 
 FILL = 0.8
@@ -208,7 +209,7 @@ class PcaCodec:
         grid = label_maps[0].shape
         factor = shapes.pooling_factor(grid, labels=labels)
         coarse = factor // 2 if factor > 2 else 1
-        exact = [shapes.pool(shapes.one_hot(m, labels=labels).astype(np.float64), factor=factor) for m in label_maps]
+        exact = [shapes.pool(one_hot(m, labels).astype(np.float64), factor=factor) for m in label_maps]
         centre, metric = centre_and_metric(exact, factor=1)
         copies = shapes.augmented(
             label_maps, labels=labels, copies=config.augmentations, seed=provenance.seed, coarse=coarse

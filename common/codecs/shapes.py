@@ -16,6 +16,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from scipy.special import softmax
 
+from common.data.label_maps import one_hot
+
 PROBABILITY_FLOOR = 0.01
 MAX_FEATURES = 1 << 17
 
@@ -112,20 +114,6 @@ def to_probabilities(ratios: Float[np.ndarray, "s u v w"], *, factor: int) -> Fl
     return result
 
 
-def one_hot(label_map: UInt8[np.ndarray, "x y z"], *, labels: int) -> Float[np.ndarray, "k x y z"]:
-    """Return a label map as float32 probabilities of 0 and 1.
-
-    Args:
-        label_map: Shape [x, y, z].
-        labels: Number k of classes.
-
-    Returns:
-        Float32 array of shape [k, x, y, z].
-    """
-    result: np.ndarray = np.arange(labels, dtype=np.uint8)[:, None, None, None] == label_map
-    return result.astype(np.float32)
-
-
 def augmented(
     label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int, copies: int, seed: int, coarse: int = 1
 ) -> Iterator[Float[np.ndarray, "k x y z"]]:
@@ -169,5 +157,5 @@ def augmented(
     draws = np.random.default_rng(seed)
     for i in range(copies):
         deform.set_random_state(seed=int(draws.integers(1 << 32)))
-        soft = deform(torch.tensor(pool(one_hot(label_maps[i % len(label_maps)], labels=labels), factor=coarse)))
+        soft = deform(torch.tensor(pool(one_hot(label_maps[i % len(label_maps)], labels), factor=coarse)))
         yield np.asarray(soft, dtype=np.float32)

@@ -19,5 +19,5 @@ def one_hot(labels: UInt8[np.ndarray, "x y z"], classes: int) -> Float[np.ndarra
     >>> one_hot(np.array([[[0, 1]]], dtype=np.uint8), 2)[1]
     array([[[0., 1.]]], dtype=float32)
     """
-    result: np.ndarray = np.moveaxis(np.eye(classes, dtype=np.float32)[labels], -1, 0)
-    return np.ascontiguousarray(result)
+    result: np.ndarray = np.arange(classes, dtype=np.uint8)[:, None, None, None] == labels
+    return result.astype(np.float32)

@@ -151,14 +151,14 @@ def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: i
     Raises:
         InvalidInput: If there are fewer than four maps, or one is given twice.
     """
-    from common.codecs import shapes
+    from common.data.label_maps import one_hot
     from common.metrics import score
 
     mean_shape = mean_shape_dice(label_maps, labels=labels)
     held: list[float] = []
     for own, others in halves(label_maps):
         codec = codec_of(own, labels=labels)
-        codes = (codec.encode(shapes.one_hot(each, labels=labels)) for each in others)
+        codes = (codec.encode(one_hot(each, labels)) for each in others)
         drawn = [codec.decode(code, noise_std=0.0).argmax(axis=0).astype(np.uint8) for code in codes]
         held.append(score(drawn, others, labels).mean)
     return PublicShapes(held=float(np.mean(held)), mean_shape=mean_shape)
@@ -196,6 +196,7 @@ def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels:
     """
     from common.codecs import shapes
     from common.codecs.pca import centre_and_metric
+    from common.data.label_maps import one_hot
     from common.metrics import score
 
     if len(label_maps) < LEAST_MAPS:
@@ -204,7 +205,7 @@ def mean_shape_dice(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels:
     factor = shapes.pooling_factor(label_maps[0].shape, labels=labels)
     found = []
     for own, others in halves(label_maps):
-        exact = [shapes.pool(shapes.one_hot(each, labels=labels).astype(np.float64), factor=factor) for each in own]
+        exact = [shapes.pool(one_hot(each, labels).astype(np.float64), factor=factor) for each in own]
         centre, _ = centre_and_metric(exact, factor=1)
         drawn = shapes.to_probabilities(centre, factor=factor).argmax(axis=0).astype(np.uint8)
         found.append(score([drawn] * len(others), others, labels).mean)

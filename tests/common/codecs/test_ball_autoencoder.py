@@ -23,6 +23,7 @@ from common.codecs.ball_autoencoder import (
 )
 from common.codecs.codec import pack, unpack
 from common.config import CodecConfig, DataConfig
+from common.data.label_maps import one_hot
 from common.data.msd import read_dataset
 from common.data.volume import load_label
 from common.errors import InvalidInput
@@ -452,7 +453,7 @@ def test_held_out_real_maps_come_back_a_tenth_better_than_the_mean_shape_with_ha
             study = make_study(data=data, codec=CodecConfig("ball-ae", max_dimension=length, augmentations=40))
             codec: Codec = fit_codec(study, maps, noise_std=0.024, seed=seed)
             assert codec.dimension == length
-            codes = np.stack([codec.encode(shapes.one_hot(m, labels=3)) for m in others])
+            codes = np.stack([codec.encode(one_hot(m, 3)) for m in others])
             decoded = [codec.decode(code, noise_std=0.0).argmax(0).astype(np.uint8) for code in codes]
             mean_shape = codec.decode(np.zeros(length), noise_std=0.0).argmax(0).astype(np.uint8)
             reached = np.mean([mean_dice(d, m, 3) for d, m in zip(decoded, others, strict=True)])

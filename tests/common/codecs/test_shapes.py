@@ -9,12 +9,12 @@ import torch
 from common.codecs.shapes import (
     augmented,
     enlarge,
-    one_hot,
     pool,
     pooling_factor,
     to_log_ratios,
     to_probabilities,
 )
+from common.data.label_maps import one_hot
 from tests.contracts.codec_contract import GRID, LABELS, patients
 
 
@@ -42,13 +42,13 @@ def test_log_ratios_are_bounded_and_lead_back_to_the_probabilities() -> None:
     probabilities = np.moveaxis(probabilities, -1, 0)
     ratios = to_log_ratios(probabilities, factor=2, floor=1e-9)
     np.testing.assert_allclose(to_probabilities(ratios, factor=1), pool(probabilities, factor=2), atol=1e-6)
-    certain = to_log_ratios(one_hot(patients(1, seed=0)[0], labels=LABELS), factor=2)
+    certain = to_log_ratios(one_hot(patients(1, seed=0)[0], LABELS), factor=2)
     assert np.abs(certain).max() <= np.log(1.01 / 0.01) + 1e-6
 
 
 def test_the_most_likely_label_survives_the_coarser_grid() -> None:
     for label_map in patients(4, seed=3):
-        exact = one_hot(label_map, labels=LABELS)
+        exact = one_hot(label_map, LABELS)
         back = to_probabilities(to_log_ratios(exact, factor=2), factor=2).argmax(0)
         assert (back == label_map).mean() > 0.97
         assert (back == label_map)[label_map > 0].mean() > 0.85
