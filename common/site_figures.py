@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from common.document import Between, Count, Document, Filed, Key, Sha256
+from common.document import Between, Count, Document, Key, Sha256
 from common.errors import InvalidInput
 from common.ledger.charges import SiteName
-from common.ledger.keys import Signed
 from common.ledger.rows import Time
 from common.names import check_text
-from common.site_verdict import check_said
+from common.site_verdict import SaidOfStudent
 
 LEAST_PATIENTS = 5
 """Smallest number of patients for a figure. With fewer, one patient could change it by more than a fifth."""
@@ -40,7 +39,7 @@ class StructureFigure(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class SiteFigures(Signed, Filed):
+class SiteFigures(SaidOfStudent):
     """A site's signed scores ``dice`` of the student whose bundle archive has the SHA-256 ``bundle``."""
 
     DOMAIN: ClassVar = b"consilium/site-figures/v1"
@@ -68,7 +67,7 @@ class SiteFigures(Signed, Filed):
         Raises:
             InvalidInput: If a check fails.
         """
-        check_said(self, keys, study=study, bundle=bundle, what="figures", option="--figures")
+        self.check_said(keys, study=study, bundle=bundle)
         names = [one.structure for one in self.dice]
         if len(set(names)) < len(names) or not set(names) <= set(structures):
             raise InvalidInput(f"structures in the figures of {self.site}", value=names, limit=", ".join(structures))

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol, TypeVar
-
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from typing import Annotated, ClassVar, TypeVar
 
 from common.document import Filed, Key, OneOf, Sha256
 from common.errors import InvalidInput
@@ -33,8 +31,45 @@ MAX_VERDICT_BYTES = 4_096
 MAX_VERDICTS = 4_096
 
 
+class SaidOfStudent(Signed, Filed):
+    """Base of a hospital's signed statement about a student, identified by its study and its bundle's SHA-256."""
+
+    __slots__ = ()
+
+    FILE: ClassVar[tuple[str, int]]
+
+    study_id: str
+    bundle: str
+    site: str
+
+    def check_said(self, keys: Mapping[str, str], *, study: str, bundle: str) -> None:
+        """Check that an admitted site signed this statement about exactly this student.
+
+        Args:
+            keys: Ledger keys (Ed25519, hex) by site.
+            study: Id of the study.
+            bundle: SHA-256 of the bundle's archive.
+
+        Raises:
+            InvalidInput: If the signature is missing or invalid, or the statement is about another student.
+        """
+        what, _ = self.FILE  # also the option of `site evaluate` that makes the statement
+        remedy = f"ask the hospital to pull the student again and run `consilium site evaluate` with --{what}"
+        if (self.study_id, self.bundle) != (study, bundle):
+            raise InvalidInput(
+                f"student in the {what} of {self.site} (its SHA-256)",
+                value=self.bundle[:16],
+                limit=f"this study's student, {bundle[:16]}",
+                remedy=remedy,
+            )
+        if self.site not in keys or not self.is_genuine(signing_public_key(keys[self.site])):
+            raise InvalidInput(
+                f"{what} of {self.site}", limit="a statement signed by the key of an admitted site", remedy=remedy
+            )
+
+
 @dataclass(frozen=True, slots=True)
-class SiteVerdict(Signed, Filed):
+class SiteVerdict(SaidOfStudent):
     """A site's signed verdict ``word`` on the student whose bundle archive has the SHA-256 ``bundle``."""
 
     DOMAIN: ClassVar = b"consilium/site-verdict/v1"
@@ -48,72 +83,8 @@ class SiteVerdict(Signed, Filed):
     time_utc: Time
     signature: str = ""
 
-    def check_is_of(self, keys: Mapping[str, str], *, study: str, bundle: str) -> None:
-        """Check that an admitted site signed this verdict about exactly this student.
-
-        Args:
-            keys: Ledger keys (Ed25519, hex) by site.
-            study: Id of the study.
-            bundle: SHA-256 of the bundle's archive.
-
-        Raises:
-            InvalidInput: If the signature is missing or invalid, or the statement is about another student.
-        """
-        check_said(self, keys, study=study, bundle=bundle, what="verdict", option="--verdict")
-
-
-class SaidOfStudent(Protocol):
-    """Interface of a hospital's signed statement about a student: study, student, site and signature."""
-
-    @property
-    def study_id(self) -> str: ...
-    @property
-    def bundle(self) -> str: ...
-    @property
-    def site(self) -> str: ...
-    def is_genuine(self, public_key: Ed25519PublicKey, /) -> bool:
-        """Return whether a key signed the statement.
-
-        Args:
-            public_key: The key.
-
-        Returns:
-            True if the signature is valid.
-        """
-        ...
-
 
 S = TypeVar("S", bound=SaidOfStudent)
-
-
-def check_said(
-    said: SaidOfStudent, keys: Mapping[str, str], *, study: str, bundle: str, what: str, option: str
-) -> None:
-    """Check that an admitted site signed a statement about exactly this student.
-
-    Args:
-        said: The statement.
-        keys: Ledger keys (Ed25519, hex) by site.
-        study: Id of the study.
-        bundle: SHA-256 of the bundle's archive.
-        what: Name of the statement in the error.
-        option: Option of `site evaluate` that makes the statement, for the remedy.
-
-    Raises:
-        InvalidInput: If the signature is missing or invalid, or the statement is about another student.
-    """
-    remedy = f"ask the hospital to pull the student again and run `consilium site evaluate` with {option}"
-    if (said.study_id, said.bundle) != (study, bundle):
-        raise InvalidInput(
-            f"student in the {what} of {said.site} (its SHA-256)",
-            value=said.bundle[:16],
-            limit=f"this study's student, {bundle[:16]}",
-            remedy=remedy,
-        )
-    if said.site not in keys or not said.is_genuine(signing_public_key(keys[said.site])):
-        raise InvalidInput(
-            f"{what} of {said.site}", limit="a statement signed by the key of an admitted site", remedy=remedy
-        )
 
 
 def genuine(said: Iterable[S], keys: Mapping[str, str], *, check: Callable[[S], None]) -> tuple[S, ...]:
