@@ -100,23 +100,9 @@ def read_pixels(stream: BinaryIO) -> Pixels | None:
     Raises:
         InvalidInput: If a check of the module fails.
     """
-    size = stream.seek(0, 2)
-    stream.seek(0)
-    preamble = stream.read(132)[128:] == b"DICM"
-    if not preamble:
-        stream.seek(0)
-    meta = _read_meta(stream)
-    syntax = meta.get(_SYNTAX, "")
-    _check_plain(syntax)
-    coding = _coding(stream, syntax)
-    if coding is None:
-        if preamble or meta:
-            raise _damaged()
-        return None
     try:
-        walk = _Walk(stream, size, *coding)
-        walk.read()
-        return _checked(walk, syntax)
+        found = _walked(stream, most=MAX_ELEMENTS)
+        return None if found is None else _checked(*found)
     except struct.error as error:
         raise _damaged() from error
 
@@ -147,22 +133,33 @@ def check_elements(stream: BinaryIO, *, most: int) -> None:
     Raises:
         InvalidInput: If a check fails.
     """
-    size = stream.seek(0, 2)
-    stream.seek(132)
-    syntax = _read_meta(stream).get(_SYNTAX, "")
-    _check_plain(syntax)
-    coding = _coding(stream, syntax)
-    if coding is None:
-        raise _damaged()
     try:
-        _Walk(stream, size, *coding, most=most).read()
+        found = _walked(stream, most=most)
     except struct.error as error:
         raise _damaged() from error
+    if found is None:
+        raise _damaged()
 
 
-def _check_plain(syntax: str) -> None:
+def _walked(stream: BinaryIO, *, most: int) -> tuple[_Walk, str] | None:
+    """Walk up to a file's pixels; return the walk and the transfer syntax, or None if the file is not DICOM."""
+    size = stream.seek(0, 2)
+    stream.seek(0)
+    preamble = stream.read(132)[128:] == b"DICM"
+    if not preamble:
+        stream.seek(0)
+    meta = _read_meta(stream)
+    syntax = meta.get(_SYNTAX, "")
     if syntax == DEFLATED:
         raise InvalidInput("DICOM file is deflated", remedy="export the series without compression")
+    coding = _coding(stream, syntax)
+    if coding is None:
+        if preamble or meta:
+            raise _damaged()
+        return None
+    walk = _Walk(stream, size, *coding, most=most)
+    walk.read()
+    return walk, syntax
 
 
 def _damaged() -> InvalidInput:
@@ -220,7 +217,7 @@ def _coding(stream: BinaryIO, syntax: str) -> tuple[bool, str] | None:
 class _Walk:
     """Walks through the elements of a data set, and notes the facts of :class:`Pixels` and where the pixels start."""
 
-    def __init__(self, stream: BinaryIO, size: int, named: bool, order: str, *, most: int = MAX_ELEMENTS) -> None:
+    def __init__(self, stream: BinaryIO, size: int, named: bool, order: str, *, most: int) -> None:
         self._stream, self._size = stream, size
         self._named, self._order = named, order
         self._ends: list[
