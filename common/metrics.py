@@ -125,7 +125,7 @@ def score(
     if not each:
         raise InvalidInput("no volume to score", remedy="give labelled cases")
     per_class = tuple(mean_present(values) for values in zip(*each, strict=True))
-    return Score(per_class=per_class, mean=mean_present(v for v in per_class if not math.isnan(v)), cases=tuple(cases))
+    return Score(per_class=per_class, mean=mean_present(per_class), cases=tuple(cases))
 
 
 def hd95_mm(

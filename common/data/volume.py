@@ -298,12 +298,9 @@ def to_native(
         raise InvalidInput(
             "shape of the result to resample", value=array.shape, limit=f"the grid {volume.image.shape[-3:]}"
         )
-    source = MetaTensor(
-        torch.tensor(array[None] if label else array, dtype=torch.float32), affine=torch.tensor(volume.affine)
-    )
-    resample = SpatialResample(mode="nearest" if label else "bilinear", padding_mode="zeros", align_corners=True)
-    back = resample(source, dst_affine=torch.tensor(volume.native_affine), spatial_size=volume.native_shape)
-    result = np.array(back.array, dtype=np.float32)
+    mode = "nearest" if label else "bilinear"
+    to_file = volume.native_affine, volume.native_shape
+    result = _moved(array[None] if label else array, volume.affine, *to_file, mode=mode, padding="zeros")
     if label:
         labels: np.ndarray = np.rint(result[0]).astype(np.uint8)
         return labels
@@ -324,15 +321,19 @@ def onto_grid(
     Returns:
         Float32 array of shape [k, u, v, w] on the target's grid of u × v × w voxels, summing to 1 in every voxel.
     """
-    resample = SpatialResample(mode="bilinear", padding_mode="border", align_corners=True)
-    moved = resample(
-        MetaTensor(torch.tensor(probabilities, dtype=torch.float32), affine=torch.tensor(source.affine)),
-        dst_affine=torch.tensor(target.affine),
-        spatial_size=target.image.shape[1:],
-    )
-    found = np.asarray(moved.array, dtype=np.float32)
+    to_target = target.affine, target.image.shape[1:]
+    found = _moved(probabilities, source.affine, *to_target, mode="bilinear", padding="border")
     result: np.ndarray = found / found.sum(axis=0)
     return result
+
+
+def _moved(
+    array: np.ndarray, affine: np.ndarray, to: np.ndarray, shape: tuple[int, ...], *, mode: str, padding: str
+) -> Float[np.ndarray, "c i j k"]:
+    """Resample an array [c, …] from the voxels of one affine to those of another one."""
+    resample = SpatialResample(mode=mode, padding_mode=padding, align_corners=True)
+    source = MetaTensor(torch.tensor(array, dtype=torch.float32), affine=torch.tensor(affine))
+    return np.array(resample(source, dst_affine=torch.tensor(to), spatial_size=shape).array, dtype=np.float32)
 
 
 def save_label(
@@ -573,12 +574,8 @@ def _onto_image(
     if turned.shape[1:] == shape and geometry.same_place(target, placed, shape):
         return turned, ("label map with another axis order was turned to the image's",)
     if turned.shape[1:] != shape and geometry.same_box(target, shape, placed, turned.shape[1:]):
-        moved = SpatialResample(mode="nearest", padding_mode="border", align_corners=True)(
-            MetaTensor(torch.tensor(turned), affine=torch.tensor(placed)),
-            dst_affine=torch.tensor(target),
-            spatial_size=shape,
-        )
-        return np.asarray(moved.array), ("label map on other voxels was resampled to the image's",)
+        moved = _moved(turned, placed, target, shape, mode="nearest", padding="border")
+        return moved, ("label map on other voxels was resampled to the image's",)
     if array.shape[1:] != shape:
         raise InvalidInput(
             "label map and image have different shapes",

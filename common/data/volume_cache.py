@@ -44,8 +44,7 @@ class StoredVolumes:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: int) -> np.ndarray:
-        part = self._parts[index]
-        return part if isinstance(part, np.ndarray) else np.load(part, allow_pickle=False)
+        return read(self._parts[index])
 
 
 class VolumeCache:
