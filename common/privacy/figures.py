@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
-from math import isnan
+from math import inf, isinf, isnan
 
 from common.canonical import check_integer
 from common.errors import InvalidInput
@@ -37,11 +37,10 @@ def epsilon_text(epsilon: float, digits: int = 4) -> str:
     >>> epsilon_text(1.1), epsilon_text(3.30134), epsilon_text(8.00000005)
     ('1.1', '3.302', '8.001')
     """
-    value = _checked("epsilon to be written", epsilon)
-    if value.is_infinite():
+    if isinstance(epsilon, float) and epsilon == inf:
         return "∞"
     # Rounding up the float's shortest decimal equals rounding up its exact value: no shorter decimal lies between.
-    return _plain(_up(value, digits))
+    return _plain(_up(_checked("epsilon to be written", epsilon), digits))
 
 
 def delta_text(delta: float, digits: int = 3) -> str:
@@ -60,10 +59,7 @@ def delta_text(delta: float, digits: int = 3) -> str:
     >>> delta_text(1e-5), delta_text(1.0001e-5)
     ('1e-05', '1.01e-05')
     """
-    value = _checked("delta to be written", delta)
-    if value.is_infinite():
-        raise InvalidInput("delta to be written", value=delta, limit="a finite number, 0 or above")
-    return f"{float(_up(value, digits)):.{digits}g}"
+    return f"{float(_up(_checked('delta to be written', delta), digits)):.{digits}g}"
 
 
 def noise_text(noise: float | Fraction, digits: int = 6) -> str:
@@ -84,8 +80,8 @@ def noise_text(noise: float | Fraction, digits: int = 6) -> str:
     >>> noise_text(1.200549, 5), noise_text(0.48001399)
     ('1.2005', '0.480013')
     """
-    if not isinstance(noise, Fraction) and _checked("noise to be written", noise).is_infinite():
-        raise InvalidInput("noise to be written", value=noise, limit="a finite number, 0 or above")
+    if not isinstance(noise, Fraction):
+        _checked("noise to be written", noise)
     check_integer("digits to be written", digits, least=1, most=15, limit="an integer from 1 to 15")
     exact, down = Fraction(noise), Context(prec=digits, rounding=ROUND_FLOOR)
     if exact < 0:
@@ -134,8 +130,7 @@ def spent_text(share: float) -> str:
     >>> spent_text(0.27501)
     '27.51 %'
     """
-    if _checked("share to be written", share).is_infinite():
-        raise InvalidInput("share to be written", value=share, limit="a finite number, 0 or above")
+    _checked("share to be written", share)
     return f"{(100 * Decimal(share)).quantize(Decimal('0.01'), rounding=ROUND_CEILING):f} %"
 
 
@@ -143,6 +138,8 @@ def _checked(what: str, value: float) -> Decimal:
     """Return the shortest decimal that reads back as this float64, usually the number that somebody typed."""
     if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value) or value < 0:
         raise InvalidInput(what, value=value, limit="a number, 0 or above")
+    if isinf(value):
+        raise InvalidInput(what, value=value, limit="a finite number, 0 or above")
     return Decimal(repr(float(value)))
 
 
