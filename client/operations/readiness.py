@@ -312,7 +312,7 @@ def _unreachable(error: Exception, way: str, *, proxy: str) -> Checkup:
 def _clock(date: str, now: datetime) -> Checkup:
     try:
         ahead_s = (now - parsedate_to_datetime(date)).total_seconds()
-    except ValueError:
+    except (ValueError, TypeError):  # no date, or one without a time zone
         remedy = "check whether another service answers at this address"
         return fail("clock", "the answer has no date", remedy)
     if -MAX_AGE_S < ahead_s < MAX_LEAD_S:

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from client.operations import readiness, staff_decisions
 from client.operations.daemons import LOG_MODULE
 from client.operations.findings import Checkup, State, to_json, to_text
-from client.operations.readiness import _gpu, check_newest, check_site
+from client.operations.readiness import _clock, _gpu, check_newest, check_site
 from client.policy import load_site
 from client.records.served import RETIRED
 from common.config import load_study
@@ -240,6 +240,10 @@ def test_keys_that_others_may_read_are_no_keys(world: World) -> None:
     assert [finding.check for finding in check_site(world.site, starting=True)] == [
         *("site.toml", "keys", "authority", "data", "disk", "teachers")
     ]
+
+
+def test_a_date_without_its_time_zone_is_a_finding_and_no_crash() -> None:
+    assert _clock("Sun, 29 Nov 2026 07:00:00 -0000", datetime.now(UTC)).state is State.FAIL
 
 
 def test_graphics_memory_somebody_else_uses_is_seen() -> None:
