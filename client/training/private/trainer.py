@@ -12,11 +12,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from client.policy import load_site
 from client.records.journal import TrainingJournal
+from client.site.books import open_books
 from client.training.contract import Part, Trained
 from client.training.private.settings import PrivateSettings
 from client.training.private.teachers import train_privately
-from client.training.private.witness import witness_of
+from client.training.private.witness import LedgerWitness
 from client.training.task import VoterTask
 from common.canonical import digest, sha256_file
 from common.config import TrainingConfig
@@ -92,8 +94,8 @@ class PrivateTrainer:
         journal = self.open()
         with ExitStack() as opened:
             if self.site is not None:
-                steps = journal.plan.event.steps
-                journal.watched_by(opened.enter_context(witness_of(self.site, journal.training_id, steps=steps)))
+                ledger = opened.enter_context(open_books(load_site(self.site)))
+                journal.watched_by(LedgerWitness(ledger, journal.training_id, steps=journal.plan.event.steps))
             return train_privately(
                 part,
                 recipe,

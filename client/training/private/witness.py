@@ -8,10 +8,7 @@ drawn twice for one charge. The module refuses a second run of one training at t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import ceil
-from pathlib import Path
 
 from client.ledger.site_ledger import SiteLedger
 
@@ -65,22 +62,3 @@ class LedgerWitness:
         upto = min(self._steps, steps + steps_a_row(self._steps) - 1)
         self._ledger.record_drawn(self._training_id, upto, after=self._drawn)
         self._drawn = upto
-
-
-@contextmanager
-def witness_of(site: Path, training_id: str, *, steps: int) -> Iterator[LedgerWitness]:
-    """Open the ledger of a site's pool as the witness of a training.
-
-    Args:
-        site: The site's directory.
-        training_id: Id of a training on record.
-        steps: Steps of the plan.
-
-    Yields:
-        The witness.
-    """
-    from client.policy import load_site
-    from client.site.books import open_books
-
-    with open_books(load_site(site)) as ledger:
-        yield LedgerWitness(ledger, training_id, steps=steps)
