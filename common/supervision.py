@@ -274,7 +274,7 @@ class Supervisor:
             return
         _rotate(spec.log)
         slot.oom_kills = _oom_kills()
-        slot.log_from = spec.log.stat().st_size if spec.log.exists() else 0
+        slot.log_from = file_size(spec.log)
         slot.daemon, slot.started, slot.ready = self._group.begin(spec), self._clock(), False
         self._report("daemon-started", daemon=spec.label, pid=slot.daemon.pid, log=str(spec.log))
 
@@ -482,7 +482,7 @@ def keeping(logs: Path) -> Iterator[None]:
                     f"the daemons with logs in {logs} are running already; to fix: stop the `up` command that runs them"
                 )
             lock.truncate(0)
-            os.write(lock.fileno(), b"%d" % _size(logs / FACTS))  # later facts are this keeper's
+            os.write(lock.fileno(), b"%d" % file_size(logs / FACTS))  # later facts are this keeper's
         yield
 
 
@@ -524,7 +524,15 @@ def heartbeat(logs: Path) -> None:
         os.utime(logs / _LOCK)
 
 
-def _size(path: Path) -> int:
+def file_size(path: Path) -> int:
+    """Return the size of a file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The size in bytes; 0 if there is no file.
+    """
     return path.stat().st_size if path.exists() else 0
 
 

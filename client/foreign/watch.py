@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 MAX_ENTRIES = 20_000
@@ -43,12 +43,7 @@ class Usage:
         Returns:
             The maximum.
         """
-        return Usage(
-            processes=max(self.processes, other.processes),
-            memory_bytes=max(self.memory_bytes, other.memory_bytes),
-            disk_bytes=max(self.disk_bytes, other.disk_bytes),
-            entries=max(self.entries, other.entries),
-        )
+        return Usage(*map(max, astuple(self), astuple(other)))
 
     def over(self, limit: Usage) -> str:
         """Describe the first resource (processes, memory, bytes of files, number of files) used beyond its limit.

@@ -39,6 +39,7 @@ from common.supervision import (
     all_of_a_study,
     are_kept,
     deliberate,
+    file_size,
     keep_running,
     last_words,
     standings,
@@ -160,7 +161,7 @@ def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s
     Returns:
         The description of the process.
     """
-    start = _log_size(node)
+    start = file_size(node.log)
     _make_secret(node.secret)
     return DaemonSpec(
         role="supernode",
@@ -214,7 +215,7 @@ def launcher(node: SiteNode) -> DaemonSpec:
     """
     _make_secret(node.secret)
     log = node.folder / "logs" / "launcher.log"
-    start = log.stat().st_size if log.exists() else 0
+    start = file_size(log)
     return DaemonSpec(
         role="launcher",
         name=node.site,
@@ -425,7 +426,7 @@ def was_let_in(site_dir: Path) -> bool:
     Returns:
         True if the node was ever ready.
     """
-    for folder in (site_dir / "logs", site_dir / "node" / "logs"):
+    for folder in _logs(site_dir):
         with contextlib.suppress(OSError):
             for line in (folder / FACTS).read_text(encoding="utf-8").splitlines():
                 if '"event": "daemon-ready", "daemon": "supernode' in line:
@@ -519,7 +520,7 @@ def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60
         DaemonFailed: If it is admitted, is still trying after ``timeout_s``, or ends for another reason. In every case
             the process is stopped.
     """
-    started, start = time.monotonic(), _log_size(node)
+    started, start = time.monotonic(), file_size(node.log)
     admitted = (
         f"SuperLink admitted the node {node.site!r}, whose key is not registered; to fix: {SAME_VERSION}, and let no "
         "site take part until SuperLink refuses this node"
@@ -551,10 +552,6 @@ def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60
         line=answer[0].strip(),
         seconds=time.monotonic() - started,
     )
-
-
-def _log_size(node: SiteNode) -> int:
-    return node.log.stat().st_size if node.log.exists() else 0
 
 
 def _log_text(node: SiteNode, since: int) -> str:

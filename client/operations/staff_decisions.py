@@ -15,9 +15,10 @@ from pathlib import Path
 
 from client.adapting.folder import adapted_bundles, forget_adapted
 from client.ledger.site_ledger import SiteLedger
-from client.policy import SiteConfig, load_site
+from client.policy import load_site
 from client.records.patient_deal import Place, Slots, save_slots
 from client.records.served import RETIRED, trained_hash, training_record
+from client.records.voter_files import voter_directory
 from client.site.books import (
     consent_missing,
     deals,
@@ -144,7 +145,7 @@ def decide(directory: Path, study: str, decision: str) -> str:
     Raises:
         InvalidInput: If no study or several match, or the site has withdrawn already.
     """
-    with _ledger(directory) as (_, ledger):
+    with _ledger(directory) as ledger:
         terms = ledger.study_named(study)
         ledger.decide(terms.id, decision)
     return terms.id
@@ -241,7 +242,7 @@ def _seat(case: str, stored: dict[Path, Slots], ledger: SiteLedger) -> _Seat:
 
 def _withdraw(directory: Path, case: str, *, directories: tuple[Path, ...]) -> Withdrawal:
     stored = deals(directories[0])
-    with _ledger(directory) as (_, ledger):
+    with _ledger(directory) as ledger:
         seat = _seat(case, stored, ledger)
         found, places, sits = seat.found, seat.places, seat.sits
         for path in found:
@@ -286,7 +287,7 @@ def _is_older(teachers: Path, voter: int, ledger: SiteLedger, *, deal: str) -> b
 
     An earlier call did not reach it, for example because a restored list of directories lacked its study.
     """
-    folder, record = teachers / f"voter-{voter:03d}", training_record(teachers, voter)
+    folder, record = voter_directory(teachers, voter), training_record(teachers, voter)
     if record is None:  # a checkpoint beside a journal belongs to charged steps, which are not drawn again
         return (folder / "checkpoint.pt").exists() and not any(folder.glob("journal-*.jsonl"))
     if record["identity"] == RETIRED or record["report"]["weights"] is None:
@@ -296,7 +297,7 @@ def _is_older(teachers: Path, voter: int, ledger: SiteLedger, *, deal: str) -> b
 
 def _retire(teachers: Path, voter: int) -> None:
     """Mark a voter's training as containing a withdrawn patient, and delete its checkpoint."""
-    folder = teachers / f"voter-{voter:03d}"
+    folder = voter_directory(teachers, voter)
     (folder / "checkpoint.pt").unlink(missing_ok=True)
     record = training_record(teachers, voter)
     if record:
@@ -313,7 +314,7 @@ def end_alarm(directory: Path) -> tuple[str, ...]:
     Returns:
         Ids of the server ledgers with an alarm, then names of the ledgers of which two histories were signed.
     """
-    with _ledger(directory) as (_, ledger):
+    with _ledger(directory) as ledger:
         stopped = tuple(ledger.alarmed_ledgers())
         for ledger_id in stopped:
             ledger.recover(ledger_id)
@@ -409,7 +410,7 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
             remedy="ask the consortium for the newest notice",
         )
     if load_site(directory).ledger_file.exists():
-        with _ledger(directory) as (_, ledger):
+        with _ledger(directory) as ledger:
             ledger.take_sealing_key(notice.sealing_key, replaces=server.sealing_key)
     path = directory / "site.toml"
     line = rf'(?m)^(\s*sealing_key\s*=\s*"){server.sealing_key}"'
@@ -494,7 +495,7 @@ def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:
 
 
 @contextmanager
-def _ledger(directory: Path) -> Iterator[tuple[SiteConfig, SiteLedger]]:
+def _ledger(directory: Path) -> Iterator[SiteLedger]:
     config = load_site(directory)
     if not config.ledger_file.exists():
         raise InvalidInput(
@@ -503,12 +504,12 @@ def _ledger(directory: Path) -> Iterator[tuple[SiteConfig, SiteLedger]]:
             remedy="consent to the study with `consilium site consent`",
         )
     with open_books(config) as ledger:
-        yield config, ledger
+        yield ledger
 
 
 def _weights(teachers: Path, voter: int) -> str | None:
     """Return the SHA-256 of the voter's weights file as it is now on disk; None if the file cannot be read."""
     try:
-        return sha256_file(teachers / f"voter-{voter:03d}" / "weights.pt")
+        return sha256_file(voter_directory(teachers, voter) / "weights.pt")
     except OSError:
         return None
