@@ -22,7 +22,7 @@ from common.canonical import canonical_bytes, check_hash, check_name, check_pool
 from common.document import FLAT, Document
 from common.envelope import Sign
 from common.errors import InvalidInput
-from common.fingerprints import fingerprint_of, is_fingerprint
+from common.fingerprints import fingerprint_of
 from common.ledger.keys import signing_public_key
 from common.objects import write_json
 from common.pki import load_node_key, node_key_line, parse_node_key
@@ -107,17 +107,6 @@ class JoinRequest(Document):
         telephone.
         """
         return fingerprint_of(_FINGERPRINT_DOMAIN + self.statement())
-
-    def has_fingerprint(self, read_out: str) -> bool:
-        """Return whether a text is this request's fingerprint.
-
-        Args:
-            read_out: The fingerprint, with or without ``SHA256:``.
-
-        Returns:
-            True if it is.
-        """
-        return is_fingerprint(read_out, self.fingerprint)
 
     def statement(self) -> bytes:
         """Return the bytes that the signature covers: the request and its version in canonical JSON."""

@@ -17,7 +17,7 @@ from typing import Annotated, Self
 from common.canonical import check_hash
 from common.document import Count, Document, Sha256
 from common.errors import InvalidInput
-from common.fingerprints import fingerprint_of, is_fingerprint
+from common.fingerprints import fingerprint_of
 from common.ledger.charges import SiteName, check_ledger_name
 from common.objects import json_bytes, write_atomically
 from common.public_keys import IdentityKey, check_identity_key
@@ -41,19 +41,6 @@ def fingerprint(key: str) -> str:
         InvalidInput: If the key is invalid.
     """
     return fingerprint_of(_DOMAIN + bytes.fromhex(check_identity_key(key)))
-
-
-def has_fingerprint(key: str, read_out: str) -> bool:
-    """Return whether a text is the fingerprint of a key.
-
-    Args:
-        key: Ed25519 public key in hex.
-        read_out: The fingerprint, with or without ``SHA256:``.
-
-    Returns:
-        True if it is.
-    """
-    return is_fingerprint(read_out, fingerprint(key))
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,23 +135,6 @@ def worth(pairs: Sequence[tuple[float, float]], *, reference: str) -> Worth | No
     return Worth(student, other, reference, gain, half_width, len(both))
 
 
-def of_means(student: float, other: float, *, reference: str) -> Worth:
-    """Compare a student with a reference of which only the mean is known. Without an interval nothing is proven.
-
-    Args:
-        student: Mean Dice of the student.
-        other: Mean Dice of the reference.
-        reference: Name of the reference in sentences.
-
-    Returns:
-        The comparison.
-
-    >>> of_means(0.9, 0.8, reference="a teacher").title
-    'Gain not proven over a teacher'
-    """
-    return Worth(student, other, reference, student - other, None, 0)
-
-
 def over_best(student: Scored, controls: Mapping[str, Scored | None]) -> Worth | None:
     """Compare a student with the best of its controls.
 
@@ -175,8 +158,8 @@ def _over(student: Scored, control: Scored, name: str) -> Worth | None:
     pairs = list(zip(ours, theirs, strict=True)) if len(ours) == len(theirs) else []
     if paired := worth(pairs, reference=name):
         return paired
-    means = student.mean, control.mean
-    return of_means(*means, reference=name) if all(map(math.isfinite, means)) else None
+    gain = student.mean - control.mean
+    return Worth(student.mean, control.mean, name, gain, None, 0) if math.isfinite(gain) else None
 
 
 def case_mean(scored: Scored) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from client.data.layouts import indexed, open_for_training
+from client.data.layouts import indexed
 from client.policy import SiteConfig, load_site
 from common.config import DataConfig
 from common.data.dataset import Dataset, Doubled, PatientIdentity, Problem
@@ -49,24 +49,6 @@ class CaseRecord(Document):
     def left_out(self) -> int:
         """Number of cases left out."""
         return len(self.problems)
-
-
-def site_dataset(config: SiteConfig, data: DataConfig) -> Dataset:
-    """Open the site's dataset with the study's label numbers and channel order.
-
-    ``[dataset]``, ``[labels]`` and ``[channels]`` of ``site.toml`` describe how its names are matched to the study's.
-
-    Args:
-        config: The site's policy.
-        data: The study's labels, channels and grid.
-
-    Returns:
-        The dataset.
-
-    Raises:
-        InvalidInput: If the dataset does not fit the study.
-    """
-    return open_for_training(config.path(config.data), data, config.dataset)
 
 
 def check_index(config: SiteConfig, data: DataConfig) -> None:

@@ -221,7 +221,7 @@ class OwnCases:
         patients = {dataset.patient_of(case.id) for case in labelled}
         cases = labelled[:MOST_CASES]
         try:
-            gone = self._withdrawn(patients)
+            gone, self._withdrawals = read_withdrawn(self._config, patients)
             left = {problem.case for problem in dataset.problems}
             if self._data is None and has_trained(self._directory):
                 left |= {problem.case for problem in load_cases(self._directory).problems}
@@ -242,10 +242,6 @@ class OwnCases:
             withdrawn=sum(dataset.patient_of(case.id) in gone for case in labelled),
             left_out=sum(dataset.patient_of(case) not in gone for case in left & there),
         )
-
-    def _withdrawn(self, patients: set[str]) -> frozenset[str]:
-        gone, self._withdrawals = read_withdrawn(self._config, patients)
-        return gone
 
     def _forget(self, gone: frozenset[str], *, all_of_them: bool = False) -> None:
         if all_of_them or gone != self._gone:

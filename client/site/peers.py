@@ -23,8 +23,9 @@ from client.site.fetch import OnWait, PublicObjects
 from common.config import load_study
 from common.document import Count, Document, Sha256
 from common.errors import InvalidInput
+from common.fingerprints import is_fingerprint
 from common.objects import write_atomically
-from common.peers import Peer, Peers, fingerprint, has_fingerprint, read_peers, write_peers
+from common.peers import Peer, Peers, fingerprint, read_peers, write_peers
 from common.reading import parse_json
 
 LISTED, OFFERED = "peers.json", "peers-offered.json"
@@ -260,7 +261,7 @@ def confirm(directory: Path, site: str, read_out: str) -> Peer:
             f"{', '.join(sorted({known.peer.site for known in view.peers})) or 'none yet'}",
             remedy="run `consilium site peers --fetch`, or give the consortium's list with --take",
         )
-    peer = next((peer for peer in told if has_fingerprint(peer.key, read_out)), None)
+    peer = next((peer for peer in told if is_fingerprint(read_out, fingerprint(peer.key))), None)
     if peer is None:
         raise InvalidInput(
             f"fingerprint of {site}",

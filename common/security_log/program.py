@@ -97,22 +97,14 @@ def recorded_targets(directory: Path) -> tuple[str, ...]:
     return ()
 
 
-def _not_accepted(directory: Path) -> str:
-    """Describe the targets of a party's security log that did not accept the last line sent to them.
-
-    Return a sentence for each such target, then the remedies; empty if there is none.
-    """
-    return not_accepted_of(directory / "logs" / STATE)
-
-
 def not_accepted_of(state: Path) -> str:
-    """Describe the failing targets of the security log that keeps its places in a file, as :func:`_not_accepted` does.
+    """Describe the targets of a security log that did not accept the last line sent to them.
 
     Args:
-        state: The file.
+        state: The file in which the log stores its places.
 
     Returns:
-        The text; empty if no target fails.
+        A sentence for each such target, then the remedies; empty if there is none.
     """
     found = failing_targets(state)
     remedies = "; ".join(remedy_of(one.target) for one in found)
@@ -138,7 +130,7 @@ def kept_log(directory: Path, *, module: str, name: str, targets: Sequence[str])
     """
     spec = partial(log_daemon, directory, module=module, name=name, targets=targets)
     spec()
-    return KeptRunning(spec=spec, offline=partial(_not_accepted, directory), offline_s=math.inf)
+    return KeptRunning(spec=spec, offline=partial(not_accepted_of, directory / "logs" / STATE), offline_s=math.inf)
 
 
 def with_backlog(found: Iterable[DaemonStanding], directory: Path) -> tuple[DaemonStanding, ...]:
@@ -155,7 +147,7 @@ def with_backlog(found: Iterable[DaemonStanding], directory: Path) -> tuple[Daem
     Returns:
         The states.
     """
-    now = _not_accepted(directory)
+    now = not_accepted_of(directory / "logs" / STATE)
     return tuple(
         replace(one, why=now if one.state == "offline" else "")
         if one.daemon.partition(" ")[0] == ROLE and (one.state == "stopped" or (now and one.state == "offline"))

@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from client.data.cases import record_cases, site_dataset
+from client.data.cases import record_cases
+from client.data.layouts import open_for_training
 from client.policy import load_site
 from client.site.books import writing_teachers
 from client.training.command import site_tasks
@@ -107,7 +108,7 @@ def _train_all(
 def _plan(directory: Path, *, seed: int, private: PrivateSettings | None) -> tuple[Dataset, tuple[VoterTask, ...]]:
     config = load_site(directory)
     study = load_study(config.path(config.study))
-    dataset = site_dataset(config, study.data)
+    dataset = open_for_training(config.path(config.data), study.data, config.dataset)
     tasks = site_tasks(
         directory,
         config,

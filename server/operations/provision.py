@@ -25,6 +25,7 @@ from common import __version__
 from common.admission import JoinRequest, StatedBooks
 from common.canonical import check_name, sha256_bytes
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput
+from common.fingerprints import is_fingerprint
 from common.node_auth import AdmittedNode, read_admitted, write_admitted
 from common.objects import write_atomically
 from common.peers import Peer, Peers, write_peers
@@ -404,7 +405,7 @@ def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool:
             limit=f"this study, {workspace.study().id[:16]}",
             remedy="approve the request in the directory of its study, or have the site write one for this study",
         )
-    if not request.has_fingerprint(fingerprint):  # never print the right one: the operator would only copy it
+    if not is_fingerprint(fingerprint, request.fingerprint):  # never print the right one, or the operator copies it
         raise InvalidInput(
             "fingerprint of the join request",
             value=fingerprint[:80],

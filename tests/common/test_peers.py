@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import InvalidInput
-from common.peers import MAX_PEERS_BYTES, Peer, Peers, fingerprint, has_fingerprint, read_peers, write_peers
+from common.fingerprints import is_fingerprint
+from common.peers import MAX_PEERS_BYTES, Peer, Peers, fingerprint, read_peers, write_peers
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 STUDY = "5" * 64
@@ -22,10 +23,10 @@ def test_a_fingerprint_is_this_hash_for_ever() -> None:
 
 def test_a_fingerprint_is_compared_as_people_type_it_and_in_full() -> None:
     meant = fingerprint(A)
-    assert has_fingerprint(A, meant)
-    assert has_fingerprint(A, f"  {meant.removeprefix('SHA256:')}\n")
+    assert is_fingerprint(meant, fingerprint(A))
+    assert is_fingerprint(f"  {meant.removeprefix('SHA256:')}\n", fingerprint(A))
     for wrong in ("", "SHA256:", meant[:-1], meant + "=", meant.swapcase(), fingerprint(B), "\udc80", "ü"):
-        assert not has_fingerprint(A, wrong)
+        assert not is_fingerprint(wrong, fingerprint(A))
 
 
 @pytest.mark.parametrize("key", ["", "a" * 63, "A" * 64, "g" * 64, "a" * 65])

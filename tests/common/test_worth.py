@@ -9,7 +9,7 @@ from scipy.stats import ttest_rel
 
 from common.errors import InvalidInput
 from common.metrics import Score
-from common.worth import GainWord, Worth, control_name, of_means, over_best, worth
+from common.worth import GainWord, Worth, control_name, over_best, worth
 
 OURS, THEIRS = [0.71, 0.64, 0.8, 0.69, 0.75], [0.66, 0.66, 0.71, 0.65, 0.72]
 
@@ -56,7 +56,7 @@ def test_a_figure_that_is_none_counts_for_nothing_and_is_never_a_worth(bad: floa
     assert found is not None
     assert (found.student, found.cases, found.half_width) == (0.7, 1, None)
     with pytest.raises(InvalidInput, match="gain"):
-        of_means(bad, 0.5, reference="x")
+        Worth(bad, 0.5, "x", bad - 0.5, None, 0)
 
 
 def test_the_best_control_is_the_one_that_is_hardest_to_beat() -> None:
@@ -94,7 +94,8 @@ def test_the_best_control_is_chosen_by_the_cases_that_measure_the_gain() -> None
 
 
 def test_json_keeps_every_digit_so_that_whoever_rounds_rounds_once() -> None:
-    found = of_means(0.7084989, 0.5761, reference="the control zero code")  # 0.70850 in five digits, 0.709 in three
+    student, other = 0.7084989, 0.5761  # 0.70850 in five digits, 0.709 in three
+    found = Worth(student, other, "the control zero code", student - other, None, 0)
     told = found.to_json()
     assert f"{told['student']:.3f}" == f"{found.student:.3f}" == "0.708"
     assert told["gain"] == found.gain
