@@ -30,6 +30,9 @@ from common.process import READY_TIMEOUT_S, Daemon, DaemonSpec, ProcessGroup, ba
 
 LOG_MAX_BYTES = 16 << 20
 POLL_S = 0.5
+LONGEST_WAIT_S = 60.0
+STEADY_S = 120.0
+"""Seconds of running after which the waits before restarts start again at the first one."""
 ASK_S = 10.0
 """Seconds between two questions to a ready daemon whether it answers."""
 SILENT_S = 60.0
@@ -78,10 +81,8 @@ class KeptRunning:
 
     Attributes:
         spec: Returns the program and settings of the daemon; called at every start.
-        first_s: First wait before a restart. Each further wait is twice as long.
-        longest_s: Longest wait.
+        first_s: First wait before a restart. Each further wait is twice as long, at most :data:`LONGEST_WAIT_S`.
         after_kill_s: Least wait after a death by signal.
-        steady_s: Seconds of running after which waits start again at ``first_s``.
         obstacle: Called before each start; returns the reason why it cannot start, with a remedy, or an empty text.
         explain: Takes the daemon's log since its last start; returns the part that the event about its end quotes.
         offline: Called while the daemon is ready; returns a sentence with a remedy while it does not answer or does not
@@ -92,9 +93,7 @@ class KeptRunning:
 
     spec: Callable[[], DaemonSpec]
     first_s: float = 1.0
-    longest_s: float = 60.0
     after_kill_s: float = 1.0
-    steady_s: float = 120.0
     obstacle: Callable[[], str] = lambda: ""
     explain: Callable[[str], str] = deliberate
     offline: Callable[[], str] = lambda: ""
@@ -242,7 +241,7 @@ class Supervisor:
             elif not slot.ready:
                 self._ask(slot)
             else:
-                if self._clock() - slot.started > slot.kept.steady_s:
+                if self._clock() - slot.started > STEADY_S:
                     slot.wait_s = slot.kept.first_s
                 self._watch(slot)
             if not slot.was_ready:
@@ -314,7 +313,7 @@ class Supervisor:
     def _again(self, slot: _Slot, spec: DaemonSpec, why: str, *, killed: bool, said: str) -> None:
         """Report that a daemon does not run, and plan its next start."""
         pause_s = max(slot.wait_s, slot.kept.after_kill_s) if killed else slot.wait_s
-        slot.due, slot.wait_s = self._clock() + pause_s, min(2 * slot.wait_s, slot.kept.longest_s)
+        slot.due, slot.wait_s = self._clock() + pause_s, min(2 * slot.wait_s, LONGEST_WAIT_S)
         slot.daemon, slot.ready, slot.offline_from = None, False, None
         quoted = {"said": said} if said else {}
         facts = {"daemon": spec.label, "why": why, **quoted, "again_in_s": round(pause_s, 1), "log": str(spec.log)}

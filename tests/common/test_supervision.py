@@ -105,7 +105,7 @@ def test_a_killed_daemon_comes_back_after_its_wait_and_not_before(world: World) 
 
 def test_waits_double_up_to_a_minute_and_start_over_after_a_steady_time(world: World) -> None:
     code = "import os, sys, time\nif os.path.exists('steady'): time.sleep(600)\nsys.exit(3)"
-    supervisor = world.supervisor(KeptRunning(spec=lambda: world.spec(code), first_s=5.0, longest_s=60.0))
+    supervisor = world.supervisor(KeptRunning(spec=lambda: world.spec(code), first_s=5.0))
     for number in range(1, 7):
         world.until(supervisor, lambda number=number: len(world.of("daemon-ended")) == number)
         world.now += 60.0
