@@ -24,7 +24,7 @@ from common.ledger.charges import SiteName
 from common.ledger.keys import Signed, sealing_public_key
 from common.ledger.rows import Time
 from common.peers import MAX_PEERS, Peer
-from common.sealing import open_bytes, seal_bytes
+from common.sealing import SUITE
 
 MAX_DISCLOSURE_BYTES = 4 << 20
 
@@ -93,7 +93,7 @@ class SealedDisclosure(Filed):
         """
         made = cls(disclosure.site, disclosure.roster, disclosure.auditor, b"")
         key = sealing_public_key(disclosure.auditor)
-        sealed = seal_bytes(canonical_bytes(disclosure.to_json()), public_key=key, info=made._info())
+        sealed = SUITE.encrypt(canonical_bytes(disclosure.to_json()), key, info=made._info())
         return cls(disclosure.site, disclosure.roster, disclosure.auditor, sealed)
 
     def opened(self, private: X25519PrivateKey) -> Disclosure:
@@ -111,7 +111,7 @@ class SealedDisclosure(Filed):
         """
         what = f"disclosure of {self.site}"
         try:
-            text = open_bytes(self.sealed, private_key=private, info=self._info())
+            text = SUITE.decrypt(self.sealed, private, info=self._info())
         except (InvalidTag, ValueError) as error:
             raise InvalidInput(what, limit="an unchanged file that was encrypted to this auditor's key") from error
         found = Disclosure.from_json(parse_canonical(text))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from common.canonical import canonical_bytes
 from common.errors import SAME_VERSION, InvalidInput, Refused
 
-_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 SealingKeys = X25519PrivateKey | Sequence[X25519PrivateKey]
 """The key that decrypts codes, or several keys while the key is being changed, the current one first."""
 
@@ -64,39 +64,7 @@ def seal(code: NDArray[np.int64], *, public_key: X25519PublicKey, context: SealC
             limit="an array of int64 with one axis",
             remedy="round the code to integers first",
         )
-    return _SUITE.encrypt(code.astype("<i8").tobytes(), public_key, info=context.info())
-
-
-def seal_bytes(data: bytes, *, public_key: X25519PublicKey, info: bytes) -> bytes:
-    """Seal bytes to a key.
-
-    Args:
-        data: The bytes.
-        public_key: The recipient's key.
-        info: Context of the bytes, which the recipient must know.
-
-    Returns:
-        The ciphertext.
-    """
-    return _SUITE.encrypt(data, public_key, info=info)
-
-
-def open_bytes(sealed: bytes, *, private_key: X25519PrivateKey, info: bytes) -> bytes:
-    """Decrypt the bytes that :func:`seal_bytes` sealed.
-
-    Args:
-        sealed: The ciphertext.
-        private_key: The recipient's key.
-        info: The context given to :func:`seal_bytes`.
-
-    Returns:
-        The bytes.
-
-    Raises:
-        InvalidTag: If the key or ``info`` is not the one used for sealing, or the ciphertext was changed.
-        ValueError: If the ciphertext is malformed.
-    """
-    return _SUITE.decrypt(sealed, private_key, info=info)
+    return SUITE.encrypt(code.astype("<i8").tobytes(), public_key, info=context.info())
 
 
 def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dimension: int) -> NDArray[np.int64]:
@@ -122,7 +90,7 @@ def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dim
         )
     for key in (private_key,) if isinstance(private_key, X25519PrivateKey) else private_key:
         with contextlib.suppress(InvalidTag, ValueError):
-            data = _SUITE.decrypt(sealed, key, info=context.info())
+            data = SUITE.decrypt(sealed, key, info=context.info())
             return np.frombuffer(data, dtype="<i8").astype(np.int64)
     raise Refused(
         "sealed-code",
