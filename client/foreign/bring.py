@@ -122,14 +122,14 @@ def add(site_dir: Path, brought: Brought) -> Added:
         folder = voter_directory(site_dir / "teachers", brought.voter)
         with _incoming(folder) as incoming:
             declared = _declare(brought, incoming, study.data)
-            _write(incoming, declared)
+            write_json(incoming / DECLARED, declared.to_json(), mode=0o600)
             trial, used = ForeignTeacher.load(incoming, study.data).run(_made_up(study.data))
             with open_books(config) as ledger:  # recorded before a worker can find it
                 ledger.record_foreign(brought.voter, declared.served, brought=str(declared.kind))
             _remove(folder)
             if (incoming / MODEL).exists():
                 (incoming / MODEL).rename(folder / MODEL)
-            _write(folder, declared)
+            write_json(folder / DECLARED, declared.to_json(), mode=0o600)
     shares = trial.mean(axis=(1, 2, 3))
     named = {name: round(float(s), 4) for name, s in zip(study.data.labels, shares, strict=True)}
     return Added(declared, named, used)
@@ -160,10 +160,6 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder / MODEL)
     else:
         (folder / MODEL).unlink(missing_ok=True)
-
-
-def _write(folder: Path, declared: Declared) -> None:
-    write_json(folder / DECLARED, declared.to_json(), mode=0o600)
 
 
 @contextmanager

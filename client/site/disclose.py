@@ -11,8 +11,6 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
 from client.ledger.site_disclosures import DisclosedDraw
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
@@ -91,9 +89,5 @@ def sealed_disclosure(
     """
     shown, private = ledger.disclose(draw, auditor=auditor)
     peers = tuple(Peer(site, key) for site, key in sorted(ledger.peers(shown.draw.study).items()))
-    said = Disclosure(config.site, shown.roster, auditor, _hex(private), peers, format_time(now))
+    said = Disclosure(config.site, shown.roster, auditor, private.private_bytes_raw().hex(), peers, format_time(now))
     return shown, SealedDisclosure.of(said.signed_by(ledger.sign))
-
-
-def _hex(private: X25519PrivateKey) -> str:
-    return private.private_bytes_raw().hex()
