@@ -149,7 +149,11 @@ def over_best(student: Scored, controls: Mapping[str, Scored | None]) -> Worth |
         The comparison, without an interval where the cases cannot be paired; None if the student or every control has
         no mean.
     """
-    found = [_over(student, one, control_name(name)) for name, one in controls.items() if one is not None]
+    found = [
+        _over(student, one, f"the control {name.replace('_', ' ')}")
+        for name, one in controls.items()
+        if one is not None
+    ]
     return min((one for one in found if one is not None), key=lambda one: one.gain, default=None)
 
 
@@ -175,18 +179,3 @@ def case_mean(scored: Scored) -> float:
     """
     known = [case for case in scored.cases if math.isfinite(case)]
     return math.fsum(known) / len(known) if known else scored.mean
-
-
-def control_name(name: str) -> str:
-    """Return the phrase by which texts name a control.
-
-    Args:
-        name: Its name, such as ``zero_code``.
-
-    Returns:
-        The words.
-
-    >>> control_name("zero_code")
-    'the control zero code'
-    """
-    return f"the control {name.replace('_', ' ')}"

@@ -62,18 +62,6 @@ WIDE = Ranges((0.25, 0.25, 0.8), 0.3, (0.6, 1.7), 0.3, 0.2)
 MIRRORED = replace(WIDE, mirrored=(0, 1))
 
 
-def augmentation(kind: str = "smooth") -> Augment:
-    """Return the augmentation with a given name.
-
-    Args:
-        kind: ``smooth``, ``wide``, ``wide-mirror`` or ``rotate-mirror``; see the module.
-
-    Returns:
-        A function of image, target and seed.
-    """
-    return _BY_NAME[kind]
-
-
 def smooth(image: Image, target: Target, seed: int, *, within: Ranges = SMOOTH) -> tuple[Image, Target]:
     """Apply the augmentation ``smooth`` (see the module).
 
@@ -189,9 +177,10 @@ def _rotate_or_mirror() -> Compose:
     return Compose([OneOf([turn, RandAxisFlipd(keys=both, prob=0.5)])])
 
 
-_BY_NAME: Mapping[str, Augment] = {
+AUGMENTS: Mapping[str, Augment] = {
     "smooth": smooth,
     "wide": partial(smooth, within=WIDE),
     "wide-mirror": partial(smooth, within=MIRRORED),
     "rotate-mirror": _rotate_mirror,
 }
+"""Every augmentation by its name."""

@@ -28,7 +28,7 @@ from common.data.grid import WHOLE_VOXELS
 from common.data.label_maps import one_hot as one_hot
 from common.data.volume_cache import StoredVolumes
 from common.errors import InvalidInput
-from common.models.augmentation import Augment, augmentation
+from common.models.augmentation import AUGMENTS, Augment
 from common.models.checkpoint import load_checkpoint, save_checkpoint
 from common.models.unet import tensors_to_bytes, weights_to_bytes
 
@@ -186,7 +186,7 @@ def fit(
     resumed_from = step
     if recipe.patch and any(n > size for n, size in zip(recipe.patch, images.shape[2:], strict=True)):
         raise InvalidInput("training patch", value=recipe.patch, limit=f"within the grid {images.shape[2:]}")
-    changes = augmentation(recipe.augmentation) if augment else None
+    changes = AUGMENTS[recipe.augmentation] if augment else None
     model.train()
     while step < recipe.steps:
         for group in optimizer.param_groups:

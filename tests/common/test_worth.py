@@ -9,7 +9,7 @@ from scipy.stats import ttest_rel
 
 from common.errors import InvalidInput
 from common.metrics import Score
-from common.worth import GainWord, Worth, control_name, over_best, worth
+from common.worth import GainWord, Worth, over_best, worth
 
 OURS, THEIRS = [0.71, 0.64, 0.8, 0.69, 0.75], [0.66, 0.66, 0.71, 0.65, 0.72]
 
@@ -69,7 +69,7 @@ def test_the_best_control_is_the_one_that_is_hardest_to_beat() -> None:
     }
     found = over_best(student, controls)
     assert found is not None
-    assert found.reference == control_name("public_only")
+    assert found.reference == "the control public only"
     assert found.word is GainWord.NOT_PROVEN
     assert over_best(student, {}) is None
     assert over_best(student, {"shuffled_codes": None}) is None
@@ -87,10 +87,10 @@ def test_the_best_control_is_chosen_by_the_cases_that_measure_the_gain() -> None
     }
     found = over_best(student, controls)
     assert found is not None
-    assert (found.reference, found.word) == (control_name("public_only"), GainWord.WORSE)
+    assert (found.reference, found.word) == ("the control public only", GainWord.WORSE)
     unpaired = over_best(student, {**controls, "shuffled_codes": Score((), 0.9, ())})
     assert unpaired is not None
-    assert (unpaired.reference, unpaired.word) == (control_name("shuffled_codes"), GainWord.NOT_PROVEN)
+    assert (unpaired.reference, unpaired.word) == ("the control shuffled codes", GainWord.NOT_PROVEN)
 
 
 def test_json_keeps_every_digit_so_that_whoever_rounds_rounds_once() -> None:

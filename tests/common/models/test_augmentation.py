@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.models.augmentation import augmentation
+from common.models.augmentation import AUGMENTS
 from tests.common.models.monai_augmentation import monais
 
 
@@ -31,7 +31,7 @@ def test_smooth_and_wide_are_monais_transforms_with_the_same_seed(kind: str, gri
     for seed in range(25):
         expected.set_random_state(seed=seed)
         wanted = expected({"image": image, "target": target})
-        moved, labels = augmentation(kind)(image, target, seed)
+        moved, labels = AUGMENTS[kind](image, target, seed)
         torch.testing.assert_close(moved, wanted["image"].as_tensor(), rtol=0, atol=5e-5)
         torch.testing.assert_close(labels, wanted["target"].as_tensor(), rtol=0, atol=5e-5)
     assert torch.equal(image, kept)
@@ -40,7 +40,7 @@ def test_smooth_and_wide_are_monais_transforms_with_the_same_seed(kind: str, gri
 @pytest.mark.parametrize("kind", ["smooth", "wide"])
 def test_augmentation_moves_image_and_target_alike_and_never_mirrors(kind: str) -> None:
     before, truth = balls()
-    transform = augmentation(kind)
+    transform = AUGMENTS[kind]
     left_right = []
     for seed in range(12):
         moved, labels = transform(before, truth, seed)
@@ -55,7 +55,7 @@ def test_augmentation_moves_image_and_target_alike_and_never_mirrors(kind: str) 
 
 def test_rotate_mirror_leaves_half_of_the_samples_and_turns_or_mirrors_the_others() -> None:
     before, truth = balls()
-    transform = augmentation("rotate-mirror")
+    transform = AUGMENTS["rotate-mirror"]
     kept = mirrored = turned = 0
     flips = [np.flip(before.numpy(), axis=axis) for axis in (1, 2, 3)]
     for seed in range(100):
@@ -80,7 +80,7 @@ def test_rotate_mirror_turns_by_up_to_a_quarter_radian_about_every_axis() -> Non
         at: list[slice | int] = [12, 12, 12]
         at[axis] = slice(2, 23)
         rod[(0, *at)] = 1
-    transform = augmentation("rotate-mirror")
+    transform = AUGMENTS["rotate-mirror"]
     angles = []
     for seed in range(60):
         for axis, rod in rods.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import ttest_1samp
 
-from common.worth import Worth, control_name
+from common.worth import Worth
 from server.dashboard.planning import MOST_QUERIES, planned, wishes_of
 from server.dashboard.views.verdict import verdict
 from server.study.read_facts import read_measured
@@ -72,7 +72,7 @@ def test_the_gain_is_over_the_best_control_and_of_this_study_alone(tmp_path: Pat
     (tmp_path / "report.json").write_text(report(0.8, {"zero_code": 0.6, "shuffled_codes": 0.75, "public_only": None}))
     found = read_measured(folder, STUDY.id)
     assert found is not None
-    assert (found.worth.reference, found.worth.interval) == (control_name("shuffled_codes"), None)
+    assert (found.worth.reference, found.worth.interval) == ("the control shuffled codes", None)
     assert found.worth.gain == pytest.approx(0.05)
     assert read_measured(folder, "f" * 64) is None
 
