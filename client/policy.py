@@ -79,11 +79,6 @@ class ServerFacts:
         return sealing_public_key(self.sealing_key)
 
     @property
-    def signing_public_key(self) -> Ed25519PublicKey:
-        """The key that signs the server's ledger."""
-        return signing_public_key(self.signing_key)
-
-    @property
     def signing_public_keys(self) -> tuple[Ed25519PublicKey, ...]:
         """Every key with which the server may sign receipts, the current one first."""
         keys = (self.signing_key, *self.more_signing_keys)

@@ -203,7 +203,7 @@ def read_plain_file(path: Path, *, most: int = MAX_FILE_BYTES) -> bytes:
 # --- below: runs in the program's own process, before the program starts
 
 _READ_FILE, _READ_DIR, _EXECUTE, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 0, 1 << 1
-_REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
+_TRUNCATE, _IOCTL = 1 << 14, 1 << 15
 _MOST_BY_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
 _READ = _READ_FILE | _READ_DIR | _EXECUTE
 _FILE_RIGHTS = _READ_FILE | _WRITE_FILE | _EXECUTE | _TRUNCATE | _IOCTL

@@ -90,9 +90,10 @@ class Registry:
         """
         here, place = str(directory.resolve()), data.resolve()
         lost = None if forget is None else str(forget.resolve())
-        if lost is not None and lost not in {kept.directory for kept in self._read()}:
+        listed = self._read()
+        if lost is not None and lost not in {kept.directory for kept in listed}:
             raise InvalidInput(FORGET, value=lost, limit="the directory that the refusal of `site init` names")
-        for kept in self._read():
+        for kept in listed:
             if kept.directory == here:
                 continue
             known = Path(kept.data)

@@ -83,6 +83,7 @@ class PcaCodec:
         arrays = [getattr(self, field) for field in _DTYPES]
         fits = (
             self.basis.ndim == 5
+            and self.variances.ndim == self.powers.ndim == 1
             and self.basis.shape[0] == len(self.variances) == len(self.powers) >= 1
             and self.centre.ndim == 4
             and self.basis.shape[1:] == self.centre.shape
@@ -174,10 +175,7 @@ class PcaCodec:
         Raises:
             InvalidInput: If header and arrays contradict each other.
         """
-        fields = read_header(header, grid=True, arrays=arrays, dtypes=_DTYPES)
-        if arrays["metric"].ndim != 3 or arrays["variances"].ndim != 1 or arrays["powers"].ndim != 1:
-            raise InvalidInput("arrays of a pca codec", limit="arrays of finite numbers whose shapes match")
-        return cls(**fields)
+        return cls(**read_header(header, grid=True, arrays=arrays, dtypes=_DTYPES))
 
     @classmethod
     def fit(
