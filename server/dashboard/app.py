@@ -11,7 +11,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -197,17 +197,12 @@ def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, StarletteHTTPException)
     if error.status_code == 303:
         return RedirectResponse((error.headers or {})["location"], 303)
-    if for_machines(request):
-        return JSONResponse({"detail": error.detail}, status_code=error.status_code, headers=error.headers)
-    titles = {403: "Not allowed", 404: "No such page"}
-    return _said(request, error.status_code, titles.get(error.status_code, "That did not work"), str(error.detail))
+    title = {403: "Not allowed", 404: "No such page"}.get(error.status_code, "That did not work")
+    return _said(request, error.status_code, title, str(error.detail), headers=error.headers)
 
 
 def _refused_by_design(request: Request, error: Exception) -> Response:
-    status = 400 if isinstance(error, InvalidInput) else 409
-    if for_machines(request):
-        return JSONResponse({"detail": str(error)}, status_code=status)
-    return _said(request, status, "That did not work", str(error))
+    return _said(request, 400 if isinstance(error, InvalidInput) else 409, "That did not work", str(error))
 
 
 async def _misunderstood(request: Request, error: Exception) -> Response:
@@ -220,19 +215,20 @@ async def _misunderstood(request: Request, error: Exception) -> Response:
 
 
 def _unreadable(request: Request, error: Exception) -> Response:
-    words = f"The ledger cannot be read: {error}"
-    if for_machines(request):
-        return JSONResponse({"detail": words}, status_code=503)
-    return _said(request, 503, "The ledger cannot be read", f"{words}. Overview says what to do.")
+    remedy = "" if for_machines(request) else ". Overview says what to do."
+    return _said(request, 503, "The ledger cannot be read", f"The ledger cannot be read: {error}{remedy}")
 
 
 def _failed(request: Request, error: Exception) -> Response:
     words = f"This could not be shown ({type(error).__name__}); the dashboard's log has the details."
-    if for_machines(request):
-        return JSONResponse({"detail": words}, status_code=500)
     return _said(request, 500, "Something is wrong here", words)
 
 
-def _said(request: Request, status: int, title: str, words: str) -> HTMLResponse:
+def _said(
+    request: Request, status: int, title: str, words: str, *, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Answer a program in JSON, and a browser with a page."""
+    if for_machines(request):
+        return JSONResponse({"detail": words}, status_code=status, headers=headers)
     template = request.app.state.templates.get_template("error.html")
-    return HTMLResponse(template.render(status=status, title=title, words=words), status_code=status)
+    return HTMLResponse(template.render(status=status, title=title, words=words), status_code=status, headers=headers)
