@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ from fastapi.responses import FileResponse, Response, StreamingResponse
 
 from common.ledger.rows import SignedHead
 from common.planes import PlaneName
-from server.dashboard.jobs import Job, JobState
+from server.dashboard.jobs import JobState
 from server.dashboard.labels import (
     LabelsPage,
     LabelView,
@@ -222,7 +221,8 @@ def sites(service: Here) -> list[ListedSite]:
     Returns:
         One entry for each site.
     """
-    return _listed_sites(service)
+    reports = service.reports()
+    return [ListedSite(site, reports.get(site.name)) for site in service.overview().sites]
 
 
 @routes.get("/tables/{name}.csv", tags=["study"], response_class=Response, responses={200: _CSV})
@@ -353,7 +353,7 @@ def verified(service: Here) -> JobFacts:
     Returns:
         State and result.
     """
-    return _job_facts(service.verify)
+    return JobFacts(service.verify.state, service.verify.result)
 
 
 @routes.post("/ledger/verify", tags=["ledger"], status_code=202, responses={403: {"description": "No token"}})
@@ -647,15 +647,3 @@ def _arrays(service: DashboardService, volume: str) -> tuple[Picture, VolumeFact
     if known is None:
         raise HTTPException(404, "the picture of this volume is not prepared yet")
     return service.arrays(volume, known[1], lambda: load_picture(service.pictures_dir, volume)), known[0]
-
-
-def _listed_sites(service: DashboardService) -> list[ListedSite]:
-    """Return every registered site with its report, by name."""
-    reports = service.reports()
-    return [ListedSite(site, reports.get(site.name)) for site in service.overview().sites]
-
-
-def _job_facts(job: Job) -> JobFacts:
-    """Return a job's state, and the JSON that it printed if its last run succeeded."""
-    result = json.loads(job.out.read_bytes()) if job.state.state == "done" else None
-    return JobFacts(job.state, result)

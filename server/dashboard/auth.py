@@ -226,14 +226,9 @@ class Sessions:
     """
 
     def __init__(self, users: UserFile, *, clock: Callable[[], float], lifetime_s: float) -> None:
-        self._users, self._clock, self._lifetime_s = users, clock, lifetime_s
+        self._users, self._clock, self.lifetime_s = users, clock, lifetime_s
         self._open: dict[str, Session] = {}
         self._lock = threading.Lock()
-
-    @property
-    def lifetime_s(self) -> float:
-        """Lifetime of a session in seconds."""
-        return self._lifetime_s
 
     def begin(self, name: str, role: Role, *, credential: str | None) -> tuple[str, Session]:
         """Start a session.
@@ -251,7 +246,7 @@ class Sessions:
             user=name,
             role=role,
             csrf=secrets.token_urlsafe(32),
-            ends=self._clock() + self._lifetime_s,
+            ends=self._clock() + self.lifetime_s,
             credential=credential,
         )
         with self._lock:

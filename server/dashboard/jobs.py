@@ -6,6 +6,7 @@ the dashboard's state directory. Pages show whether the job runs, how it ended a
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from common.objects import write_atomically
 
@@ -46,32 +48,30 @@ class Job:
         out: File that receives the standard output of a successful run.
         command: Function that returns the command line to run; called at each start of the job.
         now: Returns the current time.
+
+    Attributes:
+        state: The state of the newest run.
     """
 
     def __init__(self, out: Path, command: Callable[[], Sequence[str]], *, now: Callable[[], datetime]) -> None:
         self._out, self._command, self._now = out, command, now
         self._lock = threading.Lock()
-        self._state = JobState("never")
+        self.state = JobState("never")
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def state(self) -> JobState:
-        """The state of the newest run."""
-        return self._state
-
-    @property
-    def out(self) -> Path:
-        """File with the standard output of the newest successful run."""
-        return self._out
+    def result(self) -> Any:
+        """JSON that the newest run printed; None unless it succeeded."""
+        return json.loads(self._out.read_bytes()) if self.state.state == "done" else None
 
     def start(self) -> JobState:
         """Start the job unless it is running already, and return its state."""
         with self._lock:
-            if self._state.state == "running":
-                return self._state
-            self._state = JobState("running", started=self._stamp())
+            if self.state.state == "running":
+                return self.state
+            self.state = JobState("running", started=self._stamp())
             threading.Thread(target=self._run, name=self._out.name, daemon=True).start()
-            return self._state
+            return self.state
 
     def stop(self) -> None:
         """End the process if it is running."""
@@ -80,7 +80,7 @@ class Job:
             process.terminate()
 
     def _run(self) -> None:
-        started = self._state.started
+        started = self.state.started
         try:
             self._out.parent.mkdir(parents=True, exist_ok=True)
             self._process = subprocess.Popen(
@@ -93,15 +93,15 @@ class Job:
             out, err = self._process.communicate(timeout=TIMEOUT_S)
             if self._process.returncode == 0:
                 write_atomically(self._out, out, mode=0o600)
-                self._state = JobState("done", started, self._stamp())
+                self.state = JobState("done", started, self._stamp())
             else:
                 lines = err.decode("utf-8", "replace").strip().splitlines()
                 words = lines[-1][:WORDS] if lines else f"it ended with status {self._process.returncode}"
-                self._state = JobState("failed", started, self._stamp(), words.removeprefix("error: "))
+                self.state = JobState("failed", started, self._stamp(), words.removeprefix("error: "))
         except (OSError, subprocess.SubprocessError) as error:
             if self._process is not None:
                 self._process.kill()
-            self._state = JobState("failed", started, self._stamp(), f"{type(error).__name__}: {error}"[:WORDS])
+            self.state = JobState("failed", started, self._stamp(), f"{type(error).__name__}: {error}"[:WORDS])
 
     def _stamp(self) -> str:
         return self._now().isoformat(timespec="seconds")

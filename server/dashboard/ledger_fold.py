@@ -321,15 +321,10 @@ class LedgerFold:
         return 0, ()
 
     def _release(self, row: Row, record: ReleaseRecord) -> None:
-        entries = self.books.releases.at(row.seq).roster
-        if record.batch_id not in self.batches:
-            roster = tuple(entry.site for entry in entries)
-            self.batches[record.batch_id] = BatchSeen(
-                record.batch_id, row.time_utc, row.seq, row.seq, row.seq, 0, roster, record.voters
-            )
-        batch = self.batches[record.batch_id]
-        batch.last_charge = row.seq
-        batch.roster, batch.voters = tuple(entry.site for entry in entries), record.voters
+        new = BatchSeen(record.batch_id, row.time_utc, row.seq, row.seq, row.seq, 0, (), record.voters)
+        batch = self.batches.setdefault(record.batch_id, new)
+        batch.last_charge, batch.voters = row.seq, record.voters
+        batch.roster = tuple(entry.site for entry in self.books.releases.at(row.seq).roster)
         if record.draw is None:  # in a sealed study the answer has a row of its own
             self._answered(row, record.batch_id)
 

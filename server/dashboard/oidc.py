@@ -324,7 +324,8 @@ class Provider:
             found = found.get(key) if isinstance(found, dict) else None
         listed = found if isinstance(found, list) else [found]
         values = {value for value in listed if isinstance(value, str)}
-        for role, given in ((Role.OPERATOR, self.settings.roles.operator), (Role.PRIVACY_OFFICER, self._officers)):
+        roles = self.settings.roles
+        for role, given in ((Role.OPERATOR, roles.operator), (Role.PRIVACY_OFFICER, roles.privacy_officer)):
             if values & set(given):
                 return Vouched(PREFIX + name, role)
         raise InvalidInput(
@@ -332,10 +333,6 @@ class Provider:
             limit="a user with a role that [roles] in the OIDC settings lists",
             remedy="ask the consortium's operator for a role",
         )
-
-    @property
-    def _officers(self) -> tuple[str, ...]:
-        return self.settings.roles.privacy_officer
 
 
 def _client_class() -> Any:

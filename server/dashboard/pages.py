@@ -165,7 +165,7 @@ def rows(
         "kind": kind,
         "text": text,
         "verify": service.verify.state,
-        "report": service.verified if service.verify.state.state == "done" else None,
+        "report": service.verify.result,
         "certificate": None if service.certificate is None else service.certificate.state,
         "certified": (service.newest_certificate_dir / "certificate.pdf").exists(),
         "head": head,
@@ -382,7 +382,7 @@ def student(screen: OnScreen) -> HTMLResponse:
 async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
     follower, desk = screen.service.follower, screen.service.desk
     spectrum = await asyncio.to_thread(screen.service.spectra.get)
-    own = wishes_of(follower.study, hospitals=len(follower.admitted), dimension=len(spectrum.stds) if spectrum else 64)
+    own = wishes_of(follower.study, hospitals=len(follower.admitted), spectrum=spectrum)
     wishes, problem = own, ""
     if request.query_params:
         try:

@@ -63,13 +63,13 @@ class Wishes(BaseModel, frozen=True):
     spare_draws: int = Field(0, ge=0, le=1000, description="In a sealed study, draws (attempted sums) that may be lost")
 
 
-def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
+def wishes_of(study: Study, *, hospitals: int, spectrum: Spectrum | None) -> Wishes:
     """Return the planner's values for a study's own settings, without checking them against the form's limits.
 
     Args:
         study: The study.
         hospitals: Number of registered hospitals.
-        dimension: Length of a code.
+        spectrum: The codec's spectrum, which has one number for each number of a code; None if unknown.
 
     Returns:
         The values; ``hospitals`` is at least the study's quorum.
@@ -81,7 +81,7 @@ def wishes_of(study: Study, *, hospitals: int, dimension: int) -> Wishes:
         queries=privacy.planned_queries,
         hospitals=max(privacy.quorum, hospitals),
         voters=privacy.voters_per_site,
-        dimension=dimension,
+        dimension=len(spectrum.stds) if spectrum else 64,
         accountant=privacy.accountant,
         unit=privacy.unit,
         relation=privacy.relation,
@@ -127,6 +127,7 @@ class WishedPlan:
         }
 
 
+@lru_cache(maxsize=512)
 def planned(wishes: Wishes, study: Study, spectrum: Spectrum | None) -> WishedPlan:
     """Return the plan for these values.
 
@@ -141,11 +142,6 @@ def planned(wishes: Wishes, study: Study, spectrum: Spectrum | None) -> WishedPl
     Raises:
         InvalidInput: If these values cannot be combined.
     """
-    return _planned(wishes, study.codec.radius, spectrum)
-
-
-@lru_cache(maxsize=512)
-def _planned(wishes: Wishes, radius: float, spectrum: Spectrum | None) -> WishedPlan:
     stds = spectrum.stds if spectrum is not None and len(spectrum.stds) == wishes.dimension else None
     result = plan(
         budget=Budget(epsilon=wishes.epsilon, delta=wishes.delta),
@@ -154,7 +150,7 @@ def _planned(wishes: Wishes, radius: float, spectrum: Spectrum | None) -> Wished
         queries=wishes.queries,
         hospitals=wishes.hospitals,
         voters_per_site=wishes.voters,
-        radius=radius,
+        radius=study.codec.radius,
         dimension=wishes.dimension,
         spectrum=None if stds is None else [std**2 for std in stds],
         colluders=None if wishes.aggregation == "open" else wishes.colluders,

@@ -41,6 +41,7 @@ class Follower:
         looked: Time of the last pass over the files, by ``clock``; None before the first.
         nobody_runs: True if no process runs this study. A run without a logged end has then died.
         problem: Error of the last pass; None if it succeeded.
+        sites: The registered sites, including revoked ones.
     """
 
     def __init__(self, workspace: Workspace, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +54,7 @@ class Follower:
         self.looked: float | None = None
         self.nobody_runs = False
         self.problem: str | None = None
-        self._sites: tuple[Site, ...] = ()
+        self.sites: tuple[Site, ...] = ()
         self._revoked: frozenset[str] = frozenset()
         self._small: tuple[tuple[int, ...], ...] = ()
         self._gain: Worth | None = None
@@ -62,14 +63,9 @@ class Follower:
         self._thread: threading.Thread | None = None
 
     @property
-    def sites(self) -> tuple[Site, ...]:
-        """The registered sites, including revoked ones."""
-        return self._sites
-
-    @property
     def admitted(self) -> tuple[Site, ...]:
         """The registered sites that are not revoked."""
-        return tuple(site for site in self._sites if site.name not in self._revoked)
+        return tuple(site for site in self.sites if site.name not in self._revoked)
 
     @property
     def doubt(self) -> str | None:
@@ -180,6 +176,6 @@ class Follower:
             return False  # the file is being replaced; the next pass reads it
         measured = read_measured(root, self.study.id)
         with self.lock:
-            self._small, self._sites, self._revoked = stamp, sites, revoked
+            self._small, self.sites, self._revoked = stamp, sites, revoked
             self._gain = None if measured is None else measured.worth
         return True

@@ -6,7 +6,6 @@ of a page. It is computed once for each version of the data, and again when it i
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -177,8 +176,7 @@ class DashboardService:
             return None
         try:
             spectrum = self.spectra.get()
-            dimension = len(spectrum.stds) if spectrum else 64
-            wishes = wishes_of(follower.study, hospitals=len(follower.admitted), dimension=dimension)
+            wishes = wishes_of(follower.study, hospitals=len(follower.admitted), spectrum=spectrum)
             return planned(wishes, follower.study, spectrum).plan
         except (InvalidInput, ValueError):  # the planner refuses this study's terms
             return None
@@ -188,7 +186,8 @@ class DashboardService:
         decisions.
         """
         found = [FAILED] if self.webhook is not None and self.webhook.failing else []
-        if self.verify.state.state == "failed" or (self.verify.state.state == "done" and not self.verified["ok"]):
+        verified = self.verify.result
+        if self.verify.state.state == "failed" or (verified is not None and not verified["ok"]):
             found.append(NOT_VERIFIED)
         found += [*self._gateway_alarms(), *self._log_alarms()]
         ends = self.certificate_ends()
@@ -247,12 +246,6 @@ class DashboardService:
             return self.decisions.decisions()
         except (InvalidInput, OSError):
             return ()
-
-    @property
-    def verified(self) -> dict[str, Any]:
-        """The report of the newest verification that finished."""
-        found: dict[str, Any] = json.loads(self.verify.out.read_bytes())
-        return found
 
     def start(self, *, poll_s: float, after: Callable[[], object]) -> None:
         """Follow the study's files and send alarms to the webhook, until :meth:`close`.

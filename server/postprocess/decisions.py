@@ -171,16 +171,11 @@ class DecisionStore:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._path
+        self.path = path
 
     def decisions(self) -> tuple[Decision, ...]:
         """Return every decision in order; see :func:`read_decisions`."""
-        return read_decisions(self._path)
+        return read_decisions(self.path)
 
     def decide(self, *, user: str, study: str, volume: str, label: str, verdict: Verdict, note: str = "") -> Decision:
         """Append a decision and sync it to disk, unless the newest decision on the label has the same verdict.
@@ -204,11 +199,11 @@ class DecisionStore:
             raise InvalidInput(
                 "note", value=f"{len(note)} characters", limit=f"one line of at most {MAX_NOTE_CHARACTERS} characters"
             )
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(handle, "r+b") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
-            known = read_decisions(self._path)
+            known = read_decisions(self.path)
             last = standing(known, study).get(volume)
             if last is not None and (last.label, last.verdict) == (label, verdict):
                 return last

@@ -94,7 +94,6 @@ def overview(
     study, ledger, facts = follower.study, follower.ledger, follower.facts()
     run = run_view(follower, now=now)
     sites = site_views(follower, run=run, now=now)
-    budget = study_budget(facts)
     return Overview(
         study=study.name,
         study_id=study.id,
@@ -115,21 +114,15 @@ def overview(
         gate=gate,
         alarms=worst_first((*alarms(follower, run=run, sites=sites, reports=reports, now=now), *more)),
         run=run,
-        budget=budget,
+        budget=study_budget(facts),
         sites=sites,
         recent=follower.events.latest(RECENT_SHOWN),
-        ledger=ledger_state(follower),
-    )
-
-
-def ledger_state(follower: Follower) -> LedgerState:
-    """Return how far the ledger was read."""
-    ledger = follower.ledger
-    return LedgerState(
-        rows=ledger.rows,
-        rows_in_file=ledger.rows_in_file,
-        ledger_id=ledger.books.key.ledger_id,
-        head=ledger.last.hash if ledger.last else "",
-        head_time=ledger.last.time_utc if ledger.last else None,
-        problem=ledger.problem,
+        ledger=LedgerState(
+            rows=ledger.rows,
+            rows_in_file=ledger.rows_in_file,
+            ledger_id=ledger.books.key.ledger_id,
+            head=ledger.last.hash if ledger.last else "",
+            head_time=ledger.last.time_utc if ledger.last else None,
+            problem=ledger.problem,
+        ),
     )
