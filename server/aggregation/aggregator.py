@@ -312,16 +312,7 @@ class Aggregator:
         # sensitive
         """
         answering = Answering(batch.queries, (site.name for site in roster))
-        until = self._clock() + self._study.collection.patience_s
-        for attempt in count(1):
-            waiting = {site.node_id: missing for site in roster if (missing := answering.missing(site.name))}
-            if not waiting or (attempt > 1 and self._clock() >= until):  # make at least one attempt
-                break
-            reachable = self._reachable(batch, attempt, waiting, roster, transport)
-            if reachable:
-                self._ask(batch, attempt, reachable, roster, ahead, transport, answering.take, until=until)
-            if not answering.complete:
-                time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
+        attempt = self._gather(batch, roster, ahead, transport, answering.missing, answering.take)
         for name in [site.name for site in roster if answering.missing(site.name)]:
             self._left_out |= {name}
             self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=name, reason="patience")
@@ -334,21 +325,36 @@ class Aggregator:
             )
         return answering.sums
 
-    def _reachable(
+    def _gather(
         self,
         batch: Batch,
-        attempt: int,
-        waiting: Mapping[int, tuple[str, ...]],
         roster: Sequence[Site],
+        ahead: Batch | None,
         transport: Transport,
-    ) -> dict[int, tuple[str, ...]]:
-        """Return those of ``waiting`` whose nodes are online; log, once a batch, each site that is not."""
-        online = transport.online()
-        for site in roster:
-            if site.node_id in waiting.keys() - online and site.name not in batch.unreached:
-                batch.unreached.add(site.name)
-                self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason="offline")
-        return {node: waiting[node] for node in sorted(online & waiting.keys())}
+        missing: Callable[[str], tuple[str, ...]],
+        take: Callable[[str, Opened], None],
+    ) -> int:
+        """Ask for the codes that ``missing`` names until it names none or ``patience_s`` has passed.
+
+        Each site that is offline is logged once a batch. Returns the number of the attempt that was not made any more.
+        """
+        until = self._clock() + self._study.collection.patience_s
+        for attempt in count(1):
+            waiting = {site.node_id: codes for site in roster if (codes := missing(site.name))}
+            if not waiting or (attempt > 1 and self._clock() >= until):  # make at least one attempt
+                break
+            online = transport.online()
+            for site in roster:
+                if site.node_id in waiting.keys() - online and site.name not in batch.unreached:
+                    batch.unreached.add(site.name)
+                    self._events.emit(
+                        "reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason="offline"
+                    )
+            if reachable := {node: waiting[node] for node in sorted(online & waiting.keys())}:
+                self._ask(batch, attempt, reachable, roster, ahead, transport, take, until=until)
+            if any(missing(site.name) for site in roster):
+                time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
+        return attempt
 
     def _ask(
         self,

@@ -142,11 +142,6 @@ class Answering:
         """
         return tuple(query for query, sites in self._open.items() if site in sites)
 
-    @property
-    def complete(self) -> bool:
-        """True once every site has answered."""
-        return not any(self._open.values())
-
 
 @dataclass(frozen=True, slots=True)
 class Next:

@@ -17,10 +17,9 @@ sum that honest sites cannot have produced is refused. Masked codes are integers
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, takewhile
+from itertools import takewhile
 from types import MappingProxyType
 
 import numpy as np
@@ -343,16 +342,7 @@ class SealedSums(Aggregator):
         """Wait for the masked codes of the whole roster; return the stored answers, or none if the draw was lost."""
         summed, batch.roster = _Sum(draw, set(draw.roster.sites), self._keep_words), draw.roster
         wanted = tuple(query.id for query in draw.queries)
-        until = self._clock() + self._study.collection.patience_s
-        for attempt in count(1):
-            waiting = {site.node_id: wanted for site in roster if site.name in summed.missing}
-            if not summed.missing or (attempt > 1 and self._clock() >= until):
-                break
-            reachable = self._reachable(batch, attempt, waiting, roster, transport)
-            if reachable:
-                self._ask(batch, attempt, reachable, roster, ahead, transport, summed.add, until=until)
-            if summed.missing:
-                time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
+        self._gather(batch, roster, ahead, transport, lambda site: wanted if site in summed.missing else (), summed.add)
         if summed.missing:
             self._left_out |= summed.missing
             self._lose(draw, "incomplete", sites=summed.missing)
