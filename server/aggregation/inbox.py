@@ -116,7 +116,7 @@ class Inbox:
         for message, tree in announced:
             if (node_id := self._waiting.pop(message.metadata.reply_to_message_id, None)) is None:
                 continue
-            ids = _chain(tree)
+            ids = chain(tree)
             if ids is None or ids[0] != message.metadata.message_id:
                 self._delete(tree.object_id)
                 yield node_id, "malformed"
@@ -207,10 +207,15 @@ class Inbox:
             log.warning("event=not-deleted cause=%s", type(error).__name__)
 
 
-def _chain(tree: ObjectTree) -> tuple[str, ...] | None:
-    """Return the names of an object tree, the outermost first.
+def chain(tree: ObjectTree) -> tuple[str, ...] | None:
+    """Return the names of an object tree.
 
-    Returns None unless the tree is one object (an error message), or three objects nested in each other (a reply).
+    Args:
+        tree: The tree that a node announced.
+
+    Returns:
+        The names, the outermost first; None unless the tree is one object (an error message), or three objects nested
+        in each other (a reply).
     """
     ids = [tree.object_id]
     while len(tree.children) == 1 and len(ids) <= len(KINDS):

@@ -34,7 +34,6 @@ from typing import Any
 from sqlalchemy import text
 
 from common.engine import (
-    ObjectTree,
     PushMessagesRequest,
     PushMessagesResponse,
     PushObjectRequest,
@@ -48,6 +47,7 @@ from common.engine import (
 )
 from common.errors import InvalidInput
 from common.wire import KINDS, check_object
+from server.aggregation.inbox import chain
 
 MAX_BYTES = 192 << 20
 """Bytes that one node may store: its reply to the current request and two late replies, each at most 64 MiB."""
@@ -257,13 +257,8 @@ def announced(request: PushMessagesRequest) -> tuple[str, ...] | None:
     """
     if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
         return None
-    tree: ObjectTree = request.message_object_trees[0]
-    names = [tree.object_id]
-    while len(tree.children) == 1 and len(names) <= len(KINDS):
-        tree = tree.children[0]
-        names.append(tree.object_id)
-    whole = len(names) in (1, len(KINDS)) and not tree.children and len(set(names)) == len(names)
-    return tuple(names) if whole and names[0] == request.messages_list[0].metadata.message_id else None
+    names = chain(request.message_object_trees[0])
+    return names if names and names[0] == request.messages_list[0].metadata.message_id else None
 
 
 class Turns:
