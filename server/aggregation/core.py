@@ -64,12 +64,7 @@ class RelayTransport:
         """Return the ids of the nodes that are connected now."""
         with _relay_needed():
             send(self._connection, RelayFrame(Kind.ONLINE))
-            answer = self._receive()
-            if answer.kind is not Kind.NODES:
-                raise InvalidInput(
-                    "kind of the ServerApp's answer to ONLINE", value=answer.kind, limit="NODES", remedy=SAME_VERSION
-                )
-            return unpack_nodes(answer.body)
+            return unpack_nodes(_only(Kind.NODES, self._receive(), what="the ServerApp's answer to ONLINE").body)
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
         """Send one body to each node, and yield exactly one reply for each node, in the order of arrival.
@@ -89,10 +84,7 @@ class RelayTransport:
             for node_id, body in bodies.items():
                 send(self._connection, RelayFrame(Kind.BODY, node_id, body))
             send(self._connection, RelayFrame(Kind.PUSH, round((timeout_s + TTL_MARGIN_S) * 1000)))
-            if (answer := self._receive()).kind is not Kind.DONE:
-                raise InvalidInput(
-                    "kind of the ServerApp's answer to PUSH", value=answer.kind, limit="DONE", remedy=SAME_VERSION
-                )
+            _only(Kind.DONE, self._receive(), what="the ServerApp's answer to PUSH")
         waiting, last = set(bodies), False
         while waiting and not last:
             last = time.monotonic() >= until
@@ -138,6 +130,13 @@ class RelayTransport:
                     raise
 
 
+def _only(kind: Kind, frame: RelayFrame, *, what: str) -> RelayFrame:
+    """Return the frame; refuse one of another kind."""
+    if frame.kind is not kind:
+        raise InvalidInput(f"kind of {what}", value=frame.kind, limit=kind.name, remedy=SAME_VERSION)
+    return frame
+
+
 def _reply(frame: RelayFrame) -> Reply:
     if frame.kind is Kind.REPLY:
         return Reply(node_id=frame.number, body=frame.body)
@@ -172,11 +171,7 @@ def run(study: Path, connection: socket.socket) -> int:
         connection.settimeout(HELLO_S)
         with lifeline(connection):
             with _relay_needed():
-                hello = receive(connection)
-                if hello.kind is not Kind.RUN:
-                    raise InvalidInput(
-                        "kind of what the ServerApp sends first", value=hello.kind, limit="RUN", remedy=SAME_VERSION
-                    )
+                hello = _only(Kind.RUN, receive(connection), what="what the ServerApp sends first")
             try:
                 run_study(Workspace(study), RelayTransport(connection), run=str(hello.number))
             except ConsiliumError as error:
