@@ -55,7 +55,6 @@ class SiteState:
     Attributes:
         last_seen: Time at which the site was last heard from.
         offer: The site's answer to the last offer: ``accepted``, or the reason for another outcome.
-        offered: Time of that answer.
         accepted: Number of offers accepted.
         turned_down: Number of offers declined or missed, by reason.
         codes: Number of codes received.
@@ -73,7 +72,6 @@ class SiteState:
 
     last_seen: str | None = None
     offer: str | None = None
-    offered: str | None = None
     accepted: int = 0
     turned_down: Counter[str] = field(default_factory=Counter)
     codes: int = 0
@@ -103,26 +101,20 @@ class BatchState:
     """A batch of queries according to the event log.
 
     Attributes:
-        id: The batch's id.
         time: Time of the first event about the batch.
         accepted: Answer of each site to the offer: ``accepted``, or the reason for another outcome.
         replies: Site and seconds of each reply.
         attempts: Number of requests for codes.
-        released: Number of queries released.
         refused: Number of queries that the budget does not cover.
         quorum_missed: True if too few sites accepted.
-        needed: Number of sites needed, if too few accepted.
     """
 
-    id: str
     time: str
     accepted: dict[str, str] = field(default_factory=dict)
     replies: list[tuple[str, float]] = field(default_factory=list)
     attempts: int = 0
-    released: int = 0
     refused: int = 0
     quorum_missed: bool = False
-    needed: int | None = None
 
 
 @dataclass(slots=True)
@@ -130,20 +122,16 @@ class RunSeen:
     """The newest run according to the event log.
 
     Attributes:
-        id: The run's id.
         started: Time at which the run began.
         ended: Time at which it ended; None if no end is logged.
         outcome: ``finished`` or ``failed``; None if no end is logged.
         reason: Reason of a failure, or that a stop was requested; otherwise empty.
-        seconds: Duration of a finished run in seconds; otherwise None.
     """
 
-    id: str
     started: str
     ended: str | None = None
     outcome: str | None = None
     reason: str = ""
-    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +162,6 @@ class EventFold:
 
     def _clear(self) -> None:
         self._offset, self._inode, self._torn = 0, 0, b""
-        self.count = 0
         self.lines = 0
         self.malformed = 0
         self.first_malformed = ""
@@ -195,7 +182,6 @@ class EventFold:
         self.implausible: tuple[str, ...] = ()
         self.budget_refused = False
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
-        self.outcomes: dict[str, int] = {}
 
     def step(self, lock: threading.RLock) -> bool:
         """Read the lines appended since the last call.
@@ -281,11 +267,10 @@ class EventFold:
         return self.sites.setdefault(name, SiteState())
 
     def _batch(self, event: dict[str, Any]) -> BatchState:
-        return self.batches.setdefault(event["batch"], BatchState(event["batch"], event["time"]))
+        return self.batches.setdefault(event["batch"], BatchState(event["time"]))
 
     def _enter(self, event: dict[str, Any]) -> None:
         kind, time, known = event["event"], event["time"], EVENTS.get(event["event"])
-        self.count += 1
         self.last_time = time
         if (known is None or known.words) and event.get("accepted") is not True:
             self._recent.appendleft(event)
@@ -299,11 +284,11 @@ class EventFold:
     def _run_event(self, kind: str, time: str, event: dict[str, Any]) -> bool:
         match kind:
             case "run-started":
-                self.run = RunSeen(event["run"], time)
+                self.run = RunSeen(time)
                 self.stages, self.quorum_missed, self.budget_refused = {}, None, False
             case "run-finished" | "run-failed" if self.run is not None:
                 self.run.ended, self.run.outcome = time, kind.removeprefix("run-")
-                self.run.reason, self.run.seconds = event.get("reason", ""), event.get("seconds")
+                self.run.reason = event.get("reason", "")
             case "stop-requested" if self.run is not None:
                 self.run.reason = "stop requested"
             case "stage-started":
@@ -362,22 +347,13 @@ class EventFold:
         match kind:
             case "quorum-missed":
                 self.quorum_missed = QuorumMissed(event["accepted"], event["needed"])
-                batch = self._batch(event)
-                batch.quorum_missed, batch.needed = True, event["needed"]
+                self._batch(event).quorum_missed = True
             case "budget-refused":
                 self.budget_refused = True
-                self._count("refused", len(event["queries"]))
                 if event["batch"]:
                     self._batch(event).refused = len(event["queries"])
-            case "released":
-                batch = self._batch(event)
-                batch.released += len(event["queries"])
-                self._count("released", len(event["queries"]))
             case "batch-dispatched":
                 self._batch(event).attempts = event["attempt"]
-
-    def _count(self, outcome: str, queries: int) -> None:
-        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + queries
 
     def _progress(self, name: str, done: int, total: int, time: str) -> None:
         stage = self.stages.setdefault(name, StageState(started=time))
@@ -389,7 +365,7 @@ class EventFold:
         site = self.site(event["site"])
         match kind:
             case "offer-answered":
-                site.offer, site.offered = event["reason"], time
+                site.offer = event["reason"]
                 self._batch(event).accepted[event["site"]] = event["reason"]
                 if event["accepted"]:
                     site.accepted += 1

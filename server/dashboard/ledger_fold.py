@@ -58,13 +58,11 @@ class SpendingPoint:
     """A row in which the study spent budget.
 
     Attributes:
-        seq: Number of the row.
         time: Time of the row.
         charges: Number of the study's charges up to this row.
         worst: Largest Σμ² that the study has spent on one patient pool up to this row.
     """
 
-    seq: int
     time: str
     charges: int
     worst: Fraction
@@ -75,7 +73,6 @@ class BatchSeen:
     """A batch of queries according to the ledger.
 
     Attributes:
-        id: The batch's id.
         time: Time of the batch's newest answer; of its first charge before there is an answer.
         first_row: Number of the batch's first row.
         last_row: Number of the row with its newest answer.
@@ -85,7 +82,6 @@ class BatchSeen:
         voters: Number of voters.
     """
 
-    id: str
     time: str
     first_row: int
     last_row: int
@@ -167,7 +163,6 @@ class LedgerFold:
     def _clear(self) -> None:
         self.books = Books()
         self.last: Row | None = None
-        self.kinds: dict[str, int] = {}
         self.points: list[SpendingPoint] = []
         self.batches: dict[str, BatchSeen] = {}
         self.refusals: list[RefusalSeen] = []
@@ -262,7 +257,6 @@ class LedgerFold:
         check_link("server", row, self.last)
         record = self.books.enter(row)
         self.last = row
-        self.kinds[row.kind] = self.kinds.get(row.kind, 0) + 1
         self._note(row, record)
         self._spend(row, record)
         if isinstance(record, ReleaseRecord) and record.study_id == self._study:
@@ -300,9 +294,9 @@ class LedgerFold:
         sums = [self.books.spent_in(self._study, pool).mu_squared for pool in pools]
         if not charges and not any(sums):
             return
-        before = self.points[-1] if self.points else SpendingPoint(0, "", 0, Fraction(0))
+        before = self.points[-1] if self.points else SpendingPoint("", 0, Fraction(0))
         worst = max(before.worst, *sums)
-        self.points.append(SpendingPoint(row.seq, row.time_utc, before.charges + charges, worst))
+        self.points.append(SpendingPoint(row.time_utc, before.charges + charges, worst))
 
     def _charged(self, row: Row, record: Document) -> tuple[int, Iterable[str]]:
         """Return the number of this study's charges in a row, and the pools that pay for them."""
@@ -321,7 +315,7 @@ class LedgerFold:
         return 0, ()
 
     def _release(self, row: Row, record: ReleaseRecord) -> None:
-        new = BatchSeen(record.batch_id, row.time_utc, row.seq, row.seq, row.seq, 0, (), record.voters)
+        new = BatchSeen(row.time_utc, row.seq, row.seq, row.seq, 0, (), record.voters)
         batch = self.batches.setdefault(record.batch_id, new)
         batch.last_charge, batch.voters = row.seq, record.voters
         batch.roster = tuple(entry.site for entry in self.books.releases.at(row.seq).roster)

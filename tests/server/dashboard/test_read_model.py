@@ -94,7 +94,7 @@ def test_rows_and_events_count_as_they_appear_and_none_twice(study, tmp_path):
     fresh = followed(study.workspace)
     moment = now()
     assert overview(follower, now=moment) == overview(fresh, now=moment)
-    assert follower.events.count == sum(1 for _ in read_events(study.workspace.events_file))
+    assert follower.events.lines == sum(1 for _ in read_events(study.workspace.events_file))
     assert {name: follower.events.sites[name].codes for name in SITES} == dict.fromkeys(SITES, QUERIES)
 
 
