@@ -67,22 +67,22 @@ def dashboard(
         return
     if study is None:
         raise InvalidInput("--study is missing", remedy="give the study's directory: --study DIRECTORY")
+    from server.dashboard.app import Options
     from server.dashboard.oidc import load_settings
     from server.dashboard.serve import Listen, options_for, serve
 
     listen = Listen(host=bind, port=port, certificate=certificate, key=key, proxy=behind_proxy)
-    options = options_for(
-        listen,
+    options = Options(
         study=study,
         state=state,
         session_hours=session_hours,
         metrics_token=None if metrics_token_file is None else read_token(metrics_token_file),
         certifier=certificate_command,
-        hosts=hosts,
         webhook=alarm_webhook,
         oidc=None if oidc is None else load_settings(oidc),
-        log_to=log_to or (),
+        log_to=tuple(log_to or ()),
     )
+    options = options_for(listen, options, hosts=hosts)
     check_port(bind, port)
     if oidc is None and not UserFile(state / "users.json").users():
         say(f"nobody can sign in yet: consilium dashboard user add NAME --role operator --state {state}", err=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvicorn
@@ -17,8 +16,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.errors import InvalidInput
 from server.dashboard.app import Options, create_app
-from server.dashboard.oidc import Settings
-from server.dashboard.service import Certifier
 from server.operations.exact import CertificateHosts
 
 SHUTDOWN_S = 2
@@ -85,35 +82,16 @@ class Listen:
         return f"{scheme}://{'localhost' if is_loopback(self.host) else self.host}:{self.port}/"
 
 
-def options_for(
-    listen: Listen,
-    *,
-    study: Path,
-    state: Path,
-    session_hours: float,
-    metrics_token: str | None,
-    certifier: Certifier | None,
-    hosts: str,
-    webhook: str | None,
-    oidc: Settings | None = None,
-    log_to: Sequence[str] = (),
-) -> Options:
-    """Return the settings of a dashboard, after checking that its address is safe for passwords.
+def options_for(listen: Listen, options: Options, *, hosts: str) -> Options:
+    """Return the settings of a dashboard at an address, after checking that the address is safe for passwords.
 
     Args:
         listen: The address at which it listens.
-        study: The study's directory.
-        state: The dashboard's own directory.
-        session_hours: Lifetime of a session in hours.
-        metrics_token: Bearer token that gives access to ``/metrics``.
-        certifier: Function that returns the command line that writes a privacy certificate; None to issue none.
+        options: The settings that do not depend on the address.
         hosts: Host names in the URLs by which browsers reach it, separated by commas.
-        webhook: URL to which a message is posted when an alarm begins or ends; None for no messages.
-        oidc: The OpenID Connect provider, if any.
-        log_to: Destinations of the security log, such as ``syslog`` or ``file:PATH``; empty to write none.
 
     Returns:
-        The settings.
+        The settings, with ``secure`` and ``hosts``.
 
     Raises:
         InvalidInput: If only one of certificate and key is given, if passwords would cross a network unencrypted, or if
@@ -135,18 +113,7 @@ def options_for(
         )
     given = frozenset(name.strip().lower() for name in (*hosts.split(","), listen.host) if name.strip())
     named = CertificateHosts(listen.certificate) if listen.certificate is not None else frozenset
-    return Options(
-        study=study,
-        state=state,
-        secure=secure,
-        session_hours=session_hours,
-        metrics_token=metrics_token,
-        certifier=certifier,
-        webhook=webhook,
-        oidc=oidc,
-        log_to=tuple(log_to),
-        hosts=lambda: given | named(),
-    )
+    return replace(options, secure=secure, hosts=lambda: given | named())
 
 
 def is_loopback(address: str) -> bool:
