@@ -131,13 +131,11 @@ class RunStatus:
         run_id: Flower's id of the run.
         status: ``pending``, ``starting``, ``running`` or ``finished``.
         outcome: Once finished: ``completed``, ``failed`` or ``stopped``.
-        details: Flower's explanation, if any.
     """
 
     run_id: int
     status: str
     outcome: str = ""
-    details: str = ""
 
     @property
     def finished(self) -> bool:
@@ -159,30 +157,27 @@ def prepare(server: FlowerServer) -> None:
         if not given:
             folder.chmod(0o700)
     server.client.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_config(server)
-    for path, secret in ((server.secret, secrets.token_bytes(32)), (server.operator_secret, _hex_secret())):
+    _write_config(server)
+    for path, secret in (
+        (server.secret, secrets.token_bytes(32)),
+        (server.operator_secret, secrets.token_hex(32).encode()),
+    ):
         if not path.exists():
             write_atomically(path, secret, mode=0o640 if given else 0o600)
-    write_credentials(server)
+    _write_credentials(server)
 
 
-def write_config(server: FlowerServer) -> Path:
-    """Write the client's ``config.toml`` with this server as the only connection, and return the file.
-
-    Without it, Flower would connect to its public cloud by default.
-    """
-    path = server.client / "config.toml"
-    path.write_text(
+def _write_config(server: FlowerServer) -> None:
+    """Write the client's ``config.toml``, without which Flower would connect to its public cloud."""
+    (server.client / "config.toml").write_text(
         f"[superlink]\ndefault = {_toml(CONNECTION)}\n\n[superlink.{CONNECTION}]\n"
         f"address = {_toml(server.address)}\nroot-certificates = {_toml(str(server.identity.authority.absolute()))}\n",
         encoding="utf-8",
     )
-    return path
 
 
-def write_credentials(server: FlowerServer) -> Path:
-    """Write the operators' secret where Flower's client looks for its access token, and return the file."""
-    path = server.client / "credentials.yaml"
+def _write_credentials(server: FlowerServer) -> None:
+    """Write the operators' secret where Flower's client looks for its access token."""
     said = {
         "authn-type": "oidc",
         "oidc-access-token": server.operator_secret.read_text("ascii"),
@@ -190,8 +185,7 @@ def write_credentials(server: FlowerServer) -> Path:
     }
     entries = {f"flower.account-auth.{server.address}.{name}": value for name, value in said.items()}
     encoded = {name: base64.b64encode(value.encode()).decode() for name, value in entries.items()}
-    write_atomically(path, json.dumps(encoded).encode(), mode=0o600)
-    return path
+    write_atomically(server.client / "credentials.yaml", json.dumps(encoded).encode(), mode=0o600)
 
 
 def superlink(server: FlowerServer) -> DaemonSpec:
@@ -411,12 +405,7 @@ def run_status(server: FlowerServer, run_id: int) -> RunStatus:
     if not isinstance(rows, list) or len(rows) != 1:
         raise DaemonFailed(f"SuperLink does not know run {run_id}; to fix: `consilium study resume` submits a new run")
     status, _, outcome = _text(rows[0], "status").partition(":")
-    return RunStatus(
-        run_id=run_id,
-        status=status,
-        outcome=outcome,
-        details=str(rows[0].get("status-details") or ""),
-    )
+    return RunStatus(run_id=run_id, status=status, outcome=outcome)
 
 
 def stop_run(server: FlowerServer, run_id: int) -> None:
@@ -539,7 +528,7 @@ def _flwr(server: FlowerServer, *arguments: str, script: Path | None = None) -> 
     if not accepts(HOST, server.port):
         raise DaemonFailed(f"SuperLink does not answer at {server.address}; to fix: `consilium server up` starts it")
     ours = script and [sys.executable, str(script), *arguments]
-    out = _command(ours or [executable("flwr"), *arguments, "--format", "json"], home=server.client, cwd=server.client)
+    out = _command(ours or [executable("flwr"), *arguments, "--format", "json"], folder=server.client)
     try:
         answer = json.loads(out[out.index("{") :])
     except ValueError as error:
@@ -552,15 +541,15 @@ def _flwr(server: FlowerServer, *arguments: str, script: Path | None = None) -> 
     return answer
 
 
-def _command(command: list[str], *, home: Path, cwd: Path) -> str:
-    """Run one command of Flower's client to its end and return its standard output."""
+def _command(command: list[str], *, folder: Path) -> str:
+    """Run one command of Flower's client, with its home in ``folder``, and return its standard output."""
     name = " ".join((Path(command[0]).name, command[1]))
     with tempfile.TemporaryFile() as errors:
         try:
             done = subprocess.run(
                 command,
-                env=flower_env(home, NO_COLOR="1", COLUMNS="200"),
-                cwd=cwd,
+                env=flower_env(folder, NO_COLOR="1", COLUMNS="200"),
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -569,8 +558,7 @@ def _command(command: list[str], *, home: Path, cwd: Path) -> str:
             )
         except subprocess.TimeoutExpired as error:
             raise DaemonFailed(
-                f"the command {name} did not end within {COMMAND_TIMEOUT_S:g} s; to fix: see the log of SuperLink, "
-                "flower/logs/superlink.log"
+                f"the command {name} did not end within {COMMAND_TIMEOUT_S:g} s; to fix: {_SUPERLINK_LOG}"
             ) from error
         out = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0 and "{" not in out:
@@ -590,10 +578,6 @@ def _text(row: object, key: str) -> str:
     if not isinstance(row, dict) or key not in row:
         raise DaemonFailed(f"Flower's answer lacks {key!r}; to fix: install Flower 1.41")
     return str(row[key])
-
-
-def _hex_secret() -> bytes:
-    return secrets.token_hex(32).encode()
 
 
 def _toml(value: str | int | float | bool) -> str:
