@@ -1,6 +1,6 @@
 """Computes how the codes of all public volumes move together when a network learns: its empirical tangent kernel.
 
-``joint.prepare`` calls it. A teacher is the public start trained for a few steps, so its codes differ from the start's
+``Joint.prepare`` calls it. A teacher is the public start trained for a few steps, so its codes differ from the start's
 mostly along the leading directions of the kernel K = J D⁻¹ Jᵀ. Here J is the Jacobian of the codes with respect to the
 weights (Jacot et al. 2018), and D is a diagonal matrix: the scale by which an Adam step divides each weight's gradient.
 Few numbers therefore suffice to describe what teachers can contribute. The kernel depends only on public data: the

@@ -18,13 +18,14 @@ from jaxtyping import Float
 from common.canonical import digest, sha256_bytes
 from common.config import Study
 from common.errors import InvalidInput
+from common.study_mechanism import mean_noise_std
 from server.protocols.decode import labels_of
 from server.protocols.joint.belief import believed, drawn_codes, weighed
 from server.protocols.joint.belief import control as control_of
 from server.protocols.plausible import Plausible
 from server.protocols.posterior import Doubt, doubt_of
 from server.protocols.query_protocol import Answer, FitFiles, Label, Lesson, NetworkTraining, Said
-from server.protocols.rounds import InRounds, codec_of, rounds_of, rounds_to_learn
+from server.protocols.rounds import InRounds, codec_of, keep_frame, rounds_of, rounds_to_learn
 from server.public.material import PAIRS_FILE, START_FILE, OnStage, Public
 from server.public.paired import Paired
 
@@ -39,9 +40,29 @@ class Joint(InRounds):
     """The joint query, about all public volumes; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
-        from server.protocols.joint.prepare import prepare  # imports torch, which training needs anyway
+        """Train and publish the public start, and store the first round's frame.
 
-        prepare(made := public(), codec_of(made), sites=sites, on_stage=on_stage)
+        Args:
+            public: Returns the study's public material (terms, codec, volumes).
+            sites: Number of sites expected to answer, which determines the noise on the mean code.
+            on_stage: Called with the progress.
+        """
+        from server.protocols.joint.kernel import tangent_kernel  # imports torch, which training needs anyway
+        from server.protocols.public_start import TEMPERATURE, images_of, joint_frame, keep_start
+
+        made = public()
+        codec, images, tell = codec_of(made), images_of(made), on_stage or (lambda _name, _done, _total: None)
+        start = keep_start(made, codec, images, on_stage=on_stage)
+        kernel = tangent_kernel(
+            start.model,
+            images,
+            codec,
+            temperature=TEMPERATURE,
+            on_volume=lambda done: tell("tangent kernel", done, len(images)),
+        )
+        noise_std = mean_noise_std(made.study, sites=sites)
+        frame = joint_frame(start, codec, kernel=kernel, noise_std=noise_std, radius=made.study.codec.radius)
+        keep_frame(made, frame, after=())
 
     def aggregate(self, public: Public, answers: Sequence[Answer]) -> SaidTogether:
         return SaidTogether(public, rounds_of(public, answers))

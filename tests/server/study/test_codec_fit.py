@@ -11,7 +11,7 @@ import pytest
 from common.config import DataConfig, TrainingConfig
 from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
-from server.protocols.joint import prepare
+from server.protocols.joint.protocol import Joint
 from server.study import create_study as setup
 from server.study.workspace import Workspace
 from tests.federation import make_study
@@ -30,13 +30,13 @@ def test_a_joint_fit_that_is_interrupted_leaves_no_codec_without_its_start(
     cases = write_phantoms(tmp_path / "public", cases=8, seed=1).cases
     setup.publish_volumes(workspace, [case.image for case in cases[:2]])
     maps = [case.label for case in cases[2:] if case.label is not None]
-    monkeypatch.setattr(prepare, "prepare", lambda *_, **__: None)
+    monkeypatch.setattr(Joint, "prepare", lambda *_, **__: None)
     setup.fit_study_codec(workspace, maps, sites=2)
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare, "prepare", interrupted)
+    monkeypatch.setattr(Joint, "prepare", interrupted)
     with pytest.raises(KeyboardInterrupt):
         setup.fit_study_codec(workspace, maps, sites=3)
     with pytest.raises(InvalidInput, match="`consilium codec fit`"):

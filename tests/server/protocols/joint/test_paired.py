@@ -27,7 +27,7 @@ from common.protocols.frame import plan_frame
 from consilium.cli.study import study_app
 from server.protocols import public_start as joint
 from server.protocols.controls import CONTROLS
-from server.protocols.joint import belief, prepare, protocol
+from server.protocols.joint import belief, protocol
 from server.protocols.public_start import TEMPERATURE, Beside, Start, moved, public_start, refine, refine_paired
 from server.protocols.query_protocol import FitFiles, Lesson
 from server.public.kept import KeptInFolder
@@ -282,10 +282,11 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
         raise InterruptedError
 
     monkeypatch.setattr(joint, "public_start", stop)
-    monkeypatch.setattr(prepare, "images_of", lambda _public: np.stack([paired.images[0]] * 2))
+    monkeypatch.setattr(protocol, "codec_of", lambda _public: codec)
+    monkeypatch.setattr(joint, "images_of", lambda _public: np.stack([paired.images[0]] * 2))
     volume = public.objects.put(b"volume")
     with pytest.raises(InterruptedError):
-        prepare.prepare(replace(public, volumes=(volume,)), codec, sites=2)
+        asked.prepare(lambda: replace(public, volumes=(volume,)), sites=2, on_stage=None)
     assert told == [paired]
 
 
