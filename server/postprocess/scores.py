@@ -106,10 +106,8 @@ def _number(value: float) -> float | None:
 
 
 def _dice(one: Score, structures: tuple[str, ...]) -> dict[str, object]:
-    per_class = {
-        name: None if math.isnan(value) else value for name, value in zip(structures, one.per_class, strict=True)
-    }
-    return {"mean": None if math.isnan(one.mean) else one.mean, "per_class": per_class, "cases": list(one.cases)}
+    per_class = dict(zip(structures, map(_number, one.per_class), strict=True))
+    return {"mean": _number(one.mean), "per_class": per_class, "cases": list(one.cases)}
 
 
 def figures(scores: Mapping[str, Score]) -> dict[str, float]:

@@ -167,15 +167,12 @@ def _stand_in(
     stay: bool,
 ) -> torch.nn.Module:
     from common.models.fit import fit, near
-    from common.models.unet import build_unet
+    from common.models.unet import network_for
 
-    classes = len(cases.data.labels)
-    model = build_unet(
-        recipe.channels, network=recipe.network, in_channels=cases.images.shape[1], out_channels=classes, seed=seed
-    )
+    model = network_for(recipe, cases.data, seed=seed)
     if begun is not None:
         model.load_state_dict(begun.state_dict())
-    fit(model, cases.images[rows], cases.labels[rows], recipe, seed=seed, classes=classes)
+    fit(model, cases.images[rows], cases.labels[rows], recipe, seed=seed, classes=len(cases.data.labels))
     if begun is not None and stay:
         near(begun.state_dict(), model)
     return model
