@@ -175,7 +175,7 @@ def for_consortium(study: Study, *, sites: int, spending: Spending | None = None
     agenda = protocol_of(study).agenda(study)
     plan = f["epsilon_of_plan"]
     assert isinstance(plan, dict)
-    stated = f"δ = {delta_text(privacy.delta)}, unit {privacy.unit}, relation {privacy.relation}"
+    stated = f"δ = {delta_text(privacy.delta)}, {privacy.protection}"
     whole = ", ".join(f"ε = {epsilon_text(value)} ({name})" for name, value in plan.items())
     warning = warn_about(privacy.delta, unit=privacy.unit, units=sites) if privacy.unit is Unit.HOSPITAL else None
     return "\n".join(
@@ -286,10 +286,7 @@ def for_site(study: Study, *, patients: int | None = None, spending: Spending | 
     privacy = study.privacy
     unit, others = _UNITS[privacy.unit]
     relation = _RELATIONS[privacy.relation].format(others=others)
-    guarantee_line = (
-        f"ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), δ = {delta_text(privacy.delta)}, "
-        f"unit {privacy.unit}, relation {privacy.relation}"
-    )
+    epsilon = f"ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant)"
     sentences = [] if spending.warning is None else [f"Warning: {spending.warning}"]
     sentences.append(spending.odds_sentence(colluders=privacy.sealed_colluders, yours=True))
     sentences.append(spending.groups_sentence())
@@ -321,7 +318,7 @@ WHAT IS ASKED OF YOU
 {asked}
 {given}{gate}
 WHAT IS GUARANTEED
-  {guarantee_line}.
+  {epsilon}, δ = {delta_text(privacy.delta)}, {privacy.protection}.
   In words: everything that this study releases would look almost the same if
   {unit} were {relation}.
   ε and δ say how nearly the same.

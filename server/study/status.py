@@ -222,8 +222,7 @@ class StudyStatus:
 
 def _spending_lines(found: Spending) -> list[str]:
     """Return lines with the guaranteed and the spent ε, each with its accountant, δ, unit and relation."""
-    protection = found.protection
-    stated = f"δ = {delta_text(found.budget.delta)}, unit {protection.unit}, relation {protection.relation}"
+    stated = f"δ = {delta_text(found.budget.delta)}, {found.protection}"
     spent = ", ".join(f"ε = {epsilon_text(one.epsilon)} ({name})" for name, one in found.readings().items())
     if found.doubt:
         return [

@@ -80,11 +80,11 @@ def promise(study: Study, spending: Spending, *, sites: int) -> Promise:
         The guarantee.
     """
     privacy = study.privacy
+    terms = f"{privacy.accountant} accountant, {privacy.protection}"
     parts = [block.split("\n", 1) for block in for_site(study, spending=spending).strip().split("\n\n")]
     return Promise(
-        guarantee=f"ε = {epsilon_text(privacy.epsilon)} at δ = {delta_text(privacy.delta)}, {privacy.accountant} "
-        f"accountant, unit {privacy.unit}, relation {privacy.relation}",
-        terms=f"{privacy.accountant} accountant, unit {privacy.unit}, relation {privacy.relation}",
+        guarantee=f"ε = {epsilon_text(privacy.epsilon)} at δ = {delta_text(privacy.delta)}, {terms}",
+        terms=terms,
         warning=spending.warning,
         against=() if spending.doubt else _against(study, spending, sites=sites),
         plainly=_plainly(study, spending),
