@@ -213,7 +213,7 @@ def ask(
     agenda.check_volumes(len(images))
     if len(asked := agenda.asked(public.volumes)) != len(images):
         raise InvalidInput("volumes", value=len(images), limit=f"{len(asked)}, the number that the study asks about")
-    protocol.prepare(lambda: public, sites=len(sites), on_stage=None)
+    protocol.prepare(lambda: public, sites=len(sites), on_stage=lambda *_: None)
     spent: list[Mechanism] = []
 
     def codes(encoder: Encoder, query: QuerySpec) -> list[Int64[np.ndarray, "d"]]:

@@ -59,7 +59,7 @@ class PerVolume(QueryProtocol):
         planned = study.privacy.planned_queries
         return Agenda(f"{planned} queries", which=f"up to {planned}", each="each volume,", asks=planned, an_answer=1)
 
-    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
+    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage) -> None:
         """Do nothing, because a query needs only the codec.
 
         Args:

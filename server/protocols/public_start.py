@@ -153,7 +153,7 @@ def public_start(
 
 
 def keep_start(
-    public: Public, codec: LinearCodec, images: Float[np.ndarray, "n c x y z"], *, on_stage: OnStage | None = None
+    public: Public, codec: LinearCodec, images: Float[np.ndarray, "n c x y z"], *, on_stage: OnStage
 ) -> Start:
     """Make the public start with :func:`public_start`, store its weights, and publish them as a public object.
 
@@ -167,7 +167,6 @@ def keep_start(
         The public start.
     """
     study = public.study
-    tell = on_stage or (lambda _name, _done, _total: None)
     start = public_start(
         images,
         codec,
@@ -178,7 +177,7 @@ def keep_start(
         seed=STUDENT_SEED,
         paired=public.pairs(),
         given=given_model(public),
-        on_step=lambda step, _loss: tell("public start", step, study.student.steps),
+        on_step=lambda step, _loss: on_stage("public start", step, study.student.steps),
     )
     weights = weights_to_bytes(start.model)
     public.kept.write(START_FILE, weights)

@@ -285,7 +285,7 @@ class QueryProtocol(Protocol):
         """
         ...
 
-    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
+    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage) -> None:
         """Compute, store and publish what the first query needs besides the codec (step 2).
 
         Args:

@@ -353,7 +353,7 @@ def fit_study_codec(
     *,
     sites: int,
     private_hashes: Collection[str] = (),
-    on_stage: OnStage | None = None,
+    on_stage: OnStage = lambda _name, _done, _total: None,
 ) -> CodecRecord:
     """Fit the study's codec on public label maps, and prepare what its protocol needs before the first query.
 
@@ -386,10 +386,9 @@ def fit_study_codec(
         raise InvalidInput("public label maps", value=0, limit="at least 4")
     if study.codec.terms.framed:
         workspace.volumes()  # raises if they are not published: preparing the protocol needs them
-    told = on_stage or (lambda _name, _done, _total: None)
     maps, last = [], len(study.data.labels) - 1
     for number, path in enumerate(label_maps):
-        told("label maps", number, len(label_maps))
+        on_stage("label maps", number, len(label_maps))
         try:
             maps.append(load_label(path, study.data))
         except InvalidInput as error:
@@ -399,8 +398,8 @@ def fit_study_codec(
                 limit=error.limit,
                 remedy=f"give --label-maps a folder of label maps, values 0 to {last}, not images",
             ) from error
-    told("label maps", len(label_maps), len(label_maps))
-    told("codec", 0, 1)
+    on_stage("label maps", len(label_maps), len(label_maps))
+    on_stage("codec", 0, 1)
     codec = fit_codec(
         study,
         maps,
@@ -409,7 +408,7 @@ def fit_study_codec(
         private_hashes=private_hashes,
     )
     record = CodecRecord(sha256=workspace.objects.put(codec.to_bytes()), dimension=codec.dimension)
-    told("codec", 1, 1)
+    on_stage("codec", 1, 1)
     workspace.forget_codec()  # what is prepared next belongs to the new codec only
     protocol_of(study).prepare(lambda: workspace.public(codec=record), sites=sites, on_stage=on_stage)
     workspace.save_codec(record)

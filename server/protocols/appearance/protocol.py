@@ -43,7 +43,7 @@ Map = Float[np.ndarray, "k x y z"]
 class Appearance(InRounds):
     """The appearance query, about how structures look; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
-    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
+    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage) -> None:
         """Store the first frame and, if public shapes overlap enough, train and publish the public start.
 
         The first frame needs no data, but the volumes must be published, since every round is about all of them. If the

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class Joint(InRounds):
     """The joint query, about all public volumes; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
-    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage | None) -> None:
+    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage) -> None:
         """Train and publish the public start, and store the first round's frame.
 
         Args:
@@ -51,14 +51,14 @@ class Joint(InRounds):
         from server.protocols.public_start import TEMPERATURE, images_of, joint_frame, keep_start
 
         made = public()
-        codec, images, tell = codec_of(made), images_of(made), on_stage or (lambda _name, _done, _total: None)
+        codec, images = codec_of(made), images_of(made)
         start = keep_start(made, codec, images, on_stage=on_stage)
         kernel = tangent_kernel(
             start.model,
             images,
             codec,
             temperature=TEMPERATURE,
-            on_volume=lambda done: tell("tangent kernel", done, len(images)),
+            on_volume=lambda done: on_stage("tangent kernel", done, len(images)),
         )
         noise_std = mean_noise_std(made.study, sites=sites)
         frame = joint_frame(start, codec, kernel=kernel, noise_std=noise_std, radius=made.study.codec.radius)

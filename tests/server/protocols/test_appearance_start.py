@@ -78,7 +78,7 @@ def test_the_start_of_an_earlier_codec_is_deleted_where_shapes_share_no_place(
     monkeypatch.setattr(appearance, "placed", lambda _codec: False)
     frames = (recorded.workspace.root / "frames.json").read_bytes()
     try:
-        Appearance().prepare(recorded.workspace.public, sites=4, on_stage=None)
+        Appearance().prepare(recorded.workspace.public, sites=4, on_stage=lambda *_: None)
         assert not recorded.workspace.start_file.exists()
         labels = [label.probabilities for label in Appearance().aggregate(*released(recorded)).labels()]
     finally:

@@ -286,7 +286,7 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
     monkeypatch.setattr(joint, "images_of", lambda _public: np.stack([paired.images[0]] * 2))
     volume = public.objects.put(b"volume")
     with pytest.raises(InterruptedError):
-        asked.prepare(lambda: replace(public, volumes=(volume,)), sites=2, on_stage=None)
+        asked.prepare(lambda: replace(public, volumes=(volume,)), sites=2, on_stage=lambda *_: None)
     assert told == [paired]
 
 
