@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from common.config import Study
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
 from common.ledger.keys import load_signing_key
@@ -68,7 +67,8 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
         try:
             collect(workspace, transport, events=events)  # stage 1
             if not workspace.stop_file.exists():
-                _check_answered(workspace, study)
+                with Ledger.open(workspace.ledger_file) as ledger:
+                    check_answers(ledger, study, pools=[site.pool for site in workspace.admitted()])
                 finish(workspace, events=events)
         except Exception as error:
             reason = str(error) if isinstance(error, ConsiliumError) else type(error).__name__
@@ -115,12 +115,6 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
                 break
         witnesses = Witnesses(workspace.root / WITNESSES, study=study.id, ledger=ledger, events=events)
         witnesses.ask(workspace.admitted(), transport)
-
-
-def _check_answered(workspace: Workspace, study: Study) -> None:
-    """Raise PoolsSpent if the study has no answer, and too few pools can pay for a query."""
-    with Ledger.open(workspace.ledger_file) as ledger:
-        check_answers(ledger, study, pools=[site.pool for site in workspace.admitted()])
 
 
 def keep_status(folder: Path, site: Site, text: str) -> None:

@@ -133,10 +133,6 @@ class SealedSums(Aggregator):
         alike = tuple(query for query, _ in takewhile(lambda one: one[1] == drawn[0], zip(queries, drawn, strict=True)))
         return super()._plan(alike, before=before, roster=roster)
 
-    def _sites_for(self, names: Iterable[str]) -> tuple[Site, ...]:
-        by_name = {site.name: site for site in self._sites()}
-        return tuple(by_name[name] for name in names if name in by_name)
-
     def _room(self, query: QuerySpec, in_flight: Mapping[str, int] = MappingProxyType({})) -> dict[Site, int]:
         """Return what :meth:`Aggregator._room` returns, without sites that cannot take part in a draw.
 
@@ -405,7 +401,8 @@ class SealedSums(Aggregator):
 
     def _resume(self, draw: Draw, transport: Transport) -> None:
         """Request the masked codes of an open draw again; sites send the codes they stored, or compute them now."""
-        roster = self._sites_for(draw.roster.sites)
+        by_name = {site.name: site for site in self._sites()}
+        roster = tuple(by_name[name] for name in draw.roster.sites if name in by_name)
         if len(roster) < len(draw.roster.members):
             self._lose(draw, "incomplete", sites=set(draw.roster.sites) - {site.name for site in roster})
             return

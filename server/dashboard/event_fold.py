@@ -155,8 +155,8 @@ class EventFold:
         study_id: Id of the study.
     """
 
-    def __init__(self, path: Path, *, study_id: str) -> None:
-        self._path, self._study = path, study_id
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self.problem: str | None = None
         self._clear()
 

@@ -88,16 +88,12 @@ class Live:
             page.failed = True
         else:
             page.failed = False
-            self._update(page, blocks)
-
-    @staticmethod
-    def _update(page: _Page, blocks: Mapping[str, str]) -> None:
-        changed = {name: html for name, html in blocks.items() if page.blocks.get(name) != html}
-        if changed or not page.seq:
-            page.seq += 1
-            page.blocks = dict(blocks)
-            page.changed = message(page.seq, changed)
-            page.full = message(page.seq, blocks)
+            changed = {name: html for name, html in blocks.items() if page.blocks.get(name) != html}
+            if changed or not page.seq:
+                page.seq += 1
+                page.blocks = blocks
+                page.changed = message(page.seq, changed)
+                page.full = message(page.seq, blocks)
 
     async def stream(self, name: str, *, user: str, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Yield server-sent events for one reader of a page.

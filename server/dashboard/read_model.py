@@ -49,7 +49,7 @@ class Follower:
         self.study: Study = load_study(workspace.study_file)
         self.lock = threading.RLock()
         self.ledger = LedgerFold(workspace.ledger_file, study_id=self.study.id)
-        self.events = EventFold(workspace.events_file, study_id=self.study.id)
+        self.events = EventFold(workspace.events_file)
         self.version = 0
         self.looked: float | None = None
         self.nobody_runs = False

@@ -38,7 +38,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
     "student": ("status", "facts", "loss", "examples"),
     "planner": ("status",),
 }
-"""Names of the blocks of each live page; :func:`_block_file` returns the file of a block's template."""
+"""Names of the blocks of each live page; all pages share the block ``status``."""
 
 NAVIGATION = (
     ("/", "overview", "Overview"),
@@ -81,12 +81,8 @@ def live_blocks(service: DashboardService, templates: jinja2.Environment, page: 
         The HTML of each block by name.
     """
     facts = _live_facts(service, page)
-    return {name: templates.get_template(_block_file(page, name)).render(facts) for name in LIVE[page]}
-
-
-def _block_file(page: str, block: str) -> str:
-    """Return the path of a block's template below the folder of templates; all pages share the block ``status``."""
-    return f"blocks/{'all' if block == 'status' else page}_{block}.html"
+    files = {name: f"blocks/{'all' if name == 'status' else page}_{name}.html" for name in LIVE[page]}
+    return {name: templates.get_template(file).render(facts) for name, file in files.items()}
 
 
 @dataclass(frozen=True, slots=True)

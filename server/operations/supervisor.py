@@ -496,7 +496,7 @@ def supervise(
         RunFailed: If the run ended with an error, or died on every attempt.
         StudyBusy: If another run is active or supervised.
     """
-    with _supervising(workspace):
+    with held_alone(workspace.root / SUPERVISED, busy=BUSY.format(workspace.root)):
         with workspace.locked():
             pass  # refuses while another run goes on, before anything is submitted
         for remaining in reversed(range(RESTARTS + 1)):
@@ -508,17 +508,6 @@ def supervise(
             if remaining:
                 on_event({"event": "run-restarted", "run": str(run_id)})
     raise RunFailed(f"the ServerApp died {RESTARTS + 1} times; to fix: see `consilium study status` and the logs")
-
-
-@contextlib.contextmanager
-def _supervising(workspace: Workspace) -> Iterator[None]:
-    """Hold, inside the block, the lock that marks the study's run as supervised.
-
-    Raises:
-        StudyBusy: If another process holds the lock.
-    """
-    with held_alone(workspace.root / SUPERVISED, busy=BUSY.format(workspace.root)):
-        yield
 
 
 def _follow(workspace: Workspace, run_id: int, tail: EventTail, *, on_event: OnEvent, check: Callable[[], None]) -> str:

@@ -86,7 +86,7 @@ def test_a_students_curves_are_its_losses_its_passes_and_the_public_scores_and_n
 
 def test_the_student_page_marks_the_passes_of_the_newest_training_alone(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    events, fold = told(path), EventFold(path, study_id=make_study().id)
+    events, fold = told(path), EventFold(path)
     assert fold.step(threading.RLock())
     assert (fold.losses, fold.passes) == ([(20, 0.9), (40, 0.4)], [20, 40])
     assert fold.validated == [(20, 0.5, 3), (40, 0.71, 5)]
@@ -103,7 +103,7 @@ def test_the_student_page_marks_the_passes_of_the_newest_training_alone(tmp_path
 
 def test_a_training_resumed_at_a_checkpoint_keeps_the_steps_before_it(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    events, fold = told(path), EventFold(path, study_id=make_study().id)
+    events, fold = told(path), EventFold(path)
     events.emit("stage-started", stage="student", total=40)
     events.emit("student-step", step=40, total=40, loss=0.3)
     assert fold.step(threading.RLock())

@@ -131,7 +131,7 @@ def test_the_operator_sees_how_the_answers_weigh_and_what_speaks_against_them(re
     assert "warning: a structure is gone" in printed.stdout
     facts = json.loads(CliRunner().invoke(study_app, ["status", str(workspace.root), "--json"]).stdout)
     assert facts["answers_weighed"]["warnings"] == said
-    fold = EventFold(workspace.events_file, study_id=study)
+    fold = EventFold(workspace.events_file)
     while fold.step(threading.RLock()):
         pass
     assert fold.implausible == tuple(said)

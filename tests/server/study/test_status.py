@@ -28,7 +28,6 @@ from server.operations import supervisor
 from server.operations.daemons import FlowerServer, RunStatus, prepare
 from server.operations.supervisor import (
     RunFailed,
-    _supervising,
     detach,
     flower_server,
     request_stop,
@@ -37,9 +36,9 @@ from server.operations.supervisor import (
     watch,
 )
 from server.study import create_study as setup
-from server.study.locks import StudyBusy
+from server.study.locks import StudyBusy, held_alone
 from server.study.read_facts import facts_of
-from server.study.run_state import run_state
+from server.study.run_state import SUPERVISED, run_state
 from server.study.status import study_status
 from server.study.workspace import Endpoint, Workspace
 from tests.federation import make_study
@@ -211,7 +210,7 @@ def test_a_run_that_died_is_waited_for_while_somebody_submits_it_again_and_said_
         events.emit("run-started", run="2", pid=1, resumed=True)
         events.emit("run-finished", run="2", seconds=1.0)
 
-    with _supervising(workspace):
+    with held_alone(workspace.root / SUPERVISED, busy="already active"):
         assert run_state(workspace).name != "died"
         timer = threading.Timer(1.0, again)
         timer.start()
