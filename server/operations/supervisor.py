@@ -135,14 +135,9 @@ def core_daemon(workspace: Workspace) -> DaemonSpec:
     """
     folder = workspace.relay_dir.absolute()
     (folder / CORE_SOCKET).unlink(missing_ok=True)
-    return DaemonSpec(
-        role="core",
-        name="core",
-        argv=(
-            *(sys.executable, "-P", "-m", "server.aggregation.core"),
-            *("--study", str(workspace.root.absolute()), "--socket", CORE_SOCKET),
-        ),
-        env=base_env(),
+    return _daemon(
+        "core",
+        ("server.aggregation.core", "--study", str(workspace.root.absolute()), "--socket", CORE_SOCKET),
         cwd=folder,
         log=workspace.root.absolute() / "logs" / "core.log",
         ready=lambda: core_answers(folder),
@@ -160,15 +155,12 @@ def fleet_daemon(workspace: Workspace) -> DaemonSpec:
     """
     server, folder = flower_server(workspace), workspace.fleet_dir.absolute()
     (folder / SOCKET).unlink(missing_ok=True)
-    return DaemonSpec(
-        role="fleet",
-        name="fleet",
-        argv=(
-            *(sys.executable, "-P", "-m", "server.operations.fleet"),
-            *("--socket", SOCKET),  # a Unix socket's path has at most 107 bytes, so it is named from its own folder
+    return _daemon(
+        "fleet",
+        (  # a Unix socket's path has at most 107 bytes, so it is named from its own folder
+            *("server.operations.fleet", "--socket", SOCKET),
             *("--superlink", server.address, "--superlink-ca", str(server.identity.authority.absolute())),
         ),
-        env=base_env(),
         cwd=folder,
         log=server.logs / "fleet.log",
         ready=lambda: answers_http(folder / SOCKET),
@@ -186,21 +178,23 @@ def gateway_daemon(workspace: Workspace, *, bind: str) -> DaemonSpec:
         The daemon.
     """
     endpoint, root, folder = workspace.endpoint(), workspace.root.absolute(), workspace.gateway_dir.absolute()
-    return DaemonSpec(
-        role="gateway",
-        name="gateway",
-        argv=(
-            *(sys.executable, "-P", "-m", "server.operations.gateway"),
-            *("--objects", str(root / "objects"), "--nodes", str(folder / "nodes.json")),
+    return _daemon(
+        "gateway",
+        (
+            *("server.operations.gateway", "--objects", str(root / "objects"), "--nodes", str(folder / "nodes.json")),
             *("--certificate", str(folder / "server.crt"), "--key", str(folder / "server.key")),
-            *("--bind", bind, "--port", str(endpoint.port)),
-            *("--fleet", SOCKET),
+            *("--bind", bind, "--port", str(endpoint.port), "--fleet", SOCKET),
         ),
-        env=base_env(),
         cwd=workspace.fleet_dir.absolute(),
         log=flower_server(workspace).logs / "gateway.log",
         ready=lambda: gateway_answers(bind, endpoint.port, folder / "ca.crt"),
     )
+
+
+def _daemon(role: str, module: tuple[str, ...], *, cwd: Path, log: Path, ready: Callable[[], bool]) -> DaemonSpec:
+    """Return how to start a daemon that is a module of Consilium; ``module`` is its name and its arguments."""
+    argv = (sys.executable, "-P", "-m", *module)
+    return DaemonSpec(role=role, name=role, argv=argv, env=base_env(), cwd=cwd, log=log, ready=ready)
 
 
 def study_daemons(root: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
@@ -287,35 +281,33 @@ def serve(
         on_ready: Called once all daemons are ready.
         log_to: Targets of the security events.
     """
-    kept = []
+    kept, keep = [], partial(KeptRunning, explain=last_words)
     if "core" in parts:
         prepare_network(workspace)
-        kept.append(KeptRunning(spec=lambda: core_daemon(workspace), explain=last_words))
+        kept.append(keep(spec=partial(core_daemon, workspace)))
         if log_to:
             kept.append(kept_log(workspace.root, module=LOG_MODULE, name="log", targets=log_to))
     server, endpoint = flower_server(workspace), workspace.endpoint()
     if "network" in parts:
-        inner = lambda: port_taken(HOST, endpoint.internal_port, option="--internal-port")  # noqa: E731
+        taken = partial(port_taken, HOST, endpoint.internal_port, option="--internal-port")
         kept += [
-            KeptRunning(spec=lambda: superlink(server), obstacle=inner, explain=last_words),
-            KeptRunning(spec=lambda: fleet_daemon(workspace), explain=last_words),
-            KeptRunning(spec=lambda: superexec(server, relay=workspace.relay_dir), explain=last_words),
+            keep(spec=partial(superlink, server), obstacle=taken),
+            keep(spec=partial(fleet_daemon, workspace)),
+            keep(spec=partial(superexec, server, relay=workspace.relay_dir)),
         ]
     if "network" in parts and gateway and not endpoint.behind:
-        outer = lambda: port_taken(bind, endpoint.port)  # noqa: E731
-        answers = lambda: gateway_answers(bind, endpoint.port, workspace.gateway_dir / "ca.crt")  # noqa: E731
+        answers = partial(gateway_answers, bind, endpoint.port, workspace.gateway_dir / "ca.crt")
         watch = AnswerWatch("the gateway", answers, remedy="see gateway.log, then restart `consilium server up`")
         kept.append(
-            KeptRunning(
+            keep(
                 spec=lambda: replace(gateway_daemon(workspace, bind=bind), ready=watch.ask),
-                obstacle=outer,
-                explain=last_words,
+                obstacle=partial(port_taken, bind, endpoint.port),
                 offline=watch,
             )
         )
     if set(PARTS) <= set(parts):
         for other in read_behind(workspace.gateway_dir / BEHIND):
-            kept.append(KeptRunning(spec=partial(study_daemons, Path(other.directory), log_to), explain=last_words))
+            kept.append(keep(spec=partial(study_daemons, Path(other.directory), log_to)))
     keep_running(workspace.root / "logs" if "core" in parts else server.logs, kept, on_ready=on_ready)
 
 
