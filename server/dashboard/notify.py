@@ -32,18 +32,6 @@ FAILED = Alarm(
 logger = logging.getLogger(__name__)
 
 
-def _check_webhook(url: str) -> None:
-    """Refuse the URL of a webhook that is neither https nor http on this machine."""
-    parts = urlsplit(url)
-    loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if parts.hostname is None or not (parts.scheme == "https" or (parts.scheme == "http" and loopback)):
-        raise InvalidInput(
-            "--alarm-webhook",
-            value=f"{parts.scheme}://{parts.hostname or ''}",
-            limit="an https URL, or http to this machine",
-        )
-
-
 class Webhook:
     """Posts messages to a URL; each lists the alarms that began and ended since the message before.
 
@@ -60,7 +48,14 @@ class Webhook:
     """
 
     def __init__(self, url: str, *, study: str, clock: Callable[[], float]) -> None:
-        _check_webhook(url)
+        parts = urlsplit(url)
+        loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
+        if parts.hostname is None or not (parts.scheme == "https" or (parts.scheme == "http" and loopback)):
+            raise InvalidInput(
+                "--alarm-webhook",
+                value=f"{parts.scheme}://{parts.hostname or ''}",
+                limit="an https URL, or http to this machine",
+            )
         self._url, self._study, self._clock = url, study, clock
         self._told: frozenset[tuple[str, str]] = frozenset()
         self._again = 0.0
