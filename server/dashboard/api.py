@@ -44,7 +44,7 @@ from server.dashboard.pictures import (
     read_facts,
     voxels,
 )
-from server.dashboard.planning import Wishes
+from server.dashboard.planning import Wishes, codec_stds
 from server.dashboard.reports import HandedReport
 from server.dashboard.rows import (
     KINDS,
@@ -582,8 +582,8 @@ def bundle_zip(service: Here) -> Response:
 )
 async def plan_(service: Here, wishes: Annotated[Wishes, Query()]) -> dict[str, Any]:
     """Return the plan for the given values: noise, information bound, expected error, verdict and advice."""
-    spectrum = await asyncio.to_thread(service.spectra.get)
-    return (await service.desk.plan(wishes, service.follower.study, spectrum)).to_json()
+    stds = await asyncio.to_thread(codec_stds, service.follower.workspace)
+    return (await service.desk.plan(wishes, service.follower.study, stds)).to_json()
 
 
 # --- live

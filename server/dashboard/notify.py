@@ -60,6 +60,7 @@ class Webhook:
         self._told: frozenset[tuple[str, str]] = frozenset()
         self._again = 0.0
         self.failing = False
+        self._stopping = threading.Event()
 
     def tell(self, alarms: Sequence[Alarm]) -> None:
         """Send a message if alarms began or ended since the last message.
@@ -86,31 +87,26 @@ class Webhook:
         else:
             self._told, self.failing = standing, False
 
+    def start(self, alarms: Callable[[], Sequence[Alarm]], *, every_s: float) -> None:
+        """Call :meth:`tell` repeatedly in a daemon thread until :meth:`stop`.
 
-class Telling:
-    """A thread that passes the current alarms to the webhook every few seconds.
+        Args:
+            alarms: Returns the current alarms.
+            every_s: Seconds between two calls.
+        """
 
-    Args:
-        webhook: The webhook.
-        alarms: Returns the current alarms.
-        every_s: Seconds between two checks.
-    """
+        def follow() -> None:
+            while not self._stopping.wait(every_s):
+                try:
+                    self.tell(alarms())
+                except Exception:  # an error while computing the alarms must not end this thread
+                    logger.exception("alarms=unknown")
 
-    def __init__(self, webhook: Webhook, alarms: Callable[[], Sequence[Alarm]], *, every_s: float) -> None:
-        self._webhook, self._alarms, self._every_s = webhook, alarms, every_s
-        self._stopping = threading.Event()
-        threading.Thread(target=self._run, name="webhook", daemon=True).start()
+        threading.Thread(target=follow, name="webhook", daemon=True).start()
 
     def stop(self) -> None:
-        """End the thread after its current check."""
+        """End the thread after its current call."""
         self._stopping.set()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(self._every_s):
-            try:
-                self._webhook.tell(self._alarms())
-            except Exception:  # an error while computing the alarms must not end this thread
-                logger.exception("alarms=unknown")
 
 
 def _post(url: str, body: bytes) -> None:

@@ -23,7 +23,7 @@ from common.planes import PLANES
 from common.privacy.coalitions import trade_sentences
 from server.dashboard.labels import labels_page, take_decisions
 from server.dashboard.pictures import LAYERS, VOXELS, VolumeFacts, picture_key
-from server.dashboard.planning import Wishes, wishes_of
+from server.dashboard.planning import Wishes, codec_stds, wishes_of
 from server.dashboard.rows import KINDS, RowPage, in_words, newest_head, row_detail, row_page
 from server.dashboard.screens import OnScreen
 from server.dashboard.security import Decider, Form
@@ -381,8 +381,8 @@ def student(screen: OnScreen) -> HTMLResponse:
 @routes.get("/planner")
 async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
     follower, desk = screen.service.follower, screen.service.desk
-    spectrum = await asyncio.to_thread(screen.service.spectra.get)
-    own = wishes_of(follower.study, hospitals=len(follower.admitted), spectrum=spectrum)
+    stds = await asyncio.to_thread(codec_stds, follower.workspace)
+    own = wishes_of(follower.study, hospitals=len(follower.admitted), stds=stds)
     wishes, problem = own, ""
     if request.query_params:
         try:
@@ -390,15 +390,15 @@ async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
         except InvalidInput as error:
             problem = str(error)
     try:
-        result = await desk.plan(wishes, follower.study, spectrum)
+        result = await desk.plan(wishes, follower.study, stds)
     except InvalidInput as error:
-        problem, result = str(error), await desk.plan(own, follower.study, spectrum)
+        problem, result = str(error), await desk.plan(own, follower.study, stds)
     facts = {
         "own": own,
         "wishes": wishes,
         "plan": result.to_json(),
         "problem": problem,
-        "spectrum": spectrum is not None,
+        "spectrum": bool(stds),
         "trade": trade_sentences(sealed=wishes.aggregation != "open"),
     }
     return await asyncio.to_thread(screen.show, "planner", facts)

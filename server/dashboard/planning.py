@@ -7,6 +7,7 @@ Values out of range are refused, and so are new requests while too many are wait
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -30,19 +31,6 @@ MOST_DIMENSION = 4096
 MOST_WAITING = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Spectrum:
-    """The standard deviations of a codec's coordinates over public shapes.
-
-    Attributes:
-        codec: Hash of the codec.
-        stds: Standard deviation of each coordinate in code units, largest first.
-    """
-
-    codec: str
-    stds: tuple[float, ...]
-
-
 class Wishes(BaseModel, frozen=True):
     """The values to plan with.
 
@@ -63,13 +51,13 @@ class Wishes(BaseModel, frozen=True):
     spare_draws: int = Field(0, ge=0, le=1000, description="In a sealed study, draws (attempted sums) that may be lost")
 
 
-def wishes_of(study: Study, *, hospitals: int, spectrum: Spectrum | None) -> Wishes:
+def wishes_of(study: Study, *, hospitals: int, stds: Sequence[float]) -> Wishes:
     """Return the planner's values for a study's own settings, without checking them against the form's limits.
 
     Args:
         study: The study.
         hospitals: Number of registered hospitals.
-        spectrum: The codec's spectrum, which has one number for each number of a code; None if unknown.
+        stds: The result of :func:`codec_stds`, which has one number for each number of a code.
 
     Returns:
         The values; ``hospitals`` is at least the study's quorum.
@@ -81,7 +69,7 @@ def wishes_of(study: Study, *, hospitals: int, spectrum: Spectrum | None) -> Wis
         queries=privacy.planned_queries,
         hospitals=max(privacy.quorum, hospitals),
         voters=privacy.voters_per_site,
-        dimension=len(spectrum.stds) if spectrum else 64,
+        dimension=len(stds) or 64,
         accountant=privacy.accountant,
         unit=privacy.unit,
         relation=privacy.relation,
@@ -128,13 +116,13 @@ class WishedPlan:
 
 
 @lru_cache(maxsize=512)
-def planned(wishes: Wishes, study: Study, spectrum: Spectrum | None) -> WishedPlan:
+def planned(wishes: Wishes, study: Study, stds: tuple[float, ...]) -> WishedPlan:
     """Return the plan for these values.
 
     Args:
         wishes: The values.
         study: The study, whose clipping norm is used.
-        spectrum: The codec's spectrum, if known.
+        stds: The result of :func:`codec_stds`; without effect if codes of another length are planned.
 
     Returns:
         The plan.
@@ -142,7 +130,7 @@ def planned(wishes: Wishes, study: Study, spectrum: Spectrum | None) -> WishedPl
     Raises:
         InvalidInput: If these values cannot be combined.
     """
-    stds = spectrum.stds if spectrum is not None and len(spectrum.stds) == wishes.dimension else None
+    fits = len(stds) == wishes.dimension
     result = plan(
         budget=Budget(epsilon=wishes.epsilon, delta=wishes.delta),
         accountant=wishes.accountant,
@@ -152,12 +140,12 @@ def planned(wishes: Wishes, study: Study, spectrum: Spectrum | None) -> WishedPl
         voters_per_site=wishes.voters,
         radius=study.codec.radius,
         dimension=wishes.dimension,
-        spectrum=None if stds is None else [std**2 for std in stds],
+        spectrum=[std**2 for std in stds] if fits else None,
         colluders=None if wishes.aggregation == "open" else wishes.colluders,
         spare_draws=0 if wishes.aggregation == "open" else wishes.spare_draws,
     )
-    above = None if stds is None else sum(std > result.noise_per_coordinate for std in stds)
-    return WishedPlan(wishes, result, stds is not None, above)
+    above = sum(std > result.noise_per_coordinate for std in stds) if fits else None
+    return WishedPlan(wishes, result, fits, above)
 
 
 class Desk:
@@ -167,13 +155,13 @@ class Desk:
         self._one = asyncio.Semaphore(1)
         self._waiting = 0
 
-    async def plan(self, wishes: Wishes, study: Study, spectrum: Spectrum | None) -> WishedPlan:
+    async def plan(self, wishes: Wishes, study: Study, stds: tuple[float, ...]) -> WishedPlan:
         """Compute the plan for these values in a thread; see :func:`planned`.
 
         Args:
             wishes: The values.
             study: The study, whose clipping norm is used.
-            spectrum: The codec's spectrum, if known.
+            stds: The result of :func:`codec_stds`.
 
         Returns:
             The plan.
@@ -189,7 +177,7 @@ class Desk:
         self._waiting += 1
         try:
             async with self._one:
-                return await asyncio.to_thread(planned, wishes, study, spectrum)
+                return await asyncio.to_thread(planned, wishes, study, stds)
         finally:
             self._waiting -= 1
 
@@ -200,28 +188,22 @@ def _written(one: Guarantee) -> dict[str, object]:
     return {**one.to_json(), "epsilon": epsilon_text(one.epsilon), "delta": delta_text(one.delta), "named": named}
 
 
-class Spectra:
-    """Reads the spectrum of the study's codec, and caches it until the codec changes.
+def codec_stds(workspace: Workspace) -> tuple[float, ...]:
+    """Return the standard deviation of each code coordinate over public shapes.
 
-    The spectrum is the standard deviation of each code coordinate over public shapes.
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The values in code units, largest first; empty before a codec is fitted, or if the codec has none.
     """
+    fitted = (workspace.root / "codec.json").exists()
+    return _stds_of(workspace, workspace.codec().sha256) if fitted else ()
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        self._known: Spectrum | None = None
 
-    def get(self) -> Spectrum | None:
-        """Return the standard deviations of the code's coordinates over public shapes.
-
-        Returns:
-            The spectrum; None before a codec is fitted, or if the codec has none.
-        """
-        if not (self._workspace.root / "codec.json").exists():
-            return None
-        name = self._workspace.codec().sha256
-        if self._known is None or self._known.codec != name:
-            header, arrays = unpack(self._workspace.objects.get(name))
-            powers = arrays.get("powers", np.zeros(0))
-            unit = parse_float(header["radius"]) if header["name"] == "ball-ae" else 1.0  # powers in units of C²
-            self._known = Spectrum(name, tuple(float(std) for std in unit * np.sort(np.sqrt(powers))[::-1]))
-        return self._known if self._known.stds else None
+@lru_cache(maxsize=1)
+def _stds_of(workspace: Workspace, codec: str) -> tuple[float, ...]:
+    header, arrays = unpack(workspace.objects.get(codec))
+    powers = arrays.get("powers", np.zeros(0))
+    unit = parse_float(header["radius"]) if header["name"] == "ball-ae" else 1.0  # powers in units of C²
+    return tuple(float(std) for std in unit * np.sort(np.sqrt(powers))[::-1])

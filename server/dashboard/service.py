@@ -22,9 +22,9 @@ from common.security_log.program import ROLE, not_accepted_of, with_backlog
 from common.supervision import standings
 from server.dashboard.jobs import Job, work
 from server.dashboard.label_files import LabelFiles
-from server.dashboard.notify import FAILED, Telling, Webhook
+from server.dashboard.notify import FAILED, Webhook
 from server.dashboard.pictures import Picture
-from server.dashboard.planning import Desk, Spectra, planned, wishes_of
+from server.dashboard.planning import Desk, codec_stds, planned, wishes_of
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import HandedReport, read_reports, take_report
 from server.dashboard.views.alarms import Alarm
@@ -99,13 +99,11 @@ class DashboardService:
                 now=now,
             )
         self.label_files = LabelFiles(follower.workspace)
-        self.spectra = Spectra(follower.workspace)
         self.desk = Desk()
         self._views: dict[Hashable, tuple[tuple[int, int], Any]] = {}
         self._arrays: dict[str, tuple[str, Picture]] = {}
         self._making = threading.Lock()
         self.webhook = None if webhook is None else Webhook(webhook, study=follower.study.name, clock=time.monotonic)
-        self._telling: Telling | None = None
 
     @property
     def newest_certificate_dir(self) -> Path:
@@ -175,9 +173,9 @@ class DashboardService:
         if not follower.admitted:
             return None
         try:
-            spectrum = self.spectra.get()
-            wishes = wishes_of(follower.study, hospitals=len(follower.admitted), spectrum=spectrum)
-            return planned(wishes, follower.study, spectrum).plan
+            stds = codec_stds(follower.workspace)
+            wishes = wishes_of(follower.study, hospitals=len(follower.admitted), stds=stds)
+            return planned(wishes, follower.study, stds).plan
         except (InvalidInput, ValueError):  # the planner refuses this study's terms
             return None
 
@@ -256,7 +254,7 @@ class DashboardService:
         """
         self.follower.start(every_s=poll_s, after=after)
         if self.webhook is not None:
-            self._telling = Telling(self.webhook, lambda: self.overview().alarms, every_s=max(poll_s, 1.0))
+            self.webhook.start(lambda: self.overview().alarms, every_s=max(poll_s, 1.0))
 
     def spending(self) -> Spending:
         """Return the privacy budget that the study has spent, and the guarantee that holds."""
@@ -297,8 +295,8 @@ class DashboardService:
         Returns:
             The comparison; None before a codec is fitted, and for a codec that does not store these deviations.
         """
-        spectrum = self.spectra.get()
-        return None if spectrum is None else self.view("noise", lambda: noise_view(self.follower, spectrum.stds))
+        stds = codec_stds(self.follower.workspace)
+        return self.view("noise", lambda: noise_view(self.follower, stds)) if stds else None
 
     def reports(self) -> dict[str, HandedReport]:
         """Return the newest report of each site by the site's name."""
@@ -325,8 +323,8 @@ class DashboardService:
 
     def close(self) -> None:
         """Stop following the study's files, end the background jobs, and stop sending alarms to the webhook."""
-        if self._telling is not None:
-            self._telling.stop()
+        if self.webhook is not None:
+            self.webhook.stop()
         self.follower.stop()
         for job in (self.verify, self.pictures, self.certificate):
             if job is not None:

@@ -118,5 +118,5 @@ def test_a_case_without_a_score_is_left_out_of_the_pairs(tmp_path: Path):
 def test_a_study_beyond_what_the_planners_form_takes_is_planned_all_the_same():
     study = make_study()
     study = replace(study, privacy=replace(study.privacy, planned_queries=MOST_QUERIES + 66))
-    own = wishes_of(study, hospitals=64, spectrum=None)
-    assert planned(own, study, None).plan.queries == MOST_QUERIES + 66
+    own = wishes_of(study, hospitals=64, stds=())
+    assert planned(own, study, ()).plan.queries == MOST_QUERIES + 66
