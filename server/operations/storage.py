@@ -80,7 +80,7 @@ State = Any
 
 
 class _NotStored(Exception):
-    """Raised inside a database transaction, so that it is rolled back and the node's request is refused."""
+    """Raised with a reason inside a database transaction: rolls it back and refuses the node's request."""
 
 
 def install() -> None:
@@ -145,15 +145,15 @@ class Storage:
                 if not session.execute(
                     text("SELECT 1 FROM message_res WHERE message_id = :id AND src_node_id = :node"), row
                 ).first():
-                    raise _NotStored
+                    raise _NotStored("no-question")
                 for place, (name, child) in enumerate(zip(objects, (*objects[1:], ""), strict=True)):
                     session.execute(
                         text("INSERT OR REPLACE INTO consilium_stored VALUES (:id, :node, :kind, :child, :root)"),
                         row | {"id": name, "kind": place, "child": child, "root": objects[0]},
                     )
                 return answer
-        except _NotStored:
-            return self._refused(request, node, "no-question")
+        except _NotStored as error:
+            return self._refused(request, node, str(error))
 
     def push_object(self, request: PushObjectRequest, state: State) -> PushObjectResponse:
         """Store one object as Flower does, if this node announced it and its quota allows (rules 2 and 3).
@@ -165,28 +165,26 @@ class Storage:
         Returns:
             Flower's answer; ``stored`` is False for a refused object.
         """
-        node, content, reason = request.node.node_id, request.object_content, "content"
+        node, content = request.node.node_id, request.object_content
         row = {"id": request.object_id, "node": uint64_to_int64(node)}
         try:
             with state.session() as session:
                 self._prepare(session)
                 place = session.execute(text(_ANNOUNCED), row).first()
                 if place is None or not request.session_id:
-                    reason = "not-announced"
-                    raise _NotStored
+                    raise _NotStored("not-announced")
                 if self._held(session, node)[1] + len(content) > MAX_BYTES:
-                    reason = "quota"
-                    raise _NotStored
+                    raise _NotStored("quota")
                 try:
                     check_object(content, kind=KINDS[place.kind], child=place.child)
                 except InvalidInput as error:
-                    reason = "shape"
-                    raise _NotStored from error
+                    raise _NotStored("shape") from error
                 answer = self._push_object(request, state)
                 if not answer.stored:
-                    raise _NotStored
+                    raise _NotStored("content")
                 return answer
-        except _NotStored:
+        except _NotStored as error:
+            reason = str(error)
             self._say(node, reason)
         if reason in ("shape", "quota"):
             self._spoil(state, place.root)
