@@ -14,25 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput
+from common.ledger.records import KINDS as RECORDS
 from common.ledger.rows import SignedHead
 from common.privacy.figures import delta_text, epsilon_text
 from server.dashboard.ledger_fold import open_ledger
 from server.dashboard.quarantine import parse_json
 
-KINDS = (
-    "genesis",
-    "study",
-    "pool",
-    "roster",
-    "release",
-    "answer",
-    "lost-draw",
-    "recovered",
-    "reuse",
-    "refusal",
-    "key",
-    "note",
-)
+KINDS = tuple(RECORDS["server"])
 MOST_ON_A_PAGE = 500
 MAX_TEXT = 128
 MOST_ROWS = 2**62
@@ -296,6 +284,10 @@ def subject(kind: str, body: dict[str, Any]) -> str:
             return str(body["text"])
         case "recovered":
             return f"charge known from a receipt of {body['origin']}"
+        case "lost":
+            return f"lost charges of {len(body['pools'])} pools, entered again after an older copy was restored"
+        case "books":
+            return f"site ledger {body['books'][:10]} of pool {body['pool']}"
         case "reuse":
             return f"{len(body['query_ids'])} answers of another study used again"
         case "genesis":

@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
+from common.ledger.records import KINDS as RECORDS
 from common.privacy.accounting import max_mu_squared
 from common.privacy.consent import guess_sentence
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
@@ -30,7 +31,7 @@ from common.site_facts import PRINTED
 from server.dashboard import pictures
 from server.dashboard.labels import _controls
 from server.dashboard.reports import read_reports
-from server.dashboard.rows import row_page
+from server.dashboard.rows import row_page, subject
 from server.dashboard.screens import NAVIGATION
 from server.ledger.server_ledger import Ledger
 from server.planning.planner import plan
@@ -511,6 +512,13 @@ def test_the_grafana_dashboard_asks_for_metrics_that_exist(client):
     asked = {name for panel in board["panels"] for t in panel["targets"] for name in re.findall(r"pate_\w+", t["expr"])}
     assert len(asked) >= 10
     assert asked <= names
+
+
+def test_every_kind_of_row_that_a_server_writes_can_be_listed(reader):
+    for kind in RECORDS["server"]:
+        assert reader.get(f"/api/ledger?kind={kind}").status_code == 200, kind
+    assert subject("lost", {"pools": {"north": {}, "south": {}}}).startswith("lost charges of 2 pools")
+    assert subject("books", {"pool": "north", "books": "ab" * 32}) == "site ledger ababababab of pool north"
 
 
 def test_a_filter_looks_through_a_few_rows_at_a_time_and_still_finds_every_match(reader, collected, monkeypatch):
