@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from common.canonical import sha256_bytes
 from common.document import Document, Key
 from common.errors import InvalidInput
 from common.objects import read_regular, write_json
@@ -252,7 +253,7 @@ class Sessions:
         with self._lock:
             now = self._clock()
             self._open = {key: kept for key, kept in self._open.items() if kept.ends > now}
-            self._open[_token_key(token)] = session
+            self._open[sha256_bytes(token.encode())] = session
         return token, session
 
     def get(self, token: str | None) -> Session | None:
@@ -272,7 +273,7 @@ class Sessions:
         """
         if not token:
             return None
-        key = _token_key(token)
+        key = sha256_bytes(token.encode())
         with self._lock:
             session = self._open.get(key)
         if session is None:
@@ -293,7 +294,7 @@ class Sessions:
         """
         if token:
             with self._lock:
-                self._open.pop(_token_key(token), None)
+                self._open.pop(sha256_bytes(token.encode()), None)
 
 
 @dataclass(slots=True)
@@ -382,10 +383,6 @@ class Throttle:
 
 def _scrypt(password: str, salt: bytes) -> bytes:
     return hashlib.scrypt(password.encode(), salt=salt, maxmem=_SCRYPT_MEMORY, dklen=32, **_SCRYPT)
-
-
-def _token_key(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _parse(content: bytes) -> dict[str, User]:

@@ -24,7 +24,6 @@ from server.dashboard.quarantine import parse_json
 RECENT = 60
 READ_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
-STAGES = ("collect", "decode", "student", "controls", "export")
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from common.privacy.coalitions import trade_sentences
 from server.dashboard.labels import labels_page, take_decisions
 from server.dashboard.pictures import LAYERS, VOXELS, VolumeFacts, picture_key
 from server.dashboard.planning import Wishes, codec_stds, wishes_of
-from server.dashboard.rows import KINDS, RowPage, in_words, newest_head, row_detail, row_page
+from server.dashboard.rows import KINDS, MAX_TEXT, RowPage, in_words, newest_head, row_detail, row_page
 from server.dashboard.screens import OnScreen
 from server.dashboard.security import Decider, Form
 from server.dashboard.service import DashboardService, Here
@@ -125,7 +125,7 @@ def report(service: Here, session: Decider, form: Form) -> Response:
 def rows(
     screen: OnScreen,
     kind: str = "",
-    text: Annotated[str, Query(max_length=128)] = "",
+    text: Annotated[str, Query(max_length=MAX_TEXT)] = "",
     before: Annotated[str, Query(pattern="^[0-9]{0,18}$")] = "",
     after: Annotated[str, Query(pattern="^[0-9]{0,18}$")] = "",
 ) -> HTMLResponse:

@@ -409,7 +409,7 @@ def plan(
         hospitals=hospitals,
         mechanism=mechanism,
         radius=radius,
-        guarantees=tuple(guarantee(total, budget, protection, name) for name in ("exact", "rdp", "paper")),
+        guarantees=tuple(guarantee(total, budget, protection, name) for name in AccountantName),
         known_twice=_known_twice(total, budget, protection, accountant),
         library_rdp_epsilon=epsilon_rdp_library(total, budget.analytic_delta),
         queries_left=queries_left(mechanism, protection=protection, spent=spent, limit=limit),

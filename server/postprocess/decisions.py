@@ -9,14 +9,13 @@ unknown verdict is refused.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from common.canonical import canonical_bytes, check_hash
+from common.canonical import canonical_bytes, check_hash, sha256_bytes
 from common.clock import utc_now
 from common.document import FLAT, Document
 from common.errors import InvalidInput
@@ -100,7 +99,7 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
                 remedy="restore it from a backup; nothing was changed",
             ) from error
         found.append(read.decision)
-        previous = hashlib.sha256(line).hexdigest()
+        previous = sha256_bytes(line)
     return tuple(found)
 
 
@@ -220,7 +219,7 @@ class DecisionStore:
                 verdict=verdict,
                 note=note,
             )
-            line = _Line(decision, hashlib.sha256(lines[-1]).hexdigest() if lines else NO_HASH)
+            line = _Line(decision, sha256_bytes(lines[-1]) if lines else NO_HASH)
             stream.write(canonical_bytes(line.to_json()) + b"\n")
             stream.flush()
             os.fsync(stream.fileno())

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from common.wording import declined_words, duration, many, unwitnessed_words
-from server.dashboard.read_model import Follower
+from server.dashboard.read_model import SILENT_S, Follower
 from server.dashboard.reports import HandedReport
 from server.dashboard.views.run import RunView
 from server.dashboard.views.sites import QUIET_S, SiteView
@@ -157,7 +157,7 @@ def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
             f"The dashboard cannot tell whether this is the newest copy of the ledger: {ledger.unread}",
             "If the server cannot read that file either, no run starts. If it can, let the dashboard's user read it.",
         )
-    if follower.problem or follower.silent_s > 60:
+    if follower.problem or follower.silent_s > SILENT_S:
         yield Alarm(
             "not-followed",
             "critical",

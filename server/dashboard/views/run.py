@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from server.dashboard.event_fold import STAGES
 from server.dashboard.read_model import Follower
 from server.study.run_state import DIED
 
@@ -74,7 +73,7 @@ def run_view(follower: Follower, *, now: datetime) -> RunView:
     """
     events = follower.events
     run = events.run
-    stages = tuple(_stage(follower, name, now=now) for name in STAGES)
+    stages = tuple(_stage(follower, name, now=now) for name in STAGE_WORDS)
     if run is None:
         return RunView("none", "No run yet", "No run has been started yet.", None, None, stages)
     if run.ended is None and follower.nobody_runs:
