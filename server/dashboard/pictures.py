@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 from PIL import Image
+from scipy.ndimage import binary_erosion
 
 from common.canonical import digest, sha256_file
 from common.errors import ConsiliumError, InvalidInput
@@ -453,9 +454,5 @@ def edge(mask: Bool[np.ndarray, "v u"]) -> Bool[np.ndarray, "v u"]:
     Returns:
         Boolean image of the outline.
     """
-    inner = mask.copy()
-    for _ in range(2):
-        padded = np.pad(inner, 1)
-        inner = inner & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    result: np.ndarray = mask & ~inner
+    result: np.ndarray = mask & ~binary_erosion(mask, iterations=2)
     return result
