@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import takewhile
 from types import MappingProxyType
 
@@ -90,9 +91,6 @@ class SealedSums(Aggregator):
     _length: Length | None = None
     """Joint norm of all the study's noisy sums, in units of their noise; None until it is computed from the ledger."""
 
-    _noted: dict[str, int] | None = None
-    """Result of :meth:`_noted_draws`, once it was read."""
-
     _believed: frozenset[str] = frozenset()
     """Names of the sites for which alone a batch was redrawn in this run."""
 
@@ -149,26 +147,25 @@ class SealedSums(Aggregator):
         plain = super()._offer(queries, able)
         peers = tuple(sorted((Peer(site.name, site.answer_key) for site in able), key=lambda peer: peer.site))
         drawn = max(self._ledger.last_draw(query.id) for query in queries)
-        number = max(draw, 1 + drawn, self._noted_draws().get(plain.batch, 0))
+        number = max(draw, 1 + drawn, self._noted_draws.get(plain.batch, 0))
         return replace(plain, draw=number, peers=peers)
 
+    @cached_property
     def _noted_draws(self) -> dict[str, int]:
-        """Return, for each batch that was offered again, the largest draw number of its offers.
+        """For each batch that was offered again, the largest draw number of its offers; read once a run.
 
         The next run offers the same number, not a later one, because sites that accepted that draw have already
         charged themselves for it.
         """
-        if self._noted is None:
-            found = filter(None, (_REDRAWN.fullmatch(text) for text in self._ledger.notes()))
-            self._noted = {one["batch"]: int(one["draw"]) for one in found}
-        return self._noted
+        found = filter(None, (_REDRAWN.fullmatch(text) for text in self._ledger.notes()))
+        return {one["batch"]: int(one["draw"]) for one in found}
 
     def _redrawn(self, batch: Batch, *, draw: int) -> Batch:
         """Return a batch of the same queries with a later draw number, after noting the number in the ledger."""
         able = tuple(site for site in self._sites() if site.name in batch.able)
         again = Batch(self._offer(batch.queries, able, draw=draw), able=batch.able)
         self._ledger.note(f"drawn again as draw {draw} of batch {batch.id}")
-        self._noted_draws()[batch.id] = draw
+        self._noted_draws[batch.id] = draw
         return again
 
     def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
