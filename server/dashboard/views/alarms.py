@@ -49,15 +49,17 @@ def alarms(
     run: RunView,
     sites: Sequence[SiteView],
     reports: Mapping[str, HandedReport],
+    more: Sequence[Alarm],
     now: datetime,
 ) -> tuple[Alarm, ...]:
-    """Return every current alarm of the study, the most severe first.
+    """Return every current alarm, the most severe first.
 
     Args:
         follower: The read model.
         run: The newest run.
         sites: The sites' states.
         reports: The sites' own reports.
+        more: Alarms of the dashboard itself.
         now: The current time.
 
     Returns:
@@ -74,8 +76,9 @@ def alarms(
         *_of_who_is_away(run, admitted, unfinished=unfinished, now=now),
         *_of_the_reports(reports, {site.name for site in sites}),
         *_of_what_is_nearly_spent(admitted, unfinished=unfinished),
+        *more,
     ]
-    return worst_first(found)
+    return tuple(sorted(found, key=lambda alarm: LEVELS.index(alarm.level)))
 
 
 _OF_A_QUORUM = frozenset({"site-offline", "site-away", "site-declined", "site-alarm"})
@@ -111,18 +114,6 @@ def banners(found: Sequence[Alarm]) -> tuple[Banner, ...]:
     head = next((of[name] for name in _HEADS if name in of), None)
     below = () if head is None else tuple(a for a in found if a is not head and a.name in _HEADS[head.name])
     return tuple(Banner(alarm, below if alarm is head else ()) for alarm in found if alarm not in below)
-
-
-def worst_first(found: Sequence[Alarm]) -> tuple[Alarm, ...]:
-    """Order alarms from critical to info.
-
-    Args:
-        found: The alarms.
-
-    Returns:
-        The ordered alarms.
-    """
-    return tuple(sorted(found, key=lambda alarm: LEVELS.index(alarm.level)))
 
 
 def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:

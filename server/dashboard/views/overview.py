@@ -10,7 +10,7 @@ from types import MappingProxyType
 from common.event_kinds import EventView
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import HandedReport
-from server.dashboard.views.alarms import Alarm, Banner, alarms, banners, worst_first
+from server.dashboard.views.alarms import Alarm, Banner, alarms, banners
 from server.dashboard.views.budget import BudgetView, study_budget
 from server.dashboard.views.run import RunView, run_view
 from server.dashboard.views.sites import SiteView, site_views
@@ -112,7 +112,7 @@ def overview(
             trained=follower.events.student is not None,
         ),
         gate=gate,
-        alarms=worst_first((*alarms(follower, run=run, sites=sites, reports=reports, now=now), *more)),
+        alarms=alarms(follower, run=run, sites=sites, reports=reports, more=more, now=now),
         run=run,
         budget=study_budget(facts),
         sites=sites,
