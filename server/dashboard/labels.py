@@ -151,7 +151,7 @@ def published(workspace: Workspace, study: Study) -> tuple[str, ...]:
     Returns:
         SHA-256 of each volume, in query order; empty before the volumes are published.
     """
-    if not (workspace.root / "public.json").exists():
+    if not workspace.published():
         return ()
     return protocol_of(study).agenda(study).asked(workspace.volumes())
 

@@ -415,16 +415,7 @@ def draw(
 def _overlaid(
     picture: Float[np.ndarray, "v u 3"], layer: PictureLayer, scaled: Callable[[str, Image.Resampling], np.ndarray]
 ) -> Float[np.ndarray, "v u 3"]:
-    """Draw a layer over an image.
-
-    Args:
-        picture: RGB image, 0 to 255; it may be modified.
-        layer: The layer.
-        scaled: Returns the same slice of the named array, resampled to the image's pixels.
-
-    Returns:
-        The image with the layer.
-    """
+    """Draw a layer over an RGB image, which may be modified; ``scaled`` resamples an array's slice to its pixels."""
     if layer in ("label", "student", "centre", "own", "adapted"):
         values = scaled(layer, Image.Resampling.NEAREST)
         for value in range(1, int(values.max()) + 1):

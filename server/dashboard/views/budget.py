@@ -138,7 +138,7 @@ def mechanism_of(study: Study) -> Mechanism:
     return study_mechanism(study, dimension=1)
 
 
-def _budget(name: str, pool: str | None, spending: Spending, *, room: int, done: bool = False) -> BudgetView:
+def _budget(name: str, pool: str | None, spending: Spending, *, room: int, done: bool) -> BudgetView:
     budget, protection = spending.budget, spending.protection
     return BudgetView(
         name=name,
