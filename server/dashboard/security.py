@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.dashboard.auth import Session
 
@@ -47,10 +48,6 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
 
 class SecureHeaders:
     """ASGI middleware that adds :data:`HEADERS` to every response.
@@ -58,7 +55,7 @@ class SecureHeaders:
     It also forbids caching, unless the response itself has a ``cache-control`` header.
     """
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], *, secure: bool) -> None:
+    def __init__(self, app: ASGIApp, *, secure: bool) -> None:
         self._app = app
         self._headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
         if secure:
@@ -69,7 +66,7 @@ class SecureHeaders:
             await self._app(scope, receive, send)
             return
 
-        async def with_headers(message: MutableMapping[str, Any]) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = list(message.get("headers", []))
                 headers += self._headers
@@ -88,7 +85,7 @@ class SmallBodies:
     memory that clients can occupy without signing in.
     """
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,9 +93,10 @@ class SmallBodies:
             await self._app(scope, receive, send)
             return
         body, more = b"", True
+        too_large = _refusal(413, f"the request's body must have at most {MAX_BODY_BYTES} bytes")
         stated = [value for name, value in scope["headers"] if name == b"content-length" and value.isdigit()]
         if any(int(value[:20]) > MAX_BODY_BYTES for value in stated):
-            await _too_large(scope, receive, send)
+            await too_large(scope, receive, send)
             return
         try:
             async with asyncio.timeout(BODY_S):
@@ -108,25 +106,22 @@ class SmallBodies:
                         return
                     body, more = body + message.get("body", b""), message.get("more_body", False)
         except TimeoutError:
-            await _refused(scope, receive, send, 408, f"the request's body must arrive within {BODY_S:.0f} s\n")
+            late = _refusal(408, f"the request's body must arrive within {BODY_S:.0f} s")
+            await late(scope, receive, send)
             return
         if len(body) > MAX_BODY_BYTES:
-            await _too_large(scope, receive, send)
+            await too_large(scope, receive, send)
             return
-        held: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+        held: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def replay() -> MutableMapping[str, Any]:
+        async def replay() -> Message:
             return held.pop() if held else await receive()
 
         await self._app(scope, replay, send)
 
 
-async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:
-    await _refused(scope, receive, send, 413, f"the request's body must have at most {MAX_BODY_BYTES} bytes\n")
-
-
-async def _refused(scope: Scope, receive: Receive, send: Send, status: int, words: str) -> None:
-    await PlainTextResponse(words, status_code=status, headers={"connection": "close"})(scope, receive, send)
+def _refusal(status: int, words: str) -> PlainTextResponse:
+    return PlainTextResponse(f"{words}\n", status_code=status, headers={"connection": "close"})
 
 
 @dataclass(frozen=True, slots=True)
