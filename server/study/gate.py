@@ -50,11 +50,6 @@ class GateState:
         return in_words(self.verdicts, needed=self.needed, sites=self.sites) if self.needed else ""
 
     @property
-    def shut_line(self) -> str:
-        """A line with the verdicts (:attr:`words`) on a student that is not released; empty if it is released."""
-        return "" if self.released else f"gate: {self.words}"
-
-    @property
     def remedy(self) -> str:
         """What the operator can do about a student that is not released."""
         if stays_shut(self.verdicts, needed=self.needed, sites=self.sites):
@@ -131,7 +126,7 @@ def shown_gate(workspace: Workspace) -> GateState:
 
 
 def shut_line(workspace: Workspace) -> str:
-    """Return the verdicts on an exported student that is not released; see :attr:`GateState.shut_line`.
+    """Return a line with the verdicts on an exported student that is not released (:attr:`GateState.words`).
 
     Args:
         workspace: The study's directory.
@@ -139,7 +134,9 @@ def shut_line(workspace: Workspace) -> str:
     Returns:
         The words; empty if no student is exported yet, or if the student is released.
     """
-    return shown_gate(workspace).shut_line if workspace.bundle_dir.exists() else ""
+    if not workspace.bundle_dir.exists() or (state := shown_gate(workspace)).released:
+        return ""
+    return f"gate: {state.words}"
 
 
 def take_verdict(workspace: Workspace, data: bytes) -> SiteVerdict:
