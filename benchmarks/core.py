@@ -44,14 +44,13 @@ from common.messages import (
 from common.privacy.mechanism import QuerySpec
 from common.sealing import SealContext, seal
 from common.study_mechanism import study_mechanism
-from consilium.in_process import pool_of
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.exchange import Reply
 from server.aggregation.receipts import ReceiptDelivery
 from server.aggregation.sealed_sums import aggregator_of
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
-from tests.worlds import make_study
+from tests.worlds import make_study, pool_of
 
 VOLUMES = 10
 

@@ -17,7 +17,6 @@ from client.policy import LEDGER_FILE, Caps, Consent, ServerFacts, SiteConfig
 from client.worker import Voters, Worker
 from common.config import Study
 from common.errors import ConsiliumError
-from common.ledger.charges import PoolDeclaration
 from common.peers import Peer
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.protocols.site_protocol import Fetch
@@ -79,20 +78,6 @@ class Wire:
             return Reply(node, None, problem="deadline")
         self.replies.append((node, reply))
         return Reply(node, worker.replied(reply, request=message))
-
-
-def pool_of(site: Site, study: Study) -> PoolDeclaration:
-    """Return a site's patient pool with the study's budget as its lifetime budget.
-
-    Args:
-        site: The site.
-        study: The study.
-
-    Returns:
-        The declaration.
-    """
-    privacy = study.privacy
-    return PoolDeclaration(site.pool, site.name, privacy.budget, privacy.accountant, privacy.protection)
 
 
 def site_config(

@@ -19,7 +19,7 @@ from consilium.cli import options
 from consilium.cli.options import names
 from consilium.cli.say import say
 from research.command_private import private
-from research.command_shared import as_text, show, study_data
+from research.command_shared import SEEDS, as_text, show, study_data, widths
 
 if TYPE_CHECKING:
     from research.roles import BenchData
@@ -121,7 +121,7 @@ def papers(
     ],
     seeds: Annotated[
         int,
-        typer.Option(help="Number of seeds with which each cell (data set, method and ε) is trained.", **options.SEEDS),
+        typer.Option(help="Number of seeds with which each cell (data set, method and ε) is trained.", **SEEDS),
     ] = 3,
     only: Annotated[str, typer.Option(help="Run only cells whose name contains this text, e.g. mnist/dp-mac/8.")] = "",
     changes: Annotated[
@@ -198,9 +198,7 @@ def utility(
     ] = None,
     seeds: Annotated[
         int,
-        typer.Option(
-            help="Number of repetitions; without --test each uses another fifth for validation.", **options.SEEDS
-        ),
+        typer.Option(help="Number of repetitions; without --test each uses another fifth for validation.", **SEEDS),
     ] = 5,
     central: Annotated[
         bool,
@@ -350,7 +348,7 @@ def pate(
     teacher_steps: TeacherSteps = 4000,
     student_steps: StudentSteps = 4000,
     seeds: Annotated[
-        int, typer.Option(help="Number of repetitions; each assigns the cases to their roles anew.", **options.SEEDS)
+        int, typer.Option(help="Number of repetitions; each assigns the cases to their roles anew.", **SEEDS)
     ] = 3,
     jobs: Jobs = None,
     cache: Cache = Path("bench-cache"),
@@ -373,7 +371,7 @@ def pate(
 
     counts = SplitCounts(hospitals, public_images=queries, label_maps=public_maps)
     source = _source(BenchData(data, counts, layout, sites, None, names(labels), names(channels), test_cases))
-    shape = {"channels": options.widths(width), "network": network, "augmentation": "rotate-mirror"}
+    shape = {"channels": widths(width), "network": network, "augmentation": "rotate-mirror"}
     teacher = TrainingConfig(steps=teacher_steps, **shape)  # type: ignore[arg-type]
     student = TrainingConfig(steps=student_steps, learning_rate=2e-3, **shape)  # type: ignore[arg-type]
     terms = (len(source.hospitals()), 1, epsilon, delta, Unit.HOSPITAL, queries)
@@ -397,7 +395,7 @@ def networks(
     channels: Channels = "",
     seconds: Annotated[float, typer.Option(help="Processor seconds of every training.", min=1, max=604_800)] = 60,
     seeds: Annotated[
-        int, typer.Option(help="Number of repetitions; each uses another fifth for validation.", **options.SEEDS)
+        int, typer.Option(help="Number of repetitions; each uses another fifth for validation.", **SEEDS)
     ] = 3,
     jobs: Jobs = None,
     cache: Cache = Path("bench-cache"),
@@ -451,7 +449,7 @@ def poison(
     teacher_steps: TeacherSteps = 150,
     student_steps: StudentSteps = 600,
     seeds: Annotated[
-        int, typer.Option(help="Number of repetitions; each uses another fifth for validation.", **options.SEEDS)
+        int, typer.Option(help="Number of repetitions; each uses another fifth for validation.", **SEEDS)
     ] = 3,
     jobs: Jobs = None,
     cache: Cache = Path("bench-cache"),

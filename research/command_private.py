@@ -10,7 +10,7 @@ import typer
 from common.config import TrainingConfig
 from consilium.cli import options
 from consilium.cli.options import names
-from research.command_shared import as_text, show, study_data
+from research.command_shared import SEEDS, as_text, show, study_data, widths
 
 
 def private(
@@ -46,9 +46,7 @@ def private(
     ] = "public,random",
     seeds: Annotated[
         int,
-        typer.Option(
-            "--seeds", help="Number of repetitions; each holds out another fifth of the patients.", **options.SEEDS
-        ),
+        typer.Option("--seeds", help="Number of repetitions; each holds out another fifth of the patients.", **SEEDS),
     ] = 3,
     cache: Annotated[
         Path,
@@ -76,7 +74,7 @@ def private(
     counts = SplitCounts(1, public_images=public_images, label_maps=public_maps)
     source = BenchData(data, counts, layout, None, None, names(labels), names(channels))
     on = study_data(source, grid=grid, spacing=spacing)
-    terms = SharedTerms(epsilon, delta, steps, TrainingConfig(channels=options.widths(width), network=network))
+    terms = SharedTerms(epsilon, delta, steps, TrainingConfig(channels=widths(width), network=network))
     document = measure(
         source, on, terms, seeds=seeds, cache=cache, methods=names(methods) or METHODS, starts=names(starts)
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.config import DataConfig
+from common.errors import InvalidInput
 from consilium.cli.options import triple
 from consilium.cli.say import console, say
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from research.roles import BenchData
+
+
+SEEDS: dict[str, Any] = {"min": 1, "max": 10_000}
+"""Limits of an option for a number of repetitions."""
 
 
 def study_data(source: BenchData, *, grid: str, spacing: str) -> DataConfig:
@@ -33,6 +38,24 @@ def study_data(source: BenchData, *, grid: str, spacing: str) -> DataConfig:
         grid=triple(grid, int, what="--grid") if grid else None,
         spacing_mm=triple(spacing, float, what="--spacing") if spacing else None,
     )
+
+
+def widths(text: str) -> tuple[int, ...]:
+    """Parse a network's widths, comma-separated.
+
+    Args:
+        text: The option ``--width``.
+
+    Returns:
+        The feature maps at each level.
+
+    Raises:
+        InvalidInput: If a part is not an integer.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidInput("--width", value=text, limit="integers separated by commas, e.g. 16,32,64") from error
 
 
 def as_text(made: Callable[[dict[str, Any]], str]) -> Callable[[dict[str, Any], Console], None]:

@@ -22,13 +22,13 @@ from common.events import EventLog
 from common.ledger.charges import RosterEntry
 from common.privacy.mechanism import QuerySpec
 from common.study_mechanism import study_mechanism
-from consilium.in_process import Sites, Wire, pool_of, site_config
+from consilium.in_process import Sites, Wire, site_config
 from server.aggregation.pipeline import collect, run_study
 from server.ledger.server_ledger import Candidate, Ledger
 from server.study import create_study as setup
 from server.study.start import GivenStart
 from server.study.workspace import Site, Workspace
-from tests.worlds import make_study
+from tests.worlds import make_study, pool_of
 
 QUERIES, SITES = 8, ("north", "east", "south", "west")
 

@@ -25,7 +25,7 @@ from common.objects import ObjectStore
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import QuerySpec
 from common.sealing import SealContext, unseal
-from consilium.in_process import Sites, Wire, pool_of, site_config
+from consilium.in_process import Sites, Wire, site_config
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.sealed_sums import aggregator_of
 from server.ledger.server_ledger import Ledger
@@ -35,7 +35,7 @@ from server.public.material import CodecRecord
 from server.study.create_study import ServerKeys
 from server.study.workspace import Site
 from tests.worlds import make_study as make_study
-from tests.worlds import site_toml
+from tests.worlds import pool_of, site_toml
 
 GRID = (8, 8, 8)
 P = TypeVar("P", bound=Part)

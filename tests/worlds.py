@@ -12,6 +12,8 @@ import numpy as np
 
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
 from common.data.dataset import Case
+from common.ledger.charges import PoolDeclaration
+from server.study.workspace import Site
 
 DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
 """Of :data:`STUDY` and the patients :func:`write_case` writes."""
@@ -66,6 +68,12 @@ def study_toml(
 
 
 STUDY = study_toml("front", "back", grid=DATA.grid, teacher="channels = [4, 8]\nsteps = 3\nbatch_size = 1")
+
+
+def pool_of(site: Site, study: Study) -> PoolDeclaration:
+    """A site's patient pool with the study's budget as its lifetime budget."""
+    privacy = study.privacy
+    return PoolDeclaration(site.pool, site.name, privacy.budget, privacy.accountant, privacy.protection)
 
 
 def site_toml(

@@ -180,9 +180,6 @@ PLAIN: dict[str, Any] = {"show_default": False}
 CORES: dict[str, Any] = {"min": 1, "max": 1024}
 """Limits of an option for a number of processes or threads."""
 
-SEEDS: dict[str, Any] = {"min": 1, "max": 10_000}
-"""Limits of an option for a number of repetitions."""
-
 Jointly = Annotated[
     bool | None,
     typer.Option(
@@ -256,24 +253,6 @@ def triple(text: str, kind: type, *, what: str) -> Any:
     if len(values) != 3:
         raise InvalidInput(what, value=text, limit="three numbers separated by commas")
     return values
-
-
-def widths(text: str) -> tuple[int, ...]:
-    """Parse a network's widths, comma-separated.
-
-    Args:
-        text: The option ``--width``.
-
-    Returns:
-        The feature maps at each level.
-
-    Raises:
-        InvalidInput: If a part is not an integer.
-    """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise InvalidInput("--width", value=text, limit="integers separated by commas, e.g. 16,32,64") from error
 
 
 @contextmanager

@@ -131,31 +131,6 @@ def admit(
 
 
 @contextmanager
-def running(
-    workspace: Workspace,
-    sites: dict[str, Path],
-    *,
-    pool_epsilon: float | None = None,
-    on_step: Callable[[str], None] = lambda _text: None,
-) -> Iterator[Federation]:
-    """Start all daemons, register the sites' keys, show that an unregistered node is refused; finally stop all.
-
-    Args:
-        workspace: The study's directory.
-        sites: Directory of each hospital by name.
-        pool_epsilon: Lifetime ε of each pool, over all studies; by default the study's.
-        on_step: Called with the name of each step.
-
-    Yields:
-        The federation.
-    """
-    with serving(workspace) as group:
-        refusal = enrolled(group, workspace, sites, pool_epsilon=pool_epsilon, on_step=on_step)
-        with joined(group, workspace, sites, refusal=refusal, on_step=on_step) as federation:
-            yield federation
-
-
-@contextmanager
 def serving(workspace: Workspace) -> Iterator[ProcessGroup]:
     """Start the server's daemons without waiting for them, so that hospitals can train meanwhile; stop them at the end.
 
@@ -183,7 +158,7 @@ def enrolled(
     sites: Mapping[str, Path],
     *,
     pool_epsilon: float | None = None,
-    on_step: Callable[[str], None] = lambda _text: None,
+    on_step: Callable[[str], None],
 ) -> Refusal:
     """Admit the hospitals, have them confirm each other's keys, and show that an unregistered node is refused.
 
@@ -220,9 +195,9 @@ def joined(
     sites: Mapping[str, Path],
     *,
     refusal: Refusal,
-    on_step: Callable[[str], None] = lambda _text: None,
+    on_step: Callable[[str], None],
 ) -> Iterator[Federation]:
-    """Start the remaining daemons of :func:`running`, after the hospitals have trained.
+    """Start the hospitals' daemons and the server's SuperExec, after the hospitals have trained.
 
     Args:
         group: The server's processes.

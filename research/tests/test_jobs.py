@@ -14,8 +14,8 @@ from common.config import TrainingConfig
 from common.data.split import SplitCounts
 from common.errors import InvalidInput
 from common.privacy.mechanism import Unit
-from consilium.cli.options import widths
 from research import command, jobs
+from research.command_shared import widths
 from research.jobs import BenchJob, run_jobs
 from research.roles import BenchData
 from research.setting import Setting

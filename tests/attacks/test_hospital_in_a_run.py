@@ -15,10 +15,10 @@ import pytest
 
 from common.config import CollectionConfig
 from common.process import DaemonSpec, base_env
-from consilium.demo.federation import running
 from server.operations.supervisor import start_run
 from server.study.status import study_status
 from tests.attacks import rogue_node
+from tests.e2e.daemons import running
 from tests.e2e.road import QUERIES, Road, build
 
 pytestmark = pytest.mark.slow

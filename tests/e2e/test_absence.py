@@ -12,10 +12,11 @@ import pytest
 
 from common.config import CollectionConfig
 from common.events import read_events
-from consilium.demo.federation import admit, running
+from consilium.demo.federation import admit
 from server.ledger.server_ledger import Ledger
 from server.operations.supervisor import start_run
 from server.study.workspace import Workspace
+from tests.e2e.daemons import running
 from tests.e2e.road import QUERIES, build
 
 pytestmark = pytest.mark.slow

@@ -17,6 +17,7 @@ import pytest
 from client.ledger.site_ledger import SiteLedger
 from common.config import CollectionConfig, GateConfig
 from consilium.demo import federation as daemons
+from tests.e2e.daemons import running
 from tests.e2e.dishonest import SPOILS, pushes, serving
 from tests.e2e.road import PRIVACY, Road, build
 
@@ -37,7 +38,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
     workspace, sites = build(root, NAMES, collection=CollectionConfig(batch_size=4), privacy=SEALED, gate=GateConfig(2))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(daemons, "worker", serving(SAYS))
-        with daemons.running(workspace, sites) as federation:
+        with running(workspace, sites) as federation:
             yield Road(root=root, workspace=workspace, sites=sites, federation=federation)
 
 

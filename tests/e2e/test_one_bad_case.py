@@ -19,12 +19,13 @@ from common.config import CodecConfig, TrainingConfig
 from common.data.dataset import PatientIdentity
 from common.data.msd import Case, write_dataset
 from common.data.synthetic import study_data, write_phantoms
-from consilium.demo.federation import running, write_server, write_sites
+from consilium.demo.federation import write_server, write_sites
 from server.dashboard.app import Options, create_app, users_file
 from server.dashboard.auth import Role
 from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
 from server.study.workspace import Workspace
+from tests.e2e.daemons import running
 from tests.worlds import make_study
 
 with warnings.catch_warnings():

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from common.config import CollectionConfig
-from consilium.demo.federation import running
 from server.operations.supervisor import start_run
+from tests.e2e.daemons import running
 from tests.e2e.road import QUERIES, SITES, Road, build, files_now, found_in, known_codes, memory_with_one_reply
 
 pytestmark = pytest.mark.slow

@@ -21,9 +21,9 @@ from client.training.private.settings import STRATEGIES, PrivateSettings
 from common.codecs.paper import codec_terms
 from common.config import CodecConfig, CollectionConfig, PrivacyConfig
 from common.privacy.mechanism import AccountantName, Unit
-from consilium.demo.federation import running
 from consilium.reports.certificate import Sources, issue_certificate
 from server.operations.supervisor import supervise
+from tests.e2e.daemons import running
 from tests.e2e.ended import Ended, books_agree, is_the_papers_release
 from tests.e2e.road import CODEC, build
 from tests.worlds import make_privacy

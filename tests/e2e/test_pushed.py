@@ -14,6 +14,7 @@ import pytest
 
 from common.config import CollectionConfig
 from consilium.demo import federation as daemons
+from tests.e2e.daemons import running
 from tests.e2e.dishonest import OPEN, pushes, serving
 from tests.e2e.road import PRIVACY, Road, build
 
@@ -28,7 +29,7 @@ def test_in_an_open_study_every_such_code_is_refused_and_its_site_named_and_the_
 ) -> None:
     workspace, sites = build(tmp_path, NAMES, collection=CollectionConfig(batch_size=2), privacy=OPENLY)
     monkeypatch.setattr(daemons, "worker", serving({PUSHER: pushes(8)}, program=OPEN))
-    with daemons.running(workspace, sites) as federation:
+    with running(workspace, sites) as federation:
         road = Road(root=tmp_path, workspace=workspace, sites=sites, federation=federation)
         done = road.consilium("study", "run", str(workspace.root))
     assert done.returncode == 0, done.stdout + done.stderr

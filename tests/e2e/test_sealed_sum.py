@@ -18,9 +18,9 @@ from client.site.peers import distrust
 from client.site.status import site_status
 from common.config import CollectionConfig
 from common.privacy.mechanism import AccountantName
-from consilium.demo.federation import running
 from server.ledger.verify import verify
 from server.operations.supervisor import start_run
+from tests.e2e.daemons import running
 from tests.e2e.road import (
     PRIVACY,
     QUERIES,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from common.errors import InvalidInput
-from consilium.demo.federation import running, write_sites
+from consilium.demo.federation import write_sites
 from consilium.demo.training import train_all
 from server.ledger.verify import verify
 from server.operations.supervisor import RunFailed
 from server.study import create_study as setup
 from tests.e2e.consortium import POOL_EPSILON, SITES, Consortium, collect, consortium_of, costs, events
+from tests.e2e.daemons import running
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,6 @@ from common.errors import ConsiliumError, LedgerCorrupt, Refused
 from common.ledger.keys import load_signing_key
 from common.ledger.receipts import Receipt
 from common.privacy.mechanism import Budget, QuerySpec
-from consilium.in_process import pool_of
 from server.ledger.recovery import recover_charges
 from server.ledger.server_ledger import Candidate, Ledger
 from server.public.material import CodecRecord
@@ -29,6 +28,7 @@ from server.study.create_study import create_study, open_ledger
 from server.study.workspace import Site, Workspace
 from tests.common.ledger.ledger_world import Caps, ledger_study, make_mechanism, make_query, roster_of
 from tests.restores.harness import Case, Moment, Part, keep
+from tests.worlds import pool_of
 
 SITES = ("aachen", "bergen")
 MECHANISM = make_mechanism(room_for=12)

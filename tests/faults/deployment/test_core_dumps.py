@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from common.config import CollectionConfig
-from consilium.demo.federation import running
 from server.operations.supervisor import start_run
+from tests.e2e.daemons import running
 from tests.e2e.road import PRIVACY, Road, build, files_now, found_in, known_codes
 
 pytestmark = [

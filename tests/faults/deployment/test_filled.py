@@ -32,13 +32,13 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from common.config import CollectionConfig
 from common.pki import load_node_key
 from common.sockets import listen
-from consilium.demo.federation import running
 from server.aggregation.relay import SOCKET, Kind, RelayFrame, receive, send
 from server.operations import storage
 from server.operations.supervisor import start_run
 from server.study.workspace import Workspace
 from tests.attacks.link import flower_object, named, reply_objects
 from tests.attacks.rogue_node import Rogue, names, reply_metadata
+from tests.e2e.daemons import running
 from tests.e2e.road import build
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]

@@ -27,6 +27,7 @@ from consilium.demo.training import train_all
 from server.dashboard.app import Options, create_app, users_file
 from server.dashboard.auth import Role
 from server.public.said import STUDENTS, said_file
+from tests.e2e.daemons import running
 from tests.e2e.dishonest import SPOILS, pushes_then, serving
 from tests.e2e.road import Road
 
@@ -58,7 +59,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
         names = sorted(path.name for path in (places.split / "sites").iterdir())
         sites = daemons.write_sites(places.workspace, places.sites, names=names, data=places.split / "sites")
         train_all(sites, seed=0, processes=2, on_steps=lambda done, total: None, private=None)
-        with daemons.running(places.workspace, sites) as federation:
+        with running(places.workspace, sites) as federation:
             yield Road(root=out, workspace=places.workspace, sites=sites, federation=federation)
 
 

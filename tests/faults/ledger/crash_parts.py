@@ -29,7 +29,7 @@ from common.events import EventLog
 from common.ledger.keys import create_sealing_key, create_signing_key, load_sealing_key, load_signing_key, public_hex
 from common.objects import ObjectStore
 from common.worker_api import HANDLE, HEALTH, channel_options
-from consilium.in_process import Sites, pool_of, site_config
+from consilium.in_process import Sites, site_config
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.exchange import Reply
 from server.ledger.server_ledger import Ledger
@@ -38,6 +38,7 @@ from server.public.material import CodecRecord
 from server.study.create_study import ServerKeys
 from server.study.workspace import Site
 from tests.federation import StubVoters, make_codec, make_study
+from tests.worlds import pool_of
 
 SITES = tuple(Site(name=name, pool=f"{name}-mri", node_id=100 + n) for n, name in enumerate(("aachen", "bergen")))
 

@@ -18,7 +18,6 @@ from common.messages import NO_HEAD, CodesReply, CodesRequest, Receipts, Receipt
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
-from consilium import in_process
 from consilium.cli.main import app as main_app
 from consilium.cli.study import study_app
 from consilium.in_process import Wire
@@ -30,7 +29,7 @@ from server.study.workspace import Workspace
 from tests.common.ledger.ledger_world import make_mechanism, make_query
 from tests.dashboard_study import make_study_directory
 from tests.federation import Federation, make_study, part
-from tests.worlds import silent
+from tests.worlds import pool_of, silent
 
 pytestmark = pytest.mark.slow
 
@@ -414,11 +413,10 @@ def test_a_site_whose_pool_is_spent_is_left_out_before_anything_is_offered(feder
 def test_a_pool_that_asks_for_another_unit_is_left_out_when_it_is_spent_and_the_study_goes_on(federation, monkeypatch):
     """With m = 3 voters a site, a pool per patient pays for all of them in a study of unit hospital."""
     apart = Protection(unit=Unit.PATIENT, relation=Relation.REPLACE_ONE)
-    usual = in_process.pool_of
     monkeypatch.setattr(
         "tests.federation.pool_of",
         lambda site, study: (
-            replace(usual(site, study), protection=apart) if site.name == "site-3" else usual(site, study)
+            replace(pool_of(site, study), protection=apart) if site.name == "site-3" else pool_of(site, study)
         ),
     )
     fed = federation(study=make_study(planned_queries=9, relation="zero-out", voters_per_site=3, quorum=3), sites=4)

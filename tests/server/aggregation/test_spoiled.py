@@ -17,7 +17,6 @@ from common.events import EventLog, read_events
 from common.ledger.charges import RosterEntry
 from common.masking import MaskedRoster, MaskKey, Member
 from consilium.cli.study import study_app
-from consilium.in_process import pool_of
 from server.aggregation.pipeline import collect
 from server.ledger.server_ledger import Ledger
 from server.protocols.per_volume import plan_queries
@@ -27,7 +26,7 @@ from server.study.spoiled import accept_spoiled, accepted_row, question, spoiled
 from server.study.status import study_status
 from server.study.workspace import Site, Workspace
 from tests.federation import Federation, make_study
-from tests.worlds import silent
+from tests.worlds import pool_of, silent
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from common.config import SEALED_SUM, render_study
 from common.node_auth import AdmittedNode, write_admitted
 from consilium.cli.study import study_app
-from consilium.in_process import pool_of
 from server.dashboard.app import Options, create_app
 from server.dashboard.read_model import Follower
 from server.dashboard.views.overview import overview
@@ -27,6 +26,7 @@ from server.study.workspace import Site, Workspace
 from tests.dashboard_study import make_large_study
 from tests.federation import make_study
 from tests.server.dashboard.conftest import PASSWORD, TestClient, until_followed
+from tests.worlds import pool_of
 
 PLANNED = 20
 
