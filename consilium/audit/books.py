@@ -72,10 +72,7 @@ def allowed(service: Service) -> dict[str, int]:
         Releases by site.
     """
     cost, planned = service.subject.cost, service.subject.queries
-    limits = zip(service.sites, service.server_limits, service.site_limits, strict=False)
-    return {
-        site.name: min(planned, *(floor(limit.mu_squared / cost + _SPARE) for limit in both)) for site, *both in limits
-    }
+    return {site: min(planned, floor(limit / cost + _SPARE)) for site, limit in service.limits().items()}
 
 
 def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.ndarray, "l"]]:
@@ -233,12 +230,8 @@ def _draws(service: Service, life: Life) -> Finding:
     A draw is one attempt at a sealed sum. A draw without an answer costs the same as one with an answer.
     """
     counts = Counter(site for row in life.charged for site in row.roster)
-    room = {
-        site.name: floor(
-            min(limit.mu_squared for limit in (*both, service.subject.limit)) / service.subject.cost + _SPARE
-        )
-        for site, *both in zip(service.sites, service.server_limits, service.site_limits, strict=False)
-    }
+    most, cost = service.subject.limit.mu_squared, service.subject.cost
+    room = {site: floor(min(limit, most) / cost + _SPARE) for site, limit in service.limits().items()}
     beyond = max((counts[site] - room[site] for site in room), default=0)
     return Finding.at_most("draws of a run", beyond, 0, "draws charged to a pool beyond its budget")
 
@@ -288,10 +281,7 @@ def _codes(service: Service, life: Life) -> Finding:
 def _mu(service: Service, life: Life) -> list[Finding]:
     subject = service.subject
     study = max((spent_by_rows(service, life, site.name) for site in service.sites), default=0.0)
-    pools = max(
-        spent_by_rows(service, life, site.name) / min(limit.mu_squared for limit in both)
-        for site, *both in zip(service.sites, service.server_limits, service.site_limits, strict=False)
-    )
+    pools = max(spent_by_rows(service, life, site) / limit for site, limit in service.limits().items())
     spent = study**0.5
     epsilon = claimed_epsilon(spent, subject.limit.delta, accountant=subject.limit.accountant) if spent else 0.0
     told = life.epsilon.get(service.study.id, 0.0)

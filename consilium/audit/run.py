@@ -33,6 +33,7 @@ from scipy.stats import chi2
 from common.canonical import check_integer
 from common.privacy.accounting import MAX_EPSILON
 from common.privacy.audit import AuditOutcome, Finding
+from common.privacy.claim import claimed_epsilon
 from consilium.audit.books import allowed, further_findings, liar_findings, life_findings, noise_of
 from consilium.audit.noise import ALPHA, noise_findings, smallest_fault
 from consilium.audit.sealed import share_bits
@@ -332,7 +333,8 @@ class _Audit:
 
 def _limit(subject: Subject, releases: float) -> Limit:
     """Return a budget for a given number of the study's releases."""
-    return Limit.of_mu_squared(releases * subject.cost, delta=subject.limit.delta, accountant=subject.limit.accountant)
+    delta, accountant = subject.limit.delta, subject.limit.accountant
+    return Limit(claimed_epsilon(sqrt(releases * subject.cost), delta, accountant=accountant), delta, accountant)
 
 
 def _same_noise(lives: Iterable[list[np.ndarray]]) -> Finding:

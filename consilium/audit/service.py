@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -31,7 +32,7 @@ from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.ledger.keys import create_signing_key, load_signing_key, public_hex
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
 from common.peers import Peer
-from common.privacy.mechanism import AccountantName, QuerySpec
+from common.privacy.mechanism import AccountantName, Budget, QuerySpec
 from common.protocols.frame import Frame
 from common.sealing import SealContext, seal
 from common.sealing_rotation import load_sealing_keys
@@ -46,6 +47,8 @@ from server.protocols.rounds import keep_frame
 from server.public.material import CodecRecord
 from server.study.create_study import create_study, open_ledger, server_keys
 from server.study.workspace import Site, Workspace
+
+T = TypeVar("T")
 
 
 class Service:
@@ -97,7 +100,8 @@ class Service:
             keep_frame(self.workspace.public(), subject.frame, after=())
         with open_ledger(self.workspace) as ledger:
             for site, limit in zip(self.sites, self.server_limits, strict=False):
-                ledger.declare_pool(self._declaration(site, limit))
+                budget, accountant = Budget(limit.epsilon, limit.delta), AccountantName(limit.accountant)
+                ledger.declare_pool(PoolDeclaration(site.pool, site.name, budget, accountant, study.privacy.protection))
         self.events_file = root / "events.jsonl"
 
     # --- living
@@ -128,10 +132,7 @@ class Service:
         Returns:
             Number of refused codes, and the name of the error that ended the run (empty if there was none).
         """
-
-        def lie(node: int, body: bytes, reply: bytes) -> bytes:
-            return self._lie(node, body, reply, far=far)
-
+        ended = ""
         with closing(self.opened()) as sites, open_ledger(self.workspace) as ledger:
             core = aggregator_of(self.study)(
                 study=self.study,
@@ -143,15 +144,13 @@ class Service:
                 retry_pause_s=0.0,
             )
             try:
-                core.run(Wire(sites.workers, intercept=lie))
+                core.run(Wire(sites.workers, intercept=partial(self._lie, far=far)))
             except Exception as error:  # noqa: BLE001
-                return self._refused_codes(), type(error).__name__
-        return self._refused_codes(), ""
+                ended = type(error).__name__
+        return self._refused_codes(), ended
 
     def _lie(self, node: int, body: bytes, reply: bytes, *, far: bool) -> bytes:
-        asked = decode(body)
-        parts = asked.parts if isinstance(asked, Several) else (asked,)
-        request = next((part for part in parts if isinstance(part, CodesRequest)), None)
+        request = next(iter(parts_of(body, CodesRequest)), None)
         liar = self.sites[-1]
         if node != liar.node_id or request is None:
             return reply
@@ -256,24 +255,11 @@ class Service:
                 answers[site.name] = reply.reason if isinstance(reply, OfferReply) else "malformed"
         return answers
 
-    def ask_for(self, other: Study) -> int:
-        """Ask for every stored answer again on behalf of another study of the same ledger.
-
-        Args:
-            other: The other study.
-
-        Returns:
-            Number of answers that changed.
-        """
-        with open_ledger(self.workspace) as ledger:
-            ledger.register_study(other)
-        return self.ask_again(other)
-
-    def ask_again(self, study: Study | None = None) -> int:
+    def ask_again(self, other: Study | None = None) -> int:
         """Ask for every stored answer again while offering another value for it, which must not be released.
 
         Args:
-            study: The study for which it is asked; by default the service's own.
+            other: Another study of the same ledger for which it is asked; by default the service's own.
 
         Returns:
             Number of answers that changed.
@@ -281,14 +267,15 @@ class Service:
         changed = 0
         before = {release.query: release for release in read_life(self).releases}
         with open_ledger(self.workspace) as ledger:
+            study = ledger.register_study(other or self.study)
             for release in before.values():
                 stored = ledger.answer(release.query)
                 if stored is None:
                     changed += 1
                     continue
                 again = ledger.release_batch(
-                    study_id=(study or self.study).id,
-                    batch_id=release.batch if study is None else f"again-{release.batch[:32]}",
+                    study_id=study,
+                    batch_id=release.batch if other is None else f"again-{release.batch[:32]}",
                     roster=stored.roster,
                     candidates=[Candidate(stored.query, lambda: np.zeros(self.subject.dimension, dtype=np.int64))],
                 )
@@ -297,15 +284,6 @@ class Service:
         return changed
 
     # --- helpers
-
-    def _declaration(self, site: Site, limit: Limit) -> PoolDeclaration:
-        return PoolDeclaration(
-            pool=site.pool,
-            site=site.name,
-            budget=limit.budget,
-            accountant=AccountantName(limit.accountant),
-            protection=self.study.privacy.protection,
-        )
 
     def opened(self, study: Study | None = None) -> Sites:
         """Open every site's ledger and worker.
@@ -348,6 +326,15 @@ class Service:
         )
         return site_config(self.sites[index], self.study, server_keys(self.workspace), caps=caps)
 
+    def limits(self) -> dict[str, float]:
+        """Return the least Σμ² that a pool's budgets allow, the server's or the site's.
+
+        Returns:
+            Σμ² by site.
+        """
+        both = zip(self.sites, self.server_limits, self.site_limits, strict=False)
+        return {site.name: min(server.mu_squared, own.mu_squared) for site, server, own in both}
+
     def site_file(self, index: int) -> Path:
         """Return the file of a site's ledger.
 
@@ -389,6 +376,20 @@ class Service:
 # --- reading
 
 
+def parts_of(body: bytes, kind: type[T]) -> list[T]:
+    """Return the parts of a message that have a given type.
+
+    Args:
+        body: The message's bytes.
+        kind: Type of the parts.
+
+    Returns:
+        The parts in order.
+    """
+    message = decode(body)
+    return [part for part in (message.parts if isinstance(message, Several) else (message,)) if isinstance(part, kind)]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AuditedRelease:
     """One release: the facts in its ledger row, and the stored answer."""
@@ -411,7 +412,6 @@ class AuditedRelease:
 class Charged:
     """A ledger row with a charge, for a release or for a draw (one attempt at a sealed sum) that may have no answer."""
 
-    study: str
     noise_std: float
     roster: tuple[str, ...]
 
@@ -469,8 +469,7 @@ def read_life(service: Service) -> Life:
     named = {sha256_bytes(canonical_bytes(body)): body["roster"] for kind, body in rows if kind == "roster"}
     releases = tuple(_release(body, named, answers) for body in own if drawn.get(body["query_id"]) == body.get("draw"))
     charged = tuple(
-        Charged(body["study"], float(Fraction(body["query"]["mechanism"]["noise_std"])), _roster(body, named))
-        for body in own
+        Charged(float(Fraction(body["query"]["mechanism"]["noise_std"])), _roster(body, named)) for body in own
     )
     sites = {site.name: read_site(service, index) for index, site in enumerate(service.sites)}
     gate = AccountantName(service.study.privacy.accountant)

@@ -22,8 +22,7 @@ from common.codecs.pca import PcaCodec
 from common.codecs.shapes import to_probabilities
 from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study
 from common.errors import InvalidInput
-from common.privacy.claim import claimed_epsilon, claimed_mu, claimed_reach
-from common.privacy.mechanism import Budget
+from common.privacy.claim import claimed_mu, claimed_reach
 from common.protocol_terms import PLAIN, keys_of, suited
 from common.protocols.frame import Frame
 from server.ledger.server_ledger import Ledger
@@ -49,26 +48,6 @@ class Limit:
     def mu_squared(self) -> float:
         """Σμ² that the budget allows."""
         return float(claimed_mu(self.epsilon, self.delta, accountant=self.accountant) ** 2)
-
-    @property
-    def budget(self) -> Budget:
-        """The budget as (ε, δ)."""
-        return Budget(epsilon=self.epsilon, delta=self.delta)
-
-    @classmethod
-    def of_mu_squared(cls, mu_squared: float, *, delta: float, accountant: str) -> Limit:
-        """Return the budget that allows a given Σμ².
-
-        Args:
-            mu_squared: Σμ².
-            delta: δ.
-            accountant: Name of the accountant.
-
-        Returns:
-            The budget.
-        """
-        epsilon = claimed_epsilon(sqrt(mu_squared), delta, accountant=accountant)
-        return cls(epsilon=epsilon, delta=delta, accountant=accountant)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,18 +137,6 @@ class Subject:
 
     # --- answers
 
-    def code(self, said: str, frame: Frame | None) -> Float[np.ndarray, "l"]:
-        """Return the unclipped code of a voter that gives the same answer for every volume.
-
-        Args:
-            said: Name of the synthetic prediction.
-            frame: Frame of the round; None without one.
-
-        Returns:
-            Float array [l].
-        """
-        return code_of(self.sayings[said], self.codec, frame)
-
     def clipped(self, said: str, frame: Frame | None) -> Int64[np.ndarray, "l"]:
         """Return a voter's contribution to its site's code: projected onto the ball, then truncated toward zero.
 
@@ -182,7 +149,7 @@ class Subject:
         """
         if said not in self.sayings:
             return np.zeros(self.codec.dimension if frame is None else frame.dimension, dtype=np.int64)
-        code = self.code(said, frame) * STEPS
+        code = _code(self.sayings[said], self.codec, frame) * STEPS
         return np.trunc(code * min(1.0, self.radius / max(float(np.linalg.norm(code)), 1e-300))).astype(np.int64)
 
 
@@ -335,7 +302,7 @@ def _plain_frame(codec: LinearCodec, volumes: int, radius: float) -> Frame:
     )
 
 
-def code_of(predicted: Float[np.ndarray, "k x y z"], codec: LinearCodec, frame: Frame | None) -> Float[np.ndarray, "l"]:
+def _code(predicted: Float[np.ndarray, "k x y z"], codec: LinearCodec, frame: Frame | None) -> Float[np.ndarray, "l"]:
     """Return the unclipped code of a voter that predicts the same for every volume, computed from codec and frame."""
     if frame is None:
         return codec.encode(predicted)
@@ -368,7 +335,7 @@ def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str
         """
         for size in 2.0 ** np.arange(-8, 6.5, 0.5):
             predicted = said(component, sign * float(size))
-            if np.linalg.norm(code_of(predicted, codec, frame)) >= wanted * radius:
+            if np.linalg.norm(_code(predicted, codec, frame)) >= wanted * radius:
                 break
         return predicted
 

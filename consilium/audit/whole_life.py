@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import log2
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -31,17 +30,15 @@ from client.ledger.site_ledger import SiteLedger
 from common.envelope import body_of
 from common.errors import ConsiliumError
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
-from common.messages import CodesReply, CodesRequest, Offer, Several, decode
+from common.messages import CodesReply, CodesRequest, Offer
 from common.privacy.audit import Finding
 from common.sealing import SealContext, unseal
 from common.sealing_rotation import load_sealing_keys
 from consilium.audit.books import accepted_by_rows, apart, history_findings, spent_by_rows
 from consilium.audit.sealed import READABLE_BITS
-from consilium.audit.service import Service, read_life, read_rows, read_site, vector
+from consilium.audit.service import Service, parts_of, read_life, read_rows, read_site, vector
 from consilium.in_process import Wire
 from server.aggregation.exchange import Reply
-
-T = TypeVar("T")
 
 
 class _Stopped(Exception):
@@ -91,20 +88,6 @@ class EventfulWire(Wire):
         return iter([Reply(r.node_id, None, "deadline") if r.node_id in lost else r for r in replies])
 
 
-def parts_of(body: bytes, kind: type[T]) -> list[T]:
-    """Return the parts of a message that have a given type.
-
-    Args:
-        body: The message's bytes.
-        kind: Type of the parts.
-
-    Returns:
-        The parts in order.
-    """
-    message = decode(body)
-    return [part for part in (message.parts if isinstance(message, Several) else (message,)) if isinstance(part, kind)]
-
-
 def whole_life(service: Service) -> list[Finding]:
     """Run a study with the faults that the module describes, and check the ledgers and the sites' masked codes.
 
@@ -152,7 +135,7 @@ def whole_life(service: Service) -> list[Finding]:
 def _reused(service: Service) -> list[Finding]:
     """Check that another study of the ledger gets the same stored answers, without a charge."""
     before = read_life(service)
-    changed = service.ask_for(replace(service.study, name=f"{service.study.name[:56]}-reuse"))
+    changed = service.ask_again(replace(service.study, name=f"{service.study.name[:56]}-reuse"))
     after = read_life(service)
     moved = [(after.spent[name], spent_by_rows(service, before, name)) for name in before.spent]
     return [
