@@ -27,7 +27,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from common.disclosure import Disclosure, SealedDisclosure
+from common.disclosure import SealedDisclosure
 from common.document import Count, Document, Filed, OneOf, Sha256
 from common.errors import InvalidInput, Refused
 from common.evidence import DrawEvidence, is_word_of
@@ -101,25 +101,6 @@ class Judgement(Signed, Filed):
         """Names of the sites with a finding against them."""
         return tuple(finding.site for finding in self.findings if finding.blamed)
 
-    def is_of(self, auditor: str) -> bool:
-        """Return whether an auditor signed this judgement.
-
-        Args:
-            auditor: The auditor's signing key, Ed25519 in hex.
-
-        Returns:
-            True if the signature is valid.
-        """
-        return self.is_genuine(signing_public_key(auditor))
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """An unsigned judgement, and sentences about doubts that the auditor should investigate."""
-
-    judgement: Judgement
-    doubts: tuple[str, ...]
-
 
 def judge(
     evidence: DrawEvidence,
@@ -128,7 +109,7 @@ def judge(
     identities: Mapping[str, str],
     auditor: X25519PrivateKey,
     now: str,
-) -> Judged:
+) -> tuple[Judgement, tuple[str, ...]]:
     """Judge one draw (attempt at a sealed sum) from masked codes and disclosures, by the rules of this module.
 
     Args:
@@ -140,13 +121,13 @@ def judge(
         now: Time of the judgement, UTC, ISO 8601.
 
     Returns:
-        The unsigned judgement, and doubts.
+        The unsigned judgement, and sentences about doubts that the auditor should investigate.
 
     Raises:
         InvalidInput: If other identities signed the roster, a masked code is not signed by its site, or a disclosure is
             for another draw or auditor, occurs twice, or is not signed by its site.
     """
-    roster, sealed_to = evidence.roster, public_hex(auditor)
+    roster = evidence.roster
     if unproven := unconfirmed(roster, me="", peers=identities):
         raise InvalidInput(
             "sites in the roster of the evidence whose mask key is not signed with their identity key",
@@ -155,7 +136,7 @@ def judge(
             remedy="ask these hospitals for the fingerprint of their key; the list of peers may be wrong",
         )
     words = _words(evidence, identities)
-    keys, false, doubts = _keys(evidence, disclosures, identities, auditor=auditor, sealed_to=sealed_to)
+    keys, false, doubts = _keys(evidence, disclosures, identities, auditor=auditor)
     findings = []
     for site in roster.sites:
         part = _part(evidence, site, words, keys) if site in words else None
@@ -171,21 +152,16 @@ def judge(
         study=roster.study,
         roster=roster.id,
         evidence=evidence.id,
-        auditor=sealed_to,
+        auditor=public_hex(auditor),
         spoiled=_spoiled(evidence, words),
         findings=tuple(findings),
         time_utc=now,
     )
-    return Judged(judgement, tuple(doubts))
+    return judgement, tuple(doubts)
 
 
 def _words(evidence: DrawEvidence, identities: Mapping[str, str]) -> dict[str, dict[str, NDArray[np.uint64]]]:
-    """Apply rule 2 of the module: return each site's masked codes by query, after checking their signatures.
-
-    Raises:
-        InvalidInput: If a masked code is not signed by its site, is for no query of this draw or has another length
-            than the query's codes, or if a site's masked codes are not exactly one for each query.
-    """
+    """Apply rule 2 of the module: return each site's masked codes by query, after checking their signatures."""
     queries = {query.id: query for query in evidence.queries}
     found: dict[str, dict[str, NDArray[np.uint64]]] = {}
     for sent in evidence.sites:
@@ -222,13 +198,8 @@ def _keys(
     identities: Mapping[str, str],
     *,
     auditor: X25519PrivateKey,
-    sealed_to: str,
 ) -> tuple[dict[str, X25519PrivateKey], set[str], list[str]]:
-    """Apply rule 3 of the module to the disclosures.
-
-    Returns:
-        The true private keys by site, the sites that disclosed a false key, and doubts about differing identity keys.
-    """
+    """Apply rule 3 of the module: return private keys by site, sites with a false key, and doubts about identities."""
     members = {member.site: member for member in evidence.roster.members}
     keys: dict[str, X25519PrivateKey] = {}
     false: set[str] = set()
@@ -248,7 +219,7 @@ def _keys(
                 limit=f"{evidence.roster.id}, the draw of the evidence",
                 remedy=ask,
             )
-        if sealed.auditor != sealed_to:
+        if sealed.auditor != public_hex(auditor):
             raise InvalidInput(f"auditor of the disclosure of {site}", limit="this auditor", remedy=ask)
         if site in keys or site in false:
             raise InvalidInput(f"disclosure of {site} occurs twice", limit="one for each site")
@@ -260,17 +231,12 @@ def _keys(
             keys[site] = private
         else:
             false.add(site)
-        doubts += _other_identities(opened, identities)
+        doubts += [
+            f"{opened.site} has confirmed another key of {peer.site} than the one given here"
+            for peer in opened.peers
+            if peer.site in identities and identities[peer.site] != peer.key
+        ]
     return keys, false, doubts
-
-
-def _other_identities(opened: Disclosure, identities: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each other site whose key, as the disclosing site confirmed it, is not the auditor's."""
-    return [
-        f"{opened.site} has confirmed another key of {peer.site} than the one given here"
-        for peer in opened.peers
-        if peer.site in identities and identities[peer.site] != peer.key
-    ]
 
 
 def _part(

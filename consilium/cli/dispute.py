@@ -130,16 +130,18 @@ def judge(
     for path in disclosures:
         with naming_file(path, remedy="give the file that the hospital wrote with `consilium site disclose`"):
             sealed.append(SealedDisclosure.parse(read_file(path)))
-    judged = judge_draw(found, sealed, identities=identities, auditor=sealing, now=format_time(datetime.now(UTC)))
-    signed = judged.judgement.signed(signing)
+    judged, doubts = judge_draw(
+        found, sealed, identities=identities, auditor=sealing, now=format_time(datetime.now(UTC))
+    )
+    signed = judged.signed(signing)
     write_atomically(out, signed.render(), mode=0o644)
     if as_json:
-        say(json_text({**signed.to_json(), "doubts": list(judged.doubts)}))
+        say(json_text({**signed.to_json(), "doubts": list(doubts)}))
     else:
         say(joined(_lines(signed)))
         for finding in signed.findings:
             say(f"{finding.site}: {fingerprint(identities[finding.site])}")
-        for doubt in judged.doubts:
+        for doubt in doubts:
             say(f"doubt: {doubt}; compare fingerprints before this judgement is used")
         say(f"{out}: signed by {public_hex(signing)}")
     if signed.blamed:
@@ -156,13 +158,14 @@ def show(
 
     Example: consilium dispute show judged.json --auditor auditor.json
     """
+    from common.ledger.keys import signing_public_key
     from consilium.audit.auditor import read_auditor
     from consilium.audit.dispute import Judgement
 
     with naming_file(judgement, remedy="give the file that `consilium dispute judge` wrote"):
         found = Judgement.parse(read_file(judgement))
     chosen = read_auditor(auditor)
-    if not found.is_of(chosen.signing_key) or found.auditor != chosen.sealing_key:
+    if not found.is_genuine(signing_public_key(chosen.signing_key)) or found.auditor != chosen.sealing_key:
         raise InvalidInput("judgement", value=str(judgement), limit="an unchanged judgement that this auditor signed")
     say(json_text(found.to_json()) if as_json else joined(_lines(found)))
     if found.blamed:

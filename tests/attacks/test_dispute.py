@@ -23,7 +23,7 @@ from common.ledger.keys import public_hex
 from common.messages import CodesReply, Several, decode, encode
 from common.peers import Peer
 from common.privacy.mechanism import Protection
-from consilium.audit.dispute import Judged, Judgement, judge
+from consilium.audit.dispute import Judgement, judge
 from server.study.evidence import keep_words
 from tests.federation import Federation, make_study
 from tests.worlds import silent
@@ -68,7 +68,12 @@ class Study(Federation):
     def identities(self) -> dict[str, str]:
         return {site.name: site.answer_key for site in self.sites}
 
-    def judged(self, *, by: tuple[str, ...] = (), without: tuple[str, ...] = (), number: int = -1) -> Judged:
+    def judged(self, *, by: tuple[str, ...] = (), without: tuple[str, ...] = (), number: int = -1) -> Judgement:
+        return self.judged_with_doubts(by=by, without=without, number=number)[0]
+
+    def judged_with_doubts(
+        self, *, by: tuple[str, ...] = (), without: tuple[str, ...] = (), number: int = -1
+    ) -> tuple[Judgement, tuple[str, ...]]:
         evidence = self.evidence(number)
         names = by or tuple(name for name in evidence.roster.sites if name not in without)
         disclosures = [self.disclosed(name, evidence.roster.id) for name in names]
@@ -95,8 +100,8 @@ def pushing(world: Study, by: float) -> Sampler:
     return sampler
 
 
-def parts(judged: Judged) -> dict[str, str]:
-    return {finding.site: finding.part for finding in judged.judgement.findings}
+def parts(judged: Judgement) -> dict[str, str]:
+    return {finding.site: finding.part for finding in judged.findings}
 
 
 WITHIN = dict.fromkeys((f"site-{k}" for k in range(SITES)), "within")
@@ -104,11 +109,11 @@ WITHIN = dict.fromkeys((f"site-{k}" for k in range(SITES)), "within")
 
 def test_nobody_is_blamed_where_all_are_honest(world: Study) -> None:
     world.run()
-    judged = world.judged()
+    judged, doubts = world.judged_with_doubts()
     assert parts(judged) == WITHIN
-    assert judged.judgement.blamed == ()
-    assert not judged.judgement.spoiled
-    assert judged.doubts == ()
+    assert judged.blamed == ()
+    assert not judged.spoiled
+    assert doubts == ()
 
 
 def test_who_spoils_is_found_and_nobody_else(world: Study) -> None:
@@ -117,8 +122,8 @@ def test_who_spoils_is_found_and_nobody_else(world: Study) -> None:
         world.run()
     judged = world.judged()
     assert parts(judged) == WITHIN | {CULPRIT: "outside"}
-    assert judged.judgement.blamed == (CULPRIT,)
-    assert judged.judgement.spoiled
+    assert judged.blamed == (CULPRIT,)
+    assert judged.spoiled
 
 
 def test_who_steers_within_the_noise_of_the_sum_is_found_though_every_sum_was_accepted(world: Study) -> None:
@@ -132,8 +137,8 @@ def test_who_steers_within_the_noise_of_the_sum_is_found_though_every_sum_was_ac
     world.run()
     assert len(world.core().answers()) == 2
     judged = world.judged()
-    assert judged.judgement.blamed == (CULPRIT,)
-    assert not judged.judgement.spoiled
+    assert judged.blamed == (CULPRIT,)
+    assert not judged.spoiled
 
 
 def test_a_culprit_that_discloses_nothing_is_found_by_the_keys_of_the_others(world: Study) -> None:
@@ -141,8 +146,8 @@ def test_a_culprit_that_discloses_nothing_is_found_by_the_keys_of_the_others(wor
     with pytest.raises(Refused):
         world.run()
     judged = world.judged(without=(CULPRIT,))
-    assert judged.judgement.blamed == (CULPRIT,)
-    finding = next(one for one in judged.judgement.findings if one.site == CULPRIT)
+    assert judged.blamed == (CULPRIT,)
+    finding = next(one for one in judged.findings if one.site == CULPRIT)
     assert (finding.disclosure, finding.part) == ("none", "outside")
 
 
@@ -152,7 +157,7 @@ def test_two_that_disclose_nothing_are_named_and_nobody_is_blamed_for_them(world
         world.run()
     judged = world.judged(without=(CULPRIT, "site-3"))
     assert parts(judged) == WITHIN | {CULPRIT: "unknown", "site-3": "unknown"}
-    assert judged.judgement.blamed == ()
+    assert judged.blamed == ()
 
 
 def lying(world: Study, draw: str, *, key: X25519PrivateKey, name: str = CULPRIT) -> SealedDisclosure:
@@ -169,9 +174,9 @@ def test_a_culprit_that_discloses_a_false_key_is_named_for_it_and_can_blame_nobo
     evidence = world.evidence()
     honest = [world.disclosed(name, evidence.roster.id) for name in evidence.roster.sites if name != CULPRIT]
     false = lying(world, evidence.roster.id, key=X25519PrivateKey.generate())
-    judged = judge(evidence, [*honest, false], identities=world.identities, auditor=AUDITOR, now=NOW)
+    judged, _ = judge(evidence, [*honest, false], identities=world.identities, auditor=AUDITOR, now=NOW)
     assert parts(judged) == WITHIN | {CULPRIT: "outside"}
-    assert next(one for one in judged.judgement.findings if one.site == CULPRIT).disclosure == "false"
+    assert next(one for one in judged.findings if one.site == CULPRIT).disclosure == "false"
 
 
 def test_an_honest_site_is_not_blamed_by_false_keys_of_all_the_others(world: Study) -> None:
@@ -179,9 +184,9 @@ def test_an_honest_site_is_not_blamed_by_false_keys_of_all_the_others(world: Stu
     evidence = world.evidence()
     others = [name for name in evidence.roster.sites if name != "site-0"]
     false = [lying(world, evidence.roster.id, key=X25519PrivateKey.generate(), name=name) for name in others]
-    alone = judge(evidence, false, identities=world.identities, auditor=AUDITOR, now=NOW)
+    alone, _ = judge(evidence, false, identities=world.identities, auditor=AUDITOR, now=NOW)
     assert parts(alone)["site-0"] == "unknown"  # it need not even disclose
-    judged = judge(
+    judged, _ = judge(
         evidence,
         [world.disclosed("site-0", evidence.roster.id), *false],
         identities=world.identities,
@@ -189,7 +194,7 @@ def test_an_honest_site_is_not_blamed_by_false_keys_of_all_the_others(world: Stu
         now=NOW,
     )
     assert parts(judged)["site-0"] == "within"
-    assert set(judged.judgement.blamed) == set(others)
+    assert set(judged.blamed) == set(others)
 
 
 def test_a_disclosure_replayed_from_another_draw_site_or_auditor_is_refused(tmp_path: Path) -> None:
@@ -246,7 +251,7 @@ def test_a_roster_of_identities_that_nobody_compared_is_not_judged(world: Study)
 def test_an_identity_that_another_hospital_knows_otherwise_is_a_doubt(world: Study) -> None:
     world.run()
     world.site_ledgers["site-0"].confirm_peer(world.study.id, Peer("site-3", "7" * 64))
-    (doubt,) = world.judged().doubts
+    _, (doubt,) = world.judged_with_doubts()
     assert re.match("site-0 .*key of site-3", doubt)
 
 
@@ -274,7 +279,7 @@ def test_files_of_a_dispute_that_were_tampered_with_get_an_error_and_never_a_tra
     world.run()
     evidence, honest = world.evidence(), None
     honest = world.disclosed("site-0", evidence.roster.id)
-    signed = world.judged().judgement.signed(Ed25519PrivateKey.generate())
+    signed = world.judged().signed(Ed25519PrivateKey.generate())
     whole = {"evidence": evidence.render(), "disclosure": honest.render(), "judgement": signed.render()}[what]
     rng = np.random.default_rng(11)
     for number in range(150):
@@ -359,8 +364,8 @@ def test_only_the_chosen_auditor_opens_a_disclosure(world: Study) -> None:
 def test_a_judgement_says_one_word_of_a_site_and_bears_its_auditors_signature(world: Study) -> None:
     world.run()
     signing = Ed25519PrivateKey.generate()
-    signed = world.judged().judgement.signed(signing)
+    signed = world.judged().signed(signing)
     found = Judgement.parse(signed.render())
-    assert found.is_of(public_hex(signing))
-    assert not replace(found, spoiled=True).is_of(public_hex(signing))
+    assert found.is_genuine(signing.public_key())
+    assert not replace(found, spoiled=True).is_genuine(signing.public_key())
     assert {tuple(sorted(one.to_json())) for one in found.findings} == {("disclosure", "part", "site", "word")}
