@@ -218,9 +218,8 @@ def _at_home(out: Path) -> list[str]:
         return []
     evaluation, site = json.loads(found[-1].read_text(encoding="utf-8")), found[-1].parents[2].name
     mean = evaluation["all"]
-    score = "n/a" if mean["mean_dice"] is None else f"{mean['mean_dice']:.3f}"
     return [
         f"{site} pulled the student, checked it against its receipts and scored it on its own {mean['cases']} cases: "
-        f"Dice {score} (in {found[-1].parents[1]}, sent nowhere).",
+        f"Dice {_figure(mean['mean_dice'])} (in {found[-1].parents[1]}, sent nowhere).",
         *(f"{site} on the student: {alarm}" for alarm in evaluation.get("alarms", ())),
     ]

@@ -194,7 +194,7 @@ def main() -> None:
     try:
         app(args=[a for a in arguments if a != "--verbose"], prog_name="consilium", standalone_mode=True)
     except ConsiliumError as error:
-        _fail(error, code=error.exit_code, verbose=verbose)
+        _fail(error, verbose=verbose)
     except OSError as error:
         if verbose or (error.filename is None and error.errno not in DISK):
             raise
@@ -209,14 +209,14 @@ def main() -> None:
 
         # The user named a file as a ledger that is not a ledger.
         refused = ledger_error(error, "not a ledger, or damaged; to fix: give a ledger's file, NAME.sqlite")
-        _fail(refused, code=refused.exit_code, verbose=verbose)
+        _fail(refused, verbose=verbose)
 
 
-def _fail(error: Any, *, code: int, verbose: bool) -> None:
+def _fail(error: ConsiliumError, *, verbose: bool) -> None:
     if verbose:
         raise error
     text = str(error)
     if isinstance(error, LedgerCorrupt) and "; to fix: " not in text:
         text += f"; to fix: {LEDGER_REMEDY}"
     say(f"error: {text}", err=True)
-    raise SystemExit(code)
+    raise SystemExit(error.exit_code)

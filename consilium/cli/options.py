@@ -247,12 +247,10 @@ def triple(text: str, kind: type, *, what: str) -> Any:
         InvalidInput: If there are not three numbers.
     """
     try:
-        values = tuple(kind(part) for part in text.split(","))
+        x, y, z = (kind(part) for part in text.split(","))
     except ValueError as error:
         raise InvalidInput(what, value=text, limit="three numbers separated by commas") from error
-    if len(values) != 3:
-        raise InvalidInput(what, value=text, limit="three numbers separated by commas")
-    return values
+    return x, y, z
 
 
 @contextmanager

@@ -97,16 +97,21 @@ def predict(
         if unread := [name for name, value in given.items() if value]:
             remedy = "list series and labels in a table of cases, and give its folder as IMAGES"
             raise InvalidInput(", ".join(unread), limit="not together with --dicom", remedy=remedy)
-        _predict_dicom(
+        for what, folder in (("--dicom", dicom), ("--model", model)):
+            if not folder.exists():
+                raise InvalidInput(what, value=str(folder), limit="an existing folder")
+        from consilium.predict_dicom import predict_dicom
+
+        written = predict_dicom(
             dicom,
             model,
             out,
-            series=series or [],
+            chosen=series or [],
             even_if_unlike=even_if_unlike,
             centre=point,
             uncertainty=uncertainty,
-            as_json=as_json,
         )
+        say(json.dumps(written.to_json()) if as_json else written.to_text())
         return
     if series:
         raise InvalidInput("--series", limit="only together with --dicom")
@@ -137,28 +142,6 @@ def predict(
         files = f"{done.left_out} of {done.left_out + done.used} files were left out, the results of the others written"
         say(f"error: {files}; to fix: see the reasons above, or in {out / 'scores.json'}", err=True)
         raise typer.Exit(SOME_LEFT_OUT)
-
-
-def _predict_dicom(
-    study: Path,
-    model: Path,
-    out: Path,
-    *,
-    series: list[str],
-    even_if_unlike: bool,
-    centre: tuple[float, float, float] | None,
-    uncertainty: bool,
-    as_json: bool,
-) -> None:
-    for what, path in (("--dicom", study), ("--model", model)):
-        if not path.exists():
-            raise InvalidInput(what, value=str(path), limit="an existing folder")
-    from consilium.predict_dicom import predict_dicom
-
-    done = predict_dicom(
-        study, model, out, chosen=series, even_if_unlike=even_if_unlike, centre=centre, uncertainty=uncertainty
-    )
-    say(json.dumps(done.to_json()) if as_json else done.to_text())
 
 
 def _point(text: str) -> tuple[float, float, float]:

@@ -346,9 +346,7 @@ def up(
 
 
 @server_app.command("status")
-def status(
-    directory: StudyDir, as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False
-) -> None:
+def status(directory: StudyDir, as_json: AsJson = False) -> None:
     """Show the server's daemons, why one ended, which sites are online, and if the ledger is the newest copy.
 
     Exit code 5: the ledger does not verify, or the standing file beside it shows that it is an older copy. 7: a daemon

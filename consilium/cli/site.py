@@ -110,9 +110,7 @@ def request(site_dir: SiteDir) -> None:
     """
     from client.site.enrolment import new_request
 
-    written = new_request(site_dir)
-    say(f"send {site_dir / 'request.json'} to the consortium, and read the request's fingerprint to them by telephone:")
-    say(written.fingerprint)
+    _say_request(site_dir, new_request(site_dir))
 
 
 def _ask_to_be_admitted(site_dir: Path, request: JoinRequest, kit: SiteKit) -> None:
@@ -124,7 +122,11 @@ def _ask_to_be_admitted(site_dir: Path, request: JoinRequest, kit: SiteKit) -> N
         check_index(load_site(site_dir), study.data)
     except InvalidInput as error:  # can be fixed later; the request does not change
         say(f"warning: {error}", err=True)
-    say(joining_text(study, file=site_dir / "study.toml"))
+    say(_joining_text(study, file=site_dir / "study.toml"))
+    _say_request(site_dir, request)
+
+
+def _say_request(site_dir: Path, request: JoinRequest) -> None:
     say(f"send {site_dir / 'request.json'} to the consortium, and read the request's fingerprint to them by telephone:")
     say(request.fingerprint)
 
@@ -311,16 +313,8 @@ def status(
         say(f"warning: voter {voter} has no teacher and votes zero; to fix: `consilium site train`", err=True)
 
 
-def joining_text(study: Study, *, file: Path) -> str:
-    """Return a text that tells a person what a study guarantees to a hospital that joins it.
-
-    Args:
-        study: The study.
-        file: The study's file, which the text names.
-
-    Returns:
-        The text.
-    """
+def _joining_text(study: Study, *, file: Path) -> str:
+    """Return a text that tells a person what a study guarantees to a hospital that joins it."""
     from common.privacy.accounting import max_mu_squared
     from common.privacy.consent import guess_sentence
     from common.study_mechanism import pool_sentence

@@ -6,16 +6,13 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from common.errors import InvalidInput
 from consilium.cli.options import CORES, ResultAsJson, SiteDir, counting, folder_to_write
 from consilium.cli.say import interruptible, json_text, say
-
-if TYPE_CHECKING:
-    from client.training.command import PrivateOptions
 
 
 def adapt(
@@ -108,6 +105,7 @@ def adapt(
     from client.adapting.adapt import AdaptOptions
     from client.adapting.adapt import adapt as adapt_student
     from client.adapting.adapted import text
+    from client.adapting.private import adapt_privately
     from client.adapting.ways import Way
     from client.training.command import PrivateOptions
 
@@ -134,7 +132,9 @@ def adapt(
             learning_rate=learning_rate,
             noise_multiplier=noise_multiplier,
         )
-        _privately(site_dir, asked, again=again, out=out, as_json=as_json)
+        with interruptible("interrupted: run the same command again to resume"):
+            done = adapt_privately(site_dir, asked, again=again, out=out, progress=_steps)
+        say(json_text(done.to_json()) if as_json else done.to_text())
         return
     options = AdaptOptions(
         site_dir,
@@ -156,14 +156,6 @@ def adapt(
     say(text(result))
     say(f"{result.bundle}: the network, for `consilium predict --model`")
     say(f"{result.report}: adapted.html, adapted.json and pictures; they stay at this site")
-
-
-def _privately(site_dir: Path, asked: PrivateOptions, *, again: bool, out: Path | None, as_json: bool) -> None:
-    from client.adapting.private import adapt_privately
-
-    with interruptible("interrupted: run the same command again to resume"):
-        done = adapt_privately(site_dir, asked, again=again, out=out, progress=_steps)
-    say(json_text(done.to_json()) if as_json else done.to_text())
 
 
 @contextmanager

@@ -37,7 +37,6 @@ from consilium.cli.study_words import (
     ask_to_spend,
     create_and_say,
     given_network,
-    has_answers,
     print_end,
     print_status,
     say_files,
@@ -360,6 +359,7 @@ def run(
     Example: consilium study run trial
     """
     from server.operations import supervisor
+    from server.study.read_facts import facts_of
     from server.study.status import study_status
 
     workspace = Workspace(directory)
@@ -374,7 +374,7 @@ def run(
     if workspace.root.is_dir() and not as_json and not workspace.busy():
         sites = max(workspace.admitted_count(), workspace.study().privacy.quorum)
         expected = say_outlook(workspace.study(), hospitals=sites, dimension=workspace.codec().dimension)
-        if not expected and not has_answers(workspace):
+        if not expected and not facts_of(workspace).answers:
             ask_to_spend(go_on=yes)
     complete = detach and workspace.root.is_dir() and study_status(workspace).state == "complete"
     with _following(directory, metrics) as on_event:

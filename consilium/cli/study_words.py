@@ -128,20 +128,6 @@ def say_rooms(workspace: Workspace, *, whole: bool = False) -> None:
             say(room.sentence)
 
 
-def has_answers(workspace: Workspace) -> bool:
-    """Return whether some of the study's budget was spent.
-
-    Args:
-        workspace: The study's directory.
-
-    Returns:
-        True if it was.
-    """
-    from server.study.read_facts import facts_of
-
-    return bool(facts_of(workspace).answers)
-
-
 def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -> bool:
     """Print what `consilium plan` says about this study, and its recommendation if this study is not worth its budget.
 
