@@ -12,10 +12,11 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import isfinite
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from common.canonical import check_hash, sha256_bytes
 from common.errors import InvalidInput
@@ -313,6 +314,25 @@ def json_bytes(value: object) -> bytes:
     b'{\n "dice": 0.5\n}\n'
     """
     return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def finite(value: Any) -> Any:
+    """Return plain values for JSON, which has no NaN and no infinity: such a number becomes None.
+
+    Args:
+        value: Plain values, or floats that are not finite.
+
+    Returns:
+        Plain JSON.
+
+    >>> finite({"dice": (0.5, float("nan"))})
+    {'dice': [0.5, None]}
+    """
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def write_json(path: Path, value: object, *, mode: int = 0o644) -> None:

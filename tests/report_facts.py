@@ -114,7 +114,6 @@ def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital")
         ledger_rows=86,
         version="0.1.0",
         seeds={"data": 7, "split": 11, "student": 3},
-        spacing_mm=(1.0, 1.0, 1.0),
         finished=datetime(2026, 1, 14, 9, 41, tzinfo=UTC),
         test_cases=tuple(CaseDice(f"case_{n:03d}", 0.7 - 0.1 * (n % 3), (0.7, 0.7 - 0.2 * (n % 3))) for n in range(12)),
     )

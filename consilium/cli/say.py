@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from common.objects import finite
 from common.plain import plain_lines
 
 if TYPE_CHECKING:
@@ -44,15 +44,7 @@ def json_text(facts: object) -> str:
     Returns:
         The text.
     """
-    return json.dumps(_finite(facts), indent=1, ensure_ascii=False, allow_nan=False)
-
-
-def _finite(facts: object) -> object:
-    if isinstance(facts, Mapping):
-        return {key: _finite(value) for key, value in facts.items()}
-    if isinstance(facts, list | tuple):
-        return [_finite(value) for value in facts]
-    return None if isinstance(facts, float) and not isfinite(facts) else facts
+    return json.dumps(finite(facts), indent=1, ensure_ascii=False, allow_nan=False)
 
 
 @contextmanager

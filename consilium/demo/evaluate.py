@@ -167,7 +167,7 @@ def report_facts(
         refused_node="" if federation is None else federation.refusal.line,
         sites=tuple(_site(places, name, released=spent[name]) for name in sorted(spent)),
         releases=rosters(answers),
-        seconds=seconds,
+        seconds=dict(seconds),
         run_seconds=_stage_seconds(workspace),
         pictures=(
             *_public_pictures(places, released, student, public),
@@ -177,7 +177,6 @@ def report_facts(
         ledger_rows=rows,
         version=__version__,
         seeds={"data, split and training": options.seed},
-        spacing_mm=study.data.spacing_mm,
         finished=datetime.now(UTC),
         known=known,
         cases_used=used,

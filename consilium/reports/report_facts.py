@@ -1,6 +1,6 @@
 """Defines the facts of the demo's report.
 
-Refuses scores with other classes than the study's, and other controls than :data:`CONTROLS`.
+Refuses other controls than :data:`CONTROLS`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
 from types import MappingProxyType
@@ -44,22 +44,12 @@ class DiceScore:
         per_class: Mean of each structure, in the order of the study's labels 1, 2, …
         cases: Mean of each case; the order is the same in all scores.
         hd95_mm: HD95 in mm of each structure, over the cases in which both maps contain it; empty if not computed.
-
-    Raises:
-        InvalidInput: If a value is outside 0 to 1.
     """
 
     mean: float
     per_class: tuple[float, ...]
     cases: tuple[float, ...] = ()
     hd95_mm: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "per_class", tuple(self.per_class))
-        object.__setattr__(self, "cases", tuple(self.cases))
-        for value in (self.mean, *self.per_class, *self.cases):
-            if not math.isnan(value) and not 0 <= value <= 1:
-                raise InvalidInput("Dice", value=value, limit="0 to 1, or NaN if there is no value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +172,6 @@ class ReportFacts:
         ledger_rows: Rows of the ledger.
         version: Version of Consilium.
         seeds: Seeds by purpose.
-        spacing_mm: Voxel spacing of the grid in mm.
         finished: Date on the page.
         known: For synthetic data, a sentence on what the hospitals know that public data do not show; otherwise empty.
         student_ece: The student's expected calibration error over voxels of structures.
@@ -191,7 +180,7 @@ class ReportFacts:
         test_cases: The student's Dice on each test case.
 
     Raises:
-        InvalidInput: If controls, classes or spacing do not match the study's.
+        InvalidInput: If the controls are not those of :data:`CONTROLS`.
     """
 
     study: Study
@@ -213,8 +202,7 @@ class ReportFacts:
     ledger_rows: int
     version: str
     seeds: Mapping[str, int]
-    spacing_mm: tuple[float, float, float]
-    finished: datetime | None = field(default=None)
+    finished: datetime | None = None
     known: str = ""
     student_ece: float = math.nan
     cases_used: int = 0
@@ -228,21 +216,8 @@ class ReportFacts:
         return Spending.of(self.study.privacy, Spend(self.privacy.mu_squared), largest_roster=largest)
 
     def __post_init__(self) -> None:
-        for name in ("teachers", "daemons", "sites", "releases", "pictures", "spacing_mm", "left_out", "test_cases"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.controls.keys() != CONTROLS.keys():
             raise InvalidInput("names of controls", value=sorted(self.controls), limit=f"exactly {', '.join(CONTROLS)}")
-        for name in ("seconds", "run_seconds", "seeds", "controls"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        if len(self.spacing_mm) != 3 or not all(s > 0 for s in self.spacing_mm):
-            raise InvalidInput("spacing_mm", value=self.spacing_mm, limit="three numbers above 0")
-        for score in self._scores():
-            if len(score.per_class) != len(self.labels):
-                raise InvalidInput(
-                    "number of structures in a score",
-                    value=len(score.per_class),
-                    limit=f"one figure for each of {', '.join(self.labels)}",
-                )
 
     @property
     def simulated(self) -> bool:
@@ -309,11 +284,6 @@ class ReportFacts:
     def certainty(self) -> str:
         """A sentence that says what the gain's interval covers, or that there is no interval."""
         return "There is no interval." if self.worth is None or self.worth.interval is None else ONE_RUN
-
-    def _scores(self) -> list[DiceScore]:
-        named = [teacher.score for teacher in self.teachers]
-        optional = [score for score in (self.decoded_labels, *self.controls.values()) if score is not None]
-        return [*named, self.ensemble, self.mean_shape, self.student, *optional]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -15,13 +15,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from common.case_pictures import OUTLINES
 from common.config import Study
 from common.intervals import mean_interval
-from common.objects import write_atomically
+from common.objects import finite, write_atomically
 from common.plain import RESEARCH_ONLY
 from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.protocol_terms import protocol_name, terms_of
@@ -90,18 +89,21 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
         "mean_shape": {"dice": dice(facts.mean_shape)},
         "decoded_labels": {"dice": None if facts.decoded_labels is None else dice(facts.decoded_labels)},
         "privacy": _privacy_json(facts.privacy),
-        **_parties_json(facts),
+        "daemons": [asdict(daemon) for daemon in facts.daemons],
+        "refused_node": facts.refused_node,
+        "sites": [asdict(site) for site in facts.sites],
+        "releases": [asdict(release) for release in facts.releases],
         "seconds": dict(facts.seconds),
         "run_seconds": dict(facts.run_seconds),
         "ledger": {"head": facts.ledger_head, "rows": facts.ledger_rows},
         "seeds": dict(facts.seeds),
-        "spacing_mm": list(facts.spacing_mm),
+        "spacing_mm": list(study.data.spacing_mm),
         "pictures": [
             {"title": picture.title, "kind": picture.kind, "outlines": list(picture.outlines)}
             for picture in facts.pictures
         ],
     }
-    plain: dict[str, Any] = _finite(document)
+    plain: dict[str, Any] = finite(document)
     return plain
 
 
@@ -109,15 +111,6 @@ def _privacy_json(privacy: PrivacyFacts) -> dict[str, object]:
     facts = asdict(privacy) | {"guaranteed_epsilon": privacy.epsilon_guaranteed}
     left_out = ("mu_squared", "largest_roster")
     return {name: value for name, value in facts.items() if name not in left_out and value is not None}
-
-
-def _parties_json(facts: ReportFacts) -> dict[str, object]:
-    return {
-        "daemons": [asdict(daemon) for daemon in facts.daemons],
-        "refused_node": facts.refused_node,
-        "sites": [asdict(site) for site in facts.sites],
-        "releases": [asdict(release) for release in facts.releases],
-    }
 
 
 def render_html(facts: ReportFacts) -> str:
@@ -141,7 +134,7 @@ def render_html(facts: ReportFacts) -> str:
     terms, spending = facts.study.privacy, facts.spending
     images = [
         "data:image/png;base64," + base64.b64encode(image).decode("ascii")
-        for image in draw_pictures(facts.pictures, facts.spacing_mm)
+        for image in draw_pictures(facts.pictures, facts.study.data.spacing_mm)
     ]
     return environment.get_template("report.html").render(
         facts=facts,
@@ -309,15 +302,3 @@ def _format_mm(value: float) -> str:
 
 def _format_dice(value: float) -> str:
     return f"{value:.3f}" if math.isfinite(value) else "–"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value

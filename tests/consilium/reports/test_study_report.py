@@ -28,7 +28,7 @@ from consilium.reports.certificate import in_words
 from consilium.reports.report_facts import DiceScore
 from consilium.reports.report_pictures import Picture
 from consilium.reports.study_report import CONTROLS_NOTE, render_html, write_report
-from tests.report_facts import make_facts, phantom
+from tests.report_facts import make_facts
 
 pytestmark = pytest.mark.slow
 
@@ -107,13 +107,6 @@ def test_a_figure_that_is_not_a_number_is_null_in_json_and_a_dash_on_the_page(tm
     text = Outline((tmp_path / "report.html").read_text(encoding="utf-8")).text
     assert "nan" not in re.findall(r"[a-z]+", text.lower())
     assert "ε = not known" in text
-
-
-def test_numpy_figures_are_written_as_plain_numbers(tmp_path: Path) -> None:
-    facts = replace(make_facts(pictures=0), seconds={"collect": np.float32(1.5)}, seeds={"data": np.int64(3)})  # type: ignore[dict-item]
-    write_report(tmp_path, facts)
-    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert (report["seconds"], report["seeds"]) == ({"collect": 1.5}, {"data": 3})
 
 
 # ---- report.html -----------------------------------------------------------------------------------------------------
@@ -336,11 +329,10 @@ def test_a_control_that_was_not_trained_is_null_in_json_and_a_reason_on_the_page
     assert "two labelled volumes" in Outline((tmp_path / "report.html").read_text(encoding="utf-8")).text
 
 
-@pytest.mark.parametrize("change", [{"other": None}, {"zero_code": DiceScore(0.5, (0.5,))}])
-def test_controls_of_another_name_or_other_classes_are_refused(change: dict[str, DiceScore | None]) -> None:
+def test_controls_of_another_name_are_refused() -> None:
     facts = make_facts(pictures=0)
     with pytest.raises(InvalidInput):
-        replace(facts, controls={**facts.controls, **change})
+        replace(facts, controls={**facts.controls, "other": None})
 
 
 def test_page_claims_no_refusal_it_has_not_seen() -> None:
@@ -485,38 +477,6 @@ def test_the_best_median_and_worst_case_are_shown() -> None:
     assert shown_cases([0.7, 0.2, 0.9, 0.8, NAN]) == {"best": 2, "median": 0, "worst": 1}
     assert shown_cases([0.4, 0.5]) == {"best": 1, "worst": 0}
     assert shown_cases([NAN]) == {}
-
-
-# ---- refusals --------------------------------------------------------------------------------------------------------
-
-
-def test_wrong_facts_are_refused() -> None:
-    image, label = phantom(0)
-    with pytest.raises(InvalidInput, match="kind of picture"):
-        Picture(title="x", kind="private", image=image, outlines={})  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="outline"):
-        Picture(title="x", kind="test", image=image, outlines={"guess": label})
-    with pytest.raises(InvalidInput, match="outline truth"):
-        Picture(title="x", kind="test", image=image, outlines={"truth": label[:-1]})
-    with pytest.raises(InvalidInput, match="finite"):
-        Picture(title="x", kind="test", image=np.full((4, 4, 4), np.nan, np.float32), outlines={})
-    with pytest.raises(InvalidInput, match=r"structures.*: got 1"):
-        replace(make_facts(pictures=0), student=DiceScore(0.5, (0.5,)))
-    with pytest.raises(InvalidInput, match="Dice"):
-        DiceScore(1.2, (0.5,))
-    with pytest.raises(InvalidInput, match="spacing"):
-        replace(make_facts(pictures=0), spacing_mm=(1.0, 0.0, 1.0))
-
-
-def test_pictures_keep_their_own_read_only_copy() -> None:
-    image, label = phantom(0)
-    picture = Picture(title="x", kind="test", image=image, outlines={"truth": label})
-    image[:] = 0
-    assert picture.image.any()
-    with pytest.raises(ValueError, match="read-only"):
-        picture.image[0, 0, 0] = 1
-    with pytest.raises(ValueError, match="read-only"):
-        picture.outlines["truth"][0, 0, 0] = 1
 
 
 def test_the_report_says_who_took_part_in_which_release(tmp_path):

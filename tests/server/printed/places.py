@@ -387,7 +387,6 @@ def report_facts(
         ledger_rows=1,
         version="0",
         seeds={},
-        spacing_mm=(1.0, 1.0, 1.0),
     )
 
 
