@@ -201,7 +201,7 @@ def certificate_facts(
     """
     sources = sources or Sources()
     study = workspace.study()
-    sealed = study.privacy.sealed
+    sealed, audit = study.privacy.sealed, sources.audit or workspace.root / "audit.json"
     if study.name == SIMULATION:
         raise InvalidInput(
             "certificate of a simulation",
@@ -233,7 +233,7 @@ def certificate_facts(
                 **_spent_facts(found, study, sites=sites),
                 **_history(ledger, study, found),
                 "ledger": _ledger_facts(ledger, report),
-                "audit": _audit(sources.audit or _if_there(workspace.root / "audit.json")),
+                "audit": _audit(audit) if sources.audit or audit.exists() else None,
                 **site_facts(workspace, sources.sites, sources.reports),
                 **_measured(workspace),
                 "hashes": _hashes(workspace, study),
@@ -416,10 +416,7 @@ def _mechanisms(found: Sequence[Mechanism], study: Study) -> list[dict[str, Any]
 
 
 def _ledger_facts(ledger: Ledger, report: VerifyReport) -> dict[str, Any]:
-    keys = [{"row": 1, "public_key": _first_key(ledger)}]
-    for row in ledger.rows():
-        if row.kind == "key":
-            keys.append({"row": row.seq, "public_key": json.loads(row.body)["public_key"]})
+    named = (row for row in ledger.rows() if row.kind in ("genesis", "key"))
     return {
         "id": ledger.ledger_id,
         "rows": report.rows,
@@ -427,22 +424,12 @@ def _ledger_facts(ledger: Ledger, report: VerifyReport) -> dict[str, Any]:
         "answers_checked": report.payloads,
         "anchored": report.anchored,
         "head": ledger.head().to_json(),
-        "keys": keys,
+        "keys": [{"row": row.seq, "public_key": json.loads(row.body)["public_key"]} for row in named],
     }
 
 
-def _first_key(ledger: Ledger) -> str:
-    return str(json.loads(next(iter(ledger.rows())).body)["public_key"])
-
-
-def _if_there(path: Path) -> Path | None:
-    return path if path.exists() else None
-
-
-def _audit(path: Path | None) -> dict[str, Any] | None:
-    """Return an audit's summary and figures for each of its parts; None without an audit."""
-    if path is None:
-        return None
+def _audit(path: Path) -> dict[str, Any]:
+    """Return an audit's summary and figures for each of its parts."""
     with parsing("audit report", value=str(path), limit="the output of `consilium audit --json`"):
         reports: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         wanted = ("summary", "exceeded", "runs", "confidence", "claimed_mu")

@@ -391,14 +391,16 @@ class _Papers:
         rows: list[Row] = [("Time (UTC)", "Row", "Query", "Hospitals", "Noisy numbers", "Charge μ²")]
         for one in self.left:
             query = one.query[:16] if one.draw is None else f"{one.query[:16]}, draw {one.draw}"
-            time, size = one.time[:19].replace("T", " "), str(one.coordinates)
-            rows.append((time, str(one.row), query, ", ".join(one.sites), size, f"{float(one.mu_squared):.6g}"))
+            charge = f"{float(one.mu_squared):.6g}"
+            rows.append((_time(one.time), str(one.row), query, ", ".join(one.sites), str(one.coordinates), charge))
         refused: list[Row] = [("Time (UTC)", "Row", "Queries", "Reason", "Pool")]
         for found in self.facts["refusals"]:
-            when = found["time_utc"][:19].replace("T", " ")
-            refused.append((when, str(found["row"]), str(found["queries"]), found["reason"], found["pool"]))
+            refused.append(
+                (_time(found["time_utc"]), str(found["row"]), str(found["queries"]), found["reason"], found["pool"])
+            )
         total = sum((one.mu_squared for one in self.left), Fraction(0))
-        sent: list[Row] = [(one.time[:19].replace("T", " "), one.site, one.kind, one.value) for one in self.sent]
+        sent: list[Row] = [("Time (UTC)", "Hospital", "Kind", "What it says")]
+        sent += [(_time(one.time), one.site, one.kind, one.value) for one in self.sent]
         sections = [
             PaperSection(
                 "What this is",
@@ -413,17 +415,14 @@ class _Papers:
                     ),
                 ],
             ),
-            PaperSection("What left", rows=rows) if self.left else PaperSection("What left", ["Nothing yet."]),
-            PaperSection(
+            _listed("What left", rows, nothing="Nothing yet."),
+            _listed(
                 "What hospitals sent by consent, under no ε",
-                ["The newest statement of each hospital on the student. It depends on patients' data."],
-                rows=[("Time (UTC)", "Hospital", "Kind", "What it says"), *sent],
-            )
-            if sent
-            else PaperSection("What hospitals sent by consent, under no ε", ["Nothing so far."]),
-            PaperSection("What was refused", rows=refused)
-            if len(refused) > 1
-            else PaperSection("What was refused", ["Nothing."]),
+                sent,
+                "The newest statement of each hospital on the student. It depends on patients' data.",
+                nothing="Nothing so far.",
+            ),
+            _listed("What was refused", refused, nothing="Nothing."),
             PaperSection("Checked before release by", points=[Blank("output checker, date, signature")]),
         ]
         facts = {
@@ -464,6 +463,15 @@ class _Papers:
             PaperSection("Patient pools", rows=self._hospitals()),
         ]
         return self.paper("processing", "Record of processing", sections, {"pools": self.facts["pools"]})
+
+
+def _listed(heading: str, rows: list[Row], *said: str, nothing: str) -> PaperSection:
+    """Return a section with a table; with a text in its place if the table has no row but its head."""
+    return PaperSection(heading, said, rows=rows) if len(rows) > 1 else PaperSection(heading, [nothing])
+
+
+def _time(text: str) -> str:
+    return text[:19].replace("T", " ")
 
 
 def _guarantee(found: dict[str, Any]) -> str:
