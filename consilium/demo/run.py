@@ -66,7 +66,7 @@ from consilium.demo.federation import enrolled, joined, serving, write_server, w
 from consilium.demo.options import MOST_HOSPITALS, DemoOptions, Places, dataset_of
 from consilium.demo.simulation import simulate
 from consilium.demo.training import train_all
-from consilium.reports.report_facts import SIMULATION
+from consilium.reports.report_facts import SIMULATION, ReportFacts
 from server.operations.supervisor import OnEvent, supervise
 from server.planning.public_shapes import LEAST_MAPS, mean_shape_dice, read_maps
 from server.planning.recommend import protocol_for, recommend, training_for
@@ -139,7 +139,6 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
 
 def _demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool) -> Path:
     from consilium.demo.evaluate import report_facts, score_teachers  # imported late: needs torch and matplotlib
-    from consilium.reports.report_facts import ReportFacts
     from consilium.reports.study_report import write_report
 
     seconds = _Stopwatch(out / "seconds.json", watch)
@@ -181,7 +180,7 @@ def _demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool
                 supervise(places.workspace, on_event=watch.event, check=federation.group.check)
             facts = beside.submit(evaluated)  # while a hospital scores the student and the daemons stop
             with seconds.stage("student home"):
-                take_home(next(iter(sites.values())))
+                _take_home(next(iter(sites.values())))
     write_report(out, facts.result())
     return out / "report.html"
 
@@ -239,12 +238,8 @@ def _prepared(
     return places, source, sites, teach
 
 
-def take_home(site_dir: Path) -> None:
-    """Run a hospital's last steps: pull the student, check it against receipts, and score it on its own cases.
-
-    Args:
-        site_dir: The hospital's directory.
-    """
+def _take_home(site_dir: Path) -> None:
+    """Run a hospital's last steps: pull the student, check it against receipts, and score it on its own cases."""
     from client.teachers.evaluation import evaluate
     from client.teachers.pulled_student import pull
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from client.data.cases import record_cases
@@ -26,19 +26,6 @@ from common.errors import DaemonFailed, InvalidInput
 
 OnSteps = Callable[[int, int], None]
 """A function that is called with the number of steps done and the number of all steps, over all hospitals."""
-
-
-@dataclass
-class _Steps:
-    """Adds up the training steps of all voters and reports the sum to ``on_steps``."""
-
-    tasks: list[VoterTask]
-    on_steps: OnSteps
-    done: dict[int, int] = field(default_factory=dict)
-
-    def __call__(self, place: int, step: int, _loss: float) -> None:
-        self.done[place] = step
-        self.on_steps(sum(self.done.values()), sum(task.steps for task in self.tasks))
 
 
 def train_all(
@@ -68,41 +55,38 @@ def train_all(
         InvalidInput: If a site's training is refused.
         DaemonFailed: If a voter's training did not finish.
     """
+    datasets: dict[str, Dataset] = {}
+    planned: dict[str, tuple[VoterTask, ...]] = {}
+    steps: dict[int, int] = {}
+
     with ExitStack() as locks:
         for directory in sites.values():
             locks.enter_context(writing_teachers({directory, load_site(directory).books_dir}))
-        return _train_all(sites, seed=seed, processes=processes, on_steps=on_steps, private=private)
+        for number, (name, directory) in enumerate(sites.items()):
+            with _naming(name):
+                datasets[name], planned[name] = _plan(directory, seed=seed + number, private=private)
+                record_trainings(directory, planned[name], again=False)
+        tasks = [task for own in planned.values() for task in own]
 
+        def on_step(place: int, step: int, _loss: float) -> None:
+            steps[place] = step
+            on_steps(sum(steps.values()), sum(task.steps for task in tasks))
 
-def _train_all(
-    sites: Mapping[str, Path], *, seed: int, processes: int, on_steps: OnSteps, private: PrivateSettings | None
-) -> dict[str, SiteReport]:
-    datasets: dict[str, Dataset] = {}
-    owners: list[str] = []
-    tasks: list[VoterTask] = []
-    planned_at: dict[str, tuple[VoterTask, ...]] = {}
-    for number, (name, directory) in enumerate(sites.items()):
-        with _naming(name):
-            datasets[name], planned = _plan(directory, seed=seed + number, private=private)
-            record_trainings(directory, planned, again=False)
-        tasks += planned
-        planned_at[name] = planned
-        owners += [name] * len(planned)
-    outcomes = side_by_side(processes)(tasks, _Steps(tasks, on_steps))
-    reports = {}
-    for name in sites:
-        own = [outcome for owner, outcome in zip(owners, outcomes, strict=True) if owner == name]
-        crash = next((outcome for outcome in own if isinstance(outcome, Crash)), None)
-        if crash is not None:
-            raise DaemonFailed(
-                f"site {name}: training of teacher {crash.voter} failed: {crash.reason}; to fix: run the same "
-                "command again, which resumes"
-            )
-        with _naming(name):
-            reports[name] = site_report(own)
-            record_trained(sites[name], planned_at[name], reports[name])
-            record_cases(sites[name] / "teachers", datasets[name], reports[name].problems)
-    return reports
+        outcomes = iter(side_by_side(processes)(tasks, on_step))
+        reports = {}
+        for name in sites:
+            own = list(islice(outcomes, len(planned[name])))
+            crash = next((outcome for outcome in own if isinstance(outcome, Crash)), None)
+            if crash is not None:
+                raise DaemonFailed(
+                    f"site {name}: training of teacher {crash.voter} failed: {crash.reason}; to fix: run the same "
+                    "command again, which resumes"
+                )
+            with _naming(name):
+                reports[name] = site_report(own)
+                record_trained(sites[name], planned[name], reports[name])
+                record_cases(sites[name] / "teachers", datasets[name], reports[name].problems)
+        return reports
 
 
 def _plan(directory: Path, *, seed: int, private: PrivateSettings | None) -> tuple[Dataset, tuple[VoterTask, ...]]:
