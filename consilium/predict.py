@@ -136,8 +136,6 @@ def predict_images(
             "images for one --centre", value=len(cases), limit="one", remedy="run the command for each image"
         )
     box = None if centre is None else box_about(centre, bundle, axes="RAS")
-    progress(0, len(cases))
-    tell: Callable[[int], None] = lambda done: progress(done, len(cases))  # noqa: E731
     done = predict_cases(
         cases,
         bundle,
@@ -146,7 +144,7 @@ def predict_images(
         lesions=lesions,
         even_if_unlike=even_if_unlike,
         box=box,
-        on_case=tell,
+        progress=progress,
     )
     results = [*problems, *done]
     written = {result.file for result in results}
@@ -314,7 +312,7 @@ def predict_cases(
     lesions: bool = False,
     even_if_unlike: bool = False,
     box: Box | None = None,
-    on_case: Callable[[int], None] = lambda done: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Predicted]:
     """Predict every case and write its label map. A case that cannot be used becomes a result with a problem.
 
@@ -326,13 +324,14 @@ def predict_cases(
         lesions: True to also score each lesion.
         even_if_unlike: True to also write the label map of an image that differs from all training volumes.
         box: The part of each file to segment; None for the whole file.
-        on_case: Called with the number of cases done.
+        progress: Called with the number of cases done and the number of all cases.
 
     Returns:
         The results.
     """
     out.mkdir(parents=True, exist_ok=True)
     results = []
+    progress(0, len(cases))
     for number, case in enumerate(cases, start=1):
         try:
             results.append(
@@ -348,7 +347,7 @@ def predict_cases(
             )
         except InvalidInput as error:
             results.append(Predicted(case.id, problem=str(error)))
-        on_case(number)
+        progress(number, len(cases))
     return results
 
 

@@ -218,7 +218,7 @@ def ask(
 
     def codes(encoder: Encoder, query: QuerySpec) -> list[Int64[np.ndarray, "d"]]:
         return [
-            site_code(encoder, query, public, teachers=site, who=f"site {number}")
+            _site_code(encoder, query, public, teachers=site, who=f"site {number}")
             for number, site in enumerate(sites, start=1)
         ]
 
@@ -258,24 +258,10 @@ def answers_to(
     return tuple(answers.values())
 
 
-def site_code(
+def _site_code(
     encoder: Encoder, query: QuerySpec, public: Public, *, teachers: Sequence[Teacher], who: str
 ) -> Int64[np.ndarray, "d"]:
-    """Return one site's integer code for a query, the sum of its teachers' codes. # sensitive until noised
-
-    Args:
-        encoder: The query's encoder.
-        query: The query.
-        public: Everything about the study that is public.
-        teachers: The site's teachers.
-        who: Name of the site in errors.
-
-    Returns:
-        int64 array [d].
-
-    Raises:
-        InvalidInput: If a teacher's answer is invalid.
-    """
+    """Return one site's integer code for a query, the sum of its teachers' codes. # sensitive until noised"""
     total, data = np.zeros(query.mechanism.dimension, dtype=np.int64), public.study.data
     for number, teacher in enumerate(teachers, start=1):
         codes = []
