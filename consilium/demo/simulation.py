@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from client.operations.serve import open_worker
-from common.events import read_events
+from common.events import EventTail
 from consilium.demo.federation import admit, agree, introduce
 from consilium.in_process import Wire
 from server.aggregation.pipeline import run_study
@@ -51,19 +51,14 @@ def simulate(workspace: Workspace, sites: Mapping[str, Path], *, on_event: OnEve
 @contextmanager
 def _told(workspace: Workspace, on_event: OnEvent) -> Iterator[None]:
     """Call ``on_event`` with the events that the run writes, while it runs."""
-    seen = sum(1 for _ in read_events(workspace.events_file))
-    ended = threading.Event()
+    tail, ended = EventTail(workspace.events_file, from_end=True), threading.Event()
 
     def tell() -> None:
-        nonlocal seen
-        while True:
+        last = False
+        while not last:
             last = ended.wait(POLL_S)
-            events = list(read_events(workspace.events_file))
-            for event in events[seen:]:
+            for event in tail.new():
                 on_event(event)
-            seen = len(events)
-            if last:
-                return
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()
