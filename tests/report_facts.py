@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
-from fractions import Fraction
 
 import numpy as np
 
 from common.config import CodecConfig
+from common.ledger.charges import Spend
+from common.ledger.spending import Spending
+from common.study_mechanism import study_mechanism
 from consilium.reports.report_facts import (
     CaseDice,
     DaemonFact,
     DiceScore,
     NamedScore,
-    PrivacyFacts,
     ReportFacts,
     SiteFact,
 )
@@ -44,27 +44,15 @@ def make_picture(title: str, kind: str, seed: int) -> Picture:
 
 
 def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital") -> ReportFacts:
-    """Made-up but coherent: z and N give exactly this ε by the exact accountant at δ = 1e-3."""
-    multiplier = 0.480014 * math.sqrt(80)  # the exact calibration of (8, 1e-3) at 80 queries
+    """Made-up but coherent: all planned queries are answered and spent."""
     terms = {"planned_queries": 80, "quorum": 3, "unit": unit, "codec": CodecConfig()}
     study = make_study("anterior", "posterior", name="hippocampus-pilot", grid=(40, 56, 40), **terms)
+    spent = 80 * study_mechanism(study, dimension=1).mu_squared(study.privacy.protection)
     return ReportFacts(
         study=study,
-        privacy=PrivacyFacts(
-            epsilon_exact=7.99998,
-            epsilon_rdp=8.8761,
-            mu_squared=Fraction(3),
-            delta=1e-3,
-            unit=unit,
-            relation="replace-one",
-            accountant="exact",
-            planned_epsilon=8.0,
-            noise_multiplier=multiplier,
-            queries=80,
-            planned_queries=80,
-            voters=hospitals,
-            clipping_norm=1.0,
-        ),
+        spending=Spending.of(study.privacy, Spend(spent)),
+        queries=80,
+        voters=hospitals,
         teachers=tuple(
             NamedScore(f"hospital-{i + 1}", DiceScore(0.84 - 0.01 * i, (0.85 - 0.01 * i, 0.83 - 0.01 * i)))
             for i in range(hospitals)

@@ -29,10 +29,6 @@ from common.events import read_events
 from common.metrics import Score, Structures, dice_per_class, hd95_mm, mean_present, score
 from common.models.fit import one_hot, predict
 from common.privacy.accounting import Guarantee
-from common.privacy.calibration import noise_multiplier
-from common.privacy.mechanism import AccountantName
-from common.study_facts import StudyFacts
-from common.study_mechanism import study_mechanism
 from consilium.demo.federation import Federation
 from consilium.demo.options import DemoOptions, Places, dataset_of
 from consilium.reports.report_facts import (
@@ -40,12 +36,10 @@ from consilium.reports.report_facts import (
     DaemonFact,
     DiceScore,
     NamedScore,
-    PrivacyFacts,
     ReportFacts,
     SiteFact,
 )
 from consilium.reports.report_pictures import Picture
-from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import Released, read_released
 from server.postprocess.networks import load_student
@@ -153,7 +147,9 @@ def report_facts(
     spent = {site.name: found.pools[site.pool].for_life.spent for site in workspace.sites()}
     return ReportFacts(
         study=study,
-        privacy=privacy_facts(study, found, answers),
+        spending=found.spending,
+        queries=found.answers,
+        voters=max((answer.voters for answer in answers), default=0),
         teachers=tuple(tested.teachers),
         ensemble=_score([_hard(total) for total in tested.sums], truths, members, spacing_mm=study.data.spacing_mm),
         mean_shape=_score([mean_shape] * len(truths), truths, members, spacing_mm=study.data.spacing_mm),
@@ -204,37 +200,6 @@ def _teachers(
             label = name if len(site_teachers.models) == 1 else f"{name}, voter {voter}"
             teachers.append(NamedScore(label, _score([_hard(m) for m in maps], truths, study.data.members)))
     return teachers, sums
-
-
-def privacy_facts(study: Study, facts: StudyFacts, answers: Sequence[StoredAnswer]) -> PrivacyFacts:
-    """Collect a study's privacy facts for a report: its terms, its spent budget, and the number of answers.
-
-    Args:
-        study: The study.
-        facts: The study's figures from the ledger.
-        answers: The stored answers.
-
-    Returns:
-        The facts.
-    """
-    privacy, paper, spending = study.privacy, AccountantName.PAPER, facts.spending
-    return PrivacyFacts(
-        epsilon_exact=spending.by(AccountantName.EXACT).epsilon,
-        epsilon_rdp=spending.by(AccountantName.RDP).epsilon,
-        mu_squared=spending.mu_squared,
-        largest_roster=spending.largest_roster,
-        epsilon_paper=spending.by(paper).epsilon if privacy.accountant is paper else None,
-        delta=privacy.delta,
-        unit=str(privacy.unit),
-        relation=str(privacy.relation),
-        accountant=str(privacy.accountant),
-        planned_epsilon=privacy.epsilon,
-        noise_multiplier=noise_multiplier(study_mechanism(study, dimension=1), privacy.protection),
-        queries=facts.answers,
-        planned_queries=privacy.planned_queries,
-        voters=max((answer.voters for answer in answers), default=0),
-        clipping_norm=study.codec.radius,
-    )
 
 
 def _stage_seconds(workspace: Workspace) -> dict[str, float]:

@@ -10,13 +10,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from fractions import Fraction
 from types import MappingProxyType
 
 from common.config import Study
 from common.data.dataset import Problem
 from common.errors import InvalidInput
-from common.ledger.charges import Spend
 from common.ledger.spending import Spending
 from common.worth import ONE_RUN, GainWord, Worth, case_mean, over_best
 from consilium.reports.report_pictures import Picture
@@ -69,56 +67,6 @@ class CaseDice:
     per_class: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivacyFacts:
-    """The study's guarantee and the run's spent budget, from the ledger.
-
-    Attributes:
-        epsilon_exact: ε spent by the exact accountant.
-        epsilon_rdp: ε spent by the RDP accountant.
-        mu_squared: Σμ² of the pool that spent most.
-        delta: δ of all ε here.
-        unit: Unit of privacy.
-        relation: Neighbouring relation.
-        accountant: Accountant that decides whether a release fits the budget.
-        planned_epsilon: ε of the study's budget.
-        noise_multiplier: Noise multiplier z of one release: the noise's standard deviation over the sensitivity.
-        queries: Number of answers.
-        planned_queries: Number of planned answers.
-        voters: Teachers summed in a release, over all sites.
-        clipping_norm: Clipping norm C of one voter's code.
-        epsilon_paper: ε spent by the paper's accountant, if it decides; None otherwise.
-        largest_roster: Sites on the largest roster of all charges, including lost draws.
-    """
-
-    epsilon_exact: float
-    epsilon_rdp: float
-    mu_squared: Fraction
-    delta: float
-    unit: str
-    relation: str
-    accountant: str
-    planned_epsilon: float
-    noise_multiplier: float
-    queries: int
-    planned_queries: int
-    voters: int
-    clipping_norm: float
-    epsilon_paper: float | None = None
-    largest_roster: int = 0
-
-    @property
-    def epsilon_gate(self) -> float:
-        """ε spent so far, by the accountant that decides whether a release fits the budget."""
-        by = {"rdp": self.epsilon_rdp, "paper": self.epsilon_paper}
-        return by.get(self.accountant) or self.epsilon_exact
-
-    @property
-    def epsilon_guaranteed(self) -> float:
-        """The guaranteed ε: the budget, or the spent ε if that is larger."""
-        return max(self.planned_epsilon, self.epsilon_gate)
-
-
 @dataclass(frozen=True, slots=True)
 class DaemonFact:
     """One process of the demo's federation: its role and its process id."""
@@ -154,7 +102,9 @@ class ReportFacts:
 
     Attributes:
         study: The study.
-        privacy: Its guarantee and spent budget.
+        spending: Its budget, and the part that was spent according to the ledger.
+        queries: Number of answers.
+        voters: Teachers summed in a release, over all sites.
         teachers: Score of each teacher.
         ensemble: Score of all teachers together, without noise.
         mean_shape: Score of the mean public label map.
@@ -184,7 +134,9 @@ class ReportFacts:
     """
 
     study: Study
-    privacy: PrivacyFacts
+    spending: Spending
+    queries: int
+    voters: int
     teachers: tuple[NamedScore, ...]
     ensemble: DiceScore
     mean_shape: DiceScore
@@ -208,12 +160,6 @@ class ReportFacts:
     cases_used: int = 0
     left_out: tuple[Problem, ...] = ()
     test_cases: tuple[CaseDice, ...] = ()
-
-    @property
-    def spending(self) -> Spending:
-        """The study's budget and the spent part of it, for the report's sentences."""
-        largest = max((self.privacy.largest_roster, len(self.sites), *(len(one.roster) for one in self.releases)))
-        return Spending.of(self.study.privacy, Spend(self.privacy.mu_squared), largest_roster=largest)
 
     def __post_init__(self) -> None:
         if self.controls.keys() != CONTROLS.keys():

@@ -22,11 +22,13 @@ from common.config import Study
 from common.intervals import mean_interval
 from common.objects import finite, write_atomically
 from common.plain import RESEARCH_ONLY
+from common.privacy.calibration import noise_multiplier
 from common.privacy.figures import delta_text, epsilon_text, noise_text
+from common.privacy.mechanism import AccountantName
 from common.protocol_terms import protocol_name, terms_of
-from common.study_mechanism import sealed_sentences
+from common.study_mechanism import sealed_sentences, study_mechanism
 from common.wording import duration
-from consilium.reports.report_facts import CONTROLS, DiceScore, PrivacyFacts, ReportFacts
+from consilium.reports.report_facts import CONTROLS, DiceScore, ReportFacts
 from consilium.reports.report_pictures import draw_pictures
 from server.study.consent_text import BatchRoster, sealed_facts
 
@@ -68,7 +70,11 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
             "codec": study.codec.name,
             "quorum": study.privacy.quorum,
             "voters_per_site": study.privacy.voters_per_site,
-            **({"sealed_sum": sealed_facts(study, spending=facts.spending)} if study.privacy.sealed else {}),
+            **(
+                {"sealed_sum": sealed_facts(study, sites=_most_sites(facts), spending=facts.spending)}
+                if study.privacy.sealed
+                else {}
+            ),
         },
         **({"simulation": True} if facts.simulated else {}),
         "known": facts.known,
@@ -88,7 +94,7 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
         "ensemble": {"dice": dice(facts.ensemble)},
         "mean_shape": {"dice": dice(facts.mean_shape)},
         "decoded_labels": {"dice": None if facts.decoded_labels is None else dice(facts.decoded_labels)},
-        "privacy": _privacy_json(facts.privacy),
+        "privacy": _privacy(facts),
         "daemons": [asdict(daemon) for daemon in facts.daemons],
         "refused_node": facts.refused_node,
         "sites": [asdict(site) for site in facts.sites],
@@ -107,10 +113,27 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
     return plain
 
 
-def _privacy_json(privacy: PrivacyFacts) -> dict[str, object]:
-    facts = asdict(privacy) | {"guaranteed_epsilon": privacy.epsilon_guaranteed}
-    left_out = ("mu_squared", "largest_roster")
-    return {name: value for name, value in facts.items() if name not in left_out and value is not None}
+def _privacy(facts: ReportFacts) -> dict[str, Any]:
+    """Return the study's guarantee and terms, and what was spent and answered."""
+    study, spending = facts.study, facts.spending
+    terms = study.privacy
+    paper = {"epsilon_paper": spending.spent.epsilon} if terms.accountant is AccountantName.PAPER else {}
+    return {
+        "epsilon_exact": spending.by(AccountantName.EXACT).epsilon,
+        "epsilon_rdp": spending.by(AccountantName.RDP).epsilon,
+        "delta": terms.delta,
+        "unit": str(terms.unit),
+        "relation": str(terms.relation),
+        "accountant": str(terms.accountant),
+        "planned_epsilon": terms.epsilon,
+        "noise_multiplier": noise_multiplier(study_mechanism(study, dimension=1), terms.protection),
+        "queries": facts.queries,
+        "planned_queries": terms.planned_queries,
+        "voters": facts.voters,
+        "clipping_norm": study.codec.radius,
+        **paper,
+        "guaranteed_epsilon": spending.guaranteed.epsilon,
+    }
 
 
 def render_html(facts: ReportFacts) -> str:
@@ -123,7 +146,7 @@ def render_html(facts: ReportFacts) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "epsilon": _epsilon_or_unknown,
+        "epsilon": epsilon_text,
         "delta": delta_text,
         "noise": noise_text,
         "dice": _format_dice,
@@ -138,14 +161,14 @@ def render_html(facts: ReportFacts) -> str:
     ]
     return environment.get_template("report.html").render(
         facts=facts,
-        privacy=facts.privacy,
+        privacy=_privacy(facts),
         groups=_dice_groups(facts),
         beside=_beside(facts),
         gain_bars=_gain_bars(facts),
-        share_spent=_share_spent(facts.privacy.epsilon_gate, facts.privacy.planned_epsilon),
-        share_queries=_share(facts.privacy.queries, facts.privacy.planned_queries),
+        share_spent=_share_spent(spending.spent.epsilon, terms.epsilon),
+        share_queries=round(min(100.0, 100 * facts.queries / terms.planned_queries), 2),
         attendance=_attendance(facts.releases),
-        sealed=sealed_sentences(facts.study, sites=spending.largest_roster, spent=spending.mu_squared),
+        sealed=sealed_sentences(facts.study, sites=_most_sites(facts), spent=spending.mu_squared),
         in_words=spending.odds_sentence(colluders=terms.sealed_colluders),
         research_only=RESEARCH_ONLY,
         so_far=spending.odds_spent_sentence(sealed=terms.sealed),
@@ -155,9 +178,9 @@ def render_html(facts: ReportFacts) -> str:
     )
 
 
-def _epsilon_or_unknown(value: float) -> str:
-    """Return ε as text, rounded up; ``not known`` for NaN and infinity."""
-    return epsilon_text(value) if math.isfinite(value) else "not known"
+def _most_sites(facts: ReportFacts) -> int:
+    """Return the number of sites that may answer: all hospitals, or as many as the largest roster has."""
+    return max(len(facts.sites), facts.spending.largest_roster)
 
 
 CONTROLS_NOTE = (
@@ -284,16 +307,9 @@ def _attendance(releases: Sequence[BatchRoster]) -> tuple[Attendance, ...]:
     return tuple(columns)
 
 
-def _share(part: float, whole: float) -> float:
-    """Return part / whole as a percentage from 0 to 100, for the length of a bar; 0 if a number is not finite."""
-    if not (math.isfinite(part) and math.isfinite(whole)) or whole <= 0:
-        return 0.0
-    return round(100 * min(1.0, max(0.0, part / whole)), 2)
-
-
 def _share_spent(epsilon: float, budget: float) -> float:
     """Return the spent percentage of ε, rounded up to a tenth; it is above 100 if more than the budget was spent."""
-    return math.ceil(1000 * epsilon / budget) / 10 if math.isfinite(epsilon) and budget > 0 else 0.0
+    return math.ceil(1000 * epsilon / budget) / 10
 
 
 def _format_mm(value: float) -> str:

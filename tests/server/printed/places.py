@@ -23,7 +23,6 @@ from common.models.bundle_configs import readme
 from common.models.bundle_facts import BundlePrivacy
 from consilium.cli.ledger import verify_app
 from consilium.cli.study import study_app
-from consilium.demo.evaluate import privacy_facts
 from consilium.reports.certificate import certificate_facts
 from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.report_facts import CONTROLS, DiceScore, ReportFacts, SiteFact
@@ -360,7 +359,9 @@ def report_facts(
         answers, found = ledger.answers(study.id), ledger.study_facts(study)
     return ReportFacts(
         study=study,
-        privacy=privacy_facts(study, found, answers),
+        spending=found.spending,
+        queries=found.answers,
+        voters=max((answer.voters for answer in answers), default=0),
         teachers=(),
         ensemble=score,
         mean_shape=score,
