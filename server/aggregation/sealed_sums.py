@@ -39,6 +39,7 @@ from common.public_keys import point_of
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.batch import Batch, Next, Opened
 from server.aggregation.exchange import Transport
+from server.ledger.recovery import RECOVERED
 from server.ledger.server_draws import Draw, StoredAnswer
 from server.study.spoiled import question, spoiled_draws
 from server.study.workspace import Site
@@ -48,11 +49,16 @@ RESTORED = " stated that it answered a draw unknown to this ledger; the queries 
 _REDRAWN = re.compile(r"drawn again as draw (?P<draw>[0-9]{1,7}) of batch (?P<batch>[0-9a-f]{64})")
 """Note in the ledger about a batch that was offered again with a later draw number."""
 MOST_BELIEVED = 3
-"""How often a study believes one site that it restored its own ledger."""
+"""How often a study believes one site that it restored its own ledger, until a person runs `consilium ledger
+recover`."""
+MOST_AHEAD = 1_000
+"""How far beyond the offered draw the number may be that one site states and is believed. A site may have accepted
+draws that a restored server does not know. Without a limit one site could use up the numbers of draws."""
 LATER_DRAW = (
-    "; if a site still states a later draw after `consilium study resume`, the server's ledger may be an older copy: "
-    "then enter that site's receipts with `consilium ledger recover`; if that does not help, this study can "
-    "only go on without the site: bring back, or admit, other sites until they reach the quorum"
+    "; if a site still states a later draw after `consilium study resume`, ask its staff whether its ledger was "
+    "restored; if it was, or the server's was, enter that site's receipts with `consilium ledger recover`, also if "
+    "this ledger lacks none of them, then resume: the study believes the site again; if that does not help, this study "
+    "can only go on without the site: bring back, or admit, other sites until they reach the quorum"
 )
 """What a person can do if this study does not believe a site that states a later draw."""
 
@@ -247,9 +253,10 @@ class SealedSums(Aggregator):
 
         A site that declines a draw with the reason ``old-draw`` states the last draw that it answered. The t sites that
         may collude can state any number. So the max(t, 1) largest numbers are ignored, and the next largest is
-        returned. If no number is left, a site that states the draw just offered is believed, once in a run and
-        :data:`MOST_BELIEVED` times in a study: its ledger may have been restored from a copy. Each time costs every
-        other site the charges of a draw in its own ledger, so the ledger counts them.
+        returned. If no number is left, a site that states the draw just offered, or one of the :data:`MOST_AHEAD` draws
+        after it, is believed, once in a run and :data:`MOST_BELIEVED` times in a study: its ledger, or this one, may
+        have been restored from a copy. Each time costs every other site the charges of a draw in its own ledger, so
+        this ledger counts them. The count begins anew when a person recovers this ledger.
         """
         said = {name: reply.last_draw or 0 for name, reply in batch.replies.items() if reply.reason == "old-draw"}
         named = sorted(said.values(), reverse=True)[max(1, self._study.privacy.colluders) :]
@@ -257,12 +264,13 @@ class SealedSums(Aggregator):
         if named and named[0] >= offered:
             return named[0]
         notes, of = self._ledger.notes(), f"{RESTORED}{self._study.id}"
-        restored = {name for name, number in said.items() if number == offered} - self._believed
+        notes = notes[max((row for row, text in enumerate(notes, start=1) if RECOVERED in text), default=0) :]
+        restored = {name for name, number in said.items() if 0 <= number - offered <= MOST_AHEAD} - self._believed
         believed = sorted(name for name in restored if notes.count(f"{name}{of}") < MOST_BELIEVED)
         for name in believed:  # noted before any site is asked for the draw, which it charges to itself
             self._ledger.note(f"{name}{of}")
         self._believed |= {*believed}
-        return offered if believed else -1
+        return max((said[name] for name in believed), default=-1)
 
     def _with_keys(self, accepted: Sequence[Site], batch: Batch) -> list[Site]:
         """Return the sites that gave a validly signed mask key of their own for this draw; the others are left out.

@@ -23,6 +23,9 @@ from common.ledger.rollback_guard import ServerStanding, kept_standing
 from common.privacy.accounting import Guarantee
 from server.ledger.server_ledger import Ledger
 
+RECOVERED = " charges recovered from "
+"""Words of the note in the ledger about a recovery, also about one that entered no charge."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolAfter:
@@ -132,8 +135,7 @@ def recover_charges(
         for study in studies:
             opened.register_study(study)
         entered = opened.recover(held, standing=kept, charge_all=charge_all)
-        if entered:
-            opened.note(f"{entered} charges recovered from {len(held)} receipts")
+        opened.note(f"{entered}{RECOVERED}{len(held)} receipts")
         return Recovery(
             entered=entered,
             receipts=len(held),

@@ -1,0 +1,124 @@
+"""A site whose ledger states a later draw than the server's, after restores of either: the printed remedy works.
+
+Real workers, ledgers and core of a sealed study that needs all its sites; only transport and teachers are stubs.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from typer.testing import CliRunner
+
+from client.ledger.site_ledger import SiteLedger
+from common.config import CollectionConfig
+from common.errors import QuorumNotReached
+from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
+from common.messages import encode
+from common.peers import Peer
+from consilium.cli.ledger import app
+from server.aggregation.sealed_sums import MOST_BELIEVED
+from server.ledger.backup import backup
+from server.ledger.server_ledger import Ledger
+from server.ledger.verify import verify
+from tests.federation import Federation, make_study
+
+pytestmark = pytest.mark.slow
+
+RESTORED, AWAY = 100, 103
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Federation]:
+    study = make_study(quorum=4, planned_queries=4, aggregation="sealed-sum", spare_draws=20)
+    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
+    federation = Federation(tmp_path / "world", study=replace(study, collection=collection), sites=4)
+    yield federation
+    federation.close()
+
+
+def away(node: int, body: bytes, reply: bytes) -> bytes | None:
+    """The last site does not answer, so no draw is charged, but the sites that accepted have charged themselves."""
+    return None if node == AWAY else reply
+
+
+def missed(world: Federation) -> str:
+    """A run that ends below the quorum; its message."""
+    with pytest.raises(QuorumNotReached) as error:
+        world.core().run(world.transport)
+    return str(error.value)
+
+
+def restore_site(world: Federation) -> None:
+    """Put the first site's ledger back as it was one row ago, and do what its staff are told to."""
+    ledger, path = world.site_ledgers["site-0"], world.root / "site-0" / "site-ledger.sqlite"
+    copy = world.root / "copy.sqlite"
+    copy.unlink(missing_ok=True)
+    backup(path, copy)
+    ledger.note("a row that the copy lacks")
+    ledger.close()
+    for old in path.parent.glob("site-ledger.sqlite*"):
+        old.unlink()
+    shutil.copy(copy, path)
+    caps = world.workers[RESTORED]._config.caps
+    with SiteLedger.open(path, "pool-0", caps=caps, site="site-0", restored=True) as opened:
+        opened.charge_lost(SiteLedgerStanding.load(standing_path(path)))
+    opened = world.hospitals.open(world.sites[0])._ledger
+    opened.decide(world.study.id, "resume")
+    for peer in world.sites[1:]:
+        opened.confirm_peer(world.study.id, Peer(peer.name, peer.answer_key))
+
+
+def recover_server(world: Federation) -> str:
+    """Write the first site's receipts as `consilium site heads --out` does, and enter them at the server."""
+    receipts, key = world.root / "site-0.jsonl", world.root / "ledger.key"
+    held = world.site_ledgers["site-0"].receipts(evidence=True)
+    receipts.write_text("".join(f"{receipt.render()}\n" for receipt in held))
+    pem = world.signing_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    key.touch(mode=0o600)
+    key.write_bytes(pem)
+    world.ledger.close()
+    words = ["recover", str(world.root / "ledger.sqlite"), "--key", str(key), "--receipts", str(receipts)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    world.ledger = Ledger.open(world.root / "ledger.sqlite", signing_key=world.signing_key)
+    return done.output
+
+
+def finishes(world: Federation) -> None:
+    world.core().run(world.transport)
+    assert len(world.core().answers()) == 4
+    assert not verify(world.root / "ledger.sqlite").problems
+    for name in world.site_ledgers:
+        pool = name.replace("site", "pool")
+        assert world.site_ledgers[name].spent().mu_squared >= world.ledger.spent(pool).mu_squared
+
+
+def test_a_site_restored_more_often_than_a_study_believes_it_goes_on_after_the_printed_remedy(
+    world: Federation,
+) -> None:
+    world.transport.intercept = away
+    for _ in range(MOST_BELIEVED + 1):
+        missed(world)
+        restore_site(world)
+    world.transport.intercept = lambda _node, _body, reply: reply
+    said = missed(world)
+    assert "site-0 states having answered a later draw" in said
+    assert "enter that site's receipts with `consilium ledger recover`, also if this ledger lacks none of them" in said
+    recover_server(world)
+    finishes(world)
+
+
+def test_a_site_that_is_draws_ahead_of_a_restored_server_goes_on(world: Federation) -> None:
+    """The others accepted no later draw, and no receipt tells of one, since none of them was charged."""
+    queries = world.planned()[:2]
+    peers = tuple(Peer(site.name, site.answer_key) for site in world.sites)
+    for draw in (1, 4):
+        world.workers[RESTORED].handle(encode(world.offer(queries, draw=draw, peers=peers)))
+    assert world.site_ledgers["site-0"].last_draw(queries) == 4
+    finishes(world)
+    assert {release.draw for _, release in world.ledger._books.releases.by_row()} == {1, 5}
