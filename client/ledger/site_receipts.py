@@ -22,6 +22,11 @@ MAX_EVIDENCE_BYTES = 16 * MAX_EVIDENCE_BYTES_A_DAY
 """Limit on all stored receipts that conflict with the record. A receipt that begins an alarm is stored even beyond it,
 because the alarm needs it.
 """
+MAX_PAID_BYTES = 128 << 20
+"""Limit on the stored receipts of one server ledger that agree with the record. A receipt of one release takes 3 to 5
+kB, with 100 bytes for each further row of the server's ledger. A server's ledger is made for 10,000 releases, whose
+receipts take at most 50 MB.
+"""
 MAX_KIND = 64
 """Longest name of a row's kind in a receipt, in characters. A longer one would only fill the site's disk."""
 
@@ -45,7 +50,8 @@ class KeepsReceipts(SiteFile):
             LedgerCorrupt: If the receipt is signed and contradicts the record. Nothing is accepted until
                 :meth:`recover`.
             Refused: ``receipt-gap`` if earlier receipts are missing; ``receipt-superseded`` if a person has already
-                ended the alarm that this receipt raised.
+                ended the alarm that this receipt raised; ``receipts-full`` if the server's receipts would take more
+                than :data:`MAX_PAID_BYTES`.
         """
         if not receipt.is_genuine(public_key):
             raise InvalidInput(
@@ -88,9 +94,22 @@ class KeepsReceipts(SiteFile):
                 if self._has_room_for_evidence(receipt):
                     self._append(SupersededRecord(receipt))
             else:
+                self._check_paid_bytes(receipt)
                 self._append(ReceiptRecord(receipt))
         if problem is not None:
             raise problem
+
+    def _check_paid_bytes(self, receipt: Receipt) -> None:
+        """Refuse a receipt for which the server's receipts leave no room. Each has a link for every row that the server
+        says it has written, so a dishonest server could fill the disk.
+        """
+        stored, size = self._books.paid_bytes.get(receipt.ledger_id, 0), len(receipt.render())
+        if stored + size > MAX_PAID_BYTES:
+            raise Refused(
+                "receipts-full",
+                f"the receipts of ledger {receipt.ledger_id} take {stored} bytes here, this one {size}, and at most "
+                f"{MAX_PAID_BYTES} are stored; to fix: ask the server's operator for `consilium verify` of that ledger",
+            )
 
     def _has_room_for_evidence(self, receipt: Receipt) -> bool:
         """Tell whether one more contradicting receipt fits today's limit and the limit for all days.
@@ -184,19 +203,21 @@ def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
     """Check that this site was charged for each release of a new receipt when it accepted the query.
 
     Charges that the server marks as lost may exceed this site's cap once by the cost of all accepted queries without a
-    receipt. After a recovery of the server's ledger, each query may be released once more, because the server may have
-    lost its answer. In a sealed study, acceptances missing from this restored ledger count as paid, each draw once.
-    Stored rows are not checked by these rules, because versions up to 0.2.0 stored such receipts.
+    receipt, also after a person has ended an alarm. After a recovery of the server's ledger, each query may be released
+    once more, because the server may have lost its answer. In a sealed study, acceptances missing from this restored
+    ledger count as paid, each draw once. Stored rows are not checked by these rules, because versions up to 0.2.0
+    stored such receipts.
 
     Raises:
         LedgerCorrupt: If the receipt releases a query or a draw again, or charges too much as lost.
     """
     known = books.known.get(receipt.ledger_id, Known())
     lost = never_receipted(receipt, known).mu_squared
-    if lost and not known.recovering and books.spent().mu_squared + lost > books.limit + books.open_to_loss():
+    if lost and books.spent().mu_squared + lost > books.limit + books.open_to_loss():
         raise LedgerCorrupt(
             "the receipt charges as lost more than this site's cap and its accepted queries without a receipt allow; "
-            "ask the server's operator how often the server's ledger was restored"
+            "ask the server's operator how often the server's ledger was restored; to accept the charge, raise "
+            "caps.epsilon in site.toml, then run `consilium site recover`"
         )
     seen = set[str]()
     for record in (item.release for item in receipt.releases):

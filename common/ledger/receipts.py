@@ -262,12 +262,14 @@ class Known:
         recovering: True from the recovery of a restored server ledger until the next receipt.
         owed: Charges of genuinely signed receipts that contradicted this site's record. A recovered server ledger must
             contain them too.
+        losses: Number of rows of kind ``lost`` in these receipts.
     """
 
     position: Position = START
     spend: Spend = NOTHING
     recovering: bool = False
     owed: Spend = NOTHING
+    losses: int = 0
 
 
 MAX_RECEIPTS_FILE_BYTES = 1 << 30
@@ -443,9 +445,10 @@ def never_receipted(receipt: Receipt, known: Known) -> Spend:
         known: The site's knowledge of the ledger.
 
     Returns:
-        The charges; zero if no row that the receipt covers records a loss.
+        The charges; zero if no row records a loss, neither in the receipt nor, after a recovery, in the receipts that
+        contradicted the site's record.
     """
-    if not receipt.losses:
+    if not receipt.losses and not (known.recovering and known.losses):
         return NOTHING
     return receipt.before.beyond(known.spend + known.owed if known.recovering else known.spend)
 

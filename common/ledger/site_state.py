@@ -72,6 +72,7 @@ class SiteBooks(RowState):
         self._paid_again, self._released_again = dict[str, int](), dict[str, int]()
         self.refusals: dict[tuple[str, str, str], int] = {}
         self.refused, self.evidence = 0, dict[str, int]()
+        self.paid_bytes: dict[str, int] = {}
         self._spent, self._study_spent = NOTHING, dict[str, Spend]()
 
     def spent(self) -> Spend:
@@ -368,7 +369,8 @@ class SiteBooks(RowState):
         3. Every charged query must have been accepted by this site. The row of the acceptance may be missing if it was
            lost when an older copy of this ledger was restored, and was then charged as lost.
         4. The receipt must continue the site's last receipt (:func:`check_continuity`).
-        5. The charges that the server marks as lost must not exceed the cost of the accepted queries without a receipt.
+        5. The charges that the server marks as lost must not exceed the cost of the accepted queries without a receipt,
+            except after a recovery of the server's ledger.
 
         After a recovery of the server's ledger, a receipt with totals that are too small can arrive. If its queries
         were accepted before the recovery, the server signed it before the recovery too; it is then superseded, which is
@@ -458,6 +460,7 @@ class SiteBooks(RowState):
         further releases are charged here, even beyond a limit, since they have happened.
         """
         self.check_receipt(receipt)
+        self.paid_bytes[receipt.ledger_id] = self.paid_bytes.get(receipt.ledger_id, 0) + len(row.body)
         lost = self._lost_draws(receipt)
         if lost != NOTHING:
             self._spent += lost
@@ -582,7 +585,7 @@ class SiteBooks(RowState):
                 reservation = self.reservations[query_id]
                 cost, _ = self._costs(reservation.mechanism, self.studies[reservation.study_id])
                 owed = owed.plus(cost, reservation.mechanism.dimension)
-        self.known[receipt.ledger_id] = replace(known, owed=owed)
+        self.known[receipt.ledger_id] = replace(known, owed=owed, losses=known.losses + receipt.losses)
 
     def _charge(self, query_id: str, mechanism: Mechanism, study: StudyTerms) -> None:
         if query_id in self.reservations:

@@ -648,6 +648,42 @@ def test_invented_losses_of_the_server_charge_a_site_at_most_one_loss_beyond_its
         assert site.ledger.spent().releases == 4
 
 
+def test_after_an_alarm_was_ended_invented_losses_are_bounded_as_before(world: World, site: Hospital) -> None:
+    """A person who ends an alarm agrees to the server's rollback, not to any sum. A raised cap agrees to more."""
+    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
+    site.ledger.record_receipt(first, public_key=key)
+    site.ledger.recover(first.ledger_id)
+    second = run_batch(world, site, "b2", 2).releases[0].release
+    one = MECHANISM.mu_squared(HOSPITAL)
+    invented = Spend(90 * one, 90, 90 * MECHANISM.dimension)
+    receipt = continued(world, first, [second], kinds=["lost"], lost=invented)
+    assert_alarm(site, world, receipt, r"raise caps\.epsilon")
+    assert site.ledger.spent().releases == 2
+    site.reopen(Caps(budget=Budget(epsilon=400.0, delta=1e-3)))
+    site.ledger.recover(first.ledger_id)
+    third = run_batch(world, site, "b3", 3).releases[0].release
+    site.ledger.record_receipt(continued(world, receipt, [third]), public_key=key)
+    assert site.ledger.spent().releases == 3 + 90
+
+
+def test_receipts_that_are_paid_for_fill_the_disk_up_to_one_limit(
+    world: World, site: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receipt has a link for each row of the server's ledger since the last one; a server can invent rows."""
+    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
+    site.ledger.record_receipt(first, public_key=key)
+    second = run_batch(world, site, "b2", 2).releases[0].release
+    long = continued(world, first, [second], kinds=["note"] * 100)
+    monkeypatch.setattr("client.ledger.site_receipts.MAX_PAID_BYTES", 2 * len(first.render()) + 500)
+    rows = site.ledger.row_count
+    with pytest.raises(Refused, match="are stored; to fix"):
+        site.ledger.record_receipt(long, public_key=key)
+    assert (site.ledger.row_count, site.ledger.alarms()) == (rows, ())
+    site.reopen()
+    site.ledger.record_receipt(continued(world, first, [second]), public_key=key)
+    site.ledger.reserve(world.study.id, queries(3))  # a site whose receipts are full is not barred
+
+
 def test_contradicting_receipts_of_many_days_are_stored_up_to_one_limit(
     world: World, site: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:

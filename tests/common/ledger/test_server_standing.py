@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 from client.ledger.site_ledger import SiteLedger
 from common.document import Document
-from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
+from common.errors import InvalidInput, LedgerCorrupt, Refused, StorageFailed
 from common.ledger.keys import create_signing_key, load_signing_key, public_hex
 from common.ledger.receipts import Receipt
 from common.ledger.records import LostRecord
@@ -125,6 +126,44 @@ def test_a_server_cannot_charge_a_site_for_more_losses_than_it_accepted(world: W
     assert site.spent().releases == 1
     assert len(site.alarms()) == 1
     site.close()
+
+
+def test_losses_that_raised_an_alarm_count_at_the_site_once_a_person_has_ended_it(world: World, tmp_path: Path) -> None:
+    """A standing without marks, as versions before 0.3.0 wrote it, charges more than was lost, so the site stops."""
+    site = SiteLedger.open(tmp_path / "site-ledger.sqlite", POOL, caps=Caps())
+    site.consent(world.study)
+
+    def ask(number: int) -> None:
+        site.reserve(world.study.id, [make_query(number, MECHANISM)])
+        world.release([make_query(number, MECHANISM)], batch=f"b{world.ledger.row_count}")
+
+    def deliver() -> None:
+        for receipt in world.ledger.site_receipts("aachen", after=site.held(world.ledger.ledger_id).seq):
+            with suppress(Refused):
+                site.record_receipt(receipt, public_key=world.key.public_key())
+
+    ask(1)
+    deliver()
+    backup(world.path, tmp_path / "monday.sqlite")
+    ask(2)
+    text = json.loads(standing_path(world.path).read_text())
+    for name in ("marks", "signature"):
+        del text[name]
+    put_back(world, tmp_path / "monday.sqlite")
+    standing_path(world.path).write_text(json.dumps(text))
+    recovered(world)
+    ask(2)
+    with pytest.raises(LedgerCorrupt, match="charges as lost more"):
+        deliver()
+    site.recover(world.ledger.ledger_id)
+    ask(3)
+    deliver()
+    assert site.alarms() == ()
+    assert len(world.answers.drawn) == 4
+    assert site.spent().releases >= 4, "a draw is charged at no site"
+    assert site.spent().mu_squared == world.ledger.spent(POOL).mu_squared
+    site.close()
+    assert verify(tmp_path / "site-ledger.sqlite", server_key=world.key.public_key()).ok
 
 
 def test_recovery_charges_a_draw_once_whether_a_receipt_or_the_standing_tells_of_it(
