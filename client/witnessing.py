@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -114,8 +115,8 @@ class Witnessing:
             )
 
     def _server(self, request: WitnessRequest, origin: str) -> tuple[bytes, str]:
-        note = _read(request.note, origin)
-        if note is None or not any(note.is_signed(key) for key in self._server_keys):
+        note = _signed_alone(_read(request.note, origin), self._server_keys)
+        if note is None:
             return b"", "unsigned"
         held = self._ledger.held(request.ledger)
         if held.seq > note.size:
@@ -134,15 +135,16 @@ class Witnessing:
         key, note = peers.get(head.site), _read(head.note, "")
         if key is None or note is None:
             return HeadSaid(head.site, b"", "unknown" if key is None else "unsigned", 0)
-        if not note.origin.startswith(origin_of("site", "")) or not note.is_signed(key):
+        alone = _signed_alone(note, (key,))
+        if not note.origin.startswith(origin_of("site", "")) or alone is None:
             return HeadSaid(head.site, b"", "unsigned", self.memory.size(note.origin))
         if note.origin == origin_of("site", self._ledger.ledger_id):  # this site's ledger id, signed with another key
             return HeadSaid(head.site, b"", self._told("contradicts", note), 0)
         others = [other for site, other in peers.items() if site != head.site]
         name = self.memory.place(note, key, others=others)
         size = self.memory.size(name)
-        other = self.memory.other_ledger(note, key, name=name)
-        problem = "contradicts" if other else self.memory.judge(note, head.growths, name=name)
+        other = self.memory.other_ledger(alone, key, name=name)
+        problem = "contradicts" if other else self.memory.judge(alone, head.growths, name=name)
         if problem:
             return HeadSaid(head.site, b"", self._told(problem, note), size)
         line = self._cosign(note, name=name)
@@ -188,6 +190,15 @@ class Witnessing:
         if problem == "contradicts":
             log.error("event=witness-disagrees size=%d remedy=docs/ledger.md", note.size)
         return problem
+
+
+def _signed_alone(note: CheckpointNote | None, keys: Iterable[str]) -> CheckpointNote | None:
+    """Return a head with one signature by one of its ledger's keys and no other; None if there is none.
+
+    A head that contradicts another is stored in this form, because a dishonest server can add any number of lines.
+    """
+    alone = () if note is None else (replace(note, signatures=(one,)) for one in note.signatures)
+    return next((one for one in alone if any(one.is_signed(key) for key in keys)), None)
 
 
 def _read(text: bytes, origin: str) -> CheckpointNote | None:

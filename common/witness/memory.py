@@ -26,6 +26,8 @@ from common.witness.notes import MAX_NOTE_BYTES, CheckpointNote, note_in, origin
 FOLDER = "witnesses"
 HEADS = "heads.json"
 MAX_CONFLICTS = 16
+"""Largest number of contradicting heads that are stored for each ledger. Callers give each with its ledger's signature
+alone, in less than 1 kB, so the heads of a ledger take at most 16 kB."""
 
 
 @dataclass(frozen=True, slots=True)

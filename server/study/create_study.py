@@ -529,6 +529,10 @@ def claimant(workspace: Workspace, pool: str, books: StatedBooks | None) -> str 
     A site learns the ids of other sites' ledgers and can claim one of them as its own. A repeated id alone therefore
     excludes no pool: the second pool is admitted without a recorded site ledger, and a message names both pools.
 
+    A site gains nothing by such a claim. The server's ledger charges its pool like any other, and the next join request
+    must still show at least this charge. What the pool spent at other servers is the site's own statement in any case,
+    and concerns only its own patients.
+
     Args:
         workspace: The study.
         pool: Name of the site's patient pool.

@@ -282,7 +282,7 @@ def test_a_site_that_shows_another_ledger_every_time_is_told_of_and_leaves_no_fi
         note = CheckpointNote(origin_of("site", f"{next(shown):032x}"), 3, b"f" * 32)
         signed = note.signed(ledger.sign, key=ledger.public_key)
         junk = NoteSignature(note.origin, b"junk", bytes(64))  # before its own, so that the first one is nobody's
-        return replace(signed, signatures=(junk, *signed.signatures)).render().encode(), ()
+        return replace(signed, signatures=(*[junk] * 200, *signed.signatures)).render().encode(), ()
 
     liar._own = other  # type: ignore[method-assign,assignment]
     for node in (100, 102):  # a server that hides nothing from the peers, as one that is in league with the site
@@ -302,7 +302,9 @@ def test_a_site_that_shows_another_ledger_every_time_is_told_of_and_leaves_no_fi
         assert witness is not None
         assert witness.memory.conflicting() == (origin_of("site", ledger.ledger_id),)
         assert not witness.memory.server_forked
-        assert len(list(witness.memory.folder.glob("*.conflict-*"))) == MAX_CONFLICTS
+        conflicts = list(witness.memory.folder.glob("*.conflict-*"))
+        assert len(conflicts) == MAX_CONFLICTS
+        assert max(path.stat().st_size for path in conflicts) < 1_000, "lines of anybody's are stored as evidence"
         witness.memory.forget(*witness.memory.conflicting())  # a person has looked into it
         assert witness.memory.conflicts() == ()
 
