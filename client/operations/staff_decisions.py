@@ -340,8 +340,9 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool, stu
         What was charged to the pool.
 
     Raises:
-        InvalidInput: If ``charge_all`` is True although a standing shows the exact sum, or if ``charge_all`` is False
-            and no standing shows what was lost.
+        InvalidInput: If ``charge_all`` is True although a standing shows the exact sum; if ``charge_all`` is False and
+            no standing shows what was lost; or if no key of the ledger signed the standing beside it, and ``standing``
+            does not name it.
     """
     config = load_site(directory)
     beside, kept = kept_standing(config.ledger_file), standing or standing_path(config.ledger_file)
@@ -353,6 +354,8 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool, stu
         found = {} if standing is None else {standing.resolve(): SiteLedgerStanding.load(standing)}
         if beside is not None and ledger.forgotten() is not None:
             found[beside.resolve()] = SiteLedgerStanding.load(beside)
+        for path, one in found.items():
+            ledger.check_signer(one, named=standing is not None and path == standing.resolve())
         if found and charge_all:
             raise InvalidInput(
                 "--charge-all",

@@ -208,8 +208,54 @@ class OpenLedger(ABC, Generic[B]):
             if in_use and ((self._books.has_standing and self.row_count > 1) or self._has_charged()):
                 return f"the standing file of {this} is missing, so it is unknown whether {this} is an older copy"
             return None
-        return self.STANDING.load(path).against(
+        standing = self.STANDING.load(path)
+        found = standing.against(
             ledger_id=self.ledger_id, rows=self.row_count, covers=self.covers, this=this, beside=beside
+        )
+        if found is None and not self._is_by_own_key(standing):
+            return (
+                f"the standing file kept {beside} is signed by another key than this ledger's, so it is unknown "
+                f"whether {this} is an older copy"
+            )
+        return found
+
+    def _is_by_own_key(self, standing: KeptStanding) -> bool:
+        """Return whether the key that signed a standing file's head is this ledger's, as far as this copy knows."""
+        position, key = standing.position, standing.head.public_key
+        if self.contains(position):
+            return key == self._books.key.at(position.seq)
+        return key in self.public_keys or position in self._books.kept
+
+    def check_signer(self, standing: KeptStanding, *, named: bool) -> None:
+        """Refuse in a recovery a standing file that somebody else may have written.
+
+        Anyone can sign a standing file with a key of their own. The ledger's newest key may be unknown to an older
+        copy, so a person may vouch for the file by naming it. A file that names a row of this copy shows no loss, so
+        nobody can vouch for it. A ledger that had a standing file from its first row on signs the whole file.
+
+        Args:
+            standing: The standing file.
+            named: True if a person named the file.
+
+        Raises:
+            InvalidInput: If the file is refused.
+        """
+        signed = standing.signature is not None or not self._books.has_standing or self.covers(standing.position)
+        if standing.head.ledger_id != self.ledger_id or (self._is_by_own_key(standing) and signed):
+            return
+        if named and not self.covers(standing.position):
+            return
+        path = self._chain.path.with_suffix(".standing")
+        remedy = f"delete {path}, and --charge-all counts all remaining budget as spent"
+        if not self.covers(standing.position):
+            remedy = f"if you know that this ledger wrote the file, name it: --standing {path}; otherwise {remedy}"
+        if self.STANDING.ROLE == "server" and standing.head.public_key not in self.public_keys:
+            remedy = f"give the ledger's newest key with --key; if it is lost: {remedy}"
+        raise InvalidInput(
+            "standing file (the small file beside the ledger) that is not signed, or signed by another key",
+            value=f"key {standing.head.public_key[:16]}",
+            limit="a file that a key of this ledger signed",
+            remedy=remedy,
         )
 
     def _fork(self, standing: KeptStanding) -> Position:

@@ -73,13 +73,16 @@ class ServerFile(OpenLedger[Books]):
 
         Raises:
             InvalidInput: For a receipt not signed by this ledger's key; for receipts or a standing of another ledger,
-                or of a study that must be registered first; for a pool that no receipt and no standing declares; or for
-                a roster that neither the ledger nor a given receipt contains.
+                or of a study that must be registered first; for a pool that no receipt and no standing declares; for a
+                roster that neither the ledger nor a given receipt contains; or for a standing that no key of this
+                ledger signed, unless ``standing`` is this one.
         """
         entered = 0
         receipts = tuple(receipts)
         beside = ServerStanding.load(path) if (path := kept_standing(self._chain.path)) is not None else None
         standings = {found.position: found for found in (beside, standing) if found is not None}
+        for one in standings.values():
+            self.check_signer(one, named=one == standing)
         with self._writing():
             for receipt in receipts:
                 self._check_origin(receipt)

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from client.ledger.site_ledger import SiteLedger
+from client.operations.staff_decisions import recover_own
+from client.policy import load_site
+from client.site.books import open_books
+from common.errors import InvalidInput, LedgerCorrupt
+from common.ledger.keys import public_hex
+from common.ledger.rows import SignedHead, head_message
 from common.privacy.training import Neighbours, Sampling, TrainingEvent
 from tests.common.ledger.ledger_world import World
 from tests.restores.harness import Case, Moment, cases, files, look_at, mixed, restored, unclassified
@@ -73,3 +82,23 @@ def test_a_site_whose_machine_was_rolled_back_states_no_epsilon_of_its_trainings
     of = {"delta": 1e-3, "neighbours": Neighbours.ADD_REMOVE}
     assert trained.guarantee(**of) is not None
     assert stopped.guarantee(**of) is None
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_standing_of_another_key_undoes_no_charge_of_a_site(lived: Lived, tmp_path: Path, ahead: int) -> None:
+    folder = restored(Case(("ledger", "standing"), 0, 6), PARTS, lived[1], tmp_path / "site")
+    path, own = folder / "site-ledger.sqlite", Ed25519PrivateKey.generate()
+    with SiteLedger.read(path) as copy:
+        seq, hashed, of = copy.row_count + ahead, "f" * 64 if ahead else copy.head().hash, copy._standing()
+    signed = own.sign(head_message("site", ledger_id=of.head.ledger_id, seq=seq, row_hash=hashed)).hex()
+    head = SignedHead("site", of.head.ledger_id, seq, hashed, public_hex(own), signed)
+    replace(of, head=head).save(path, key=own)
+    with pytest.raises(LedgerCorrupt, match="site recover --own-ledger"), open_books(load_site(folder)):
+        pass
+    with pytest.raises(InvalidInput, match="another key") as refused:
+        recover_own(folder, standing=None, charge_all=False)
+    assert f"delete {path.with_suffix('.standing')}, and --charge-all" in str(refused.value)
+    path.with_suffix(".standing").unlink()
+    recover_own(folder, standing=None, charge_all=True)
+    with open_books(load_site(folder)) as ledger:
+        assert ledger.spent().mu_squared == ledger._books.limit

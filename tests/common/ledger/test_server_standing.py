@@ -25,6 +25,7 @@ from common.ledger.keys import create_signing_key, load_signing_key, public_hex
 from common.ledger.receipts import Receipt
 from common.ledger.records import LostRecord
 from common.ledger.rollback_guard import ServerStanding, standing_path
+from common.ledger.rows import SignedHead, head_message
 from common.privacy.mechanism import Budget
 from consilium.cli.ledger import app
 from server.ledger.backup import backup
@@ -151,7 +152,7 @@ def test_losses_that_raised_an_alarm_count_at_the_site_once_a_person_has_ended_i
         del text[name]
     put_back(world, tmp_path / "monday.sqlite")
     standing_path(world.path).write_text(json.dumps(text))
-    recovered(world)
+    recovered(world, standing_path(world.path))
     ask(2)
     with pytest.raises(LedgerCorrupt, match="charges as lost more"):
         deliver()
@@ -683,7 +684,60 @@ def test_a_standing_with_one_flipped_bit_is_not_believed(world: World, tmp_path:
     with pytest.raises(InvalidInput, match="unchanged"):
         recovered(world)
     path.write_text(json.dumps({name: value for name, value in json.loads(kept).items() if name != "signature"}))
-    recovered(world)  # an earlier version signed no standing
+    with pytest.raises(InvalidInput, match="not signed"):
+        recovered(world)
+    recovered(world, path)  # an earlier version signed no standing
+    assert world.ledger.spent(POOL).releases == 1
+
+
+def forged(world: World, *, seq: int, hashed: str) -> None:
+    """A standing by somebody without the ledger's key: it names a row and says that nothing but the copy was spent."""
+    own, path = Ed25519PrivateKey.generate(), standing_path(world.path)
+    with Ledger.open(world.path) as copy:
+        signed = own.sign(head_message("server", ledger_id=copy.ledger_id, seq=seq, row_hash=hashed)).hex()
+        head = SignedHead("server", copy.ledger_id, seq, hashed, public_hex(own), signed)
+        of = copy._books
+        ServerStanding(
+            head, of.all_spent(), of.all_spent_in(), tuple(of.pools.values()), marks=copy._chain.marks()
+        ).save(world.path, key=own)
+    assert ServerStanding.load(path).head.public_key != world.ledger.public_key
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_who_restores_an_old_copy_undoes_no_charge_by_a_standing_of_another_key(
+    world: World, tmp_path: Path, ahead: int
+) -> None:
+    """It names the copy's newest row, so that nothing seems lost, or a row after it, so that nothing seems charged."""
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    put_back(world, tmp_path / "monday.sqlite")
+    with Ledger.open(world.path) as copy:
+        forged(world, seq=copy.row_count + ahead, hashed="f" * 64 if ahead else copy.head().hash)
+        assert "standing" in (copy.forgotten() or "")
+    with pytest.raises(LedgerCorrupt, match="consilium ledger recover"):
+        world.reopen()
+    recover = partial(recover_charges, world.path, signing_key=world.key, receipts=(), standing=None, studies=())
+    with pytest.raises(InvalidInput, match="another key") as refused:
+        recover()
+    with pytest.raises(LedgerCorrupt, match="consilium ledger recover"):
+        world.reopen()
+    assert "--charge-all" in str(refused.value)
+    standing_path(world.path).unlink()  # as the message says
+    recover(charge_all=True)
+    world.reopen()
+    assert world.ledger.remaining(POOL) == 0
+
+
+def test_a_standing_of_a_lost_key_is_taken_once_a_person_names_it(world: World, tmp_path: Path) -> None:
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.ledger.rotate_key(Ed25519PrivateKey.generate())
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    put_back(world, tmp_path / "monday.sqlite")
+    recover = partial(recover_charges, world.path, signing_key=world.key, receipts=(), studies=())
+    with pytest.raises(InvalidInput, match=f"--standing {standing_path(world.path)}"):
+        recover(standing=None)
+    recover(standing=standing_path(world.path))
+    world.reopen()
     assert world.ledger.spent(POOL).releases == 1
 
 
@@ -750,7 +804,8 @@ def test_a_copy_from_before_changes_of_the_key_is_recovered_with_the_newest_key(
     put_back(world, tmp_path / "monday.sqlite")
     lost = standing_path(path).read_bytes()
     retired = next(tmp_path.glob(f"ledger.key.retired-{public_hex(first)[:12]}"))
-    recover_charges(path, signing_key=load_signing_key(retired), receipts=(), standing=None, studies=())
+    kept = standing_path(path)  # the newer keys are not given, so a person has to vouch for the standing
+    recover_charges(path, signing_key=load_signing_key(retired), receipts=(), standing=kept, studies=())
     command = ["recover", str(path), "--key", str(key)]
     assert CliRunner().invoke(app, command).exit_code == 0, "only the key was missing"
     with Ledger.open(path, signing_key=load_signing_key(key)) as ledger:
