@@ -161,6 +161,17 @@ class KeepsReceipts(SiteFile):
         self._catch_up()
         return tuple({**self._books.alarms, **self._books.asked_again})
 
+    def server_ledger(self, study_id: str) -> str | None:
+        """Return the server ledger from which a study's receipts came.
+
+        Args:
+            study_id: The study.
+
+        Returns:
+            Its id; None if no receipt of the study was accepted.
+        """
+        return self._current_books.lines.get(study_id)
+
     def held(self, ledger_id: str) -> Position:
         """Return the newest row of a server's ledger for which this site has a receipt.
 

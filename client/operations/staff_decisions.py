@@ -305,17 +305,20 @@ def _retire(teachers: Path, voter: int) -> None:
         write_json(folder / "train.json", marked, mode=0o600)
 
 
-def end_alarm(directory: Path) -> tuple[str, ...]:
+def end_alarm(directory: Path, *, server_restored: bool = False) -> tuple[str, ...]:
     """End every alarm, after a person has looked into it.
 
     Args:
         directory: The site's directory.
+        server_restored: True if a person knows that the ledger of the study's server was restored and recovered. This
+            site may have no alarm then, because the restored ledger may contain no receipt to send.
 
     Returns:
         Ids of the server ledgers with an alarm, then names of the ledgers of which two histories were signed.
     """
     with _ledger(directory) as ledger:
-        stopped = tuple(ledger.alarmed_ledgers())
+        server = ledger.server_ledger(joined_study(load_site(directory)).id) if server_restored else None
+        stopped = tuple(dict.fromkeys((*ledger.alarmed_ledgers(), *filter(None, [server]))))
         for ledger_id in stopped:
             ledger.recover(ledger_id)
     memory = HeadMemory(load_site(directory).books_dir / WITNESSES)

@@ -265,8 +265,8 @@ def recover_command(
 
     Give every site's receipts. The standing file is a small file beside a ledger. It shows all that the ledger had
     charged, even charges without a receipt. Pools that the copy does not contain are declared again. Lost answers
-    cannot be recovered; asking a query again whose answer is lost costs again. Afterwards each site ends its alarm with
-    `consilium site recover`.
+    cannot be recovered; asking a query again whose answer is lost costs again. Afterwards each site runs
+    `consilium site recover --server-restored`.
 
     Example: consilium ledger recover study/ledger.sqlite --key study/keys/ledger.key --receipts north.jsonl
     """
@@ -302,7 +302,8 @@ def recover_command(
         say(f"pool {name}: {releases} releases without a receipt charged, from the standing file")
     for pool in done.pools:
         say(f"pool {pool.pool}: {pool.releases} releases, {pool.spent}")
-    say(f"next: `consilium site recover` at every site under alarm{'' if charge_all else ', then resume the study'}")
+    after = "" if charge_all else ", then resume the study"
+    say(f"next: `consilium site recover --server-restored` at every site{after}")
 
 
 @app.command("new-key")

@@ -124,6 +124,13 @@ def recover(
             help="If the standing file is lost too: count all that remains of caps and budgets as spent.",
         ),
     ] = False,
+    server_restored: Annotated[
+        bool,
+        typer.Option(
+            "--server-restored",
+            help="The server's ledger was restored from a backup and recovered; accept it also without an alarm.",
+        ),
+    ] = False,
 ) -> None:
     """End the alarm that follows when the server's ledger or this site's own was restored from a backup.
 
@@ -136,6 +143,8 @@ def recover(
     """
     from client.operations import staff_decisions as control
 
+    if own_ledger and server_restored:
+        raise InvalidInput("--own-ledger and --server-restored", limit="one of them, then the other")
     if own_ledger:
         studies = [load_study(path) for path in study or ()]
         lost = control.recover_own(site_dir, standing=standing, charge_all=charge_all, studies=studies)
@@ -152,11 +161,11 @@ def recover(
         return
     if standing is not None or study or charge_all:
         raise InvalidInput("--standing, --study and --charge-all", limit="only together with --own-ledger")
-    ended = control.end_alarm(site_dir)
+    ended = control.end_alarm(site_dir, server_restored=server_restored)
     for ledger_id in ended:
         say(f"alarm ended for the server's ledger {ledger_id}; its next receipt must cover all of this site's receipts")
     if not ended:
-        say("there is no alarm")
+        say("there is no alarm; if the server's ledger was restored and recovered, add --server-restored")
 
 
 def take_sealing_key(

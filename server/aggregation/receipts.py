@@ -139,8 +139,8 @@ class ReceiptDelivery:
         return (
             f"this ledger does not contain signed heads that sites hold: {held}; it was rolled back or forked, and "
             "nothing is released with these sites; to fix: have them write their receipts (`consilium site heads "
-            "--out`), enter the lost charges with `consilium ledger recover`, let each end its alarm (`consilium site "
-            "recover`), then resume"
+            "--out`), enter the lost charges with `consilium ledger recover`, have each run `consilium site recover "
+            "--server-restored`, then resume"
         )
 
 

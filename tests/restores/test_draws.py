@@ -15,12 +15,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from typer.testing import CliRunner
 
 from client.ledger.site_ledger import SiteLedger
-from common.config import CollectionConfig
-from common.errors import QuorumNotReached
+from common.config import CollectionConfig, render_study
+from common.errors import ConsiliumError, LedgerCorrupt, QuorumNotReached
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.messages import encode
 from common.peers import Peer
 from consilium.cli.ledger import app
+from consilium.cli.site import site_app
 from server.aggregation.sealed_sums import MOST_BELIEVED
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
@@ -46,11 +47,11 @@ def away(node: int, body: bytes, reply: bytes) -> bytes | None:
     return None if node == AWAY else reply
 
 
-def missed(world: Federation) -> str:
-    """A run that ends below the quorum; its message."""
-    with pytest.raises(QuorumNotReached) as error:
+def missed(world: Federation, error: type[ConsiliumError] = QuorumNotReached) -> str:
+    """A run that ends with an error; its message."""
+    with pytest.raises(error) as raised:
         world.core().run(world.transport)
-    return str(error.value)
+    return str(raised.value)
 
 
 def restore_site(world: Federation) -> None:
@@ -122,3 +123,25 @@ def test_a_site_that_is_draws_ahead_of_a_restored_server_goes_on(world: Federati
     assert world.site_ledgers["site-0"].last_draw(queries) == 4
     finishes(world)
     assert {release.draw for _, release in world.ledger._books.releases.by_row()} == {1, 5}
+
+
+def test_a_server_restored_to_before_every_receipt_goes_on_after_the_printed_remedy(world: Federation) -> None:
+    """It has no receipt to send, so no site raises an alarm that a person could end."""
+    path = world.root / "ledger.sqlite"
+    backup(path, world.root / "monday.sqlite")
+    world.core().run(world.transport)
+    world.ledger.close()
+    for old in path.parent.glob("ledger.sqlite*"):
+        old.unlink()
+    shutil.copy(world.root / "monday.sqlite", path)
+    recover_server(world)
+    said = missed(world, LedgerCorrupt)
+    assert "`consilium site recover --server-restored`" in said
+    for site in world.sites:
+        folder = world.root / site.name
+        (folder / "site.toml").write_text(world.site_toml(site.name, site.pool, "queries_per_day = 1000\n"))
+        (folder / "study.toml").write_text(render_study(world.study))
+        done = CliRunner().invoke(site_app, ["recover", "--server-restored", "--site-dir", str(folder)])
+        assert done.exit_code == 0, done.exception
+    finishes(world)
+    assert world.ledger.spent("pool-1").releases == 8, "the draws that were lost, and those that were made again"
