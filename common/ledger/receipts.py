@@ -172,12 +172,13 @@ class Receipt(Signed):
 
     @property
     def losses(self) -> int:
-        """Number of rows of kind ``lost`` since the previous receipt.
+        """Number of rows of kind ``lost`` or ``recovered`` since the previous receipt.
 
-        A server that restored an older copy of its ledger charges the missing releases in such a row. A row's hash
-        covers its kind, so the server cannot show a row to one site as ``lost`` and to another as something else.
+        A server that restored an older copy of its ledger charges the missing releases in such rows: ``recovered`` if
+        some site has a receipt for the release. A row's hash covers its kind, so the server cannot show a row to one
+        site as ``lost`` and to another as something else.
         """
-        return sum(link.kind == "lost" for link in self.links)
+        return sum(link.kind in ("lost", "recovered") for link in self.links)
 
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
         """Return whether a key signed this receipt and the signed head of the server's ledger in it.
@@ -262,7 +263,7 @@ class Known:
         recovering: True from the recovery of a restored server ledger until the next receipt.
         owed: Charges of genuinely signed receipts that contradicted this site's record. A recovered server ledger must
             contain them too.
-        losses: Number of rows of kind ``lost`` in these receipts.
+        losses: Number of rows in these receipts that charge lost releases.
     """
 
     position: Position = START

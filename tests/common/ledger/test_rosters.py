@@ -508,4 +508,6 @@ def test_a_site_that_missed_the_lost_receipts_is_shown_a_recovered_roster(world:
     for receipt in receipts:
         take(world, site, Receipt.parse(receipt.render()))
     assert verify(site.path, server_key=world.key.public_key()).ok
-    assert site.ledger.spent() == world.ledger.spent("aachen-mri")
+    lost = 2  # the site cannot know whether the server drew these again for what it paid once
+    assert world.ledger.spent("aachen-mri").releases == 4
+    assert site.ledger.spent().releases == 4 + lost

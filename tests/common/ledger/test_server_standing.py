@@ -129,6 +129,38 @@ def test_a_server_cannot_charge_a_site_for_more_losses_than_it_accepted(world: W
     site.close()
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["no receipt", "its receipt"])
+def test_a_site_counts_the_draw_that_only_another_sites_receipt_recovered(
+    world: World, tmp_path: Path, known: bool
+) -> None:
+    """A machine rolled back with its standing, recovered with receipts: its row is of kind ``recovered``."""
+    site, query = SiteLedger.open(tmp_path / "site-ledger.sqlite", POOL, caps=Caps()), make_query(1, MECHANISM)
+    site.consent(world.study)
+    monday = saved(world, tmp_path / "monday")
+
+    def deliver() -> None:
+        for receipt in world.ledger.site_receipts("aachen", after=site.held(world.ledger.ledger_id).seq):
+            site.record_receipt(receipt, public_key=world.key.public_key())
+
+    site.reserve(world.study.id, [query])
+    world.release([query], batch="b1")
+    if known:
+        deliver()
+    receipts = world.ledger.site_receipts("bergen")
+    rolled_back(world, monday)
+    recovered(world, receipts=receipts)
+    if known:
+        site.recover(world.ledger.ledger_id)
+    site.reserve(world.study.id, [query])
+    world.release([query], batch="b2")
+    deliver()
+    assert site.alarms() == ()
+    assert site.spent().releases == len(world.answers.drawn) == 2
+    assert site.spent().mu_squared == world.ledger.spent(POOL).mu_squared
+    site.close()
+    assert verify(tmp_path / "site-ledger.sqlite", server_key=world.key.public_key()).ok
+
+
 def test_losses_that_raised_an_alarm_count_at_the_site_once_a_person_has_ended_it(world: World, tmp_path: Path) -> None:
     """A standing without marks, as versions before 0.3.0 wrote it, charges more than was lost, so the site stops."""
     site = SiteLedger.open(tmp_path / "site-ledger.sqlite", POOL, caps=Caps())
