@@ -68,7 +68,7 @@ def messages() -> tuple[Message, ...]:
 def _messages_of(path: Path) -> Iterator[Message]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     _CONSTANTS.clear()
-    _CONSTANTS.update(_constants_of(tree))
+    _CONSTANTS.update(_imported_constants(tree) | _constants_of(tree))
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             continue
@@ -93,26 +93,32 @@ def _messages_of(path: Path) -> Iterator[Message]:
 
 
 _CONSTANTS: dict[str, str] = {}
-"""Texts of the constants that the module being read defines or imports from ``common.errors``, by name."""
+"""Texts of the constants that the module being read defines or imports, by name."""
 
 
 def _constants_of(tree: ast.Module) -> dict[str, str]:
-    """The texts that a module gives names at its top level, and those that it imports from ``common.errors``."""
+    """The texts that a module gives names at its top level."""
     found: dict[str, str] = {}
     for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module == "common.errors":
-            names = {each.name for each in node.names}
-            found |= {name: text for name, text in _shared_constants().items() if name in names}
-        elif isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name):
+        if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name):
             text = isinstance(node.value, ast.JoinedStr) or isinstance(getattr(node.value, "value", None), str)
             found |= {name.id: _text(node.value)} if text else {}
     return found
 
 
+def _imported_constants(tree: ast.Module) -> dict[str, str]:
+    """The texts that other modules of the four packages give names, as far as a module imports them."""
+    found: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in FOLDERS:
+            texts = _constants_in(ROOT / f"{node.module.replace('.', '/')}.py")
+            found |= {each.name: texts[each.name] for each in node.names if each.name in texts}
+    return found
+
+
 @cache
-def _shared_constants() -> dict[str, str]:
-    """The texts that ``common.errors`` gives names."""
-    return _constants_of(ast.parse((ROOT / "common" / "errors.py").read_text(encoding="utf-8")))
+def _constants_in(path: Path) -> dict[str, str]:
+    return _constants_of(ast.parse(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def _text(node: ast.expr) -> str:

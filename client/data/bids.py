@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from common.data.access import absent, closed_error, files_below
 from common.data.dataset import Case, Dataset, PatientIdentity, Problem
@@ -29,7 +30,6 @@ from common.data.patients import read_rows
 from common.errors import InvalidInput
 
 _STRAY = "a file in the folder names another subject; to fix: rename the file, or move it to that subject's folder"
-_NOT_NIFTI = "the {} is not NIfTI; to fix: convert it to .nii.gz"
 _NO_CONTRAST = {"dseg", "mask", "probseg", "defacemask"}
 
 
@@ -79,10 +79,10 @@ class BidsLayout:
             raise InvalidInput("the dataset holds no case", limit=self.says)
         names = _names(found.tables.get(None, ()))
         known = found.images.keys() | found.maps.keys()
-        unlabelled = {case for case, reason in left_out.items() if reason == _NOT_NIFTI.format("image")}
+        unlabelled = {case for case, reason in left_out.items() if reason.other_image}
         unlabelled -= found.maps.keys() | found.other_maps
         outcomes = [_case(case, found, self.choice, names) for case in sorted(known - left_out.keys())]
-        problems = [Problem(case, reason) for case, reason in sorted(left_out.items())]
+        problems = [Problem(case, reason.text) for case, reason in sorted(left_out.items())]
         return Dataset(
             name=directory.name,
             labels=tuple(names.values()),
@@ -117,6 +117,13 @@ class _Files:
     closed: list[Path]
     other_images: set[str]
     other_maps: set[str]
+
+
+class _Reason(NamedTuple):
+    """Why a case is left out, and whether the only reason is an image in another format."""
+
+    text: str
+    other_image: bool = False
 
 
 def _files(directory: Path) -> _Files:
@@ -155,23 +162,24 @@ def _holds_raw(directory: Path, folder: Path) -> bool:
     return bool(re.fullmatch(r"sub-[^/]*(/ses-[^/]*)?(/anat)?", folder.relative_to(directory).as_posix()))
 
 
-def _left_out(directory: Path, found: _Files) -> dict[str, str]:
+def _left_out(directory: Path, found: _Files) -> dict[str, _Reason]:
     """Return the cases that cannot be used because of their folders' contents, with the reasons.
 
     A case is left out if its folder holds another subject's file, if a folder that may hold its images or its label
     map is closed, or if one of the two is in another format only. A folder without a known case is reported under its
     own name.
     """
-    reasons = dict.fromkeys(found.strays, _STRAY)
+    reasons = dict.fromkeys(found.strays, _Reason(_STRAY))
     for folder in found.closed:
         if _holds_raw(directory, folder) and (case := _folder_case(directory, folder)):
-            reasons[case] = absent(folder / "image", "case")
+            reasons[case] = _Reason(absent(folder / "image", "case"))
     for kind, others, nifti in (
         ("image", found.other_images, found.images),
         ("label map", found.other_maps, found.maps),
     ):
-        reasons |= dict.fromkeys(others - nifti.keys() - reasons.keys(), _NOT_NIFTI.format(kind))
-    left: dict[str, str] = {}
+        reason = _Reason(f"the {kind} is not NIfTI; to fix: convert it to .nii.gz", other_image=kind == "image")
+        reasons |= dict.fromkeys(others - nifti.keys() - reasons.keys(), reason)
+    left: dict[str, _Reason] = {}
     known = found.images.keys() | found.maps.keys()
     for where, reason in reasons.items():
         left |= dict.fromkeys([case for case in known if where in (case, _subject(case))] or [where], reason)
@@ -179,7 +187,7 @@ def _left_out(directory: Path, found: _Files) -> dict[str, str]:
         where_closed = _folder_case(directory, folder)
         for case in found.images.keys() - found.maps.keys() - left.keys():
             if where_closed in (None, case, _subject(case)):
-                left[case] = absent(folder / "label", "label map")
+                left[case] = _Reason(absent(folder / "label", "label map"))
     return left
 
 

@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from common import __version__
+from common.canonical import MAX_INTEGER
 from common.errors import LEDGER_REMEDY, ConsiliumError, LedgerCorrupt, StorageFailed
 from common.system_errors import DISK, explain
 from consilium.cli.say import interruptible, say, say_unexpected
@@ -80,20 +81,17 @@ _CLICK_SUGGESTS = hasattr(click.exceptions, "NoSuchCommand")
 """True if click itself suggests commands (from 8.4 on). Typer would then suggest the same ones again."""
 
 
-_MOST = 2**63 - 1
-"""Largest number that an option takes; larger ones fit neither torch nor a ledger."""
-
-
 def _bounded(kind: Any) -> Any:
     """Return the type of a numeric option that also refuses NaN, infinity, negative and huge numbers.
 
-    No option of any command has a use for them. An option may have a narrower range of its own.
+    No option of any command has a use for them, and larger numbers fit neither torch nor a ledger. An option may have
+    a narrower range of its own.
     """
 
     def convert(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = kind.convert(value, param, ctx)
-        if not 0 <= number <= _MOST:  # also true for NaN
-            kind.fail(f"{value} is not a number from 0 to {_MOST}.", param, ctx)
+        if not 0 <= number <= MAX_INTEGER:  # also true for NaN
+            kind.fail(f"{value} is not a number from 0 to {MAX_INTEGER}.", param, ctx)
         return number
 
     made = copy(kind)

@@ -258,7 +258,7 @@ LOCK_NAME = ".lock"
 @contextmanager
 def _alone(out: Path, options: DemoOptions) -> Iterator[None]:
     """Hold the lock of the output directory; ``busy`` if another run holds it."""
-    _check_claim(out, options)  # before anything is written there
+    _check_claim(out, options)  # a refused run leaves no folder and no lock file; checked again under the lock
     out.mkdir(parents=True, exist_ok=True)
     with (out / LOCK_NAME).open("ab") as lock:
         if not take(lock):

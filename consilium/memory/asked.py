@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from client.masked import with_share
-from common.canonical import check_integer, digest, sha256_bytes
+from common.canonical import MAX_INTEGER, check_integer, digest, sha256_bytes
 from common.codecs.codec import Codec, frozen, load_codec
 from common.config import Study
 from common.errors import BudgetExceeded, InvalidInput
@@ -34,7 +34,7 @@ from common.privacy.shares import share_std, unmasked
 from common.protocols.site_protocol import Encoder, site_protocol
 from common.protocols.vote import vote_of
 from consilium.memory.given import Teacher, images_given, probabilities_given, sites_given
-from consilium.memory.networks import MAX_SEED, Controls, Network
+from consilium.memory.networks import Controls, Network
 from server.protocols.controls import CONTROLS
 from server.protocols.query_protocol import STUDENT_SEED, Lesson, check_study, protocol_of
 from server.protocols.stored_labels import LabelsInMemory
@@ -161,7 +161,7 @@ class Asked:
         return LabelsInMemory({label.volume: label.probabilities for label in found})
 
     def _lesson(self, seed: int) -> Lesson:
-        check_integer("seed", seed, least=0, most=MAX_SEED)
+        check_integer("seed", seed, least=0, most=MAX_INTEGER)
         return Lesson(self.public, self.answers, self._labels, seed=seed)
 
     def _network(self, model: object, seed: int) -> Network:

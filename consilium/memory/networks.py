@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from common.canonical import check_integer
+from common.canonical import MAX_INTEGER, check_integer
 from common.config import STUDENT_RECIPE, Study, TrainingConfig
 from common.data.copies import check_no_copy
 from common.data.volume_cache import together
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from common.metrics import Score
     from common.worth import Worth
 
-SEED, MAX_SEED = 0, 2**63 - 1
+SEED = 0
 STUDENT = "student"
 
 
@@ -162,7 +162,7 @@ def train_student(
     from server.protocols.student_fit import train_student as trained
 
     check_kind("recipe", recipe, TrainingConfig)
-    check_integer("seed", seed, least=0, most=MAX_SEED)
+    check_integer("seed", seed, least=0, most=MAX_INTEGER)
     pictures, told = listed(images, what="images"), listed(labels, what="labels")
     if len(pictures) != len(told):
         raise InvalidInput("images and labels", value=(len(pictures), len(told)), limit="as many labels as images")

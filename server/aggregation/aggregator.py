@@ -55,6 +55,11 @@ from server.study.workspace import Site
 
 REPLY_MARGIN_S = 30.0
 """Seconds allowed for a reply after the site's own deadline, because messages wait in queues in both directions."""
+SITES_CHARGED = (
+    "the server charged nothing for it, but sites that accepted have charged their own ledgers; "
+    "the same offer charges them no more"
+)
+"""Who is charged if an offer misses the quorum."""
 
 
 class Aggregator:
@@ -240,9 +245,9 @@ class Aggregator:
                 raise LedgerCorrupt(self._receipts.contradiction())
             raise QuorumNotReached(
                 f"{len(roster)} of {len(self._sites())} sites accepted the batch and the quorum is "
-                f"{self._study.privacy.quorum}; no code was requested and the server charged nothing for it, but sites "
-                "that accepted have charged their own ledgers; the same offer charges them no more; to fix: see the "
-                f"sites' reasons in `consilium study status`, then `consilium study resume`{self._or_finish()}"
+                f"{self._study.privacy.quorum}; no code was requested and {SITES_CHARGED}; "
+                "to fix: see the sites' reasons in "
+                f"`consilium study status`, then `consilium study resume`{self._or_finish()}"
             )
         return tuple(sorted(roster, key=lambda site: site.name))
 

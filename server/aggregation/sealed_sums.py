@@ -36,7 +36,7 @@ from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
 from common.privacy.shares import Length, unmasked
 from common.public_keys import point_of
-from server.aggregation.aggregator import Aggregator
+from server.aggregation.aggregator import SITES_CHARGED, Aggregator
 from server.aggregation.batch import Batch, Next, Opened
 from server.aggregation.exchange import Transport
 from server.ledger.recovery import RECOVERED
@@ -170,8 +170,9 @@ class SealedSums(Aggregator):
         """Return a batch of the same queries with a later draw number, after noting the number in the ledger."""
         able = tuple(site for site in self._sites() if site.name in batch.able)
         again = Batch(self._offer(batch.queries, able, draw=draw), able=batch.able)
-        self._ledger.note(f"drawn again as draw {draw} of batch {batch.id}")
-        self._noted_draws[batch.id] = draw
+        offered = again.offer.draw or draw
+        self._ledger.note(f"drawn again as draw {offered} of batch {batch.id}")
+        self._noted_draws[batch.id] = offered
         return again
 
     def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
@@ -239,9 +240,7 @@ class SealedSums(Aggregator):
                 self._below_quorum(batch, len(roster), transport)
                 raise QuorumNotReached(
                     f"{len(roster)} of the {len(accepted)} sites that accepted have confirmed each other's keys and "
-                    f"the study needs {self._study.privacy.quorum}; the server charged nothing for it, but sites "
-                    "that accepted have charged their own ledgers; the same offer charges them no more; to fix: have "
-                    "them run "
+                    f"the study needs {self._study.privacy.quorum}; {SITES_CHARGED}; to fix: have them run "
                     f"`consilium site peers`, then `consilium study resume`{self._or_finish()}"
                 )
             members = tuple(Member(site.name, mask) for site in roster if (mask := batch.replies[site.name].mask))

@@ -20,6 +20,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse, Response, StreamingResponse
 
+from common.canonical import MAX_INTEGER
 from common.ledger.rows import SignedHead
 from common.planes import PlaneName
 from server.dashboard.jobs import JobState
@@ -69,14 +70,13 @@ from server.postprocess.decisions import Decision, Verdict
 from server.study.gate import shown_gate
 from server.study.status import bundle_problem
 
-BIGGEST = 2**63 - 1
 PageName = Annotated[str, InPath(description="A live page.", pattern="^[a-z]{1,16}$")]
 Volume = Annotated[str, InPath(description="SHA-256 of a public volume.", pattern="^[0-9a-f]{64}$")]
 Kind = Annotated[Literal[KINDS] | None, Query(description="Only rows of this kind.")]  # type: ignore[valid-type]
 Text = Annotated[
     str, Query(max_length=MAX_TEXT, description="Only rows whose body contains this text, or whose hash equals it.")
 ]
-RowNumber = Annotated[int, InPath(ge=1, le=BIGGEST, description="Number of a row.")]
+RowNumber = Annotated[int, InPath(ge=1, le=MAX_INTEGER, description="Number of a row.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +261,10 @@ def rows(
     kind: Kind = None,
     text: Text = "",
     before: Annotated[
-        int | None, Query(ge=1, le=BIGGEST, description="Only rows with a smaller number than this.")
+        int | None, Query(ge=1, le=MAX_INTEGER, description="Only rows with a smaller number than this.")
     ] = None,
     after: Annotated[
-        int | None, Query(ge=0, le=BIGGEST, description="Only rows with a larger number than this.")
+        int | None, Query(ge=0, le=MAX_INTEGER, description="Only rows with a larger number than this.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_ON_A_PAGE)] = 50,
 ) -> RowPage:

@@ -17,6 +17,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import ValidationError
 
+from common.canonical import MAX_INTEGER
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.rows import SignedHead
 from common.planes import PLANES
@@ -188,7 +189,7 @@ def row(screen: OnScreen, seq: int) -> HTMLResponse:
         HTTPException: 404 if there is no such row.
     """
     service = screen.service
-    found = row_detail(service.ledger_file, seq, ledger_id=service.ledger_id) if 0 < seq < 2**63 else None
+    found = row_detail(service.ledger_file, seq, ledger_id=service.ledger_id) if 0 < seq <= MAX_INTEGER else None
     if found is None:
         raise HTTPException(404, f"The ledger has no row {seq}.")
     body = json.dumps(in_words(found.body), indent=1, ensure_ascii=False)

@@ -595,6 +595,16 @@ def test_a_server_goes_on_with_a_later_draw_where_its_ledger_or_a_sites_is_an_ol
     assert 6 in draws
 
 
+def test_the_note_of_a_batch_that_is_drawn_again_names_the_draw_that_was_offered(world: Federation) -> None:
+    core = world.core()
+    batch = core._plan(world.planned())
+    assert batch is not None
+    assert batch.offer.draw == 1
+    again = core._redrawn(batch, draw=0)  # a number that the offer does not take
+    assert again.offer.draw == 1
+    assert world.ledger.notes() == (f"drawn again as draw 1 of batch {batch.id}",)
+
+
 def test_a_server_restored_from_an_older_copy_draws_anew_and_every_ledger_counts_both_draws(
     tmp_path: Path,
 ) -> None:
