@@ -199,13 +199,19 @@ def with_patients(dataset: Dataset, table: Path) -> Dataset:
     patients = read_patients(table, ids)
     apart = _apart(dataset.patients, patients)
     if dataset.patient_identity is PatientIdentity.TABLE:
-        apart += _apart(patients, dataset.patients)
-    if apart:
+        if apart := apart + _apart(patients, dataset.patients):
+            raise InvalidInput(
+                "two tables disagree about which scans belong to the same patient",
+                value=[table.name, *apart[:3]],
+                limit="the same scans of one patient in both tables; the patients' names may differ",
+                remedy="correct the table that is wrong, or remove one of them",
+            )
+    elif apart:
         raise InvalidInput(
-            "the dataset and its table of patients disagree about which scans belong to one patient",
+            "the table of patients gives scans of one patient's folder to several patients",
             value=[table.name, *apart[:3]],
-            limit="a table that assigns one patient to all scans of the same patient in the dataset",
-            remedy="correct the one that is wrong, or remove the table",
+            limit="one patient in the table for all scans of one patient's folder",
+            remedy="correct the table or the folders, or remove the table",
         )
     return replace(
         dataset,
@@ -233,7 +239,12 @@ def scans_by_patient(dataset: Dataset) -> dict[str, tuple[str, ...]]:
 
 
 def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Return the cases with the patient of an earlier case in one mapping, and another patient in the other."""
+    """Return the cases that ``one`` gives to the patient of an earlier case, while ``other`` gives the two cases to
+    different patients.
+
+    >>> _apart({"scan 1": "A", "scan 2": "A"}, {"scan 1": "X", "scan 2": "Y"})
+    ['scan 2']
+    """
     first: dict[str, str] = {}
     both = [case for case in one if case in other]
     return [case for case in both if first.setdefault(one[case], other[case]) != other[case]]
