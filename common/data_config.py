@@ -98,7 +98,9 @@ class DataConfig:
         return region_members(self.regions, self.labels) or alone
 
     def check_new(self) -> None:
-        """Refuse names that hospitals cannot tell apart. Called for a new study only, so that older ones can be read.
+        """Refuse names that hospitals cannot tell apart.
+
+        The ledger calls it when it registers a new study, so that older ones can be read.
 
         Raises:
             InvalidInput: If two labels, channels or regions have names that are matched as one.

@@ -133,7 +133,7 @@ def recover_charges(
             if public_hex(key) not in opened.public_keys:
                 opened.rotate_key(key)
         for study in studies:
-            opened.register_study(study)
+            opened.register_study(study, older=True)
         entered = opened.recover(held, standing=kept, charge_all=charge_all)
         opened.note(f"{entered}{RECOVERED}{len(held)} receipts")
         return Recovery(

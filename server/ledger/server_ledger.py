@@ -169,17 +169,25 @@ class Ledger(AnswersQueries):
 
     # --- declaring
 
-    def register_study(self, study: Study) -> str:
+    def register_study(self, study: Study, *, older: bool = False) -> str:
         """Record a study's terms, as sites consent to them; no row is added if the study is already registered.
+
+        Every new study passes through here, so the checks of new studies are made here.
 
         Args:
             study: The study.
+            older: True for a study that was created before, and whose row this copy of the ledger lost.
 
         Returns:
             The study's id.
+
+        Raises:
+            InvalidInput: If hospitals cannot tell two labels or channels of a new study apart.
         """
         with self._writing():
             if study.id not in self._books.studies:
+                if not older:
+                    study.data.check_new()
                 self._append(StudyRecord(study.to_json(), study.id))
         return study.id
 

@@ -94,7 +94,6 @@ def create_study(
             limit="only for a new ledger; a shared ledger's standing file stays in its place",
             remedy="leave out --standing",
         )
-    study.data.check_new()
     check_study(study)
     if start is not None or study.start.weights:
         from server.study.start import check_fits  # torch

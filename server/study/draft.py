@@ -75,7 +75,7 @@ def parse_draft(text: str) -> Draft:
         text = _PRIVACY.sub(lambda found: f'{found[0]}\naggregation = "{usual}"', text, count=1)
         said.append(f"aggregation: {usual}, as is usual for a quorum of {quorum}; the study file does not say")
     study = parse_study(text)
-    study.data.check_new()
+    study.data.check_new()  # as the ledger will, but before anything is written
     if "gate" not in document and study.privacy.sealed:
         verdicts = usual_verdicts(study.privacy.quorum, sealed=True)
         study = replace(study, gate=GateConfig(verdicts))

@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from common.config import GateConfig, load_study, parse_study, render_study
 from common.errors import InvalidInput
+from common.ledger.keys import create_signing_key
 from common.pool_config import PoolConfig
 from consilium.cli.study import study_app
+from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
 from server.study import templates
 from server.study.draft import parse_draft, pool_sentence
@@ -112,3 +114,12 @@ def test_a_study_whose_names_hospitals_cannot_tell_apart_is_not_made_and_an_olde
             create()
         assert wrong[-1] in caught.value.value
     assert not made.root.exists()
+
+
+def test_no_ledger_registers_a_new_study_whose_names_hospitals_cannot_tell_apart(tmp_path: Path) -> None:
+    older = parse_study(FILE.format(quorum=3).replace('"lesion"', '"Left", "left"'))
+    key = create_signing_key(tmp_path / "key.pem")
+    with Ledger.create(tmp_path / "ledger.sqlite", signing_key=key) as ledger:
+        with pytest.raises(InvalidInput, match=r"data\.labels.*tell apart"):
+            ledger.register_study(older)
+        assert ledger.register_study(older, older=True) == ledger.register_study(older) == older.id
