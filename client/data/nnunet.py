@@ -14,7 +14,7 @@ from typing import Any
 
 from common.data.access import entries
 from common.data.dataset import Case, Dataset, Problem
-from common.data.msd import NIFTI_SUFFIXES, nifti_ending, other_ending, read_index
+from common.data.msd import NIFTI_SUFFIXES, case_of_channels, nifti_ending, other_ending, read_index
 from common.errors import InvalidInput
 
 _NUMBERED = "CASE_0000.nii.gz, CASE_0001.nii.gz, …,"
@@ -75,12 +75,12 @@ class NnunetLayout:
             label = drawn.get(case, {}).get(0)
             missing = Problem(case, "the label file is missing; to fix: put it back, or take the case out")
             known = unfit.get(case) or unfit_maps.get(case)
-            read = known or _case(case, training.get(case, {}), label, channels)
+            read = known or case_of_channels(Case(case, directory, label), training.get(case, {}), channels)
             outcomes[case] = missing if isinstance(read, Case) and label is None else read
         for case in sorted(test.keys() | unfit_tests.keys()):
             twice = "listed twice, so it is not clear which scan is meant; to fix: give one another name"
             known = Problem(case, twice) if case in outcomes else unfit_tests.get(case)
-            outcomes[case] = known or _case(case, test[case], None, channels)
+            outcomes[case] = known or case_of_channels(Case(case, directory), test[case], channels)
         if not outcomes:
             raise InvalidInput("dataset holds no case", limit=self.says, remedy="put images into imagesTr")
         return Dataset(
@@ -121,19 +121,6 @@ def _found(folder: Path, ending: str, name: re.Pattern[str]) -> tuple[dict[str, 
             unfit[case] = Problem(case, f"{reason}; to fix: convert the file, or take it out")
         found[case][number] = path
     return dict(found), unfit
-
-
-def _case(name: str, files: dict[int, Path], label: Path | None, channels: tuple[str, ...]) -> Case | Problem:
-    missing = [channel for number, channel in enumerate(channels) if number not in files]
-    if missing:
-        return Problem(name, f"the image of channel {missing[0]} is missing; to fix: put it beside the others")
-    if len(files) > len(channels):
-        return Problem(
-            name,
-            f"more channel files than the {len(channels)} that dataset.json names; to fix: name all channels there",
-        )
-    own = tuple((channel, files[number]) for number, channel in enumerate(channels))
-    return Case(id=name, image=own[0][1], label=label, channel_files=own if len(own) > 1 else ())
 
 
 def _labels(table: object) -> tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]:

@@ -8,8 +8,10 @@ or a case listed twice becomes a :class:`Problem`, and the case is left out of `
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from common.data.access import absent, check_opens, entries
@@ -23,6 +25,8 @@ from common.reading import MAX_JSON_BYTES, parse_json, read_text
 __all__ = ["Case", "Dataset", "Problem", "case_id", "check_labels", "read_dataset", "write_dataset"]
 
 NIFTI_SUFFIXES = (".nii.gz", ".nii")
+_CHANNEL = re.compile(r"(.+)_\d{4}")
+"""Name of a channel's file without its ending, in nnU-Net's datasets: the case's name, and the channel's number."""
 OTHER_SUFFIXES = (
     *(".nrrd", ".nhdr", ".mha", ".mhd", ".mgz", ".mgh", ".img.gz", ".hdr.gz", ".img", ".hdr"),
     *(".nii.bz2", ".nii.xz", ".nii.zst", ".nii.zip"),
@@ -230,7 +234,7 @@ def read_dataset(directory: Path) -> Dataset:
     cases: dict[str, Case] = {}
     problems: dict[str, Problem] = {}
     for position, entry in enumerate([*training, *test]):
-        name, outcome = _read_entry(directory, entry, position=position, hospitals=hospitals)
+        name, outcome = _read_entry(directory, entry, position=position, hospitals=hospitals, channels=channels)
         if name in cases or name in problems:
             cases.pop(name, None)
             problems[name] = Problem(name, "listed twice, so it is not clear which scan is meant; to fix: list it once")
@@ -322,22 +326,36 @@ def write_dataset(
 
 
 def _unlisted(directory: Path, listed: Iterable[object]) -> tuple[Problem, ...]:
-    """Return a problem for each case in imagesTr or labelsTr that no entry names. Hidden files do not count."""
+    """Return a problem for each case in imagesTr or labelsTr that no entry names. Hidden files do not count, nor do the
+    channels' files (``CASE_0000.nii.gz``) of a listed image.
+    """
     texts = [text for entry in listed for text in (entry.values() if isinstance(entry, dict) else (entry,))]
     named = {PurePosixPath(text.replace("\\", "/")).name for text in texts if isinstance(text, str)}
-    paths = [path for folder in ("imagesTr", "labelsTr") for path in entries(directory / folder)]
-    found = {path.name for path in paths if not path.name.startswith(".") and not path.is_dir()}
+    images, maps = (_stems(directory / folder) for folder in ("imagesTr", "labelsTr"))
     known = {name.removesuffix(nifti_ending(name)) for name in named}
-    cases = {name.removesuffix(nifti_ending(name)) for name in found if nifti_ending(name)} - known
+    channels = {name for name in images if (part := _CHANNEL.fullmatch(name)) and part[1] in known - images}
+    cases = (images | maps) - known - channels
     reason = "its files are there, but dataset.json does not list it; to fix: list it, or take the files out"
     return tuple(Problem(plain(case), reason) for case in sorted(cases))
 
 
+def _stems(folder: Path) -> set[str]:
+    """Return the names of a folder's NIfTI files without their endings; hidden files and folders are left out."""
+    files = [path for path in entries(folder) if not path.name.startswith(".") and not path.is_dir()]
+    return {path.name.removesuffix(ending) for path in files if (ending := nifti_ending(path.name))}
+
+
 def _numbered(table: object, *, key: str) -> tuple[str, ...]:
-    """Return the names of a table such as ``{"0": "background", "1": "left"}`` in the order of their numbers; refuse
-    gaps and repeats.
+    """Return the names of a table such as ``{"0": "background", "1": "left"}``, or ``{"background": 0, "left": 1}`` as
+    nnU-Net v2 states labels, in the order of their numbers; refuse gaps and repeats.
     """
-    limit = 'an object that numbers names from 0 without a gap, such as {"0": "background", "1": "left"}'
+    limit = (
+        'an object that numbers names from 0 without a gap, such as {"0": "background", "1": "left"} or '
+        '{"background": 0, "left": 1}'
+    )
+    if isinstance(table, dict) and all(type(number) is int for number in table.values()):
+        pairs = {str(number): name for name, number in table.items()}
+        table = pairs if len(pairs) == len(table) else table
     if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
         raise InvalidInput(f"dataset.json: {key}", value=table, limit=limit)
     if sorted(table) != sorted(str(i) for i in range(len(table))):
@@ -364,7 +382,7 @@ def _entry_name(entry: object, position: int) -> str:
 
 
 def _read_entry(
-    directory: Path, entry: object, *, position: int, hospitals: Mapping[str, object]
+    directory: Path, entry: object, *, position: int, hospitals: Mapping[str, object], channels: tuple[str, ...]
 ) -> tuple[str, Case | Problem]:
     name = _entry_name(entry, position)
     image = entry.get("image") if isinstance(entry, dict) else entry
@@ -374,6 +392,7 @@ def _read_entry(
             name, "its entry is invalid; to fix: a training entry has image and label, a test entry an image"
         )
     paths: list[Path] = []
+    numbered: dict[int, Path] = {}
     for kind, text in (("image", image), ("label", label)):
         if text is None:
             continue
@@ -382,16 +401,51 @@ def _read_entry(
             return name, Problem(name, f"the {kind}'s path leaves the data directory; to fix: put the file there")
         if not nifti_ending(text):
             return name, Problem(name, f"the {kind} is not a .nii or .nii.gz file; to fix: convert it to NIfTI")
-        if not is_file(directory / relative):
-            return name, Problem(name, absent(directory / relative, kind))
-        paths.append(directory / relative)
+        path = directory / relative
+        if not is_file(path):
+            numbered = _channel_files(path, most=len(channels) + 1) if kind == "image" else {}
+            if not numbered:
+                return name, Problem(name, absent(path, kind))
+        paths.append(path)
     hospital = hospitals.get(name)
-    return name, Case(
+    case = Case(
         id=name,
         image=paths[0],
         label=paths[1] if len(paths) > 1 else None,
         hospital=hospital if isinstance(hospital, str) else None,
     )
+    return name, case_of_channels(case, numbered, channels) if numbered else case
+
+
+def _channel_files(image: Path, *, most: int) -> dict[int, Path]:
+    """Return the channels' files of an image by channel number, named ``CASE_0000.nii.gz`` as nnU-Net v1 names them."""
+    ending = nifti_ending(image.name)
+    stem = image.name.removesuffix(ending)
+    files = {number: image.with_name(f"{stem}_{number:04d}{ending}") for number in range(most)}
+    return {number: file for number, file in files.items() if is_file(file)}
+
+
+def case_of_channels(case: Case, files: Mapping[int, Path], channels: tuple[str, ...]) -> Case | Problem:
+    """Return a case whose channels are separate files.
+
+    Args:
+        case: The case; its image is ignored.
+        files: The channels' files by channel number.
+        channels: Names of the dataset's channels.
+
+    Returns:
+        The case with its files in the channels' order; a problem if a channel has no file, or a file no channel.
+    """
+    missing = [channel for number, channel in enumerate(channels) if number not in files]
+    if missing:
+        return Problem(case.id, f"the image of channel {missing[0]} is missing; to fix: put it beside the others")
+    if len(files) > len(channels):
+        return Problem(
+            case.id,
+            f"more channel files than the {len(channels)} that dataset.json names; to fix: name all channels there",
+        )
+    own = tuple((channel, files[number]) for number, channel in enumerate(channels))
+    return replace(case, image=own[0][1], channel_files=own if len(own) > 1 else ())
 
 
 def _place(source: Path, directory: Path, folder: str, name: str) -> str:

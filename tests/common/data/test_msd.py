@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,51 @@ def test_files_that_the_index_does_not_list_are_named_and_belong_to_no_voter(dir
     (said,) = (one for one in check_data(directory, study, DatasetSettings()) if "not list; no voter" in one.text)
     assert (said.state, said.subject) == (State.NOTE, "p7, p8")
     assert "p7" not in said.text
+
+
+def test_images_named_as_nnunet_v1_names_them_are_the_listed_cases(directory: Path) -> None:
+    edit(directory, modality={"0": "T1", "1": "T2"})
+    for case in ("p0", "p1", "p2"):
+        image = directory / f"imagesTr/{case}.nii.gz"
+        shutil.copy(image, directory / f"imagesTr/{case}_0001.nii.gz")
+        image.rename(directory / f"imagesTr/{case}_0000.nii.gz")
+    (directory / "imagesTr/p1_0001.nii.gz").unlink()
+    write_volume(directory / "imagesTr/p2_0002.nii.gz")
+    write_volume(directory / "imagesTr/p7_0000.nii.gz")
+    dataset = read_dataset(directory)
+    assert [case.id for case in dataset.labelled] == ["p0"]
+    names = [(channel, path.name) for channel, path in dataset.cases[0].channel_files]
+    assert names == [("T1", "p0_0000.nii.gz"), ("T2", "p0_0001.nii.gz")]
+    assert dataset.cases[0].image.name == "p0_0000.nii.gz"
+    reasons = {problem.case: problem.reason for problem in dataset.problems}
+    assert "the image of channel T2 is missing; to fix: " in reasons["p1"]
+    assert "more channel files than the 2 that dataset.json names; to fix: " in reasons["p2"]
+    assert [problem.case for problem in dataset.unlisted] == ["p7_0000"]
+
+
+def test_one_channel_named_as_nnunet_v1_names_it_is_the_whole_image(directory: Path) -> None:
+    (directory / "imagesTr/p0.nii.gz").rename(directory / "imagesTr/p0_0000.nii.gz")
+    (directory / "imagesTs/p3.nii.gz").rename(directory / "imagesTs/p3_0000.nii.gz")
+    dataset = read_dataset(directory)
+    assert dataset.problems == dataset.unlisted == ()
+    assert {case.id: case.image.name for case in dataset.cases}["p0"] == "p0_0000.nii.gz"
+    assert all(case.channel_files == () for case in dataset.cases)
+
+
+def test_an_image_beside_the_one_that_the_index_lists_stays_unlisted(directory: Path) -> None:
+    shutil.copy(directory / "imagesTr/p0.nii.gz", directory / "imagesTr/p0_0000.nii.gz")
+    dataset = read_dataset(directory)
+    assert dataset.cases[0].image.name == "p0.nii.gz"
+    assert [problem.case for problem in dataset.unlisted] == ["p0_0000"]
+
+
+def test_labels_as_nnunet_v2_states_them_are_read_or_refused_with_the_form_that_is_read(directory: Path) -> None:
+    edit(directory, labels={"core": 1, "background": 0})
+    assert read_dataset(directory).labels == ("background", "core")
+    for labels in ({"background": 0, "core": 2}, {"background": 0, "whole": [1, 2]}, {"background": False, "core": 1}):
+        edit(directory, labels=labels)
+        with pytest.raises(InvalidInput, match=r'from 0 without a gap, such as \{"0": "background".*"background": 0'):
+            read_dataset(directory)
 
 
 def test_an_index_that_windows_wrote_is_read(directory: Path) -> None:
