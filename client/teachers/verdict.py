@@ -6,7 +6,9 @@ judge a student that could not be compared with any public model.
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from client.site.books import open_books
 from client.teachers.evaluation import Evaluation
 from client.teachers.figures import figures_to_sign
 from client.teachers.pulled_student import OWN_VERDICT, STUDENT_DIR
+from common.canonical import sha256_bytes, sha256_file
 from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.ledger.rows import format_time
@@ -22,6 +25,9 @@ from common.objects import all_or_nothing, write_atomically
 from common.site_figures import SiteFigures
 from common.site_verdict import SiteVerdict
 from common.student_statement import StudentStatement
+
+BEGUN = "statements.begun"
+"""File in the student's folder that lists the statements being written. It remains if the process is killed."""
 
 
 def word_of(evaluation: Evaluation) -> str:
@@ -55,11 +61,12 @@ def check_outputs(site_dir: Path, *, verdict: Path | None, figures: Path | None)
         figures: File for the figures; None for no figures.
 
     Raises:
-        InvalidInput: If a file exists, both are the same, or no student was pulled.
+        InvalidInput: If a file exists that no killed command left, both are the same, or no student was pulled.
     """
     outputs = {"--verdict": verdict, "--figures": figures}
+    begun = _begun(site_dir)
     for option, out in outputs.items():
-        if out is not None and os.path.lexists(out):
+        if out is not None and os.path.lexists(out) and not _is_left_over(out, begun):
             raise InvalidInput("the output file exists already", value=str(out), remedy=f"choose another with {option}")
     if verdict is not None and figures is not None and verdict.resolve() == figures.resolve():
         raise InvalidInput("--verdict and --figures", value=str(figures), limit="two files")
@@ -74,7 +81,8 @@ def give_statements(
 
     1. Compute both first, so that nothing is recorded if one of them is refused.
     2. Record in the site's ledger that they were made, then sign them.
-    3. Write the files. If one cannot be written, those written before are removed.
+    3. Write the files. If one cannot be written, those written before are removed. If the process is killed, the
+       list of the files remains, and the same command, repeated, replaces those that were written.
 
     Args:
         site_dir: The site's directory.
@@ -105,14 +113,36 @@ def give_statements(
         if dice is not None:
             ledger.note(f"figures on student {bundle} of study {study.id}")
             measured = SiteFigures(study.id, bundle, config.site, dice, time).signed_by(ledger.sign)
-    own = site_dir / STUDENT_DIR / OWN_VERDICT
-    with all_or_nothing(own.parent, *filter(None, (verdict, figures))):  # 3.
-        if figures is not None and measured is not None:
-            write_atomically(figures, measured.render(), mode=0o600)
-        if verdict is not None and said is not None:
-            write_atomically(own, said.render(), mode=0o600)
-            write_atomically(verdict, said.render(), mode=0o600)
+    files: dict[Path, bytes] = {}
+    if figures is not None and measured is not None:
+        files[figures] = measured.render()
+    if verdict is not None and said is not None:
+        files |= {site_dir / STUDENT_DIR / OWN_VERDICT: said.render(), verdict: said.render()}
+    for out in filter(None, (verdict, figures)):
+        out.unlink(missing_ok=True)  # left by a killed command, as check_outputs found
+    begun = site_dir / STUDENT_DIR / BEGUN
+    with all_or_nothing(begun.parent, *filter(None, (verdict, figures))):  # 3.
+        sums = {str(path.absolute()): sha256_bytes(data) for path, data in files.items()}
+        write_atomically(begun, json.dumps(sums).encode(), mode=0o600)
+        for path, data in files.items():
+            write_atomically(path, data, mode=0o600)
+        begun.unlink()
     return said, measured
+
+
+def _begun(site_dir: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file that a killed command was writing, by path; empty if no command was killed."""
+    path = site_dir / STUDENT_DIR / BEGUN
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_left_over(out: Path, begun: Mapping[str, str]) -> bool:
+    expected = begun.get(str(out.absolute()))
+    return expected is not None and out.is_file() and sha256_file(out) == expected
 
 
 def _judged(site_dir: Path) -> tuple[SiteConfig, Study, str]:

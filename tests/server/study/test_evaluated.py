@@ -9,6 +9,7 @@ import re
 import shutil
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +30,7 @@ from common.ledger.records import NoteRecord, parse_record
 from common.node_auth import AdmittedNode, write_admitted
 from common.objects import write_atomically
 from common.site_figures import LEAST_PATIENTS, MAX_FIGURES_BYTES, SiteFigures, StructureFigure
+from common.site_verdict import SiteVerdict
 from common.student_statement import StudentStatement
 from consilium.cli.site import site_app
 from consilium.cli.study import study_app
@@ -279,6 +281,46 @@ def test_verdict_and_figures_are_given_together_or_not_at_all(
     assert done.exit_code == 0
     assert own.read_bytes() == (out / "v.json").read_bytes()
     assert (out / "f.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", ["f.json", "v.json", "student/verdict.json"])
+def test_a_repeated_command_completes_the_pair_of_a_killed_one_and_keeps_other_files(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    words, out = site_to_evaluate(fed, tmp_path, monkeypatch), tmp_path / "out"
+    own = fed.root / "site-0" / "student" / "verdict.json"
+    monkeypatch.setattr(Evaluation, "verdict", "better")
+    both = ["--verdict", str(out / "v.json"), "--figures", str(out / "f.json")]
+    with monkeypatch.context() as patch:  # a killed process removes nothing
+        patch.setattr("client.teachers.verdict.write_atomically", failing_at(broken))
+        patch.setattr("client.teachers.verdict.all_or_nothing", lambda *files: nullcontext())
+        assert RUN.invoke(site_app, [*words, *both]).exit_code
+    assert (out / "f.json").exists() == (broken != "f.json")
+    assert not (out / "v.json").exists()
+    done = RUN.invoke(site_app, [*words, *both], catch_exceptions=False)
+    assert done.exit_code == 0
+    measured = SiteFigures.parse((out / "f.json").read_bytes())
+    assert measured.time_utc == SiteVerdict.parse((out / "v.json").read_bytes()).time_utc
+    assert own.read_bytes() == (out / "v.json").read_bytes()
+    again = RUN.invoke(site_app, [*words, *both])  # a complete pair is never overwritten
+    assert "exists already" in str(again.exception)
+
+
+@pytest.mark.slow
+def test_a_file_that_a_killed_command_did_not_write_is_never_overwritten(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, out = site_to_evaluate(fed, tmp_path, monkeypatch), tmp_path / "out"
+    monkeypatch.setattr(Evaluation, "verdict", "better")
+    both = ["--verdict", str(out / "v.json"), "--figures", str(out / "f.json")]
+    with monkeypatch.context() as patch:
+        patch.setattr("client.teachers.verdict.write_atomically", failing_at("v.json"))
+        patch.setattr("client.teachers.verdict.all_or_nothing", lambda *files: nullcontext())
+        assert RUN.invoke(site_app, [*words, *both]).exit_code
+    (out / "f.json").write_text("another file")
+    assert "exists already" in str(RUN.invoke(site_app, [*words, *both]).exception)
+    assert (out / "f.json").read_text() == "another file"
 
 
 def failing_at(name: str) -> Callable[..., None]:
