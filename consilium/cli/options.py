@@ -63,6 +63,24 @@ def folder_to_write(path: Path | None) -> Path | None:
     return path
 
 
+def metrics_to_write(asked: str | None) -> str | None:
+    """Refuse a folder of curves that cannot be written, before the training begins. Callback of ``--metrics``.
+
+    Args:
+        asked: Form and folder, such as ``tensorboard:runs``; None if the option was left out.
+
+    Returns:
+        The same text.
+
+    Raises:
+        InvalidInput: If the folder is a file.
+        OSError: If the system refuses to write there.
+    """
+    if folder := (asked or "").partition(":")[2]:
+        folder_to_write(Path(folder))
+    return asked
+
+
 def _try_to_write(folder: Path, *, named: Path) -> None:
     """Test with an unnamed file that the folder, or its nearest existing parent, can be written to."""
     while not folder.exists() and folder != folder.parent:
@@ -90,6 +108,7 @@ Metrics = Annotated[
     typer.Option(
         "--metrics",
         metavar="FORM:FOLDER",
+        callback=metrics_to_write,
         help="Also write the training's curves into FOLDER. FORM is tensorboard or mlflow; the package of that name "
         "must be installed. Nothing is sent anywhere.",
     ),

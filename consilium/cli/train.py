@@ -96,7 +96,7 @@ def train(
     temperature: Annotated[
         float | None, typer.Option(help="Weight of the divergence from the prior in dp-bbb's loss.")
     ] = None,
-    prior_std: Annotated[float | None, typer.Option(help="Standard deviation of dp-bbb's prior.")] = None,
+    prior_std: Annotated[float | None, typer.Option(help="Standard deviation of dp-bbb's prior, at most 1000.")] = None,
     mu: Annotated[
         float | None, typer.Option(help="Weight μ of the penalty on auxiliary coordinates in dp-mac's loss.")
     ] = None,

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from client.training.task import SiteReport, VoterReport
 from client.training.teacher_curves import TeacherCurves
@@ -22,6 +23,9 @@ from common.config import TrainingConfig, render_study
 from common.curves import FORMS, open_curves
 from common.errors import InvalidInput
 from common.events import EventLog, read_events
+from consilium.cli.site import site_app
+from consilium.cli.student import student_app
+from consilium.cli.study import study_app
 from server.dashboard.event_fold import EventFold
 from server.postprocess import networks
 from server.protocols.public_start import pass_ends
@@ -224,3 +228,14 @@ def test_two_runs_in_one_folder_lie_beside_each_other_in_mlflow(tmp_path: Path) 
     for run, loss in (("first", 0.5), ("second", 0.25)):
         history = client.get_metric_history(found[run], "teacher-0/loss")
         assert [(one.step, one.value) for one in history] == [(3, loss)]
+
+
+@pytest.mark.parametrize("command", ["study run", "study watch", "student train", "site train"])
+def test_a_folder_of_curves_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, command: str) -> None:
+    (tmp_path / "runs").write_text("a file")
+    group, name = command.split()
+    words = ["--site-dir", str(tmp_path)] if group == "site" else [str(tmp_path)]
+    apps = {"study": study_app, "student": student_app, "site": site_app}
+    done = CliRunner().invoke(apps[group], [name, *words, "--metrics", f"tensorboard:{tmp_path / 'runs'}"])
+    assert isinstance(done.exception, InvalidInput)
+    assert "output folder: got" in str(done.exception)

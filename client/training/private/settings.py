@@ -42,7 +42,7 @@ UNREAD: dict[str, tuple[str, ...]] = {
 }
 """The settings that each strategy does not read. A command that sets one of them is refused."""
 
-MOST = {"learning_rate": 1, "clip": 1_000_000, "temperature": 1_000_000}
+MOST = {"learning_rate": 1, "clip": 1_000_000, "temperature": 1_000_000, "prior_std": 1_000, "initial_std": 1_000}
 """Largest values of settings. With larger ones a training only adds noise, diverges, or exceeds float32."""
 
 
@@ -64,8 +64,8 @@ class PrivateSettings:
         chunk: Patients differentiated at once.
         method: How per-patient gradients are computed, ``vmap`` or ``loop``.
         temperature: dp-bbb's temperature λ of the KL divergence.
-        prior_std: dp-bbb's standard deviation of the prior.
-        initial_std: dp-bbb's first standard deviation of the posterior.
+        prior_std: dp-bbb's standard deviation of the prior, at most 1000.
+        initial_std: dp-bbb's first standard deviation of the posterior, at most 1000.
         per_layer: One clip for each layer.
         mu: dp-mac's weight μ of the penalty at the first step.
         mu_growth: Factor by which that weight grows until the last step.

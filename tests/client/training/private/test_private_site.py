@@ -457,6 +457,7 @@ def test_settings_that_protect_nobody_or_make_no_sense_are_refused() -> None:
         *({"epsilon": 1000.0}, {"epsilon": float("nan")}, {"delta": 0.0}, {"strategy": "dp-magic"}),
         *({"scans": count} for count in (0, 65, 1 << 40)),
         *({"learning_rate": 1.1}, {"clip": 1.1e6}, {"temperature": 1e300}),
+        *({"prior_std": 1001.0}, {"initial_std": 1e300}),
     )
     for bad in nonsense:
         with pytest.raises(InvalidInput):
