@@ -11,7 +11,7 @@ another site ledger than before.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -293,9 +293,17 @@ def publish_validation(workspace: Workspace, dataset: Dataset) -> int:
     Raises:
         InvalidInput: If no case has a label map, or the study learns from one of the cases.
     """
-    cases = _keep(workspace, workspace.study(), dataset)
+    from common.data.volume import volume_from_bytes
+
+    study = workspace.study()
+    cases = _keep(workspace, study, dataset)
     learnt = {*workspace.volumes(), *(files.image for files in workspace.paired())}
-    if not cases or learnt & {files.image for files in cases}:
+
+    def voxels(images: Iterable[str]) -> set[str]:  # a copy may be stored in another file, such as a compressed one
+        read = (volume_from_bytes(workspace.objects.get(image), study.data).image for image in images)
+        return {sha256_bytes((image + 0).tobytes()) for image in read}
+
+    if not cases or voxels(learnt) & voxels(files.image for files in cases):
         raise InvalidInput(
             "validation cases",
             value=len(cases),

@@ -123,12 +123,16 @@ def test_a_validation_case_given_twice_is_refused_although_its_files_differ(
         )
 
 
-def test_nothing_the_student_learns_from_is_a_validation_case(
-    recorded: Recorded, validation: Path, tmp_path: Path
+@pytest.mark.parametrize("level", [None, 1])
+def test_nothing_the_student_learns_from_is_a_validation_case_however_it_is_compressed(
+    recorded: Recorded, validation: Path, tmp_path: Path, level: int | None
 ) -> None:
     workspace, dataset = recorded.workspace, read_dataset(validation)
     learnt = tmp_path / "learnt.nii.gz"
-    learnt.write_bytes(workspace.objects.get(workspace.volumes()[0]))
+    content = workspace.objects.get(workspace.volumes()[0])
+    if level is not None:
+        content = gzip.compress(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content, level, mtime=7)
+    learnt.write_bytes(content)
     case = Case("learnt", image=learnt, label=dataset.labelled[0].label)
     wrong = write_dataset(
         tmp_path / "wrong", name="wrong", labels=dataset.labels, channels=dataset.channels, cases=[case]
