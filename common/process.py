@@ -322,6 +322,8 @@ class ProcessGroup:
             self._seen |= found
             _signal_each(found, signal.SIGKILL)
             time.sleep(0.02)
+        while _dying(self._seen) and time.monotonic() < deadline:
+            time.sleep(0.02)
         _reap_orphans(frozenset(self._leaders), frozenset(self._seen))
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
@@ -465,6 +467,20 @@ def _members(tag: str, *, session: int | None) -> frozenset[int]:
         if any(item.startswith(needle) for item in environ.split(b"\0")):
             found.add(int(entry.name))
     return frozenset(found - {os.getpid()})
+
+
+def _dying(pids: Iterable[int]) -> bool:
+    """Return whether a child of this process among these has not ended yet.
+
+    A killed process gives up its environment, by which :func:`_members` finds it, before it ends.
+    """
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            state, parent = stat[stat.rindex(b")") + 2 :].split(maxsplit=2)[:2]
+            if int(parent) == os.getpid() and state not in (b"Z", b"X"):
+                return True
+    return False
 
 
 def _adopt_orphans(on: bool) -> bool:

@@ -85,6 +85,17 @@ def test_no_process_is_left_after_the_block(tmp_path: Path) -> None:
     assert not any(map(living, both))
 
 
+def test_the_block_waits_for_a_killed_process_that_has_given_up_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = stubborn(tmp_path)
+    answers = [True, True]
+    with ProcessGroup() as group:
+        group.start(one)
+        monkeypatch.setattr("common.process._dying", lambda pids: bool(pids) and bool(answers) and answers.pop())
+    assert not answers
+
+
 def test_no_process_is_left_after_an_exception(tmp_path: Path) -> None:
     one, pids = stubborn(tmp_path)
     with pytest.raises(ZeroDivisionError), ProcessGroup() as group:  # noqa: PT012  (the block is what is tested)
