@@ -346,6 +346,12 @@ def test_page_claims_no_refusal_it_has_not_seen() -> None:
     assert "no unregistered node" in text
 
 
+def test_the_table_says_over_what_its_mean_is_and_how_the_gain_in_the_text_differs() -> None:
+    text = Outline(render_html(make_facts(pictures=0))).text
+    assert "Mean over structures" in text
+    assert "the gain in the text is a mean over cases" in text
+
+
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
