@@ -51,6 +51,7 @@ def server(
     from server.operations import provision
 
     workspace = Workspace(directory)
+    before = workspace.endpoint().superlink if (workspace.root / "endpoint.json").exists() else ""
     if behind is None and host is None:
         raise InvalidInput(
             "--host is missing",
@@ -70,7 +71,15 @@ def server(
         endpoint = Endpoint(host=str(host), port=outer, internal_port=inner)
         names = tuple(name for name in more_names.split(",") if name)
         until = provision.set_up_server(workspace, endpoint, more_names=names)
-    say(f"{workspace.endpoint().superlink}; certificate valid until {until:%Y-%m-%d}")
+    now = workspace.endpoint().superlink
+    say(f"{now}; certificate valid until {until:%Y-%m-%d}")
+    if before not in ("", now):
+        say(
+            f"warning: the server's address was {before}, and sites that have a kit connect only to that address; to "
+            "fix: run this command again with the old --host and --port; or give the sites the new address, for "
+            "objects_url and superlink under [server] in their site.toml, then make new kits",
+            err=True,
+        )
     if holder:
         say(
             f"SuperLink's port on loopback is {inner}, because study {holder} uses the default port; to change it: "

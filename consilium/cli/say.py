@@ -33,6 +33,22 @@ def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     typer.echo(plain_lines(text), err=err, nl=nl)
 
 
+def agreed(question: str, *, err: bool = False) -> bool:
+    """Ask a question with the answers yes and no.
+
+    Args:
+        question: The question.
+        err: Ask on stderr.
+
+    Returns:
+        True for yes; False for no, Ctrl-C, or an input that ends without an answer.
+    """
+    try:
+        return typer.confirm(question, err=err)
+    except typer.Abort:
+        return False
+
+
 def json_text(facts: object) -> str:
     """Return facts as the text that ``--json`` prints.
 

@@ -10,7 +10,7 @@ import typer
 
 from common.errors import InvalidInput
 from consilium.cli.options import AsJson, SiteDir
-from consilium.cli.say import json_text, say
+from consilium.cli.say import agreed, json_text, say
 
 
 def disclose(
@@ -55,8 +55,12 @@ def disclose(
             f"auditor with the key {auditor_fingerprint(auditor)}. While the auditor keeps it secret, nothing more is "
             f"released. If the auditor published it, your patient pool would have spent {shown.if_told} at most"
         )
-    if not yes:
-        typer.confirm("Have you compared this fingerprint with the auditor, and may they have the code?", abort=True)
+    if not yes and not agreed("Have you compared this fingerprint with the auditor, and may they have the code?"):
+        raise InvalidInput(
+            "the disclosure was not confirmed, so nothing was disclosed",
+            limit="the answer y",
+            remedy="compare the fingerprint with the auditor; then answer y at a terminal, or give --yes",
+        )
     disclose_draw(site_dir, shown.roster, auditor=auditor, out=target, now=datetime.now(UTC))
     if as_json:
         facts = {"draw": shown.roster, "auditor": auditor, "queries": shown.queries, "file": str(target)}

@@ -11,7 +11,7 @@ import typer
 from common.errors import InvalidInput
 from common.plain import joined
 from consilium.cli.options import AsJson, SiteDir
-from consilium.cli.say import json_text, say
+from consilium.cli.say import agreed, json_text, say
 
 if TYPE_CHECKING:
     from client.site.peers import PeersView
@@ -59,16 +59,28 @@ def peers(
     if distrust is not None:
         known.distrust(site_dir, distrust)
     if confirm is not None:
-        said = fingerprint or typer.prompt(f"the fingerprint that {confirm} read out", err=True)
+        said = fingerprint or _typed(confirm)
         known.confirm(site_dir, confirm, said)
     view = known.look(site_dir)
     if confirm_all and view.standing(known.PeerTrust.NOT_CONFIRMED):
         say(peers_text(view), err=True)
-        if not typer.confirm("have you compared each NOT CONFIRMED fingerprint with that hospital itself?", err=True):
+        if not agreed("have you compared each NOT CONFIRMED fingerprint with that hospital itself?", err=True):
+            say("nothing was confirmed; to fix: call these hospitals, then answer y at a terminal", err=True)
             raise typer.Exit(1)
         known.confirm_shown(site_dir, view)
         view = known.look(site_dir)
     say(json_text(view.to_json()) if as_json else peers_text(view))
+
+
+def _typed(site: str) -> str:
+    """Ask for the fingerprint that a site read out; raise InvalidInput if the input ends without one."""
+    try:
+        return str(typer.prompt(f"the fingerprint that {site} read out", err=True))
+    except typer.Abort:
+        raise InvalidInput(
+            "no fingerprint was typed, so nothing was confirmed",
+            remedy="run the command at a terminal, or give --fingerprint SHA256:… as the hospital read it out",
+        ) from None
 
 
 def consent_to_peers(site_dir: Path) -> str:

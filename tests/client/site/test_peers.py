@@ -229,6 +229,14 @@ def test_all_are_confirmed_at_once_only_by_who_was_shown_them_and_said_so(world:
     assert set(world.standings().values()) == {PeerTrust.CONFIRMED}
 
 
+def test_an_input_that_ends_without_an_answer_says_what_to_do(world: World) -> None:
+    take(world.sites["north"], world.listed)
+    asked = world.ask("--confirm", "south", typed="")
+    assert isinstance(asked.exception, InvalidInput)
+    assert "--fingerprint" in str(asked.exception)
+    assert "nothing was confirmed; to fix: " in world.ask("--confirm-all", typed="").stderr
+
+
 def test_a_site_heard_of_with_two_keys_is_not_confirmed_in_passing(world: World) -> None:
     take(world.sites["north"], world.listed)
     world.offer(Peer("south", INVENTED))

@@ -112,6 +112,16 @@ def test_stating_another_hospitals_ledger_id_bars_nobody_and_names_both(
         assert any(theirs in row.body for row in ledger.rows() if row.kind == "note")
 
 
+def test_an_operator_who_changes_the_servers_address_is_told_who_knows_only_the_old_one(workspace: Workspace) -> None:
+    words = ["provision", "server", str(workspace.root), "--host", workspace.endpoint().host, "--port"]
+    same = CliRunner().invoke(app, [*words, str(workspace.endpoint().port)])
+    assert (same.exit_code, "warning" in same.stderr) == (0, False)
+    before = workspace.endpoint().superlink
+    other = CliRunner().invoke(app, [*words, "9444"])
+    assert other.exit_code == 0
+    assert f"warning: the server's address was {before}" in other.stderr
+
+
 def test_two_approvals_at_once_admit_both(workspace: Workspace, tmp_path: Path) -> None:
     requests = []
     for name in ("north", "south"):
