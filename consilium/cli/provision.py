@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,7 +86,9 @@ def server(
             f"SuperLink's port on loopback is {inner}, because study {holder} uses the default port; to change it: "
             "--internal-port"
         )
-    say(f"next: `consilium server up {directory}`, and a kit for each site: `consilium provision kit`")
+    say(
+        f"next: `consilium server up {shlex.quote(str(directory))}`, and a kit for each site: `consilium provision kit`"
+    )
 
 
 @provision_app.command("kit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -328,7 +329,7 @@ def _joining_text(study: Study, *, file: Path) -> str:
             guess_sentence(privacy.protection, limit, colluders=privacy.sealed_colluders, yours=True),
             pool_sentence(study, yours=True),
             "read the whole consent sheet (who sees what, how long it lasts, how to withdraw) before you send the "
-            f"request: `consilium study show {file} --for-site`",
+            f"request: `consilium study show {shlex.quote(str(file))} --for-site`",
         ]
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -382,7 +383,8 @@ def run(
         if not detach:
             supervisor.watch(workspace, on_event=on_event)
     if detach:
-        done = f"the study is complete, so no query is asked; `consilium study status {directory}` shows it"
+        named = shlex.quote(str(directory))
+        done = f"the study is complete, so no query is asked; `consilium study status {named}` shows it"
         say(done if complete else _goes_on(directory))
         return
     print_end(workspace, as_json=as_json)
@@ -428,9 +430,10 @@ def _following(directory: Path, metrics: str | None) -> Iterator[Callable[[dict[
 
 
 def _goes_on(directory: Path) -> str:
+    named = shlex.quote(str(directory))
     return (
-        f"the run goes on at the server; `consilium study watch {directory}` attaches again, "
-        f"`consilium study stop {directory}` ends it"
+        f"the run goes on at the server; `consilium study watch {named}` attaches again, "
+        f"`consilium study stop {named}` ends it"
     )
 
 

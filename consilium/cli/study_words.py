@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,9 +96,10 @@ def _print_worth(workspace: Workspace, *, warned: bool) -> None:
 
     found = read_measured(workspace.root, workspace.study().id)
     if found is None:
+        root = shlex.quote(str(workspace.root))
         say(
             "the student's gain was not measured, because there is no validation set; to measure it: `consilium study "
-            f"publish {workspace.root} --validation DIR`, then `consilium student export {workspace.root}`"
+            f"publish {root} --validation DIR`, then `consilium student export {root}`"
         )
         return
     say(f"Dice on the validation set: {found.line()}\n{ONE_RUN}")
@@ -280,4 +282,4 @@ def create_and_say(
         "`consilium provision approve --pool-epsilon`"
     )
     say_rooms(Workspace(directory), whole=True)
-    say(f"created {directory}; next: `consilium study publish {directory} --images DIR`")
+    say(f"created {directory}; next: `consilium study publish {shlex.quote(str(directory))} --images DIR`")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -220,7 +221,8 @@ def renew(workspace: Workspace, *, valid_days: int = 365, now: datetime | None =
             "certificate to renew",
             value=str(folder / "server.crt"),
             limit="an existing certificate",
-            remedy=f"make one with `consilium provision server {keeper.root} --host NAME`, or restore the file",
+            remedy=f"make one with `consilium provision server {shlex.quote(str(keeper.root))} --host NAME`, "
+            "or restore the file",
         )
     authority = Authority(certificate=keeper.authority_dir / "ca.crt", key=keeper.authority_dir / "ca.key")
     issue_server_certificate(
@@ -265,7 +267,7 @@ def certificate(workspace: Workspace, *, now: datetime) -> CertificateStanding:
     if over:
         line = f"CERTIFICATE EXPIRED on {until.astimezone():%Y-%m-%d %H:%M}: no site can open a new connection"
     if until - now < timedelta(days=RENEW_DAYS):
-        line += f"; to fix: `consilium provision renew {workspace.root}`"
+        line += f"; to fix: `consilium provision renew {shlex.quote(str(workspace.root))}`"
     return CertificateStanding(until, over, line)
 
 
