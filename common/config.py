@@ -264,6 +264,27 @@ class TrainingConfig:
         if not 0 <= self.modality_dropout < 1:
             raise InvalidInput("modality dropout", value=self.modality_dropout, limit="0 to below 1")
 
+    def check_grid(self, grid: tuple[int, ...]) -> None:
+        """Refuse volumes that the network cannot halve once for each of its levels but the first.
+
+        Args:
+            grid: Voxels of a volume; with :attr:`patch` the patch counts instead.
+
+        Raises:
+            InvalidInput: If a side is no multiple of 2^(levels − 1), or a single voxel is left.
+        """
+        levels, size = len(self.channels), tuple(self.patch or grid)
+        if self.network == "dynunet" and levels < 3:
+            raise InvalidInput("channels of dynunet", value=self.channels, limit="at least 3 numbers")
+        halved = 2 ** (levels - 1)
+        if any(n % halved for n in size) or set(size) == {halved}:
+            raise InvalidInput(
+                "voxels of a training volume or patch",
+                value=size,
+                limit=f"multiples of {halved}, not all {halved}, because the network has {levels} levels",
+                remedy="choose a larger size, or fewer training channels",
+            )
+
     def to_table(self) -> dict[str, Any]:
         """Return the section's keys and values.
 

@@ -153,7 +153,7 @@ def resample(
     """
     rows = (matrix / (np.array(volume.shape[1:]) / 2)[:, None])[::-1]  # in grid_sample's units, last axis first
     along = torch.tensor(rows.copy(), dtype=torch.float32, device=volume.device)
-    x, y, z = (torch.arange(n, device=volume.device) - (n - 1) / 2 for n in volume.shape[1:])
+    x, y, z = (torch.arange(n, dtype=torch.float32, device=volume.device) - (n - 1) / 2 for n in volume.shape[1:])
     plane = along[:, 1, None, None] * y[:, None] + (along[:, 2, None] * z + along[:, 3, None])[:, None]
     places = ((along[:, 0, None] * x)[:, :, None, None] + plane[:, None]).movedim(0, -1)
     moved = torch.nn.functional.grid_sample(volume[None], places[None], padding_mode="border", align_corners=False)

@@ -186,6 +186,7 @@ def fit(
     resumed_from = step
     if recipe.patch and any(n > size for n, size in zip(recipe.patch, images.shape[2:], strict=True)):
         raise InvalidInput("training patch", value=recipe.patch, limit=f"within the grid {images.shape[2:]}")
+    recipe.check_grid(images.shape[2:])
     changes = AUGMENTS[recipe.augmentation] if augment else None
     model.train()
     while step < recipe.steps:

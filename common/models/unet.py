@@ -117,7 +117,7 @@ def build_unet(
     words = definition(network, channels, in_channels=in_channels, out_channels=out_channels)
     kind = _KINDS[str(words.pop("_target_"))]
     with torch.device("meta"):  # no random numbers; weights are set below
-        model: torch.nn.Module = kind(**words)
+        model: torch.nn.Module = kind(**words).float()  # whatever the process's default type
     model.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():

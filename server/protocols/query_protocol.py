@@ -401,8 +401,11 @@ def check_study(study: Study) -> None:
         study: The terms.
 
     Raises:
-        InvalidInput: If the grid is too large for a query about all volumes, or for a student without patches.
+        InvalidInput: If a recipe's network cannot halve the grid, or if the grid is too large for a query about all
+            volumes, or for a student without patches.
     """
+    study.teacher.check_grid(study.data.grid)
+    study.student.check_grid(study.data.student.grid)
     if not study.codec.terms.framed:
         return
     if math.prod(study.data.grid) > WHOLE_VOXELS:

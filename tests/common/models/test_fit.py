@@ -209,6 +209,39 @@ def test_a_patch_the_network_cannot_halve_and_an_unknown_augmentation_are_refuse
         TrainingConfig(channels=(2, 4, 8, 16, 32), **wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "size", "said"),
+    [
+        ({"channels": (4, 8)}, (13, 8, 8), "multiples of 2"),
+        ({"channels": (2, 4, 4, 8, 8)}, (8, 16, 16), "multiples of 16"),
+        ({"channels": (2, 4, 4, 8)}, (8, 8, 8), "not all 8"),
+        ({"channels": (2, 4, 4, 8), "patch": (8, 8, 8)}, (16, 16, 16), "not all 8"),
+        ({"channels": (4, 8), "network": "dynunet"}, (8, 8, 8), "at least 3"),
+    ],
+    ids=str,
+)
+def test_volumes_that_the_network_cannot_halve_are_refused_before_the_training(
+    recipe: dict[str, object], size: tuple[int, ...], said: str
+) -> None:
+    images, targets = np.zeros((2, 1, *size), np.float32), np.zeros((2, *size), np.uint8)
+    with pytest.raises(InvalidInput, match=said):
+        fit(model(), images, targets, TrainingConfig(steps=1, **recipe), seed=1, classes=3)  # type: ignore[arg-type]
+
+
+def test_the_process_s_default_type_changes_no_weight() -> None:
+    images, targets = balls(2)
+    recipe, weights = TrainingConfig(channels=(4, 8), steps=3), []
+    for default in (torch.float32, torch.float64):
+        torch.set_default_dtype(default)
+        try:
+            net = model()
+            fit(net, images, targets, recipe, seed=5)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        weights.append(weights_to_bytes(net))
+    assert weights[0] == weights[1]
+
+
 def test_a_tiling_inferer_may_be_given() -> None:
     net = model()
     image = np.zeros((1, 32, 16, 16), dtype=np.float32)

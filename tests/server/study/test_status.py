@@ -373,6 +373,19 @@ def test_a_joint_query_on_a_grid_that_is_too_fine_for_it_is_refused_when_the_stu
     assert CliRunner().invoke(study_app, ["init", str(tmp_path / "each"), *words]).exit_code == 0
 
 
+@pytest.mark.parametrize("who", ["teacher", "student"])
+def test_a_recipe_whose_network_cannot_halve_the_grid_is_refused_when_the_study_is_made(
+    tmp_path: Path, who: str
+) -> None:
+    file = tmp_path / "study.toml"
+    terms = '[privacy]\nepsilon = 8.0\ndelta = 1e-3\nplanned_queries = 4\nquorum = 2\naggregation = "open"\n'
+    data = '[data]\nlabels = ["background", "body"]\nspacing_mm = [1.0, 1.0, 1.0]\ngrid = [24, 16, 16]\n'
+    file.write_text(f'schema = 1\nname = "t"\n{data}{terms}[{who}]\nchannels = [4, 4, 8, 8, 16]\n')
+    done = CliRunner().invoke(study_app, ["create", str(tmp_path / "study"), "--study", str(file)])
+    assert "(24, 16, 16); allowed: multiples of 16" in str(done.exception)
+    assert not (tmp_path / "study").exists()
+
+
 def test_a_study_whose_ledger_is_gone_is_not_shown_as_one_that_spent_nothing(workspace: Workspace) -> None:
     """Its standing is still there: the file was lost, and with it what was spent."""
     for suffix in ("", "-wal", "-shm"):
