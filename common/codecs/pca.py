@@ -353,8 +353,11 @@ def water_fill(variances: Float[np.ndarray, "l"], *, noise_std: float, power: fl
     noise = noise_std**2
     counts = np.arange(1, len(roots) + 1)
     lowest = roots * (power + counts * noise) / np.cumsum(roots) - noise  # p_k if the first k alone were active
-    active = int(np.flatnonzero(lowest > 0)[-1]) + 1
     result: np.ndarray = np.zeros_like(roots)
+    if not (lowest > 0).any():  # the noise is so large that rounding loses the power beside it
+        result[0] = power
+        return result
+    active = int(np.flatnonzero(lowest > 0)[-1]) + 1
     result[:active] = roots[:active] * (power + active * noise) / roots[:active].sum() - noise
     return result
 

@@ -60,6 +60,13 @@ def test_the_radius_is_spent_exactly_and_never_on_nothing(
     assert (np.diff(powers) <= 1e-9 * power).all()
 
 
+@pytest.mark.parametrize("noise_std", [3e7, 1e8, 2.0**60])
+def test_whatever_the_noise_one_coordinate_gets_the_radius(noise_std: float) -> None:
+    powers = water_fill(SPECTRUM, noise_std=noise_std, power=1.0)
+    assert powers[0] == pytest.approx(1, rel=0.1)
+    assert not powers[1:].any()
+
+
 def test_more_noise_keeps_fewer_coordinates() -> None:
     kept = [int((water_fill(SPECTRUM, noise_std=s, power=0.64) > 0).sum()) for s in (0.0, 0.1, 1.0, 10.0)]
     assert kept[0] == 6
