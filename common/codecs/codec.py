@@ -280,7 +280,7 @@ def fit_codec(
 ) -> Codec:
     """Fit the study's codec on public label maps, for the noise that the mean code is planned to carry.
 
-    The same arguments give the same bytes.
+    The same arguments give the same bytes, on the same machine with the same number of threads.
 
     Args:
         study: The study; its ``codec`` section says which codec and how it is fitted.
@@ -338,6 +338,7 @@ def fit_codec(
                 f"public label map {number}",
                 value=(str(getattr(label_map, "dtype", type(label_map))), getattr(label_map, "shape", None)),
                 limit=f"uint8 on the study's grid {study.data.grid}",
+                remedy="" if getattr(label_map, "dtype", None) == np.uint8 else "convert it with .astype(np.uint8)",
             )
         if int(label_map.max()) >= labels:
             raise InvalidInput(
@@ -352,6 +353,13 @@ def fit_codec(
                 limit="label maps of patients who are used for nothing else",
                 remedy="leave it out of the public label maps",
             )
+    if len(hashes) < MIN_LABEL_MAPS:
+        raise InvalidInput(
+            "public label maps",
+            value=len(hashes),
+            limit=f"at least {MIN_LABEL_MAPS}",
+            remedy="give more public label maps",
+        )
     if len(set(hashes)) != len(hashes):
         raise InvalidInput(
             "public label maps",

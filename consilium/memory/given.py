@@ -186,7 +186,10 @@ def array_given(given: Any, *, what: str) -> np.ndarray:
         array = np.asarray(given)
     except Exception as error:
         raise InvalidInput(
-            what, value=type(given).__name__, limit="a value that numpy can convert to an array"
+            what,
+            value=type(given).__name__,
+            limit="a value that numpy can convert to an array",
+            remedy="of a torch tensor give .detach().cpu().float().numpy()",
         ) from error
     if array.dtype == object:
         raise InvalidInput(what, value=type(given).__name__, limit="an array of numbers")

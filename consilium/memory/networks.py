@@ -139,7 +139,9 @@ def train_student(
     seed: int = SEED,
     classes: int | None = None,
 ) -> Network:
-    """Train a network from random weights on images and their labels. The same arguments give the same weights.
+    """Train a network from random weights on images and their labels.
+
+    The same arguments give the same weights on the same machine with the same number of threads.
 
     Args:
         images: Arrays [c, x, y, z], or [x, y, z] of one channel, all of one shape.

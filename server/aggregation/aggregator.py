@@ -102,7 +102,7 @@ class Aggregator:
         if (registered := len(sites())) < study.privacy.quorum:
             raise QuorumNotReached(
                 f"{registered} sites are registered and the study's quorum is {study.privacy.quorum}; "
-                "to fix: register more sites"
+                "to fix: admit more sites with `consilium provision approve`"
             )
         self._study, self._queries, self._sites = study, tuple(queries), sites
         self._ledger, self._sealing_key, self._events = ledger, sealing_key, events

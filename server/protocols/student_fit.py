@@ -77,7 +77,9 @@ def train_student(
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
 ) -> tuple[torch.nn.Module, FitResult]:
-    """Train a U-Net on soft pseudo-labels; the same arguments give the same weights.
+    """Train a U-Net on soft pseudo-labels.
+
+    The same arguments give the same weights on the same machine with the same number of threads.
 
     Args:
         images: Public volumes, float [n, c, x, y, z].

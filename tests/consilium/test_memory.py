@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -299,6 +300,7 @@ def _answers(array: object) -> list[Callable[[np.ndarray], object]]:
     return [lambda _image: array] * SITES
 
 
+MIDDLE = (3.5, 3.5, 3.5)
 HALF = np.full((2, *GRID), 0.5, dtype=np.float32)
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "volumes of another shape": (
@@ -339,6 +341,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a label outside": ({"teachers": _answers(np.full(GRID, 7))}, InvalidInput, "label: got 7; allowed: 0 to 1"),
     "a label below": ({"teachers": _answers(np.full(GRID, -1))}, InvalidInput, "label: got -1; allowed: 0 to 1"),
     "no answer": ({"teachers": _answers(None)}, InvalidInput, "answer of teacher 1"),
+    "a tensor that torch still differentiates": (
+        {"teachers": [lambda image: torch.tensor(image, requires_grad=True)] * SITES},
+        InvalidInput,
+        r"answer of teacher 1 .*to fix: .*\.detach\(\)\.cpu\(\)\.float\(\)\.numpy\(\)",
+    ),
 }
 
 
@@ -434,6 +441,23 @@ aggregation = "sealed-sum"
 def test_impossible_terms_of_a_new_study_are_refused_by_their_key(change: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         c.Study.new(**NEW | change)
+
+
+@pytest.mark.parametrize(
+    ("maps", "said"),
+    [
+        ([ball(MIDDLE, 2.0)], "public label maps: got 1; allowed: at least 2"),
+        (
+            [ball(MIDDLE, 2.0).astype(np.int64), ball(MIDDLE, 3.0)],
+            r"label map 1: got .'int64'.*to fix: convert it .*astype\(np.uint8\)",
+        ),
+        ([ball(MIDDLE, 2.0)[:4], ball(MIDDLE, 3.0)], "label map 1: .*study's grid [^;]*$"),
+    ],
+    ids=["one map", "int64", "another grid"],
+)
+def test_label_maps_that_do_not_fit_are_refused_with_what_helps(maps: list[np.ndarray], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        c.fit_codec(make_study(), maps, sites=3)
 
 
 def test_a_codec_is_fitted_for_the_noise_of_so_many_sites(tmp_path: Path) -> None:
