@@ -217,7 +217,7 @@ def read_regular(path: Path, *, most_bytes: int, received: bool = False) -> byte
 
 
 def write_atomically(
-    path: Path, data: bytes, *, mode: int = 0o644, flush_name: bool = True, replace: bool = True
+    path: Path, data: bytes, *, mode: int | None = 0o644, flush_name: bool = True, replace: bool = True
 ) -> None:
     """Replace a file. After a crash it has the old bytes or the new ones, never a part.
 
@@ -227,11 +227,14 @@ def write_atomically(
     Args:
         path: The file.
         data: The new bytes.
-        mode: Permissions.
+        mode: Permissions; None for those that the process's umask leaves.
         flush_name: False to save one flush; after a power cut the file may then have the old bytes.
         replace: False to raise FileExistsError if the file exists, also if another process makes it meanwhile.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if mode is None:
+        os.umask(mask := os.umask(0o077))
+        mode = 0o666 & ~mask
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
     try:
         with os.fdopen(handle, "wb") as stream:

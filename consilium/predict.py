@@ -150,7 +150,7 @@ def predict_images(
     written = {result.file for result in results}
     earlier = [entry for entry in earlier if entry["file"] not in written]
     facts = {**to_json(results, bundle), "earlier": earlier}
-    write_atomically(out / "scores.json", (json.dumps(facts, indent=1, allow_nan=False) + "\n").encode())
+    write_atomically(out / "scores.json", (json.dumps(facts, indent=1, allow_nan=False) + "\n").encode(), mode=None)
     used = sum(bool(result.file) for result in results)
     return Predictions(to_text(results, bundle, earlier=len(earlier)), facts, used, len(results) - used)
 

@@ -8,6 +8,7 @@ refused by policy, 7 a daemon failed, 130 interrupted.
 from __future__ import annotations
 
 import importlib
+import io
 import re
 import sys
 from copy import copy
@@ -187,6 +188,8 @@ def _root(
 def main() -> None:
     """Run the command line; an expected error prints one line and ends with its own exit code."""
     sys.excepthook = say_unexpected
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every encoding has ε; JSON reads the escape back
     arguments = sys.argv[1:]
     verbose = "--verbose" in arguments
     try:

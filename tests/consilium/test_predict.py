@@ -54,6 +54,19 @@ def test_of_two_images_that_would_have_one_result_neither_is_used_and_the_others
     assert "4 of 5 files" in said
 
 
+def test_scores_name_files_of_patients_so_they_are_as_private_as_the_user_asks(tmp_path: Path, predicted) -> None:
+    volume(tmp_path / "images" / "a.nii")
+    (tmp_path / "out").mkdir(mode=0o755)
+    for mask, mode in ((0o077, 0o600), (0o022, 0o644)):
+        before = os.umask(mask)
+        try:
+            code, said, _ = predicted()
+        finally:
+            os.umask(before)
+        assert code == 0, said
+        assert (tmp_path / "out" / "scores.json").stat().st_mode & 0o777 == mode
+
+
 def test_an_image_is_not_scored_on_one_of_two_label_maps(tmp_path: Path, predicted) -> None:
     for name in ("a.nii", "b.nii"):
         volume(tmp_path / "images" / name)

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput, LedgerCorrupt
 from common.sockets import free_ports
 from consilium.cli.main import _GROUPS, app, main
+from consilium.cli.say import json_text, say
 from server.operations.daemons import list_nodes
 from server.operations.supervisor import flower_server
 from server.study.workspace import Workspace
@@ -193,6 +194,17 @@ def test_a_mistyped_command_is_suggested_once(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().err.count("evaluate") == 1
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+def test_an_output_that_cannot_hold_epsilon_gets_an_escape_and_no_traceback(monkeypatch, encoding) -> None:
+    held = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(held, encoding=encoding))
+    monkeypatch.setattr("consilium.cli.main.app", lambda **_: say(json_text({"spent": "ε = 8"})))
+    main()
+    sys.stdout.flush()
+    assert b"\\u03b5 = 8" in held.getvalue()
+    assert json.loads(held.getvalue()) == {"spent": "ε = 8"}, "JSON reads the escape back"
 
 
 def test_a_command_that_is_interrupted_says_so(tmp_path, monkeypatch):
