@@ -35,7 +35,8 @@ MESSAGE_SCHEMA = 3
 FRAMED_SCHEMA = 4
 """Schema of a message whose line is followed by raw bytes."""
 LONG = 64 << 10
-"""Size in bytes from which codes or receipts follow the line."""
+"""Least total size in bytes of a message's codes or receipts that are sent as raw bytes after its line of JSON. Smaller
+ones are part of the line."""
 
 MAX_ATTEMPT = 1_000_000
 MAX_DEADLINE_S = 604_800
@@ -147,8 +148,11 @@ class Offer(Document):
     issued: Annotated[int, Between("time of an offer", 0, MAX_TIME)] | None = None
 
     def check(self) -> None:
-        """Refuse a query's edition or round outside its bounds, peers without a draw number or the reverse, and a peer
-        that occurs twice.
+        """Refuse an offer whose fields contradict each other.
+
+        Refuse a query whose edition (number of the pool's set of teachers) or round is outside 1 to
+        :data:`MAX_COUNTER`. Refuse peers without a draw number, and a draw number without peers. Refuse a peer that
+        occurs twice.
         """
         for query in self.queries:
             Between("edition of a query", 1, MAX_COUNTER)(query.edition)

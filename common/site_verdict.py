@@ -1,9 +1,9 @@
 """Defines a hospital's signed verdict on a study's student: one word that the hospital consented to send.
 
 The word states whether the student is better than public data alone on the hospital's own labelled cases. It is
-computed from patients' data, and no ε bounds what it reveals; nothing else leaves the hospital. If a study has a gate,
-its student is released once enough hospitals have found it better (:func:`released`). Refuses a verdict on another
-student, of a site whose key is not known, and any other word.
+computed from patients' data, and no ε bounds what it reveals; nothing else leaves the hospital. A study may require a
+number of verdicts: its student is then released once that many hospitals have found it better than public data alone
+(:func:`released`). Refuses a verdict on another student, of a site whose key is not known, and any other word.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ def genuine(said: Iterable[S], keys: Mapping[str, str], *, check: Callable[[S], 
 
 
 def released(verdicts: Sequence[SiteVerdict], *, needed: int) -> bool:
-    """Return whether enough sites found the student better, so that the study's gate releases it.
+    """Return whether enough hospitals found the student better than public data alone, so that it may be released.
 
     Args:
-        verdicts: Checked verdicts, one per site.
-        needed: Number of hospitals that the study's gate requires.
+        verdicts: Checked verdicts, one for each hospital.
+        needed: Number of hospitals that the study requires to find the student better.
 
     Returns:
         True if the student may be released.
@@ -122,15 +122,15 @@ def released(verdicts: Sequence[SiteVerdict], *, needed: int) -> bool:
 
 
 def stays_shut(verdicts: Sequence[SiteVerdict], *, needed: int, sites: int) -> bool:
-    """Return whether the gate stays shut even if every site without a verdict finds the student better.
+    """Return whether the student stays unreleased even if all hospitals without a verdict find it better.
 
     Args:
-        verdicts: Checked verdicts, one per site.
-        needed: Number of hospitals that the study's gate requires.
-        sites: Number of sites whose verdicts count.
+        verdicts: Checked verdicts, one for each hospital.
+        needed: Number of hospitals that the study requires to find the student better.
+        sites: Number of hospitals whose verdicts count.
 
     Returns:
-        True if only a changed verdict, or a further site, can release the student.
+        True if only a changed verdict, or a further hospital, can release the student.
     """
     return sites - sum(verdict.word != BETTER for verdict in verdicts) < needed
 
@@ -139,9 +139,9 @@ def in_words(verdicts: Sequence[SiteVerdict], *, needed: int, sites: int) -> str
     """Return the number of verdicts, their words, and whether the student is released or can still be.
 
     Args:
-        verdicts: Checked verdicts, one per site.
-        needed: Number of hospitals that must find the student better.
-        sites: Number of sites whose verdicts count.
+        verdicts: Checked verdicts, one for each hospital.
+        needed: Number of hospitals that the study requires to find the student better.
+        sites: Number of hospitals whose verdicts count.
 
     Returns:
         A sentence, or two.

@@ -38,7 +38,8 @@ ASK_S = 10.0
 SILENT_S = 60.0
 """Seconds without an answer after which a ready daemon counts as offline."""
 BEAT_S = 5.0
-"""Seconds between two heartbeats of a supervising process: the time of change of its lock file."""
+"""Seconds between two heartbeats of a supervising process. A heartbeat updates the modification time of its lock
+file."""
 FACTS = "daemons.jsonl"
 """Name of the file, in the folder of the daemons' logs, with one line of JSON for each event."""
 _LOCK = "daemons.lock"

@@ -60,7 +60,8 @@ def fill(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> Filled:
         shape: Shape of the slice.
 
     Returns:
-        The inside, by rule 1 of the module; nothing outside the slice.
+        The voxels inside. A centre that is exactly on an edge belongs to the side of the larger coordinate. The part of
+        the contour outside the slice is left out.
 
     >>> corners = np.array([[0.5, 0.5], [2.5, 0.5], [2.5, 1.5], [0.5, 1.5]])
     >>> filled = fill(corners, (4, 4))
@@ -88,12 +89,12 @@ def fill(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> Filled:
 
 
 def combine(contours: Sequence[Filled], shape: tuple[int, int], *, crossing: bool = False) -> Bool[np.ndarray, "i j"]:
-    """Return the voxels of a structure in a slice, by rule 2 of the module.
+    """Return the voxels of a structure in a slice: those that lie inside an odd number of its contours.
 
     Args:
         contours: The insides of the structure's contours in this slice.
         shape: Shape of the slice.
-        crossing: True if contours may cross; rule 2 then applies to their overlap too.
+        crossing: True if contours may cross. A voxel in the overlap of two contours is then outside the structure.
 
     Returns:
         The voxels of the structure.

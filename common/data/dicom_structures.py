@@ -147,7 +147,10 @@ def read_structures(
 
 
 def _read(path: Path) -> Any:
-    """Return the parts of the file that are needed, after check 1 of the module."""
+    """Read a file's frame of reference, structures and contours; return them as a pydicom dataset.
+
+    Refuse a file that is deflated, or has more than :data:`MAX_BYTES` or :data:`MAX_ELEMENTS` (check 1 of the module).
+    """
     dicom = pydicom()
     if (size := path.stat().st_size) > MAX_BYTES:
         raise InvalidInput(
@@ -163,7 +166,11 @@ def _read(path: Path) -> Any:
 
 
 def _structures(file: Any, names: Mapping[str, int], frame: str) -> list[_Structure]:
-    """Return the structures to read, after checks 2 to 4 of the module, without a contour's numbers."""
+    """Return the structures to read, before any coordinate of a contour is parsed.
+
+    Refuse structures that the study does not know or that lie in another frame of reference than the image. Refuse
+    contours that are not closed, and too many contours or points (checks 2 to 4 of the module).
+    """
     declared = {int(one.ROINumber): one for one in file.get("StructureSetROISequence") or ()}
     unknown = [name for one in declared.values() if comparable(name := str(one.get("ROIName") or "")) not in names]
     if unknown:
@@ -223,7 +230,11 @@ def _text(item: Any) -> bytes:
 def _contours(
     structure: _Structure, affine: Float[np.ndarray, "4 4"], shape: tuple[int, int, int]
 ) -> Iterator[_Contour]:
-    """Return a structure's contours in voxels, after checks 4 and 5 of the module."""
+    """Yield a structure's contours, with corners (i, j) in voxels and the number of their slice.
+
+    Refuse a contour with a coordinate that is not finite, outside the image, or off the plane of a slice (checks 4 and
+    5 of the module). Refuse also a wrong number of coordinates, and a contour that occurs twice.
+    """
     to_voxels = np.linalg.inv(affine) @ LPS_TO_RAS
     seen: set[tuple[int, bytes]] = set()
     for item in structure.items:

@@ -97,7 +97,10 @@ def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
 
 
 def _cells(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the last line and the cells of each row. Only a line break outside quotation marks ends a row."""
+    """Yield, for each row of a table, the number of its last line in the text, and its cells.
+
+    Only a line break outside quotation marks ends a row, so a row may span several lines.
+    """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         for cells in reader:

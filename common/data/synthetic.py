@@ -261,8 +261,16 @@ def _paint(
     *,
     clutter: float,
 ) -> Float[np.ndarray, "x y z"]:
-    """Return brightness without bias or noise: folded tissue, decoy bodies as bright as the structures, then the
-    structures.
+    """Return the brightness of each voxel, before the scanner's bias field and noise are added.
+
+    Folded tissue is painted first, then decoy bodies, then the structures. The decoys are about as bright as the
+    structures and lie outside them.
+
+    Args:
+        points: Scanner coordinates of each voxel, in mm.
+        depths: For each structure, the approximate depth of each voxel in it, in mm; negative outside.
+        rng: Source of all draws.
+        clutter: Strength of tissue and decoys: 0 leaves uniform tissue, 1 is full contrast.
     """
     shape = points.shape[1:]
     folds, pools = _smooth(rng, shape, knots=7), _smooth(rng, shape, knots=5)

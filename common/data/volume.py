@@ -357,14 +357,16 @@ def save_label(
 
 
 def room_for(data: DataConfig) -> VoxelRoom:
-    """Return the largest scan that this study accepts.
+    """Return the limits on the size of a scan that this study accepts.
 
     Args:
         data: The study's data settings.
 
     Returns:
-        Limits on voxels and compression: a multiple of the grid, at least :data:`ROOM_VOXELS`, at most what free memory
-        allows.
+        The largest number of voxels, the largest compression ratio (:data:`~common.data.nifti.IMAGE_RATIO`), and the
+        remedy for a larger scan. The number of voxels is :data:`MOST_OF_A_GRID` times the grid's over all channels, or
+        :data:`ROOM_VOXELS` if that is more, and never above :data:`~common.data.nifti.MAX_NATIVE_VOXELS`. Little free
+        memory lowers it, to :data:`SMALL_VOXELS` at the least.
     """
     grid = len(data.channels) * math.prod(data.grid)
     voxels = min(MAX_NATIVE_VOXELS, max(ROOM_VOXELS, MOST_OF_A_GRID * grid))

@@ -109,7 +109,7 @@ class Receipt(Signed):
             raise InvalidInput("receipt schema", value=self.schema, limit="3, because rosters have rows of their own")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form of the receipt's schema."""
+        """Return the receipt as JSON values, in the form that its schema prescribes."""
         made: dict[str, Any] = Document.to_json(self)
         if self.schema == 2:
             rosters = [item["body"].pop("roster") for item in made["releases"]]

@@ -234,13 +234,13 @@ def standing_path(ledger: Path) -> Path:
 
 
 def place_elsewhere(ledger: Path) -> str | None:
-    """Return the path of a ledger's standing file if the ledger finds it through a symbolic link, else None.
+    """Return where a ledger's standing file is if a symbolic link beside the ledger points to it.
 
     Args:
         ledger: The ledger's file.
 
     Returns:
-        The path.
+        The path of the link's target; None if there is no link.
     """
     return str(standing_path(ledger)) if ledger.with_suffix(".standing").is_symlink() else None
 

@@ -34,7 +34,8 @@ class DealBooks:
     """The recorded seats of every deal (a seat is a slot together with the patient who has it).
 
     Args:
-        withdrawn: Subjects of withdrawn patients; the caller keeps it up to date.
+        withdrawn: Subjects (keyed hashes) of the withdrawn patients. It is not copied: a patient who is added later
+            counts as withdrawn from then on.
     """
 
     def __init__(self, withdrawn: Collection[str]) -> None:

@@ -109,12 +109,12 @@ class SealedRecords:
         A query has at most one masked code for each draw, because the same masks must never hide two messages.
 
         Args:
-            row: The row.
-            record: Its record.
+            row: The ledger row that stores the masked code.
+            record: The row's content.
 
         Raises:
-            InvalidInput: If the draw has a masked code already, its key was disclosed, or a receipt charges another
-                roster.
+            InvalidInput: If the query already has a masked code for this draw, if this draw's mask key was disclosed to
+                an auditor, or if a receipt shows that the server charged this draw for another roster.
         """
         if record.batch is not None and self.is_disclosed(record.batch, record.draw):
             raise InvalidInput("mask key of a masked code", limit="a key that was never disclosed")
@@ -126,7 +126,7 @@ class SealedRecords:
         self._masked_under[draw] = record.masks
 
     def enter_receipted(self, query_id: str, draw: int, masks: str) -> None:
-        """Record the roster under which a receipt charges a draw (an attempt at a sealed sum).
+        """Record the roster for which the server charged a draw (an attempt at a sealed sum), as a receipt shows.
 
         Args:
             query_id: The query's id.
@@ -136,7 +136,7 @@ class SealedRecords:
         self._receipted_under[query_id, draw] = masks
 
     def is_receipted(self, query_id: str, draw: int) -> bool:
-        """Return whether a receipt charges a draw (an attempt at a sealed sum).
+        """Return whether a receipt shows that the server charged a draw (an attempt at a sealed sum).
 
         Args:
             query_id: The query's id.
@@ -160,8 +160,10 @@ class SealedRecords:
         return self._masked_under.get((query_id, draw))
 
     def check_draw(self, record: ReleaseRecord, *, accepted: int | None) -> None:
-        """Check that a receipt charges no draw (attempt at a sealed sum) that this site never accepted, and no draw
-        under another roster than the one for which this site masked its code.
+        """Check a charged draw (attempt at a sealed sum) in a receipt against this site's rows.
+
+        The draw's number is at most that of the newest draw that this site accepted for the query. If this site masked
+        its code for this draw, the draw is charged for the same roster as the code was masked for.
 
         Args:
             record: The charged release.

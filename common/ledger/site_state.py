@@ -564,8 +564,18 @@ class SiteBooks(RowState):
         sealing_key: str = "",
         draw: int | None = None,
     ) -> None:
-        """Enter an accepted query whose row was lost, known from a receipt or from a repeated offer. It was charged
-        when the lost rows were charged.
+        """Enter again a query that this site had accepted and whose row was lost.
+
+        A receipt or a repeated offer shows that the site had accepted the query. Its cost μ² is not charged again,
+        because the recovery of the ledger charged the cost of all lost rows.
+
+        Args:
+            row: The row that the query is entered with.
+            query: The query.
+            study: Its study.
+            ledger: Id of the server's ledger.
+            sealing_key: The server's key that codes are encrypted to; empty if a receipt shows the query.
+            draw: Number of the accepted draw in a sealed study; None in an open study.
         """
         mechanism = query.mechanism
         self.pending.discard(query.id)
@@ -577,7 +587,11 @@ class SiteBooks(RowState):
         self._hold(row, query, study, ledger, sealing_key, draw)
 
     def _owe(self, receipt: Receipt) -> None:
-        """Record the charges of a receipt that was not accepted. A recovered server ledger must contain them."""
+        """Record the charges of a genuinely signed receipt that contradicted this site's record.
+
+        The site does not count the receipt's rows as the server's ledger. It checks later that the server's recovered
+        ledger contains these charges.
+        """
         known = self.known.get(receipt.ledger_id, Known())
         owed = known.owed
         for query_id in receipt.query_ids:

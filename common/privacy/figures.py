@@ -135,7 +135,15 @@ def spent_text(share: float) -> str:
 
 
 def _checked(what: str, value: float) -> Decimal:
-    """Return the shortest decimal that reads back as this float64, usually the number that somebody typed."""
+    """Return the shortest decimal that reads back as this float64. That is usually the number that somebody typed.
+
+    Args:
+        what: Name of the value in the error.
+        value: The value.
+
+    Raises:
+        InvalidInput: If the value is no number, NaN or negative.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value) or value < 0:
         raise InvalidInput(what, value=value, limit="a number, 0 or above")
     if isinf(value):

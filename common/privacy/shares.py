@@ -251,14 +251,14 @@ def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int
 
 
 def norm_within(vector: Int64[np.ndarray, "l"], bound: int) -> bool:
-    """Return whether a vector's norm is at most ``bound``, in exact integers.
+    """Return whether a vector's norm is at most ``bound``, computed in exact integers.
 
     Args:
         vector: Int64 array of shape [l].
-        bound: At least 1. Entries of 2⁵⁴ or more are never within it.
+        bound: Integer of at least 1.
 
     Returns:
-        True if the norm is at most ``bound``.
+        True if the norm is at most ``bound``. It is False for every bound if an entry's absolute value exceeds 2⁵⁴.
 
     Raises:
         InvalidInput: If ``bound`` is below 1.

@@ -51,10 +51,11 @@ class Frame:
     Attributes:
         basis: Orthonormal directions over the first q coordinates of the n volumes' codes together. Float32
             [r, n, q] for r directions.
-        variances: Expected squares of the offsets along each direction, above 0, [r].
-        weights: Factors of the projections, [r]; 0 for directions that this round leaves out. The other factors are d
-            in number.
-        centre: The codes that are subtracted, [n, l].
+        variances: Expected square of the projection on each direction, above 0, [r]. What is projected are the codes
+            minus ``centre``.
+        weights: Factor for the projection on each direction, [r]. Exactly d factors are above 0. The others are 0,
+            because this round leaves their directions out.
+        centre: The code that is subtracted from each volume's code, [n, l] for codes of length l.
         temperature: Temperature with which predictions are sharpened (:func:`sharpen`), in (0, 1].
         codec: Content hash of the codec.
 

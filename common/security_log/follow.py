@@ -1,8 +1,8 @@
 """Follows existing records and sends each event to every target, at least once after a crash or a lost connection.
 
-The log processes of site, server and dashboard call it. A file stores for each target the place of the last event sent
-to it, so no event is lost while a target or this process is down. A line that is sent twice has the same ``name``,
-``source`` and ``position`` both times. Ledgers are opened for reading only, and no key is needed.
+The log processes of site, server and dashboard call it. A file stores for each target how far it has received the
+events (:data:`Place`), so no event is lost while a target or this process is down. A line that is sent twice has the
+same ``name``, ``source`` and ``position`` both times. Ledgers are opened for reading only, and no key is needed.
 """
 
 from __future__ import annotations
@@ -196,7 +196,8 @@ def failing_targets(state: Path) -> tuple[FailingTarget, ...]:
     """Return the targets that did not accept their last line.
 
     Args:
-        state: The follower's file of places.
+        state: The file in which :class:`LogFollower` stores how far each target has received the events. The failing
+            targets are listed in the file beside it, with the ending ``failing``.
 
     Returns:
         The targets; none if nothing is recorded or readable.
@@ -212,15 +213,16 @@ def _failing_file(state: Path) -> Path:
 
 
 class LogFollower:
-    """Sends the events of sources to targets, and stores the place of the last event sent to each target.
+    """Sends the events of sources to targets, and stores how far each target has received them.
 
     Args:
         sources: The sources.
         sinks: The targets, by their text on the command line (:data:`~common.security_log.sinks.TARGETS`).
         party: ``site``, ``server`` or ``dashboard``.
         name: Name of the site or the study, in every line.
-        state: File that stores the places; None to start at the beginning every time. The file beside it, with the
-            ending ``failing``, lists the targets that do not accept lines (:func:`failing_targets`).
+        state: File that stores, for each target and source, how far the target has received the events; None to start
+            at the beginning every time. The file beside it, with the ending ``failing``, lists the targets that do not
+            accept lines (:func:`failing_targets`).
     """
 
     def __init__(

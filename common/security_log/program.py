@@ -101,10 +101,10 @@ def not_accepted_of(state: Path) -> str:
     """Describe the targets of a security log that did not accept the last line sent to them.
 
     Args:
-        state: The file in which the log stores its places.
+        state: The file in which the log's program stores how far each target has received the events.
 
     Returns:
-        A sentence for each such target, then the remedies; empty if there is none.
+        A sentence for each such target, then the remedies; empty if there is no such target.
     """
     found = failing_targets(state)
     remedies = "; ".join(remedy_of(one.target) for one in found)
