@@ -221,9 +221,16 @@ def _scored_before(
 ) -> Before:
     """Score the networks that need no training, each on every case once, and find out whether the cases fit them.
 
-    The site's own teachers are scored in two cases: if there are enough patients for a cross-validation, whose table
-    shows them, and if the cases are from another folder, so that the check needs their level. A teacher is not scored
-    on a patient that it was trained on.
+    The site's own teachers are scored if one of two conditions holds:
+
+    * There are enough patients for a cross-validation. Its table then lists the teachers too.
+    * The cases are from another folder than the site's dataset. The teachers' Dice on these cases is then compared with
+      their Dice on the site's own cases.
+
+    A teacher is not scored on a patient that it was trained on.
+
+    Returns:
+        The scores of the student and, if they are comparable, of the own teachers; and the check whether the cases fit.
     """
     folder = options.student or options.site_dir / STUDENT_DIR / "bundle"
     others, missing = references(options.site_dir, study, codec=codec_of(folder))

@@ -1,7 +1,7 @@
-"""Defines the ways to make a network of the hospital's own from the student, and chooses one of them.
+"""Defines the methods to make a network of the hospital's own from the student, and chooses one of them.
 
-``client.adapting.adapt`` calls it. The choice is the usual way for this number of patients (:func:`usual`), unless
-cross-validation proves another way better. It refuses to choose if no patient has a score.
+``client.adapting.adapt`` calls it. The choice is the usual method for this number of patients (:func:`usual`), unless
+cross-validation proves another method better. It refuses to choose if no patient has a score.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Way(StrEnum):
 
 
 TEACHERS = "own-teachers"
-"""Name of this site's own teachers in the comparison. They are no way to choose: they answer the study's queries."""
+"""Name of this site's own teachers in the comparison. They cannot be chosen: they answer the study's queries."""
 
 WORDS: dict[str, str] = {
     Way.STUDENT: "the student, unchanged",
@@ -49,7 +49,7 @@ WORDS: dict[str, str] = {
 
 
 class HomeTraining(StrEnum):
-    """A training on the hospital's cases. :data:`TRAININGS` states which trainings each way needs.
+    """A training on the hospital's cases. :data:`TRAININGS` states which trainings each method needs.
 
     ``rehearsed`` begins at the network of :data:`Way.HALF_WAY`. It trains on the hospital's cases and on public volumes
     with the labels that this network predicts (self-training).
@@ -71,13 +71,13 @@ TRAININGS: dict[Way, tuple[HomeTraining, ...]] = {
     Way.AVERAGED: (HomeTraining.OWN, HomeTraining.TRAINED_ON),
     Way.AVERAGED_REHEARSED: (HomeTraining.OWN, HomeTraining.TRAINED_ON, HomeTraining.REHEARSED),
 }
-"""The trainings that each way needs."""
+"""The trainings that each method needs."""
 
 LEAST_FOR_FOLDS = 5
 """Least number of patients for a cross-validation."""
 
 MANY_PATIENTS = 7
-"""Least number of patients for which a mean prediction with the own network is the usual way (evidence:
+"""Least number of patients for which a mean prediction with the own network is the usual method (evidence:
 docs/lab/utility-measured.md).
 """
 
@@ -89,13 +89,13 @@ Dice = Sequence[float]
 
 
 def ways_with(*, public: bool) -> tuple[Way, ...]:
-    """Return the ways that are possible with or without public volumes at the site.
+    """Return the methods that a site can use to make its own network. Some methods need public volumes at the site.
 
     Args:
         public: True if the site has public volumes.
 
     Returns:
-        The ways, in the order of :class:`Way`.
+        The methods, in the order of :class:`Way`.
     """
     return tuple(way for way in Way if public or HomeTraining.REHEARSED not in TRAININGS[way])
 
@@ -103,10 +103,10 @@ def ways_with(*, public: bool) -> tuple[Way, ...]:
 def needs_public(way: Way | None, *, patients: int) -> bool:
     """Tell whether an adaptation needs public volumes, if there are any.
 
-    It needs them if its way trains on them, or if all ways are compared by cross-validation.
+    It needs them if its method trains on them, or if all methods are compared by cross-validation.
 
     Args:
-        way: The way that a person named; None if it is to be chosen.
+        way: The method that a person named; None if it is to be chosen.
         patients: Number of patients.
 
     Returns:
@@ -119,7 +119,7 @@ def needs_public(way: Way | None, *, patients: int) -> bool:
 
 
 def usual(patients: int, *, public: bool) -> Way:
-    """Return the way that is taken unless cross-validation proves another way better.
+    """Return the method that is taken unless cross-validation proves another method better.
 
     Args:
         patients: Number of patients.

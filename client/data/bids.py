@@ -284,7 +284,10 @@ def _case_of(path: Path) -> str | None:
 
 
 def _folder_case(directory: Path, path: Path) -> str | None:
-    """Return the session, or the subject, whose folder a path is or lies in; None if it is outside all subjects'."""
+    """Return the subject and session whose folder contains a path, or is the path itself.
+
+    Return ``sub-X_ses-Y``, or ``sub-X`` if the path is in no session's folder; None if it is in no subject's folder.
+    """
     parts = path.relative_to(directory).parts
     subject = next((part for part in parts if part.startswith("sub-")), None)
     session = next((part for part in parts if part.startswith("ses-")), None)

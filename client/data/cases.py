@@ -27,12 +27,13 @@ from common.stated_budget import StatedBudget
 
 @dataclass(frozen=True, slots=True)
 class CaseRecord(Document):
-    """Which of the cases listed for training were used, and why others were not.
+    """Which cases of a site's dataset were used for training, and why others were not.
 
     Attributes:
-        listed: Number of cases listed for training, and of cases whose files are there but not listed.
-        patients: Number of patients of the listed cases.
-        patient_identity: What counts as one patient.
+        listed: Number of all cases: those that the dataset's index lists for training, plus those that have files in
+            the dataset's folders although the index does not list them.
+        patients: Number of patients of the cases that the index lists.
+        patient_identity: How the dataset tells which cases belong to one patient.
         problems: Cases left out, with reasons.
         doubled: Scans that occur under two patients.
     """

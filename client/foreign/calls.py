@@ -132,9 +132,15 @@ def _is(line: Line, value: int) -> list[Line]:
 
 
 def _block(name: str, *, scoped_signals: bool, group: int) -> list[Line]:
-    """Return the instructions that allow or refuse a system call by its arguments.
+    """Return the filter instructions that allow or refuse a checked system call by its arguments.
 
-    Where an argument names a process, 0 means the calling process.
+    Limits, priority and processor affinity may be changed only for process 0, which means the calling process. Signals
+    are restricted only if Landlock does not confine them.
+
+    Args:
+        name: Name of the system call, one of :attr:`Calls.checked`.
+        scoped_signals: True if Landlock confines signals; see :func:`call_filter`.
+        group: Process id of the program, which is also the id of its process group.
     """
     match name:
         case "clone":  # threads and children are allowed, but no new namespace and no other parent

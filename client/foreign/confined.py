@@ -42,7 +42,9 @@ _GPUS = "nvidia*"
 MAX_FILE_BYTES = 1 << 31
 MAX_PROCESSES = 64
 MORE_TASKS = 1024
-"""Threads a program may add to those its user has at the start. For root only MAX_PROCESSES applies."""
+"""Number of processes and threads that a program may start in addition to those that its user runs when it starts. The
+kernel does not apply this limit to root; for root, MAX_PROCESSES is the only limit.
+"""
 SCRATCH_BYTES = 256 << 20
 """Number of bytes that a program may always write, for its libraries' caches and the answers to small volumes."""
 LOOK_EVERY_S = 0.1

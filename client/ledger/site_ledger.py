@@ -537,9 +537,9 @@ def _own_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _check_not_looser(older: CapsRecord, newest: CapsRecord) -> None:
-    """Refuse caps that were in force before the newest ones and allow more.
+    """Refuse earlier caps that allow more than the newest caps.
 
-    A ``site.toml`` from a backup states such caps, and nobody has decided to raise them.
+    Such caps come from a backup of ``site.toml``. Using them would raise the pool's limits although nobody decided so.
     """
     (was, was_delta, was_per_day), (limit, delta, per_day) = (
         (max_mu_squared(pool.accountant, pool.budget), pool.budget.delta, caps.queries_per_day)

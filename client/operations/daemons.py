@@ -467,7 +467,10 @@ def explain_supernode(text: str) -> str:
 
 
 def _make_socket_folder(folder: Path) -> None:
-    """Create a folder that only this user can enter, and the group to which ``node/`` was given if there is one."""
+    """Create a folder that only this user can enter.
+
+    If ``node/`` was given to a group, the members of that group can enter the folder too.
+    """
     before = os.umask(0o027 if shared(folder.parent) else 0o077)
     try:
         folder.mkdir(parents=True, exist_ok=True)

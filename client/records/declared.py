@@ -193,11 +193,11 @@ def read_labels(text: str) -> tuple[LabelOf, ...]:
     """Parse the option ``--labels``.
 
     Args:
-        text: The study's label of every output in order (``background,anterior``), or by number
-            (``0=background,4=anterior``).
+        text: The study's label for each output channel of the added teacher. Either the labels' names in the order of
+            the channels (``background,anterior``), or pairs of channel number and name (``0=background,4=anterior``).
 
     Returns:
-        One entry for each output.
+        One entry for each name in the text.
 
     Raises:
         InvalidInput: If an entry has no name, or its number is not one to five digits.

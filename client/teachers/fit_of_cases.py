@@ -3,7 +3,7 @@
 Evaluation and adaptation call it. Exchanged labels, a wrong orientation or another modality lower the score of
 every model. So there is a finding in two cases:
 
-1. The site's own teachers score far below their level on the site's own cases.
+1. The site's own teachers score far lower than on the site's own cases.
 2. The student and every public model score almost nothing.
 """
 
@@ -30,13 +30,13 @@ from common.intervals import mean_interval
 from common.metrics import dice_per_class, mean_present
 
 FAR_BELOW = 0.8
-"""The own teachers do not fit the cases if their mean Dice is below this fraction of their level at home."""
+"""The own teachers do not fit the cases if their mean Dice is below this fraction of that on the site's own cases."""
 
 NOTHING_FOUND = 0.1
 """Mean Dice below which a model finds almost nothing."""
 
 MOST_AT_HOME = 20
-"""Largest number of the site's own cases on which the teachers' level is measured."""
+"""Largest number of the site's own cases on which the teachers' Dice is measured for comparison."""
 
 REMEDY = "check labels, orientation and modality of these cases; if they are right, give --even-if-unfit"
 

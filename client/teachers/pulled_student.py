@@ -202,7 +202,8 @@ def check_gate(
         site: This site's name.
         ledger: The site's ledger.
         to_evaluate: Do not raise if the student is not released.
-        voted: True if this site has signed a verdict on this student, whether or not the server has it.
+        voted: True if this site has signed a verdict on this student, even if the server has not read it. The error
+            then does not ask the site for another verdict.
 
     Returns:
         The verdicts in words; empty if the study asks for none.

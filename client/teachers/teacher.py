@@ -1,6 +1,6 @@
 """Loads a site's trained teachers once, and asks them for predictions.
 
-The worker calls it. If a teacher cannot be loaded, only its voter's slot is empty, and the site still takes part. This
+The worker calls it. If a teacher cannot be loaded, only its voter has no teacher, and the site still takes part. This
 concerns a teacher that is missing, broken, not the recorded one, or made for another grid or other labels. Taking part
 therefore reveals nothing about the patients. Only a directory where no training was ever started is refused.
 Predictions are sensitive until coded, summed and noised.
@@ -37,7 +37,7 @@ from common.system_errors import explain, system_cause
 log = logging.getLogger(__name__)
 
 Ask = Callable[[], np.ndarray | None]
-"""Function that returns one voter's float32 probabilities [k, x, y, z], or None for an empty slot.
+"""Function that returns one voter's float32 probabilities [k, x, y, z], or None for a voter without a teacher.
 
 If it raises, only this voter counts as the zero code."""
 
@@ -82,9 +82,9 @@ class Teachers:
 
     Attributes:
         data: Labels, channels and grid that they were trained for.
-        voters: The teacher of each voter; None for an empty slot.
-        stand_in: Network with random weights in the teachers' architecture. It runs for an empty slot and its output is
-            discarded, so that an empty slot takes as long as a teacher.
+        voters: The teacher of each voter; None for a voter without a teacher.
+        stand_in: Network with random weights in the teachers' architecture. It runs for a voter without a teacher and
+            its output is discarded, so that such a voter takes as long as one with a teacher.
         problems: By voter, the reason why its teacher could not be loaded.
     """
 
@@ -104,7 +104,7 @@ class Teachers:
     ) -> Teachers:
         """Load every voter's teacher that can be loaded.
 
-        A voter whose teacher the hospital added from elsewhere is an empty slot here (:mod:`client.foreign`).
+        A voter whose teacher the hospital added from elsewhere has no teacher here (:mod:`client.foreign`).
 
         Args:
             directory: A site's folder ``teachers``.
@@ -156,24 +156,27 @@ class Teachers:
 
     @property
     def models(self) -> tuple[torch.nn.Module | None, ...]:
-        """The network of each voter; None for an empty slot."""
+        """The network of each voter; None for a voter without a teacher."""
         return tuple(None if voter is None else voter.model for voter in self.voters)
 
     @property
     def weights(self) -> tuple[str | None, ...]:
-        """SHA-256 of each voter's weights; None for an empty slot."""
+        """SHA-256 of each voter's weights; None for a voter without a teacher."""
         return tuple(None if voter is None else voter.weights for voter in self.voters)
 
     @property
     def served(self) -> tuple[str, ...]:
-        """The hash of each voter's teacher (:func:`~client.records.served.served_hash`); empty for an empty slot."""
+        """The hash of each voter's teacher, as :func:`~client.records.served.served_hash` returns it.
+
+        It is empty for a voter without a teacher.
+        """
         return tuple(voter.served if voter else "" for voter in self.voters)
 
     def without(self, silent: Collection[int]) -> Teachers:
-        """Return these teachers with some slots emptied.
+        """Return these teachers without those of some voters.
 
         Args:
-            silent: Numbers of the voters whose slots are emptied.
+            silent: Numbers of the voters whose teachers are removed.
 
         Returns:
             The teachers.
