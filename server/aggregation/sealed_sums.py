@@ -127,10 +127,12 @@ class SealedSums(Aggregator):
     def _plan(
         self, queries: Sequence[QuerySpec], *, before: Batch | None = None, roster: Sequence[Site] = ()
     ) -> Batch | None:
-        """Return the next batch as for an open study, but only of queries that were drawn equally often.
+        """Return the next batch, as :meth:`Aggregator._plan` does, but only of queries with the same number of draws.
+
+        The queries are those at the beginning of ``queries`` whose newest draw has the number of the first one's.
 
         An offer has one draw number for all its queries. Suppose sites have accepted a query already. If it were then
-        offered together with a query that was drawn more often, it would get a later number, and the sites would charge
+        offered together with a query that has had more draws, it would get a later number, and the sites would charge
         it again.
         """
         drawn = [self._ledger.last_draw(query.id) for query in queries]

@@ -35,8 +35,9 @@ PictureLayer = Literal["none", "label", "centre", "doubt", "student", "confidenc
 Picture = dict[str, UInt8[np.ndarray, "x y z"]]
 """The arrays of a picture, of shape [x, y, z], by name: ``image``, ``label`` and ``confidence``.
 
-``centre`` is the label map before any answer; ``doubt`` is the uncertainty of the label because of the noise. Both are
-present only if the stored answers could be read. ``student`` is present once a student is trained.
+``centre`` is the label map that public data alone gives, before any answer. ``doubt`` is, for each voxel, how likely
+other noise would have changed its label. Both are present only if the stored answers could be read. ``student`` is
+present once a student is trained.
 """
 
 LAYERS: tuple[PictureLayer, ...] = ("label", "centre", "doubt", "student", "confidence", "disagreement", "none")
@@ -78,11 +79,12 @@ class VolumeFacts:
         spacing_mm: Voxel spacing along x, y and z, in mm.
         centre: Indices of the voxel to show first.
         has_student: True if the picture contains the student's prediction.
-        doubt: Share of the labelled voxels that are uncertain because of the noise. None if the stored answers could
-            not be read or the label is empty.
-        moved: 1 − Dice between the label and the label map before any answer. None if the stored answers could not be
-            read or both maps are empty.
-        confidence: Mean confidence of the label in its labelled voxels, 0 to 1; None if the label is empty.
+        doubt: Expected number of voxels whose label other noise would have changed, divided by the number of labelled
+            voxels (those that are not background), and at most 1. None if the stored answers could not be read or the
+            label is empty.
+        moved: 1 − Dice between the label and ``centre``, the label map that public data alone gives, before any answer.
+            None if the stored answers could not be read or both maps are empty.
+        confidence: Mean probability of the label in its labelled voxels, 0 to 1; None if the label is empty.
         agreement: Mean Dice between label and student; None without a student.
         structures: Figures of each structure.
     """
@@ -371,9 +373,11 @@ def draw(
 ) -> bytes:
     """Draw one slice as PNG, with voxels in their true proportions.
 
-    The layers ``label``, ``centre``, ``student``, ``own`` and ``adapted`` tint and outline each structure. ``doubt``
-    and ``confidence`` shade uncertain voxels in blue: not at all at certainty 1, fully at certainty 0.5 or less.
-    ``disagreement`` marks the voxels in which label and student differ. ``none`` shows the image alone.
+    The layers ``label``, ``centre``, ``student``, ``own`` and ``adapted`` tint and outline each structure. ``centre``
+    is the label map before any answer. ``doubt`` shades voxels in blue whose label other noise could have changed: not
+    at all if the chance is 0, fully from a chance of 0.5 on. ``confidence`` shades voxels in blue in which the label's
+    own probability is low: not at all at 1, fully at 0.5 or less. ``disagreement`` marks the voxels in which label and
+    student differ. ``none`` shows the image alone.
 
     Args:
         arrays: The picture.

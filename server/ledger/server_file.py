@@ -286,7 +286,10 @@ class ServerFile(OpenLedger[Books]):
             raise LedgerCorrupt(f"more may have been spent than the ledger shows: {problem}")
 
     def lost(self) -> dict[str, Spend]:
-        """Return the spending that recoveries entered without a receipt: from a standing, or as all remaining budget.
+        """Return the spending that recoveries of the ledger charged although no receipt proves it.
+
+        A recovery charges the total in the standing file. If there is no standing file, it charges the whole remaining
+        budget.
 
         Returns:
             A mapping from each pool's name to this spending; empty if no recovery made such a charge.

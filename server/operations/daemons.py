@@ -467,9 +467,9 @@ def app_dir(folder: Path) -> Path:
 
 
 def app_files() -> dict[str, bytes]:
-    """Return the source files that the app's two components import, by their path in the bundle, sorted.
+    """Return the source files that the Flower app's two components import, by their path in the app, sorted.
 
-    Other source files are left out to keep the bundle small, because every node must receive it before it can answer.
+    Other source files are left out to keep the app small, because every node must receive it before it can answer.
 
     Returns:
         The content of each file by its path.
@@ -497,7 +497,10 @@ def _root(package: str) -> Path:
 
 
 def _source(module: str) -> PurePosixPath | None:
-    """Return the path in the bundle of a module of :data:`APP_PACKAGES`; None for any other name."""
+    """Return the path that a module's source file has in the Flower app.
+
+    Return None if the module is in none of :data:`APP_PACKAGES`, or if there is no such module.
+    """
     package, *inner = module.split(".")
     if package not in APP_PACKAGES:
         return None

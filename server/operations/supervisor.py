@@ -506,8 +506,8 @@ def _follow(workspace: Workspace, run_id: int, tail: EventTail, *, on_event: OnE
     """Pass the study's events to ``on_event`` until this run ends.
 
     Returns:
-        ``"run-finished"``; or ``"died"`` if the run ended before it began, or freed the study's lock without reporting
-        an end.
+        ``"run-finished"``; or ``"died"`` if the run's process ended before it reported its start, or if the run
+        released the study's lock without reporting its end.
 
     Raises:
         RunFailed: If the run reported an error.

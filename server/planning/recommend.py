@@ -61,7 +61,7 @@ Measured on the hippocampus task with 120 patients and 30 public images.
 """
 
 FIRST_PARTS = 0.62
-"""Exponent of the recovered share in the formula for the gain. It is below 1: the first directions contribute most.
+"""Exponent of :func:`recovered_share` in the formula for the gain. It is below 1: the first directions contribute most.
 
 This exponent and :data:`DICE_OF_ALL` are fitted to three settings of a query in four rounds, each measured on five
 splits of the data: a gain of .065 at a share of 51 %, .063 at 55 % and .085 at 82 %.
@@ -88,7 +88,8 @@ the gain over the best control was within :data:`OFF` of 0 on tumours and hippoc
 """
 
 SCATTERED = 0.08
-"""If the Dice of the mean public shape is below this, public maps show no common place of the structures.
+"""If the Dice of the mean public shape (:attr:`PublicShapes.mean_shape`) is below this, the structures of the public
+label maps have no common place.
 
 A mirrored volume is then as plausible as the original, so the student is trained with mirrored volumes, too.
 
@@ -96,9 +97,10 @@ Among eight label maps it was 0 to .05 for tumours and .11 to .45 for hearts (20
 """
 
 LOOKS = 0.4
-"""If the Dice of the mean public shape is below this, an appearance query (about image intensities) is recommended.
+"""If the Dice between public label maps and their mean shape (:attr:`PublicShapes.mean_shape`) is below this, an
+appearance query (about image intensities) is recommended.
 
-On hearts, where that Dice was .27 to .37, an appearance query gained more than a joint query about shapes. This was
+On hearts, where this Dice was .27 to .37, an appearance query gained more than a joint query about shapes. This was
 measured on one split of the data.
 """
 
@@ -109,7 +111,7 @@ The ratios of all measured settings lie in this range.
 """
 
 ENOUGH = 0.8
-"""If at least this share is recovered, more voters do not help.
+"""If the answers recover at least this share (:func:`recovered_share`), more voters do not help.
 
 More voters lower the noise, but each teacher then has fewer patients, and that costs more Dice.
 """
@@ -128,13 +130,15 @@ REHEARSED = (
 """Note on the plan of a study whose networks begin from a network that the consortium supplies, after a rehearsal."""
 
 PATIENTS_A_TEACHER = 3
-"""Fewest patients that a teacher should have, if at least the share :data:`SCARCE` of its knowledge is recovered.
+"""Fewest patients that a teacher should have, if the answers recover at least the share :data:`SCARCE`.
 
 With fewer patients, the teachers lose more Dice than the lower noise of more voters gains.
 """
 
 SCARCE = 0.4
-"""Below this recovered share, teachers of fewer than :data:`PATIENTS_A_TEACHER` patients are recommended as well."""
+"""If the answers recover less than this share of the teachers' knowledge beyond public data (:func:`recovered_share`),
+:func:`recommend` also tries more voters, each with fewer than :data:`PATIENTS_A_TEACHER` patients.
+"""
 
 
 LEAST_CASES = 4
@@ -321,7 +325,7 @@ def protocol_for(mean_shape: float | None, *, paired: int = 0) -> str:
     """Return the name of the protocol that suits a task.
 
     Args:
-        mean_shape: Dice of the mean public shape; None if unknown.
+        mean_shape: Dice between public label maps and their mean shape; None if unknown.
         paired: Number of the study's public pairs (public images with label maps).
 
     Returns:
@@ -336,7 +340,7 @@ def training_for(protocol: str, *, mean_shape: float | None = None) -> tuple[Tra
 
     Args:
         protocol: Name of a protocol; for an unknown name the default recipes are returned.
-        mean_shape: Dice of the mean public shape; None if unknown.
+        mean_shape: Dice between public label maps and their mean shape; None if unknown.
 
     Returns:
         The recipe of a teacher and that of the student.

@@ -100,13 +100,14 @@ def export_student(
 
 
 def ranges_seen(workspace: Workspace) -> InputRanges:
-    """Return the ranges of shape and intensity of the student's public volumes, and the mean sizes of its labels.
+    """Return the ranges of the public volumes that the student is trained on, and the mean size of each structure.
 
     Args:
         workspace: The study.
 
     Returns:
-        The ranges, over the volumes asked about and the paired cases. The sizes are means over the released labels.
+        The ranges of intensity and extent over the public volumes of the queries and the images of the public pairs.
+        The size of a structure, in mm³, is its mean over the released labels.
     """
     volumes = (*workspace.volumes(), *(files.image for files in workspace.paired()))
     data = workspace.study().data
@@ -129,7 +130,7 @@ def _sizes(labels: StoredLabels, data: DataConfig) -> tuple[float, ...]:
 def publish_verdicts(workspace: Workspace) -> None:
     """Sign and publish the statement about the student again, with the hospitals' newest verdicts on it.
 
-    Nothing is done if the study has no gate (it requires no verdicts), or if no student is published.
+    Nothing is done if the study requires no verdicts, or if no student is published.
 
     Args:
         workspace: The study, with its signing key.

@@ -205,7 +205,9 @@ def joint_frame(
     Args:
         start: The public start.
         codec: The study's codec.
-        kernel: The public start's tangent kernel [k, k]. The frame's directions are its leading eigenvectors.
+        kernel: The public start's neural tangent kernel (:func:`~server.protocols.joint.kernel.tangent_kernel`), over
+            the first q code coordinates of all n volumes, [k, k] with k = n·q. The frame's directions are its leading
+            eigenvectors.
         noise_std: Standard deviation of the noise on each coordinate of the mean code.
         radius: Clipping norm C.
 

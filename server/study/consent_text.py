@@ -131,7 +131,8 @@ def sealed_facts(study: Study, *, sites: int = 0, spending: Spending | None = No
 
     A site that colludes with the server tells the server its share of the noise, so ε grows with the number of such
     sites. The values hold for every roster from the quorum up to ``sites`` or the largest roster so far, whichever is
-    larger. They are for the whole budget, or for the spending if more was spent.
+    larger. They are computed for the whole budget. If more than the budget was spent, they are computed for the
+    spending.
 
     Args:
         study: A sealed study; t is its number of colluders.

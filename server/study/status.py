@@ -274,8 +274,8 @@ def _stage(before: Stage | None, event: dict[str, Any]) -> Stage | None:
 def _state(run: RunState, *, done: bool, student: bool, out_of_budget: bool) -> str:
     """Return a study's state in a word or two.
 
-    If the run is active, died, failed or was stopped, the result says so. Otherwise it depends on the number of
-    answers.
+    If the run is active, died, failed or was stopped, the result says so. Otherwise it says whether all queries have
+    an answer (``done``), and then whether there is a student; if not all have one, whether the budget is spent.
     """
     if run.name in ("running", "died", "failed", "stopped"):
         return run.name
