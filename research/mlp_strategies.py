@@ -113,7 +113,8 @@ class LayerTerms:
     Attributes:
         inputs: Inputs i of the layer; the first derivative is ∂T = i ⊗ v.
         factors: The factors v in it.
-        bends: Numbers s_h, by which the second derivative for unit h is s_h·iiᵀ; empty at order 1.
+        bends: Second derivatives s_h of T by the pre-activation of each unit h; that by the unit's weights is s_h·iiᵀ.
+            Empty at order 1.
         constants: T − ŵ·∂T + ½ŵᵀ∂²Tŵ; empty at order 1.
     """
 
@@ -403,9 +404,21 @@ def onto_ball(rows: torch.Tensor, radius: float) -> torch.Tensor:
 
 
 def _curvature_sum(i: torch.Tensor, s: torch.Tensor, clip: float, share: float, *, coordinates: int) -> torch.Tensor:
-    """Return the clipped sum of the second derivatives ½∂²T over examples n, as integers [h, D, D] for units h.
+    """Return the clipped sum of the second derivatives ½∂²T over the examples of a batch, on the grid of integers.
 
-    It is Σ_n c_n·½ s_nh·iiᵀ with the layer's input i and the bends s_nh. The factor c_n clips the norm ½‖i‖²‖s‖.
+    For unit h it is Σ_n c_n·½·s_nh·i_n·i_nᵀ. Here i_n is the layer's input for example n. The number s_nh is the second
+    derivative of the example's objective T by the pre-activation of unit h. The factor c_n clips the norm ½‖i_n‖²‖s_n‖
+    to ``clip``.
+
+    Args:
+        i: Inputs [n, D].
+        s: Second derivatives [n, h].
+        clip: Clipping norm.
+        share: Share of this part in the joint release: the sum is divided by ``clip``·``share``.
+        coordinates: Number of coordinates of the whole release, for the rounding.
+
+    Returns:
+        Int64 array [h, D, D].
     """
     i, s = i.double(), s.double()
     norm = i.square().sum(dim=1) * s.norm(dim=1) / 2

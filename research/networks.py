@@ -1,9 +1,9 @@
 """Compares the networks that a study may name, each trained for the same processor time.
 
 `consilium bench networks` calls it. A teacher learns the private patients' own labels, as if they were one hospital. A
-student learns a teacher's answers on the public images; labels decoded by a codec of few label maps would leave too
-little to learn. The number of steps that the time allows is measured first, so that the learning rate ends at zero as
-in any training. Finished results are stored.
+student learns a teacher's predictions on the public images. The predictions are not encoded by a codec, because a codec
+fitted to few label maps loses too much detail. The number of steps that the time allows is measured first, so that the
+learning rate ends at zero as in any training. Finished results are stored.
 """
 
 from __future__ import annotations

@@ -80,17 +80,21 @@ def private_pca(
     whiten: bool = True,
     noise: NoiseSampler = rounded_gaussian,
 ) -> Projection:
-    """Return the leading eigenvectors of the noisy second moment, by signed eigenvalue.
+    """Return a projection on the k leading eigenvectors of the noisy second moment of the rows, scaled to norm 1.
 
-    With ``whiten``, each coordinate is divided by √(λ/n), where λ is the noisy eigenvalue but at least the noise level
-    z·√d, so that unit rows get about unit variance in each coordinate. The number of rows n is public.
+    The eigenvalues are sorted in decreasing order with their sign, so a negative eigenvalue comes last. With
+    ``whiten``, each coordinate is divided by √(λ/n). Here λ is the noisy eigenvalue, or z·√d if that is larger. Rows of
+    norm 1 then have a variance of about 1 in each coordinate. The number of rows n is public.
 
     Args:
-        rows: Float array [n, d].
+        rows: Float array [n, d]; each row is first scaled to norm 1.
         components: Number of components k.
         noise_multiplier: Noise multiplier z.
         whiten: Scale coordinates to unit variance.
         noise: Draws integer noise.
+
+    Returns:
+        The projection, with components [d, k] and scale [k].
 
     Raises:
         InvalidInput: If ``components`` is not within 1 to d.

@@ -321,7 +321,9 @@ _READ: dict[str, Callable[[str], object]] = {
 
 
 def exponential_decay(start: float, factor: float, *, passes: int) -> Rate:
-    """Return the learning rate ``start``·``factor``^(epoch) as a function of the step.
+    """Return the learning rate ``start``·``factor``^epoch as a function of the step and the total number of steps.
+
+    The epoch is the number of epochs completed at that step.
 
     Args:
         start: Learning rate at the first step.

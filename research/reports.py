@@ -74,7 +74,8 @@ class Register:
     Args:
         folder: Folder of the registers, one file for each dataset.
         data: Name of the dataset.
-        names: Its patients. Those of the report part name the file, so a copy of the dataset has the same register.
+        names: Names of the dataset's patients. The file's name is a hash of the names of the patients who may be scored
+            in a report (:func:`part_of`), so a copy of the dataset has the same register.
     """
 
     def __init__(self, folder: Path, *, data: str, names: Iterable[str]) -> None:

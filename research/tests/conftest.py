@@ -1,4 +1,4 @@
-"""What every test of the product shares, for research as well."""
+"""Gives the research tests the fixtures that the product's tests use."""
 
 from tests.conftest import (  # noqa: F401
     _own_directory,

@@ -91,7 +91,7 @@ def test_nobody_plays_two_parts_and_five_rotations_test_on_the_patients_of_one_p
 
 
 def test_no_patient_is_scored_both_while_a_recipe_is_chosen_and_in_a_report(tmp_path: Path) -> None:
-    """Whatever the seed, the deal at random included; every patient may still be private or public in either."""
+    """Tests with every seed, and with test patients chosen at random too. Both parts' patients may still be public."""
     made = boxes(tmp_path)
     both = [replace(made, scored=part) for part in ("development", "report")]
     dataset = both[0].read()

@@ -286,7 +286,10 @@ def test_more_noise_recovers_less_and_predicts_less() -> None:
 
 
 def test_the_noise_of_a_setting_is_that_of_its_release() -> None:
-    """(8, 1e-5), one release, replace-one patient, 40 voters: μ of the exact curve is 1.666 = 2 / (40 σ / C)."""
+    """The exact accountant gives μ = 1.666 for ε = 8, δ = 1e-5, one release, and one replaced patient.
+
+    For 40 voters, μ = 2 / (40·σ/C), where σ is the noise on each coordinate of the mean code and C the clipping norm.
+    """
     assert mean_noise(replace(SETTING, hospitals=8, voters=5, delta=1e-5)) == pytest.approx(2 / (40 * 1.666), rel=1e-3)
 
 
