@@ -420,9 +420,10 @@ def _subject(kind: str, body: dict[str, object]) -> str:
 
 
 def _misstated(path: Path, ledger: Path) -> list[str]:
-    """Compare a certificate's guarantee with the terms of its study in the ledger; empty for any other file.
+    """Describe each value of a certificate's guarantee that differs from the terms of its study in the ledger.
 
-    What a certificate states as spent is not compared, because the ledger may have grown since.
+    The list is empty if none differs, or if the file is no certificate. The spending that a certificate states is not
+    compared, because the ledger may have grown since.
     """
     from common.privacy.accounting import Guarantee
     from server.ledger.server_ledger import Ledger

@@ -285,7 +285,7 @@ class _Papers:
 
     @property
     def _by_consent(self) -> str:
-        """Say how many statements about the student hospitals sent by consent."""
+        """A sentence with the number of statements about the student that hospitals consented to send."""
         if not self.sent:
             return "No hospital has sent a verdict or figures on the student so far."
         counted = (f"{sum(one.kind == kind for one in self.sent)} {kind}" for kind in ("verdict", "figures"))
