@@ -271,17 +271,20 @@ class TrainingConfig:
             grid: Voxels of a volume; with :attr:`patch` the patch counts instead.
 
         Raises:
-            InvalidInput: If a side is no multiple of 2^(levels − 1), or a single voxel is left.
+            InvalidInput: If a side is no multiple of 2^(levels − 1), which only ``paper-unet`` pads, or if the volume
+                is so small that a single voxel is left.
         """
         levels, size = len(self.channels), tuple(self.patch or grid)
         if self.network == "dynunet" and levels < 3:
             raise InvalidInput("channels of dynunet", value=self.channels, limit="at least 3 numbers")
         halved = 2 ** (levels - 1)
-        if any(n % halved for n in size) or set(size) == {halved}:
+        uneven = self.network != "paper-unet" and any(n % halved for n in size)
+        if uneven or min(size) < halved or max(size) < 2 * halved:
+            sides = f"{halved} or more" if self.network == "paper-unet" else f"multiples of {halved}"
             raise InvalidInput(
                 "voxels of a training volume or patch",
                 value=size,
-                limit=f"multiples of {halved}, not all {halved}, because the network has {levels} levels",
+                limit=f"{sides}, one at least {2 * halved}, because the network has {levels} levels",
                 remedy="choose a larger size, or fewer training channels",
             )
 

@@ -38,6 +38,7 @@ from consilium.cli.study_words import (
     ask_to_spend,
     create_and_say,
     given_network,
+    goes_on,
     print_end,
     print_status,
     say_files,
@@ -385,7 +386,7 @@ def run(
     if detach:
         named = shlex.quote(str(directory))
         done = f"the study is complete, so no query is asked; `consilium study status {named}` shows it"
-        say(done if complete else _goes_on(directory))
+        say(done if complete else goes_on(directory))
         return
     print_end(workspace, as_json=as_json)
 
@@ -415,7 +416,7 @@ def _following(directory: Path, metrics: str | None) -> Iterator[Callable[[dict[
     from server.study.study_curves import curves_of
 
     with (
-        interruptible(_goes_on(directory)),
+        interruptible(goes_on(directory)),
         curves_of(Workspace(directory), metrics) as curves,
         stage_bars(console(stderr=True)) as bars,
     ):
@@ -427,14 +428,6 @@ def _following(directory: Path, metrics: str | None) -> Iterator[Callable[[dict[
                 curves.on_event(event)
 
         yield on_event
-
-
-def _goes_on(directory: Path) -> str:
-    named = shlex.quote(str(directory))
-    return (
-        f"the run goes on at the server; `consilium study watch {named}` attaches again, "
-        f"`consilium study stop {named}` ends it"
-    )
 
 
 @study_app.command("resume")

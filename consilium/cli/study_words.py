@@ -73,6 +73,22 @@ def print_status(workspace: Workspace, *, as_json: bool) -> StudyStatus:
     return status
 
 
+def goes_on(directory: Path) -> str:
+    """Say that a detached run goes on, and how to watch or stop it.
+
+    Args:
+        directory: The study's directory.
+
+    Returns:
+        A line.
+    """
+    study = shlex.quote(str(directory))
+    return (
+        f"the run goes on at the server; `consilium study watch {study}` attaches again, "
+        f"`consilium study stop {study}` ends it"
+    )
+
+
 def print_end(workspace: Workspace, *, as_json: bool) -> None:
     """Print the study's state after its run ended, and its student's gain over the controls.
 

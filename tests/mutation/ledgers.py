@@ -269,7 +269,7 @@ ROWS = (
         "witnesses",
         "a second ledger under one key is a new one",
         WITNESSING,
-        "other = self.memory.other_ledger(note, key, name=name)",
+        "other = self.memory.other_ledger(alone, key, name=name)",
         "other = False",
         OF_WITNESSES + "test_a_site_that_shows_another_ledger_every_time_is_told_of_and_leaves_no_file_a_time",
     ),

@@ -214,8 +214,8 @@ def test_a_patch_the_network_cannot_halve_and_an_unknown_augmentation_are_refuse
     [
         ({"channels": (4, 8)}, (13, 8, 8), "multiples of 2"),
         ({"channels": (2, 4, 4, 8, 8)}, (8, 16, 16), "multiples of 16"),
-        ({"channels": (2, 4, 4, 8)}, (8, 8, 8), "not all 8"),
-        ({"channels": (2, 4, 4, 8), "patch": (8, 8, 8)}, (16, 16, 16), "not all 8"),
+        ({"channels": (2, 4, 4, 8)}, (8, 8, 8), "one at least 16"),
+        ({"channels": (2, 4, 4, 8), "patch": (8, 8, 8)}, (16, 16, 16), "one at least 16"),
         ({"channels": (4, 8), "network": "dynunet"}, (8, 8, 8), "at least 3"),
     ],
     ids=str,

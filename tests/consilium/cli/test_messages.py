@@ -16,7 +16,7 @@ from common.data.synthetic import write_phantoms
 from common.errors import ConsiliumError, LedgerCorrupt
 from consilium.cli.main import app, main
 from consilium.cli.options import counting
-from consilium.cli.site import joining_text
+from consilium.cli.site import _joining_text
 from server.aggregation.progress import bar_a_stage, stage_bars
 from server.operations import provision
 from server.study import create_study as setup
@@ -157,7 +157,7 @@ def test_a_path_that_the_system_does_not_find_is_one_to_check() -> None:
 
 def test_a_command_that_is_printed_quotes_a_folder_with_a_space(tmp_path: Path) -> None:
     file = tmp_path / "Söder Klinik" / "study.toml"
-    command = joining_text(make_study(), file=file).rsplit("`", 2)[1]
+    command = _joining_text(make_study(), file=file).rsplit("`", 2)[1]
     assert shlex.split(command) == ["consilium", "study", "show", str(file), "--for-site"]
     sources = [
         path.read_text()

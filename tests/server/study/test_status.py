@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from common.config import TrainingConfig
 from common.errors import DaemonFailed, InvalidInput
 from common.events import EventLog
 from common.ledger.keys import create_signing_key
@@ -384,6 +385,14 @@ def test_a_recipe_whose_network_cannot_halve_the_grid_is_refused_when_the_study_
     done = CliRunner().invoke(study_app, ["create", str(tmp_path / "study"), "--study", str(file)])
     assert "(24, 16, 16); allowed: multiples of 16" in str(done.exception)
     assert not (tmp_path / "study").exists()
+
+
+def test_only_a_network_that_pads_takes_a_grid_that_it_cannot_halve() -> None:
+    five = TrainingConfig(channels=(4, 4, 8, 8, 8), network="paper-unet")
+    five.check_grid((24, 24, 40))
+    for network, grid in (("paper-unet", (24, 24, 24)), ("paper-unet", (8, 40, 40)), ("unet", (24, 24, 40))):
+        with pytest.raises(InvalidInput, match="16"):
+            replace(five, network=network).check_grid(grid)
 
 
 def test_a_study_whose_ledger_is_gone_is_not_shown_as_one_that_spent_nothing(workspace: Workspace) -> None:
