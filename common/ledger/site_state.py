@@ -73,6 +73,7 @@ class SiteBooks(RowState):
         self.refusals: dict[tuple[str, str, str], int] = {}
         self.refused, self.evidence = 0, dict[str, int]()
         self.paid_bytes: dict[str, int] = {}
+        self._counted_later = False
         self._spent, self._study_spent = NOTHING, dict[str, Spend]()
 
     def spent(self) -> Spend:
@@ -458,11 +459,16 @@ class SiteBooks(RowState):
 
         Accepting a query pays for one release. If receipts show more releases of a query than were paid for, the
         further releases are charged here, even beyond a limit, since they have happened.
+
+        Versions before this one charged lost releases only for rows of kind ``lost`` in this receipt. So a ledger that
+        they wrote may hold a reservation for which today's total leaves no room. :meth:`_reserve` then enters stored
+        reservations beyond a limit; a new reservation is checked before it is stored.
         """
         self.check_receipt(receipt)
         self.paid_bytes[receipt.ledger_id] = self.paid_bytes.get(receipt.ledger_id, 0) + len(row.body)
         lost = self._lost_draws(receipt)
         if lost != NOTHING:
+            self._counted_later |= all(link.kind != "lost" for link in receipt.links)
             self._spent += lost
             self._study_spent[receipt.study_id] = self.spent_in(receipt.study_id) + lost
         for item in receipt.releases:
@@ -496,7 +502,8 @@ class SiteBooks(RowState):
         if record.draw is None and self.is_prepaid(record.query_id, mechanism, study_id=study.id):
             self._regain(row, record.query, study, ledger=record.ledger, sealing_key=record.sealing_key)
             return
-        if (short := self.shortfall([mechanism], study_id=study.id)) is not None:
+        short = self.shortfall([mechanism], study_id=study.id)
+        if short is not None and not self._counted_later:
             raise InvalidInput(f"the reservation exceeds a limit ({short.reason})")
         if mechanism.voters_per_site != study.voters_per_site or mechanism.colluders != study.colluders:
             raise InvalidInput("voters or colluders of a reservation", limit="the numbers in the study's terms")

@@ -161,6 +161,46 @@ def test_a_site_counts_the_draw_that_only_another_sites_receipt_recovered(
     assert verify(tmp_path / "site-ledger.sqlite", server_key=world.key.public_key()).ok
 
 
+def test_a_ledger_of_a_version_that_counted_less_opens_and_accepts_no_more(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the version before, a site counted the rows of kind ``lost`` only, and could accept one query too many."""
+    path, query = tmp_path / "site-ledger.sqlite", make_query(1, MECHANISM)
+    site = SiteLedger.open(path, POOL, caps=Caps(queries_per_day=100))
+    site.consent(world.study)
+    monday = saved(world, tmp_path / "monday")
+
+    def deliver() -> None:
+        for receipt in world.ledger.site_receipts("aachen", after=site.held(world.ledger.ledger_id).seq):
+            with suppress(LedgerCorrupt, Refused):  # the receipt that raised the alarm
+                site.record_receipt(receipt, public_key=world.key.public_key())
+
+    with monkeypatch.context() as before:
+        before.setattr(Receipt, "losses", property(lambda self: sum(link.kind == "lost" for link in self.links)))
+        site.reserve(world.study.id, [query])
+        world.release([query], batch="b1")
+        receipts = world.ledger.site_receipts("bergen")
+        rolled_back(world, monday)
+        recovered(world, receipts=receipts)
+        site.reserve(world.study.id, [query])
+        world.release([query], batch="b2")
+        deliver()
+        assert site.alarms()
+        site.recover(world.ledger.ledger_id)
+        site.reserve(world.study.id, [make_query(2, MECHANISM)])
+        world.release([make_query(2, MECHANISM)], batch="b3")
+        deliver()
+        counted = site.spent().releases
+        for number in range(3, 13 - counted):
+            site.reserve(world.study.id, [make_query(number, MECHANISM)])
+        site.close()
+    site = SiteLedger.open(path, POOL, caps=Caps(queries_per_day=100))
+    assert site.spent().releases > 10
+    with pytest.raises(Refused, match="budget"):
+        site.reserve(world.study.id, [make_query(30, MECHANISM)])
+    site.close()
+
+
 def test_losses_that_raised_an_alarm_count_at_the_site_once_a_person_has_ended_it(world: World, tmp_path: Path) -> None:
     """A standing without marks, as versions before 0.3.0 wrote it, charges more than was lost, so the site stops."""
     site = SiteLedger.open(tmp_path / "site-ledger.sqlite", POOL, caps=Caps())
