@@ -13,10 +13,11 @@ The module decides two cases that the paper leaves open: a vanishing direction (
 zero code, and rounding never lifts a norm above 1. Called by :mod:`common.codecs.ball_autoencoder`. Refuses NaN,
 infinity, fewer than two inputs, and dtypes other than float16, float32 and float64.
 
-Two formulas do all the work. Each is numerically stable in any floating-point type, so a version with gradients uses
-the same two lines:
+The code is computed by two formulas. Both are numerically stable in any floating-point type, so the version with
+gradients (:func:`common.codecs.ball_autoencoder.activation`) uses them too:
 
-* radius     ``exp(logsigmoid(√(8/π)·o₀) / l)``  with logsigmoid(x) = −log(1 + e^(−x)), never a power of a sum;
+* radius     ``exp(logsigmoid(√(8/π)·o₀) / l)``  with logsigmoid(x) = −log(1 + e^(−x)), because the sum 1 + e^(−x)
+  could overflow;
 * direction  ``w / ‖w‖`` with ``w = v / max|v|``, so that no square over- or underflows.
 """
 
@@ -31,7 +32,8 @@ from common.canonical import check_integer
 from common.errors import InvalidInput
 
 SLOPE = sqrt(8 / pi)
-"""The logistic of this slope has the standard normal's density at 0; the largest gap between the two is .0177."""
+"""Slope of the logistic function in φ. At 0 its derivative equals the standard normal density. It differs from the
+normal distribution function by at most .0177."""
 
 MAX_LENGTH = 1 << 20
 _DTYPES = (np.float16, np.float32, np.float64)
@@ -108,7 +110,7 @@ def ball_radius(first: Float[np.ndarray, "*shape"], *, length: int) -> Float[np.
 
 
 def _towards_zero(values: Float[np.ndarray, "*shape"], dtype: np.dtype) -> Float[np.ndarray, "*shape"]:
-    """Convert float64 to ``dtype`` so that no number grows in size, and hence no norm does."""
+    """Convert float64 to ``dtype``, rounding towards zero, so that no absolute value and no norm increases."""
     result = values.astype(dtype)
     grown = np.abs(result.astype(np.float64)) > np.abs(values)
     result[grown] = np.nextafter(result[grown], np.zeros((), dtype))

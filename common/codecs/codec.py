@@ -520,7 +520,7 @@ def read_header(
         dtypes: The dtype that each array must have.
 
     Returns:
-        Keyword arguments: the arrays, ``provenance``, ``radius`` and, if asked for, ``grid``.
+        Keyword arguments: the arrays, ``provenance`` and ``radius``; also ``grid`` if the argument ``grid`` is True.
 
     Raises:
         InvalidInput: If a field or an array is missing, unknown or of another type.

@@ -38,7 +38,8 @@ from common.data.label_maps import one_hot
 from common.errors import InvalidInput
 
 FILL = 0.8
-"""Root mean square norm of a code as a share of the radius, √Σp = FILL · C. The rest is room for longer codes."""
+"""Root mean square norm of a code as a share of the radius, √Σp = FILL · C. It is below 1 so that fewer codes of
+above-average norm are clipped."""
 
 METRIC_FLOOR = 0.02
 SMALLEST_VARIANCE = 1e-9  # as a share of the largest; smaller variances are rounding errors
@@ -259,8 +260,8 @@ def principal_components(
     """Return orthonormal principal components and their variances, largest first, in float64.
 
     They are computed from the n × n Gram matrix, since the number n of samples is far below the number d of values in
-    each. Components without variance are left out. The
-    largest entry of each component is positive, so the result does not depend on the solver's choice of sign.
+    each sample. Components without variance are left out. The largest entry of each component is positive, so the
+    result does not depend on the solver's choice of sign.
 
     Args:
         samples: Array of shape [n, d].
@@ -287,7 +288,7 @@ def principal_components(
 def coordinate_powers(
     variances: Float[np.ndarray, "l"], *, config: CodecConfig, noise_std: float, power: float
 ) -> Float[np.ndarray, "l"]:
-    """Divide a code's power over its coordinates.
+    """Return the variance of each coordinate of a code. The variances add up to ``power``.
 
     Args:
         variances: Variances of the components, in descending order, positive.

@@ -34,8 +34,8 @@ def absent(path: Path, kind: str) -> str:
 
 
 def why_unread(error: Exception) -> str:
-    """Say why a case is left out whose files could not be read. No error of one case stops the others, not even a fault
-    of Consilium.
+    """Say why a case is left out after an error while its files were read. Other cases are still used, even if the
+    error is a fault of Consilium.
 
     Args:
         error: The error.

@@ -1,4 +1,5 @@
-"""Fills planar contours into label maps: which voxels of a slice lie inside, and which of several contours are holes.
+"""Fills planar contours into label maps. It decides which voxels of a slice lie inside a contour, and which contours
+are holes.
 
 Called for DICOM RT Structure Sets. The rules are:
 

@@ -145,8 +145,9 @@ class Dataset:
         regions: Overlapping structures that the index defines, as in ``DataConfig.regions``.
         absent: Indices of the study's channels that the site does not have, for all cases. They are read as 0.
         doubled: Scans that occur under two patients (:func:`common.data.patients.counted_once`).
-        unnamed: Patient of each further case listed for training whose name no file can store, by the name as it is
-            shown. Such a case is counted as left out, and belongs to no voter.
+        unnamed: Patients of the cases listed for training whose name, or whose patient's name, is not valid UTF-8. The
+            keys are the cases' names with escaped characters. Such a case is counted as left out, and belongs to no
+            voter. It is not in ``listed``.
         unlisted: Cases whose files lie in the dataset's folders although its index does not list them. They are counted
             as left out, and belong to no voter. They share no id with ``listed``.
         synthetic: True if Consilium made the cases, so that they belong to no patient and a seed may replace secret

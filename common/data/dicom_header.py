@@ -84,12 +84,14 @@ class Pixels:
 
     @property
     def planes(self) -> int:
-        """Bytes of one pixel. Run-length coding packs each of them as a plane of its own."""
+        """Number of bytes of one pixel. Run-length coding stores the first bytes of all pixels as one plane, the second
+        bytes as the next plane, and so on.
+        """
         return self.samples * ((self.bits + 7) // 8)
 
 
 def read_pixels(stream: BinaryIO) -> Pixels | None:
-    """Read a file's header and make the six checks of the module.
+    """Read a file's header, and run the six checks that the module's docstring lists.
 
     Args:
         stream: The file, seekable.
@@ -98,7 +100,7 @@ def read_pixels(stream: BinaryIO) -> Pixels | None:
         The announced pixels; None if the file has none or is no DICOM file.
 
     Raises:
-        InvalidInput: If a check of the module fails.
+        InvalidInput: If one of these checks fails.
     """
     try:
         found = _walked(stream, most=MAX_ELEMENTS)
@@ -124,7 +126,8 @@ def read_class(stream: BinaryIO) -> str:
 
 
 def check_elements(stream: BinaryIO, *, most: int) -> None:
-    """Check the header and the elements of a file without pixels (checks 1 and 2 of the module).
+    """Check the size of the file meta header, and the number, nesting and lengths of the elements of a file without
+    pixels.
 
     Args:
         stream: The file, seekable, with a preamble.
@@ -352,7 +355,9 @@ class _Walk:
 
 
 def _checked(walk: _Walk, syntax: str) -> Pixels | None:
-    """Return the pixels after checks 3 to 6 of the module."""
+    """Return the announced pixels, after checking that their size is stated once and agrees with the compressed
+    data.
+    """
     if walk.pixels is None:
         return None
     if walk.twice or not {"rows", "columns"} <= walk.noted.keys():

@@ -54,7 +54,7 @@ class Algorithm:
     centre: str = ""
 
     def describe(self) -> str:
-        """Return the description of its result, with at most 64 characters."""
+        """Return the description that a DICOM file gives of the algorithm's result, with at most 64 characters."""
         box = f"box about {self.centre}" if self.centre else ""
         if self.unlike:
             return f"{box or self.name}: input {UNLIKE}"[:64]

@@ -2,7 +2,7 @@
 
 Called for labels of a case table. In this order:
 
-1. The file has at most :data:`MAX_BYTES` and :data:`MAX_ELEMENTS` and is not deflated.
+1. The file has at most :data:`MAX_BYTES` bytes and :data:`MAX_ELEMENTS` elements, and is not deflated.
 2. The name of every structure is that of a label of the study, or is mapped to one. Structures mapped to the background
    are not read.
 3. The structures lie in the image's frame of reference.
@@ -112,7 +112,8 @@ def read_structures(
         The label map [1, i, j, k].
 
     Raises:
-        InvalidInput: If the image is no DICOM series, a check of the module fails, or pydicom is not installed.
+        InvalidInput: If the image is no DICOM series, the file breaks a rule in the module's docstring, or pydicom is
+            not installed.
     """
     if not frame:
         raise InvalidInput(
@@ -149,7 +150,8 @@ def read_structures(
 def _read(path: Path) -> Any:
     """Read a file's frame of reference, structures and contours; return them as a pydicom dataset.
 
-    Refuse a file that is deflated, or has more than :data:`MAX_BYTES` or :data:`MAX_ELEMENTS` (check 1 of the module).
+    Refuse a file that is deflated, has more than :data:`MAX_BYTES` bytes, or has more than :data:`MAX_ELEMENTS`
+    elements.
     """
     dicom = pydicom()
     if (size := path.stat().st_size) > MAX_BYTES:
@@ -168,8 +170,9 @@ def _read(path: Path) -> Any:
 def _structures(file: Any, names: Mapping[str, int], frame: str) -> list[_Structure]:
     """Return the structures to read, before any coordinate of a contour is parsed.
 
-    Refuse structures that the study does not know or that lie in another frame of reference than the image. Refuse
-    contours that are not closed, and too many contours or points (checks 2 to 4 of the module).
+    Refuse structures whose names are not in ``names``, or that lie in another frame of reference than the image. Refuse
+    contours that are not closed, and too many contours or points. A structure whose label is the background is left
+    out.
     """
     declared = {int(one.ROINumber): one for one in file.get("StructureSetROISequence") or ()}
     unknown = [name for one in declared.values() if comparable(name := str(one.get("ROIName") or "")) not in names]
@@ -232,8 +235,8 @@ def _contours(
 ) -> Iterator[_Contour]:
     """Yield a structure's contours, with corners (i, j) in voxels and the number of their slice.
 
-    Refuse a contour with a coordinate that is not finite, outside the image, or off the plane of a slice (checks 4 and
-    5 of the module). Refuse also a wrong number of coordinates, and a contour that occurs twice.
+    Refuse a contour with a coordinate that is not finite, outside the image, or off the plane of a slice. Refuse also a
+    wrong number of coordinates, and a contour that occurs twice.
     """
     to_voxels = np.linalg.inv(affine) @ LPS_TO_RAS
     seen: set[tuple[int, bytes]] = set()
@@ -286,7 +289,9 @@ def _check_slices(structure: _Structure, slices: set[int]) -> None:
 
 
 def _draw(array: np.ndarray, structure: _Structure, found: list[_Contour], owners: Mapping[int, str]) -> None:
-    """Fill one structure into the label map (check 6 of the module)."""
+    """Fill one structure into the label map. Refuse a structure that shares a voxel with a structure of another
+    label.
+    """
     by_slice: dict[int, list[_Contour]] = defaultdict(list)
     for each in found:
         by_slice[each.slice].append(each)

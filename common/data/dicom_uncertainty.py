@@ -27,7 +27,8 @@ def write_uncertainty(
         uncertainty: Array [i, j, k] with values from 0 to 1; i runs along a slice's columns, j along its rows, k over
             ``slices``.
         slices: The files of the series in the order of k.
-        algorithm: The algorithm that is uncertain; its weights are the file's device serial number.
+        algorithm: The algorithm whose uncertainty is written. The SHA-256 of its weights becomes the file's device
+            serial number.
 
     Raises:
         InvalidInput: If the map is not on the slices' voxels, or the headers do not suffice for a Parametric Map.

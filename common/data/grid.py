@@ -27,7 +27,8 @@ PATCH = 96
 Triple = tuple[float, float, float]
 
 WHOLE_VOXELS = 1 << 21
-"""Larger volumes are predicted in tiles. A U-Net's feature maps for a volume of this size take about 1 GB."""
+"""Largest number of voxels of a volume that is predicted as a whole; larger volumes are predicted in tiles. A U-Net's
+feature maps for a volume of this size take about 1 GB."""
 
 
 def choose_spacing(label_maps: Sequence[Path]) -> Triple:
@@ -87,7 +88,8 @@ def choose_both(label_maps: Sequence[Path], *, most: int = MOST_VOXELS) -> tuple
 
 
 def asked_at(data: DataConfig, *, most: int = WHOLE_VOXELS) -> DataConfig:
-    """Return data settings for queries. If the student's grid is too large, their grid is 2 or 4 times coarser.
+    """Return the data settings with which queries are asked. Their grid is 2 or 4 times coarser than the student's if
+    the student's grid is too large.
 
     Args:
         data: The study's data settings, with the student's grid.

@@ -26,7 +26,7 @@ _NAMES = (*(f"{q:.0%} quantile of intensity" for q in QUANTILES), "step between 
 _AXES = ("left to right", "back to front", "bottom to top")
 
 LEAST_STEP, LEAST_MM = 0.05, 5.0
-"""Least width of a range: of intensities in standard deviations, of sizes in mm."""
+"""Least width of a range: of intensities (first number, in standard deviations) and of sizes (second number, in mm)."""
 
 TINY = 0.01
 """A structure smaller than this fraction of its mean volume over the released labels is reported."""
@@ -128,8 +128,8 @@ def odd_sizes(
         label_map: Label map on the file's own voxels.
         volume: The volume of that file.
         structures: Names of the labels from 1 on.
-        seen: Ranges of the network's training volumes; None or without volumes of structures to report missing
-            structures only.
+        seen: Ranges of the network's training volumes. If it is None, or its ``structures_mm3`` is empty, only missing
+            structures are reported.
 
     Returns:
         One sentence for each such structure.

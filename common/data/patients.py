@@ -29,7 +29,7 @@ MAX_TABLE_CELLS = 1_000_000
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV or TSV file with a header, as :func:`read_rows` does, without their lines.
+    """Return the rows of a CSV or TSV file with a header, as :func:`read_rows` reads them, without line numbers.
 
     Args:
         path: The file.

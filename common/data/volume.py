@@ -75,8 +75,8 @@ class Volume:
         notes: Corrections that were made.
         frame: UID of the frame of reference of a DICOM series; empty for other files.
         seen_shape: Shape of the part of the file that was used; the file's shape unless a box was cut out.
-        foreign: Modalities of channels that are not the modality the study's channel names, as a DICOM header or
-            Hounsfield units show.
+        foreign: Modalities that the file's channels have, and that differ from those that the study names for these
+            channels. They are recognised by a DICOM header or by Hounsfield units.
     """
 
     image: Float[np.ndarray, "c x y z"]
