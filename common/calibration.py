@@ -87,7 +87,7 @@ def reliability(probabilities: Float[np.ndarray, "k x y z"], truth: UInt8[np.nda
 def entropy(probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "x y z"]:
     """Return the entropy of each voxel's probabilities in nats.
 
-    Divided by the logarithm of the number of classes it is 0 (certain) to 1 (nothing known).
+    It lies between 0 (certain) and the logarithm of the number of classes (nothing known).
 
     Args:
         probabilities: Class probabilities, [k, x, y, z].

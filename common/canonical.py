@@ -341,7 +341,8 @@ def member(kind: type[Member], value: Any, *, what: str) -> Member:
 def check_schema(what: str, found: object, *, known: int) -> None:
     """Refuse a format version that is not the known one.
 
-    The error states who wrote it, the version found, the running version, and which side must be upgraded.
+    The error states whether an older or a newer version of Consilium wrote the data, the version found, the version
+    that runs here, and which of the two must be upgraded.
 
     Args:
         what: Name of the format in the error.

@@ -265,14 +265,16 @@ class TrainingConfig:
             raise InvalidInput("modality dropout", value=self.modality_dropout, limit="0 to below 1")
 
     def check_grid(self, grid: tuple[int, ...]) -> None:
-        """Refuse volumes that the network cannot halve once for each of its levels but the first.
+        """Refuse a size of training volumes that does not suit the network. The network halves its input (levels − 1)
+        times.
 
         Args:
-            grid: Voxels of a volume; with :attr:`patch` the patch counts instead.
+            grid: Voxels of a volume on each axis. If :attr:`patch` is set, the patch is checked instead.
 
         Raises:
-            InvalidInput: If a side is no multiple of 2^(levels − 1), which only ``paper-unet`` pads, or if the volume
-                is so small that a single voxel is left.
+            InvalidInput: If a side is no multiple of 2^(levels − 1), except for ``paper-unet``, which pads the sides;
+                if a side is smaller than 2^(levels − 1); if a single voxel would be left; or if ``dynunet`` has fewer
+                than 3 levels.
         """
         levels, size = len(self.channels), tuple(self.patch or grid)
         if self.network == "dynunet" and levels < 3:

@@ -100,10 +100,11 @@ class DataConfig:
     def check_new(self) -> None:
         """Refuse names that hospitals cannot tell apart.
 
-        The ledger calls it when it registers a new study, so that older ones can be read.
+        The ledger calls it only when it registers a new study, so that older studies with such names can still be read.
 
         Raises:
-            InvalidInput: If two labels, channels or regions have names that are matched as one.
+            InvalidInput: If the names of two labels, channels or regions are equal in the form in which they are
+                compared.
         """
         check_distinct(self.labels, what="data.labels", form=comparable)
         check_distinct(self.channels, what="data.channels", form=contrast)

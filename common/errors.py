@@ -101,7 +101,7 @@ class BudgetExceeded(ConsiliumError):
 
     Args:
         pool: Name of the patient pool.
-        requested: μ² of the release, the squared parameter of Gaussian DP, in which releases add up.
+        requested: μ² of the release. μ is the parameter of Gaussian DP; μ² of several releases add up.
         remaining: μ² that the budget leaves.
     """
 
@@ -123,7 +123,9 @@ class QuorumNotReached(ConsiliumError):
 
 
 class StorageFailed(ConsiliumError):
-    """A disk is full or failing. What was committed before is safe. Nothing was charged or released after that."""
+    """A disk is full or failing. Everything committed before the failure is safe. Nothing was charged or released after
+    it.
+    """
 
     exit_code = 9
 

@@ -1,7 +1,7 @@
 """Defines the kinds of events of the event log: fields, level and words.
 
 :data:`EVENTS` has one entry for each kind; docs/events.md explains them. A kind that the security log also defines
-(:mod:`common.security_log.events`) is sent to the log targets too. Refuses an event whose fields have other values.
+(:mod:`common.security_log.events`) is sent to the log targets too. Refuses an event with a missing or invalid field.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class EventKind:
     """A kind of event.
 
     Attributes:
-        fields: Function that checks each field, by the field's name. The fields of every event are left out.
+        fields: A function for each field, by the field's name, that returns True if a value is valid. Fields that every
+            event has are left out.
         words: Returns an event in words; None for routine events, which the list of recent events leaves out.
         level: ``info``, ``warning`` or ``critical``.
         optional: Further fields, which older logs do not have.

@@ -1,11 +1,12 @@
 """Defines the evidence about a sealed sum: the masked codes that sites sent, each signed for one roster and one query.
 
 A roster lists the sites of one attempt at the sum. The server collects the evidence; the dispute command and auditors
-check it. The signature is made with the site's identity key, which other hospitals have confirmed by its fingerprint.
-The roster's id covers study, ledger, batch, draw (the attempt at the sum) and every member's mask key. A site can
-therefore not deny its masked codes, and those of one draw cannot pass as those of another. Masked codes are uniformly
-distributed for anybody without the masks, so storing them reveals no more than receiving them. Refuses evidence with an
-invalid roster, with masked codes of a site that is not on it or for another roster, and with a query named twice.
+check it. The signature is made with the key of the site's ledger, which other hospitals have confirmed by its
+fingerprint. The roster's id covers study, ledger, batch, draw (the attempt at the sum) and every member's mask key. A
+site can therefore not deny its masked codes, and those of one draw cannot pass as those of another. Masked codes are
+uniformly distributed for anybody without the masks, so storing them reveals no more than receiving them. Refuses
+evidence with an invalid roster, with masked codes of a site that is not on it or for another roster, and with a query
+named twice.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ class HospitalFacts:
     """Everything on the page except pictures.
 
     Attributes:
-        site: The site's figures.
-        here: The site's figures on the study of this directory; None before anybody consented to the study.
-        study: Name of the study of this directory.
+        site: The figures of the site's ledger over all studies.
+        here: The figures of this directory's study in the site's ledger; None before anybody consented to the study.
+        study: Name of this directory's study.
         state: State of the site in this study: ``alarm``, ``away`` (a daemon is not ready), ``unconsented``,
             ``paused``, ``withdrawn``, ``spent``, ``answering`` or ``joined``.
         sheet: Text of the consent sheet, which states the study's terms.

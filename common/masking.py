@@ -171,7 +171,7 @@ def is_signed(mask: MaskKey, draw: DrawId, *, identity: str, site: str) -> bool:
 
 
 def unconfirmed(roster: MaskedRoster, *, me: str, peers: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the members whose mask key is not signed by the identity that was confirmed for them.
+    """Return the members whose mask key is not signed by the ledger key that this site has confirmed for them.
 
     Args:
         roster: The roster.

@@ -40,8 +40,8 @@ ones are part of the line."""
 
 MAX_ATTEMPT = 1_000_000
 MAX_DEADLINE_S = 604_800
-"""Longest deadline of a study in seconds: a week. MAX_ATTEMPT is the largest number of an attempt; it allows more than
-one attempt per second for a week.
+"""Longest deadline of a study in seconds: a week. ``MAX_ATTEMPT`` is the largest number of an attempt to collect a
+batch; it allows more than one attempt per second for a week.
 """
 
 MAX_TIME = 1 << 50
@@ -56,7 +56,7 @@ MAX_QUERIES = 500
 MAX_VOLUMES = 1_000
 """Most public volumes of all queries of one offer."""
 MAX_COUNTER = 1_000_000
-"""Largest edition and round of a query."""
+"""Largest number of a query's edition (the pool's set of teachers) and of its round."""
 MAX_RECEIPTS = 1_000
 MAX_RECEIPTS_BYTES = 16 << 20
 """Largest size of all receipts in one message. The core sends the others in a further message."""
@@ -169,7 +169,8 @@ class Offer(Document):
 
 @dataclass(frozen=True, slots=True)
 class OfferReply(Document):
-    """A site's decision about a batch of queries, with the newest row of the server's ledger in the site's receipts.
+    """A site's decision about a batch of queries. It also states the newest row of the server's ledger for which the
+    site has a receipt.
 
     Attributes:
         batch: Id of the batch.
@@ -277,7 +278,8 @@ class Receipts(Document):
 
 @dataclass(frozen=True, slots=True)
 class ReceiptsReply(Document):
-    """A site's confirmation: the newest row of the server's ledger in its receipts, as in :class:`OfferReply`.
+    """A site's confirmation of receipts. It states number and hash of the newest row of the server's ledger for which
+    the site has a receipt.
 
     ``status`` is JSON about the site, if its policy shares that. The server displays it and bases no decision on it.
     """

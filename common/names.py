@@ -91,7 +91,8 @@ def contrast(name: str) -> str:
 
 
 def check_distinct(names: Sequence[str], *, what: str, form: Callable[[str], str]) -> None:
-    """Refuse names that hospitals cannot tell apart, because their own names are matched in a simpler form.
+    """Refuse names that hospitals cannot tell apart, because a hospital's names are matched to them in a simplified
+    form.
 
     Args:
         names: The names of a new study.

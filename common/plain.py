@@ -105,7 +105,9 @@ class PlainFormatter(logging.Formatter):
 
 
 class OnceASecond(logging.Filter):
-    """Passes each message of a logger at most once a second. It is for messages that unauthenticated senders cause."""
+    """Passes each message up to level WARNING at most once a second, and every message above this level. It is for
+    messages that unauthenticated senders cause. Messages are equal if their format strings are.
+    """
 
     def __init__(self) -> None:
         super().__init__()

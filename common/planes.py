@@ -20,8 +20,8 @@ class Plane:
 
     Attributes:
         fixed: Axis of the volume along which slices are taken.
-        across: Axis of the volume from left to right of the picture.
-        up: Axis of the volume from bottom to top of the picture.
+        across: Axis of the volume that is horizontal in the picture. Its indices increase from right to left.
+        up: Axis of the volume that is vertical in the picture. Its indices increase from bottom to top.
         letters: Directions at the picture's left, right, top and bottom.
     """
 

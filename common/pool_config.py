@@ -1,8 +1,7 @@
 """Defines the ``[pool]`` section of a study: the ε that a patient pool may spend in all studies together.
 
-Read as part of a study (:mod:`common.config`). Only the first study that admits a pool sets its
-budget; later studies of the same ledger do not change it. Refuses
-a budget that is no finite number, or is negative.
+Read as part of a study (:mod:`common.config`). Only the first study that admits a pool sets the pool's budget; later
+studies of the same ledger do not change it. Refuses a budget that is no finite number, or is negative.
 """
 
 from __future__ import annotations

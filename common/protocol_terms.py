@@ -32,8 +32,8 @@ class Prospects:
             the other tasks.
         fitted: True if the planner's formula for the gain was fitted to measurements with this protocol.
         rehearsal: ``module:function`` that makes the public start, and the student without any hospital's answers.
-        spectrum: Share of each direction in the variance of the teachers' answers; empty to take the spectrum of a
-            tangent kernel.
+        spectrum: Share of each direction in the variance of the teachers' answers. If it is empty, the planner uses the
+            spectrum of a tangent kernel.
     """
 
     asked: str
@@ -62,7 +62,8 @@ class ProtocolTerms:
             label maps exist.
         teacher: Settings of the teachers' recipe that differ from the default; they were found best in measurements.
         student: Settings of the student's recipe that differ from the default.
-        scattered: Further settings of the student's recipe if public maps show structures in no common place.
+        scattered: Further settings of the student's recipe for tasks whose structures do not overlap in the public
+            label maps.
         prospects: The planner's facts about the protocol; None if the planner cannot recommend it.
     """
 

@@ -93,7 +93,9 @@ def _of_agreement(key: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _of_identity(key: str) -> bytes:
-    """Convert an Ed25519 key y to the X25519 point u = (1 + y)/(1 − y), and return :func:`_of_agreement` of that."""
+    """Convert an Ed25519 key y to the X25519 key u = (1 + y)/(1 − y), and return the secret that u shares with one
+    fixed key.
+    """
     y = int.from_bytes(bytes.fromhex(key), "little") & (_SIGN - 1)
     if y >= _P or y == 1:  # y = 1 is the neutral element, which has no u
         raise _refused(key)

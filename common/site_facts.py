@@ -1,9 +1,9 @@
 """Computes the figures of a site that texts show: spent and remaining budget, answers, and its patients' guarantee.
 
 The figures come from the site's own ledger (:func:`site_facts`), or from the status report that the site printed
-(:meth:`SiteFacts.from_json`). The command line, the site's own page, the account that a site shares, the dashboard, the
-report and the certificate all take them from here, so they cannot disagree. Status reports do not show whether patients
-were withdrawn. Refuses a report of another form.
+(:meth:`SiteFacts.from_json`). The command line, the site's own page, the account (the shorter report that a site may
+share with the server), the dashboard, the report and the certificate all take the figures from here, so they cannot
+disagree. Status reports do not show whether patients were withdrawn. Refuses a report of another form.
 """
 
 from __future__ import annotations
@@ -249,7 +249,9 @@ class SiteFacts:
         return next((one for one in self.studies if one.id == study_id), None)
 
     def account(self) -> dict[str, Any]:
-        """Return the accepted queries and the spent budget as plain JSON. It does not depend on the site's patients.
+        """Return the account, the shorter report that a site may share with the server, as plain JSON. It states the
+        pool's cap and spending, the numbers of accepted queries, of queries with a receipt and of declined offers, and
+        alarms. It does not depend on the patients' data.
 
         ``at_least`` is present only if there is a doubt, and gives the reason.
         """

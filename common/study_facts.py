@@ -102,8 +102,8 @@ class StudyFacts:
 
     @property
     def fit(self) -> int:
-        """Number of further answers that certainly fit the study's budget; 0 as long as more may have been
-        spent than shown.
+        """Number of further answers that certainly fit the study's budget. It is 0 if more may have been spent than the
+        ledger shows, or if the study's file is not available.
         """
         return 0 if self.spending.doubt else self.room or 0
 

@@ -32,9 +32,9 @@ LOG_MAX_BYTES = 16 << 20
 POLL_S = 0.5
 LONGEST_WAIT_S = 60.0
 STEADY_S = 120.0
-"""Seconds of running after which the waits before restarts start again at the first one."""
+"""Seconds that a daemon must run for its next wait before a restart to be the first, shortest one again."""
 ASK_S = 10.0
-"""Seconds between two questions to a ready daemon whether it answers."""
+"""Seconds between two checks whether a ready daemon answers."""
 SILENT_S = 60.0
 """Seconds without an answer after which a ready daemon counts as offline."""
 BEAT_S = 5.0
@@ -423,7 +423,9 @@ def unrecorded(folders: Iterable[Path], *, command: str) -> str:
 
 
 def _stopped(one: DaemonStanding, folder: Path, *, beat: bool) -> DaemonStanding:
-    """Return a daemon as stopped; ``beat`` is True if the supervising process that kept it beat last in this folder."""
+    """Return a daemon's state as stopped. ``beat`` is True if the last heartbeat in this folder is from the supervising
+    process that kept this daemon running.
+    """
     since = one.since
     if beat and one.state != "ended":
         alive = datetime.fromtimestamp((folder / _LOCK).stat().st_mtime, UTC)
@@ -432,8 +434,9 @@ def _stopped(one: DaemonStanding, folder: Path, *, beat: bool) -> DaemonStanding
 
 
 def _read_standings(path: Path) -> list[tuple[int, DaemonStanding, bool]]:
-    """Return each daemon's newest state, the position in the file at which the event about it ends, and True if its
-    supervising process recorded that it stopped."""
+    """Return three facts about each daemon: its newest state, the position in the file at which the event about this
+    state ends, and True if the supervising process recorded that it stopped all daemons.
+    """
     over: set[str] = set()
     found: dict[str, DaemonStanding] = {}
     ends: dict[str, int] = {}

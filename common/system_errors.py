@@ -45,7 +45,7 @@ def explain(error: OSError) -> tuple[str, str]:
 
 
 def system_cause(error: BaseException) -> StorageFailed | OSError | None:
-    """Return the full or failing disk, or the missing permission, that an error is or was caused by.
+    """Return the error about a full or failing disk, or about a missing permission, that an error is or was caused by.
 
     Args:
         error: The error.

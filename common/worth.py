@@ -81,7 +81,7 @@ class Worth:
 
     @property
     def figures(self) -> str:
-        """Text with the gain, its interval, the student's mean Dice, and the mean Dice of the control."""
+        """Text with the gain, its interval, the student's mean Dice, and the reference's mean Dice."""
         if self.interval is None:
             within = "no interval, which needs at least two cases"
         else:

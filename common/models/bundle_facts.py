@@ -96,7 +96,7 @@ class BundlePrivacy:
 
     @property
     def spent_beyond(self) -> Fraction:
-        """An upper bound on the Σμ² spent if that exceeds the budget, else 0."""
+        """An upper bound on the spent Σμ² if the spent ε exceeds the budget's ε; otherwise 0."""
         if self.epsilon <= self.budget_epsilon:
             return Fraction(0)
         return max_mu_squared(self.accountant, Budget(self.epsilon, self.delta)) * (1 + Fraction(1, 2**50))

@@ -324,9 +324,9 @@ def soft_dice_ce(
 ) -> Float[torch.Tensor, "n"]:
     """Return the sum of cross-entropy and soft Dice loss of each volume.
 
-    It is smallest where softmax(logits) equals the target, for hard and for soft targets.
-    Dice is that of soft labels (Wang et al. 2023, Dice semimetric losses, as in MONAI's ``soft_label``). On one-hot
-    targets it equals the usual soft Dice.
+    The sum is smallest where softmax(logits) equals the target, for hard and for soft targets. The Dice loss is the one
+    for soft labels (Wang et al. 2023, Dice semimetric losses; MONAI's option ``soft_label``). On one-hot targets it
+    equals the usual soft Dice loss.
 
     Args:
         logits: Tensor [n, k, x, y, z] of n volumes and k classes.
@@ -395,7 +395,7 @@ def kept_channels(shape: Sequence[int], chance: float, *, seed: int, step: int) 
         step: Number of the step.
 
     Returns:
-        The tensor of :func:`shown`.
+        Tensor [n, c, 1, 1, 1]: 1 for a shown channel, 0 for a hidden one.
     """
     return shown(np.random.default_rng([seed, step, 7]).random((shape[0], shape[1])), chance)
 
@@ -491,7 +491,7 @@ def _identity(
     augment: bool,
     pull: Pull | None = None,
 ) -> str:
-    """Return a hash of everything that the result depends on."""
+    """Return a hash of everything that the result of a training depends on."""
     total = hashlib.sha256(repr((CHECKPOINT_SCHEMA, recipe, seed, augment, images.shape, targets.shape)).encode())
     for arrays in (images, targets):
         for i in range(len(arrays)):

@@ -30,7 +30,8 @@ class NativePrediction:
         label_map: Predicted label map on the file's voxels.
         dice: Dice of each structure; empty without a label map.
         hd95_mm: HD95 of each structure in mm; empty without a label map.
-        sure: Calibration of the probabilities (:class:`common.calibration.Reliability`).
+        sure: Calibration of the probabilities (:class:`common.calibration.Reliability`); it counts no voxel without a
+            label map.
         uncertainty: Entropy of each voxel's probabilities divided by its largest possible value, from 0 (certain) to 1;
             None unless requested.
         lesions: (Dice, HD95) of every structure, lesion by lesion; empty unless requested.

@@ -102,7 +102,8 @@ def build_unet(
     Equal seeds give equal weights. The process's global random state is neither read nor changed.
 
     Args:
-        channels: Feature maps of each level. Grid sizes must be multiples of 2^(levels − 1).
+        channels: Feature maps of each level. Grid sizes must be multiples of 2^(levels − 1), except for ``paper-unet``,
+            which pads other sizes.
         in_channels: Channels of the image.
         out_channels: Number of classes.
         network: Name of the network (:func:`definition`).

@@ -385,9 +385,11 @@ def plan_frame(
 
 
 def _spread(variances: Float[np.ndarray, "r"], *, noise_std: float, radius: float) -> Float[np.ndarray, "r"]:
-    """Return the weights by which offsets of these variances use the radius with the least error.
+    """Return the factor for each direction that spreads the radius over the directions with the least error after
+    decoding.
 
-    A weight is 0 if the direction would not reduce the error.
+    ``variances`` are the expected squares of the projections on the directions. A factor is 0 if its direction would
+    not reduce the error.
     """
     order = np.argsort(-variances, kind="stable")
     powers = np.empty_like(variances)

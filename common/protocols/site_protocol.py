@@ -96,7 +96,7 @@ def check_dimension(query: QuerySpec, dimension: int, *, whose: str) -> None:
     Args:
         query: The query.
         dimension: The length that it must have.
-        whose: What has this length, in the error: the codec or the frame.
+        whose: Name of the object that has this length, for the error: the codec or the frame.
 
     Raises:
         InvalidInput: If its length differs.
