@@ -1,4 +1,4 @@
-"""Defines a site's join request: site, patient pool, budget that the pool's ledger has spent, and public node key.
+"""Defines a site's join request: site, patient pool, budget that the pool has spent so far, and public node key.
 
 Sites write requests; the server's operator reads and admits them. The signature proves that the sender holds the key.
 It does not prove who the sender is; for that, two people compare the request's fingerprint by telephone. The signature

@@ -28,7 +28,7 @@ from common.stated_budget import StatedBudget
 
 STUDY_SCHEMA = 1
 JOINT_ROUNDS = 4
-"""Default number of rounds of a joint query (about all public volumes). Twice as many improve little
+"""Default number of rounds of a joint query (about all public volumes). Twice as many rounds improve the student little
 (docs/lab/utility-measured.md)."""
 OPEN, SEALED_SUM = "open", "sealed-sum"
 
@@ -59,7 +59,8 @@ class PrivacyConfig(StatedBudget):
         delta: δ of that ε.
         planned_queries: Number N of releases.
         quorum: Smallest number of sites in a release.
-        accountant: Accountant that decides whether a release fits the budget; the others are shown beside it.
+        accountant: Accountant that decides whether a release fits the budget. ε by the other accountants is only
+            displayed.
         relation: Which two worlds the guarantee compares, ``replace-one`` or ``zero-out``.
         unit: Whom the guarantee protects, ``patient`` or ``hospital``.
         voters_per_site: Number m of voters of each site.

@@ -103,7 +103,8 @@ class HospitalFacts:
         withdrawn: Number of labelled cases of withdrawn patients, which are not shown.
         left_out: Number of further cases that this site leaves out, which are not shown either.
         not_shown: Why no case can be shown; empty if nothing forbids it.
-        adapted_on: Number of the cases shown whose patients trained the adapted network; None if it is not shown.
+        adapted_on: Number of the shown cases whose patients trained the adapted network; None if that network is not
+            shown.
         evaluated: Day of the evaluation that the cases' Dice comes from; empty without one.
         elsewhere: True if the cases are not those of the site's own dataset.
     """

@@ -320,7 +320,7 @@ def json_bytes(value: object) -> bytes:
 
 
 def finite(value: Any) -> Any:
-    """Return plain values for JSON, which has no NaN and no infinity: such a number becomes None.
+    """Return plain values in which each NaN and each infinity is replaced by None, because JSON cannot represent them.
 
     Args:
         value: Plain values, or floats that are not finite.

@@ -31,8 +31,8 @@ def usual_verdicts(quorum: int, *, sealed: bool) -> int:
         sealed: True for a sealed study.
 
     Returns:
-        In a sealed study more than half of the quorum, so that the colluders alone cannot release a student. In an open
-        study 0, because there every code is tested.
+        In a sealed study, more than half of the quorum, so that the colluders alone cannot release a student. In an
+        open study, 0, because there the server tests every code.
 
     >>> usual_verdicts(5, sealed=True), usual_verdicts(5, sealed=False)
     (3, 0)
@@ -41,7 +41,7 @@ def usual_verdicts(quorum: int, *, sealed: bool) -> int:
 
 
 def usual_pool_epsilon(accountant: AccountantName, budget: Budget) -> float:
-    """Return the default ε that a pool may spend in all studies together. The budget of the pool's first study sets it.
+    """Return the default ε that a pool may spend in all studies together, if this study is the first to admit the pool.
 
     It suffices for the Σμ² of :data:`USUAL_STUDIES` equal studies.
 

@@ -167,9 +167,9 @@ def _over(student: Scored, control: Scored, name: str) -> Worth | None:
 
 
 def case_mean(scored: Scored) -> float:
-    """Return a network's mean Dice over its cases, the figure whose difference is the gain.
+    """Return a network's mean Dice over its cases. The gain is the difference of two such means over the same cases.
 
-    The mean over structures, :attr:`Scored.mean`, is another figure if a case lacks a structure.
+    The mean over structures, :attr:`Scored.mean`, differs from this mean if a case lacks a structure.
 
     Args:
         scored: The network's Dice.

@@ -56,14 +56,16 @@ MAX_VOXELS = 1 << 22  # largest grid, since every copy of every map is held in m
 MAX_FEATURES = 1 << 18  # numbers of a pooled map; on the paper's grid it pools by 4, the linear codec by 8
 LEARNING_RATE = 3e-3
 LINEAR_LEARNING_RATE = 1e-4
-"""Learning rate of the linear maps. It is smaller because they start near their optimum."""
+"""Learning rate of the linear maps. It is smaller than that of the other weights, because the linear maps start near
+their optimum."""
 
 WARM_UP = 20  # steps
 NOISE_RANGE = (math.log(0.2), math.log(1.5))
 """Range of ln(noise / planned noise), from which the noise of a fitting step is drawn uniformly."""
 
 SOFTEST = 0.75
-"""While fitting, a map's log-ratios are scaled by 0.75 to 1: teachers are less certain than label maps."""
+"""Smallest factor for a label map's log-ratios while fitting; the largest factor is 1. Smaller log-ratios imitate
+teachers, whose predictions are less certain than label maps."""
 
 WIDE, NARROW = 16, 8  # feature maps
 _SMALLEST_NORM = 1e-12

@@ -1,6 +1,6 @@
-"""Distinguishes, for the readers of datasets, a missing file from a file in a folder that this user may not enter.
+"""Tells the readers of datasets whether a file is missing, or lies in a folder that this user may not enter.
 
-``Path.glob`` and a failed look-up give the same answer for both. Refuses a dataset if one of its folders cannot be
+``Path.glob`` and a failed look-up do not distinguish these two cases. Refuses a dataset if one of its folders cannot be
 listed, or if one closed folder holds a file of every case.
 """
 

@@ -37,7 +37,7 @@ LARGEST_PACKING = 2
 times.
 """
 PACKING_SLACK = 1 << 16
-"""Bytes that a compressed frame may always have, for the codestream's own header."""
+"""Number of bytes by which each compressed frame may exceed this multiple, for the codestream's own header."""
 _CODESTREAM_BYTES = 1 << 20
 """Number of bytes at the start of a frame that are searched for the frame's rows and columns. A colour profile may come
 before these.

@@ -213,7 +213,7 @@ def read_dataset(directory: Path) -> Dataset:
         directory: The dataset's directory.
 
     Returns:
-        The dataset. Everything wrong with a single case is one of its problems.
+        The dataset. A fault of a single case is listed in its ``problems``.
 
     Raises:
         InvalidInput: If there is no ``dataset.json``, it is no JSON object, has no usable labels or channels, or lists

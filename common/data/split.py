@@ -139,8 +139,9 @@ def plan_split(
         dataset: The dataset.
         counts: How many cases each part gets.
         seed: Seed of the random order.
-        folds: If given, the patients are divided into this many equal folds, and ``seed`` chooses the one to test, so
-            that ``folds`` successive seeds test once each patient that may be tested. ``counts.test`` is ignored.
+        folds: If given, the patients that may be tested, without one patient of each named hospital, are divided into
+            this many equal folds, and ``seed`` modulo ``folds`` is the number of the fold to test. Patients left over
+            by the division are not tested. ``counts.test`` is ignored.
         tests: Called with a patient's name (or the case's, if it names no patient); returns whether the patient may be
             tested.
 

@@ -117,7 +117,7 @@ def load_example(case: Case, data: DataConfig) -> Example:
         Volume and label map.
 
     Raises:
-        InvalidInput: If the case has no label map or cannot be trusted (see the module).
+        InvalidInput: If the case has no label map, or a file has a fault that the module's docstring lists.
     """
     if case.label is None:
         raise InvalidInput("case has no label map", remedy="add its label map, or leave the case out")
@@ -140,7 +140,7 @@ def load_case(case: Case, data: DataConfig, *, box: Box | None = None) -> Volume
         The volume.
 
     Raises:
-        InvalidInput: If the image cannot be trusted (see the module).
+        InvalidInput: If the image has a fault that the module's docstring lists.
     """
     if not case.absent:
         return load_volume(case.images, data, order=case.channel_order, box=box)
@@ -168,7 +168,7 @@ def load_volume(
         The volume.
 
     Raises:
-        InvalidInput: If the image cannot be trusted (see the module).
+        InvalidInput: If the image has a fault that the module's docstring lists.
     """
     paths = [path] if isinstance(path, Path) else list(path)
     room = room_for(data)
@@ -192,7 +192,7 @@ def volume_from_bytes(content: bytes, data: DataConfig) -> Volume:
         The volume.
 
     Raises:
-        InvalidInput: If the image cannot be trusted (see the module).
+        InvalidInput: If the image has a fault that the module's docstring lists.
     """
     return _volume(read_nifti(content, channels=len(data.channels), room=room_for(data)), data)
 
@@ -209,7 +209,7 @@ def example_from_bytes(image: bytes, label: bytes, data: DataConfig) -> Example:
         Volume and label map.
 
     Raises:
-        InvalidInput: If a file cannot be trusted (see the module).
+        InvalidInput: If a file has a fault that the module's docstring lists.
     """
     volume = volume_from_bytes(image, data)
     scan = read_nifti(label, channels=1, room=_label_room(data, volume))

@@ -50,10 +50,10 @@ class StoredVolumes:
 class VolumeCache:
     """Stores arrays in memory up to ``budget_bytes``, and further ones in files below ``directory``.
 
-    Leaving the context deletes the directory. A directory left by a crashed run is emptied at the start.
+    Leaving the context deletes the directory. A directory that a crashed run left is deleted at the start.
 
     Args:
-        directory: Directory for the files; its contents are deleted.
+        directory: Directory for the files. It is deleted with its contents, and created when the first file is written.
         budget_bytes: Memory for arrays.
     """
 

@@ -63,7 +63,8 @@ MIRRORED = replace(WIDE, mirrored=(0, 1))
 
 
 def smooth(image: Image, target: Target, seed: int, *, within: Ranges = SMOOTH) -> tuple[Image, Target]:
-    """Apply the augmentation ``smooth`` (see the module).
+    """Apply the augmentation ``smooth``: one random spatial transform of image and target, and random changes of
+    intensity.
 
     Args:
         image: Tensor [c, x, y, z] with c channels.
@@ -99,7 +100,9 @@ def smooth(image: Image, target: Target, seed: int, *, within: Ranges = SMOOTH) 
 
 
 def _rotate_mirror(image: Image, target: Target, seed: int) -> tuple[Image, Target]:
-    """Apply the augmentation ``rotate-mirror`` (see the module) to an image [c, x, y, z] and a target [k, x, y, z]."""
+    """Apply the augmentation ``rotate-mirror``: rotate or mirror image [c, x, y, z] and target [k, x, y, z] together,
+    with probability ½.
+    """
     transform = _rotate_or_mirror()
     transform.set_random_state(seed=seed)
     pair = transform({"image": image, "target": target})

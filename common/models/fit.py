@@ -306,7 +306,7 @@ def best_device() -> torch.device:
 
 
 def mixed_precision(device: torch.device, *, enabled: bool) -> torch.autocast:
-    """Return a context that computes in bfloat16 where that is safe; bfloat16 needs no loss scaling.
+    """Return a context in which PyTorch computes suitable operations in bfloat16, which needs no loss scaling.
 
     Args:
         device: The device.
