@@ -196,7 +196,7 @@ class Gatekeeper:
             return False
 
     def node_id(self, site: str) -> int:
-        """Return the Flower node id of a site that was just admitted.
+        """Return the Flower node id of a site, from the list that the last call of :meth:`admit` or :meth:`knows` used.
 
         Args:
             site: Name of the site.

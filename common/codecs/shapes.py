@@ -119,9 +119,9 @@ def augmented(
 ) -> Iterator[Float[np.ndarray, "k x y z"]]:
     """Make deformed copies of label maps by MONAI's Rand3DElastic.
 
-    The affine part has rotations of up to 0.15 rad, shears of up to 0.04, scaling by up to ±10 % and shifts of up to
-    grid/24. The elastic part has displacements with a standard deviation of up to grid/48 voxels, smoothed over about
-    grid/8 voxels. Copy i depends on (seed, i) only.
+    The affine part has rotations of up to 0.15 rad, shears of up to 0.04, scaling by up to ±10 % and shifts of up to a
+    24th of each side of the grid. The elastic part has displacements with a standard deviation of up to a 48th of the
+    shortest side, smoothed over about an eighth of it. The random numbers of copy i depend on (seed, i) only.
 
     Args:
         label_maps: Public label maps; copies take them in turn.

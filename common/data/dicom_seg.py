@@ -126,7 +126,7 @@ def read_slices(slices: Sequence[Path], *, shape: tuple[int, ...]) -> list[Any]:
         The data sets.
 
     Raises:
-        InvalidInput: If the array is not on the slices' voxels.
+        InvalidInput: If the array's shape differs from that of the series.
     """
     dicom = pydicom()
     source = [dicom.dcmread(file) for file in slices]

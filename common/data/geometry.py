@@ -185,7 +185,7 @@ def to_axes_of(array: np.ndarray, affine: Affine, reference: Affine) -> tuple[np
 
 
 def same_box(affine: Affine, shape: tuple[int, ...], other: Affine, other_shape: tuple[int, ...]) -> bool:
-    """Return whether two volumes with parallel axes fill the same box, to half of the coarser voxel's edge.
+    """Return whether two volumes with parallel axes fill the same box, up to half of the longest voxel edge of either.
 
     Args:
         affine: Affine of the first volume.

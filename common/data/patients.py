@@ -138,7 +138,7 @@ def read_patients(path: Path, listed: Iterable[str]) -> dict[str, str]:
         Patient id by case id.
 
     Raises:
-        InvalidInput: If a case is missing or has two patients.
+        InvalidInput: If a listed case is missing, a case has two patients, or a row lacks a case or a patient.
     """
     remedy = "add a row for every case, or remove the table; every file then counts as a patient"
     return read_column(path, "patient_id", listed, what="patient", remedy=remedy)
@@ -158,7 +158,7 @@ def read_column(path: Path, column: str, listed: Iterable[str], *, what: str, re
         Values by case id.
 
     Raises:
-        InvalidInput: If a case is missing or has two values.
+        InvalidInput: If a listed case is missing, a case has two values, or a row lacks a case or a value.
     """
     found: dict[str, str] = {}
     for line, row in read_rows(path):

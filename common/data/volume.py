@@ -593,7 +593,9 @@ def _onto_image(
 
 
 def _check_extent(scan: Scan, data: DataConfig) -> None:
-    """Refuse, before resampling, a field of view that does not fit into memory at the study's spacing."""
+    """Refuse, before resampling, a scan that is far coarser than the study's spacing, or that has too many voxels at
+    this spacing.
+    """
     sizes = geometry.voxel_sizes(scan.affine)
     if float(sizes.max()) > MOST_COARSER * max(data.spacing_mm):
         raise InvalidInput(

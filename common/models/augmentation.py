@@ -45,7 +45,7 @@ class Ranges:
         scale: Relative change of the size along each axis.
         gamma: Lowest and highest exponent of the contrast.
         bright: Relative change of all values, and shift of all values in standard deviations.
-        noise: Standard deviation of the noise.
+        noise: Largest standard deviation of the noise.
         mirrored: Axes that are mirrored, each with probability ½.
     """
 
