@@ -21,7 +21,7 @@ ONE_RUN = "The interval counts the cases of one run, not other draws of noise or
 
 
 class GainWord(StrEnum):
-    """Whether cases prove a gain, prove that the student is worse, or prove neither."""
+    """A verdict: the cases prove a gain, prove that the student is worse, or prove neither."""
 
     PROVEN = "proven"
     NOT_PROVEN = "not proven"

@@ -47,7 +47,7 @@ _HEADER = "header"
 
 @dataclass(frozen=True, slots=True)
 class Provenance(Document):
-    """What a codec was fitted on, and for which noise.
+    """States on which label maps a codec was fitted, and for which noise.
 
     Attributes:
         label_maps: Content hashes of the public label maps: at least two, all different.

@@ -19,8 +19,8 @@ from common.names import comparable
 
 
 class PatientIdentity(StrEnum):
-    """How a dataset tells which cases belong to one patient: by BIDS subject, BraTS folder, a table, or one patient per
-    file.
+    """The means by which a dataset states which cases belong to one patient: BIDS subject, BraTS folder, a table, or
+    one patient per file.
     """
 
     FILE = "file"

@@ -95,8 +95,8 @@ class InputRanges:
         """Describe the quantity of a volume that lies farthest outside the ranges.
 
         A quantity counts as outside if its distance from the range exceeds (1 + 4/n)·w. Here w is the width of the
-        range, and n is the number of volumes that the ranges were computed from. With few volumes the ranges say little
-        about other volumes, so the limit is wider.
+        range, at least :data:`LEAST_STEP` or :data:`LEAST_MM`, and n is the number of volumes that the ranges were
+        computed from. With few volumes the ranges say little about other volumes, so the limit is wider.
 
         Args:
             volume: The volume to compare.

@@ -33,7 +33,7 @@ SITES = "sites.csv"
 
 @dataclass(frozen=True, slots=True)
 class SplitCounts:
-    """How many cases go to each part; the hospitals share the rest.
+    """Number of cases of each part of a split. All other cases go to the hospitals.
 
     Attributes:
         hospitals: Number of hospitals; None for the hospitals that the dataset names.

@@ -51,7 +51,7 @@ class Scanner:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How a collection's phantoms are imaged and annotated, apart from scanners and anatomy.
+    """Settings by which a collection's phantoms are imaged and annotated, apart from scanners and anatomy.
 
     Attributes:
         border_mm: Distance from the annotated border between anterior and posterior to the visible change of
