@@ -109,7 +109,7 @@ call, and with the newest loss."""
 
 
 Row = tuple[float, ...]
-"""Dice of each structure; empty if the network has seen the patient."""
+"""Dice of each structure; empty if the network was trained on the patient."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ class Figures:
 
     Attributes:
         way: The way of making the network, or :data:`~client.adapting.ways.TEACHERS`.
-        interval: Mean over patients; None if no patient has a score.
-        structures: The same for each structure.
+        interval: Mean Dice over patients with half of its 95 % interval; None if no patient has a score.
+        structures: Such an interval for each structure, by its name.
         patients: Number of patients with a score.
     """
 
@@ -47,7 +47,7 @@ class Figures:
 
     @property
     def what(self) -> str:
-        """The network in words. For the site's own teachers the number of patients is added: it can be smaller."""
+        """The network in words, for the teachers with their number of patients, which may be less than the others'."""
         return WORDS[self.way] + (f" ({self.patients} patients)" if self.way == TEACHERS else "")
 
     def to_json(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Adapted:
 
     @property
     def length(self) -> str:
-        """The length of each training and of the study's recipe, as a sentence."""
+        """The number of steps of each training and of the study's recipe, as a sentence."""
         return f"Each training had {self.steps} steps; the study's recipe has {self.recipe_steps}."
 
     @property

@@ -36,7 +36,7 @@ MOST_PUBLIC = 64
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """One patient's usable scans, and the case of each in the same order."""
+    """One patient's usable scans, and for each scan its entry in the dataset, in the same order."""
 
     name: str
     scans: tuple[LabelledScan, ...]

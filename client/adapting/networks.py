@@ -28,7 +28,7 @@ from common.models.unet import load_weights, network_for, save_weights, weights_
 SEED = 1
 
 OnSteps = Callable[[int, float], None]
-"""Called with the steps done since the last call, and the loss (nan for a training read from its file)."""
+"""Called with the number of steps since the last call, and the loss (nan for a training read from its file)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,9 @@ def labelled(
 
 
 def beside_public(scans: Sequence[LabelledScan], public: Sequence[LabelledScan]) -> tuple[LabelledScan, ...]:
-    """Mix a hospital's scans with public volumes in about equal numbers; repeat the scans if they are fewer.
+    """Join a hospital's scans and public volumes in about equal numbers.
+
+    If the hospital has fewer scans than there are public volumes, its scans are repeated.
 
     The public volumes keep a training of a few patients from forgetting what the student learned (learning without
     forgetting, Li and Hoiem 2016).

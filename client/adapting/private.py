@@ -185,7 +185,7 @@ def _proven(site_dir: Path) -> BundlePrivacy:
 
 
 def _deal(config: SiteConfig) -> str:
-    """Return the id of this training's deal in the ledger. The training uses all patients of the pool."""
+    """Return the id under which the ledger records that this training uses all patients of the pool."""
     return digest("deal-of-adapted", {"pool": config.pool})
 
 

@@ -45,7 +45,7 @@ def write_seen_bundle(
     recipe: TrainingConfig,
     seen: Mapping[str, Sequence[str]],
 ) -> None:
-    """Write the bundle, all or nothing.
+    """Write the adapted network's bundle; an interrupted call leaves no partial bundle.
 
     Args:
         directory: The bundle's folder.
@@ -54,8 +54,8 @@ def write_seen_bundle(
         study: The study.
         bundle: The student from which it was made; its input ranges are copied.
         recipe: The network's training recipe.
-        seen: Keyed hashes of its patients by deal (assignment of patients to voters). From them a later withdrawal of
-            one of these patients is recognised.
+        seen: Keyed hashes of the patients it was trained on, by deal (assignment of patients to voters). They show
+            later whether one of these patients was withdrawn.
 
     Raises:
         InvalidInput: If the folder holds something else.
@@ -119,7 +119,10 @@ def _metadata(result: Adapted, study: Study, bundle: Bundle) -> dict[str, object
 
 
 def _inference(study: Study, recipe: TrainingConfig, *, together: bool) -> dict[str, object]:
-    """Return the student's workflow with the other weights file and, for a mean of two networks, both networks."""
+    """Return the student's inference workflow, changed to load the adapted network's weights.
+
+    With ``together`` it averages the predictions of two networks.
+    """
     own = inference(study, recipe)
     found: dict[str, object] = json.loads(json.dumps(own).replace(WEIGHTS, SEEN_WEIGHTS))
     if together:
