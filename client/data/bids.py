@@ -223,8 +223,8 @@ def _case(case: str, found: _Files, choice: Choice, shared: Mapping[int, str]) -
 def chosen(files: Sequence[Path], wanted: Mapping[str, str]) -> list[Path]:
     """Select the files whose names contain the wanted BIDS entities, such as ``acq-mprage``.
 
-    A file with another value of an entity is never selected. A file without the entity is selected only if no file has
-    it. Numbers are compared as numbers: ``run-01`` is run 1.
+    A file with another value of a wanted entity is never selected. A file that lacks a wanted entity is selected only
+    if no file has the wanted value of every entity. Numbers are compared as numbers: ``run-01`` is run 1.
 
     Args:
         files: Files of one contrast.

@@ -1,11 +1,11 @@
 """Reads raw BraTS folders: one folder for each case, with one file for each contrast and ``seg`` for the label map.
 
-Two editions are known. From 2018 to 2021 a file is named ``BraTS20_Training_001/BraTS20_Training_001_t1ce.nii.gz``, and
-the label of enhancing tumour is 4. From 2023 on a file is named ``BraTS-GLI-00000-000/BraTS-GLI-00000-000-t1c.nii.gz``,
-and the label of enhancing tumour is 3. There the last number of the folder's name is the visit, so folders that differ
-only in it belong to one patient. Labels have the Medical Segmentation Decathlon's names. A case that lacks a contrast
-of the study is left out, unless the site states that it has this contrast for none of its patients. It refuses a folder
-that mixes editions.
+Two versions of the layout are read. From 2018 to 2021 a file is named
+``BraTS20_Training_001/BraTS20_Training_001_t1ce.nii.gz``, and the label of enhancing tumour is 4. From 2023 on a file
+is named ``BraTS-GLI-00000-000/BraTS-GLI-00000-000-t1c.nii.gz``, and the label of enhancing tumour is 3. There the last
+number of the folder's name is the visit, so folders that differ only in it belong to one patient. Labels have the
+Medical Segmentation Decathlon's names. A case that lacks a contrast of the study is left out, unless the site states
+that it has this contrast for none of its patients. It refuses a folder that mixes both versions.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BratsLayout:
             The dataset.
 
         Raises:
-            InvalidInput: If there is no case, or the folder mixes two editions.
+            InvalidInput: If there is no case, or the folder mixes both versions of the layout.
         """
         outcomes, signs = [], set()
         for folder in _folders(directory):

@@ -194,7 +194,7 @@ def open_for_training(directory: Path, data: DataConfig, settings: DatasetSettin
 
     An error in the index, which a person wrote, is raised before a scan is opened. A scan that occurs twice within one
     patient is used once. A scan that occurs under two patients is kept for both and listed in ``doubled``
-        (:func:`common.data.patients.counted_once`).
+    (:func:`common.data.patients.counted_once`).
 
     Args:
         directory: The dataset's folder.
@@ -265,13 +265,15 @@ def open_dataset(
 
 
 def named_in_utf8(dataset: Dataset) -> Dataset:
-    """Return the dataset without cases whose names no file can store; each becomes a Problem that no voter has.
+    """Return the dataset without cases whose name, or whose patient's name, is not UTF-8.
+
+    Such a name cannot be stored. Each of these cases becomes a Problem and is assigned to no voter.
 
     Args:
         dataset: The dataset.
 
     Returns:
-        The dataset. Its problems' names can be stored.
+        The dataset. In its problems the invalid characters of names are escaped.
     """
     ids = dict.fromkeys([*dataset.listed, *(one.id for one in dataset.cases), *(one.case for one in dataset.problems)])
     wrong = {one for one in ids if not (is_utf8(one) and is_utf8(dataset.patient_of(one)))}

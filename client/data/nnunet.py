@@ -96,7 +96,7 @@ class NnunetLayout:
 
 
 def _found(folder: Path, ending: str, name: re.Pattern[str]) -> tuple[dict[str, dict[int, Path]], dict[str, Problem]]:
-    """Return a folder's NIfTI files by case and channel number, a label map as number 0.
+    """Return a folder's NIfTI files by case and channel number. A label map counts as channel 0.
 
     Return also a Problem for each case with two files for one number, or a volume file of another ending, and for each
     image whose name has no channel number.

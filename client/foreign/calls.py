@@ -96,7 +96,7 @@ def call_filter(machine: str, *, scoped_signals: bool, group: int) -> bytes:
 
 
 def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Group numbers into runs of (first, one after the last)."""
+    """Group numbers into ranges of consecutive numbers, each as (first, one after the last)."""
     runs: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
         if runs and runs[-1][1] == number:
