@@ -236,7 +236,7 @@ def _make_secret(path: Path) -> None:
 
 
 def node_id(node: SiteNode, *, since: int = 0) -> int | None:
-    """Read the node id that SuperLink assigned from the SuperNode's log.
+    """Read from the SuperNode's log the node id that SuperLink assigned.
 
     Args:
         node: The node.
@@ -402,7 +402,7 @@ def _start_again(one: DaemonStanding, site_dir: Path) -> str:
 
 
 def no_daemons(site_dir: Path) -> str:
-    """Say why :func:`daemon_standings` knows no daemon of a site.
+    """Explain why :func:`daemon_standings` returns no daemon of a site.
 
     Args:
         site_dir: The site's directory.

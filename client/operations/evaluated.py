@@ -1,8 +1,7 @@
 """Reads from the site's own reports how good the pulled student and the adapted network are on the site's own cases.
 
 The hospital's own page sorts its cases by the student's Dice, and says whether either network is better than the site's
-own teachers. Evaluations of other cases, other networks or other weights are passed over; so is a file that is not an
-evaluation.
+own teachers. It ignores evaluations of other cases, other networks or other weights, and files that are no evaluation.
 """
 
 from __future__ import annotations

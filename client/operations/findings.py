@@ -133,7 +133,9 @@ def failure(check: str, error: Exception, remedy: str) -> Checkup:
 
 
 def unnamed_failure(check: str, error: InvalidInput | OSError, remedy: str = "") -> Checkup:
-    """Report an error about a dataset. Its value, which may name a case or a table, is shown on the terminal only.
+    """Report an error about a dataset, with the error's value on the terminal only.
+
+    The value may name a case or a table, so the report without names omits it.
 
     Args:
         check: Name of the check.

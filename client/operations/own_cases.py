@@ -199,7 +199,7 @@ class OwnCases:
             return self._kept[key]
 
     def _again(self) -> CaseList:
-        """Return the list of cases; decide it again only if the files on withdrawals and trainings have changed."""
+        """Return the list of cases, computed anew only if the files on withdrawals and trainings have changed."""
         return self._list if self._books == self._book_files() else self._look()
 
     def _look(self) -> CaseList:

@@ -164,7 +164,10 @@ def _alarms(contradictions: Sequence[str], view: PeersView, *, stopped: bool) ->
 
 
 def _away(directory: Path) -> tuple[OwnAlarm, ...]:
-    """Return an alarm for each daemon that is not ready. Without any of them but the log, this site answers nothing."""
+    """Return an alarm for each daemon that is neither ready nor starting.
+
+    Each of them stops this site's answers, except the log process.
+    """
     away = (one for one in daemon_standings(directory) if one.state not in ("ready", "starting"))
     return tuple(OwnAlarm(*trouble(one, directory), stops=one.daemon.partition(" ")[0] != ROLE) for one in away)
 

@@ -110,7 +110,7 @@ def check_newest(directory: Path) -> None:
         directory: The site's directory.
 
     Raises:
-        LedgerCorrupt: If it is.
+        LedgerCorrupt: If the ledger is an older copy.
     """
     config = load_site(directory)
     if config.ledger_file.exists():

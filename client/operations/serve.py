@@ -3,7 +3,7 @@
 `consilium site up` starts it as a program. Steps:
 
 1. Read the site's policy and study, and open its ledger; consent must be on record.
-2. Record what counts as a patient, and record withdrawals again that the ledger lacks.
+2. Record what counts as a patient, and record again any withdrawal that the ledger lacks.
 3. Load the teachers, and leave out voters that must not vote (:func:`open_worker`).
 4. Record the loaded teachers.
 5. Answer messages through :class:`client.worker.Worker`.

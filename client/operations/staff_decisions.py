@@ -204,7 +204,10 @@ def withdraw_patient(directory: Path, case: str) -> Withdrawal:
 
 
 def _dealt(directory: Path) -> tuple[tuple[Path, ...], dict[Path, Slots]]:
-    """Return the directories of the pool, and its assignments of patients to voters, of which there is at least one."""
+    """Return the directories of the pool, and its assignments of patients to voters by slots file.
+
+    Raises InvalidInput if there is no assignment yet.
+    """
     books = load_site(directory).books_dir
     directories, stored = site_directories(books), deals(books)
     if not stored:  # without a deal there is nothing to lock
@@ -221,9 +224,9 @@ class _Seat:
     """Where a patient is in the pool's assignments of patients to voters.
 
     Attributes:
-        found: The assignments that know the patient, by the path of the slots file.
-        places: The patient's place in each of them.
-        sits: Paths of those in which the patient's slot is not emptied yet.
+        found: The assignments in which the patient has or had a slot, by the path of the slots file.
+        places: The patient's slot and voter in each of these assignments, by the same path.
+        sits: Paths of the slots files in which the patient's slot is not emptied yet.
     """
 
     found: dict[Path, Slots]
@@ -283,9 +286,9 @@ def _teachers(directories: Sequence[Path], deal: Path) -> list[Path]:
 
 
 def _is_older(teachers: Path, voter: int, ledger: SiteLedger, *, deal: str) -> bool:
-    """Return whether a voter's training may be older than the voter's last withdrawal and is not marked so.
+    """Return whether a voter may have been trained before its last withdrawal, and is not marked as withdrawn.
 
-    An earlier call did not reach it, for example because a restored list of directories lacked its study.
+    An earlier withdrawal can miss a training, for example if a restored list of directories lacked its study.
     """
     folder, record = voter_directory(teachers, voter), training_record(teachers, voter)
     if record is None:  # a checkpoint beside a journal belongs to charged steps, which are not drawn again

@@ -164,7 +164,7 @@ def repeating(make_retries: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _end(failed: threading.ExceptHookArgs) -> None:
-    """End the process after one of its threads died, so that the server hears that the node leaves."""
+    """Interrupt the process after one of its threads died. The SuperNode then tells the server that it leaves."""
     _say(f"the heartbeats to the server ended: {failed.exc_type.__name__}: {failed.exc_value}")
     os.kill(os.getpid(), signal.SIGINT)
 

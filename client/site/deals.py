@@ -68,7 +68,7 @@ def deal_for_training(
 def _check_identity(config: SiteConfig, ledger: SiteLedger, identity: PatientIdentity | None) -> None:
     """Refuse a dataset that lost its table or folders of patients, if a patient was withdrawn or has a slot.
 
-    Scans would have the names of files, by which nobody recognises the patient.
+    In such a dataset each file counts as a patient, so a known patient would not be recognised.
     """
     known = ledger.identity()
     if known is not None and identity is not None and (ledger.withdrawn_patients() or slots_file(config).exists()):
@@ -271,15 +271,15 @@ def withdrawals(books: Path, ledger: SiteLedger | None) -> frozenset[tuple[str |
 
 
 def all_still_in(seen: Mapping[str, Collection[str]], withdrawn: Iterable[tuple[str | None, str]]) -> bool:
-    """Return True if it is certain that no withdrawn patient is among those whom a network has seen.
+    """Tell whether certainly none of the patients on whom a network was trained was withdrawn.
 
     Args:
         seen: Keyed hashes by deal, from :func:`patients_seen`.
         withdrawn: The pool's :func:`withdrawals`.
 
     Returns:
-        True if it is certain. False if a withdrawn patient is among them, and if a patient was withdrawn from a deal
-        under whose key the network's patients were not recorded.
+        True if it is certain. False if one of these patients was withdrawn. Also False if any patient was withdrawn
+        from a deal under whose key the network's patients were not recorded, because that could be one of them.
     """
     everybody = {subject for subjects in seen.values() for subject in subjects}
     return all((deal in seen or (deal is None and seen)) and subject not in everybody for deal, subject in withdrawn)

@@ -85,8 +85,8 @@ class Registry:
             forget: Directory of a lost ledger that does not count, because a person confirmed it.
 
         Raises:
-            InvalidInput: If another directory already has such a ledger, or if ``forget`` still has one or is not
-                listed.
+            InvalidInput: If another directory is listed with such a ledger and is not forgotten. Also if the
+                directory ``forget`` still contains a ledger or standing, or is not listed.
         """
         here, place = str(directory.resolve()), data.resolve()
         lost = None if forget is None else str(forget.resolve())

@@ -118,7 +118,9 @@ class Fit:
 
 
 def level_at_home(site_dir: Path, config: SiteConfig, study: Study, own: Reference) -> tuple[float, ...]:
-    """Return the own teachers' Dice on up to :data:`MOST_AT_HOME` of the site's own cases that did not train them.
+    """Return the own teachers' Dice on up to :data:`MOST_AT_HOME` of the site's own cases.
+
+    A case on which a voter was trained is scored without this voter.
 
     Args:
         site_dir: The site's directory.

@@ -53,7 +53,9 @@ def word_of(evaluation: Evaluation) -> str:
 
 
 def check_outputs(site_dir: Path, *, verdict: Path | None, figures: Path | None) -> None:
-    """Refuse files that cannot be written, and a site without a student, before the cases are scored.
+    """Refuse output files that exist, and a site without a pulled student, before the cases are scored.
+
+    A file that a killed command left may exist; it will be replaced.
 
     Args:
         site_dir: The site's directory.
@@ -61,7 +63,8 @@ def check_outputs(site_dir: Path, *, verdict: Path | None, figures: Path | None)
         figures: File for the figures; None for no figures.
 
     Raises:
-        InvalidInput: If a file exists that no killed command left, both are the same, or no student was pulled.
+        InvalidInput: If a file exists, if both options name the same file, or if a file is asked for and no student
+            was pulled.
     """
     outputs = {"--verdict": verdict, "--figures": figures}
     begun = _begun(site_dir)
