@@ -72,9 +72,9 @@ log = logging.getLogger(__name__)
 MAX_ALARMS, MAX_ALARM = 10, 200
 
 Ask = Callable[[], NDArray[np.float32] | None]
-"""Function that returns one voter's predicted probabilities, float32 [k, x, y, z], or None for an empty slot.
+"""Function that returns one voter's predicted probabilities, float32 [k, x, y, z].
 
-If it raises, only this voter counts as the zero code."""
+It returns None for a voter without a teacher. If it raises, only this voter counts as the zero code."""
 
 
 def shared_status(site: str, ledger: SiteLedger, *, conflicts: Sequence[str] = ()) -> str:
@@ -103,8 +103,8 @@ class Voters(Protocol):
         """Return for each voter a function that computes the voter's prediction of a volume. # sensitive
 
         If this method raises, all voters count as the zero code. An exception must therefore depend on the public
-        volume only. The function of an empty slot (a voter without a teacher) must take as long as any other, so that
-        timing does not reveal empty slots. The functions are called one at a time, because m predictions of a large
+        volume only. The function of a voter without a teacher must take as long as any other, so that timing does not
+        reveal which voters have none. The functions are called one at a time, because m predictions of a large
         volume would not fit into memory.
 
         Args:
@@ -485,10 +485,10 @@ class Worker:
     def _encoded(
         self, encoder: Encoder, volume: str, query: QuerySpec
     ) -> list[tuple[NDArray[np.float64] | None, bool]]:
-        """Return the unclipped code of one public volume in each of the study's m slots, and whether the slot may vote.
+        """Return each of the study's m voters' unclipped code of one public volume, and whether the voter may vote.
 
-        The code is None if the voter failed. A slot that must not vote is encoded as well, so that it takes the same
-        time. Exactly m slots are asked, even if fewer or more teachers are on disk. # sensitive
+        The code is None if the voter failed. The prediction of a voter that must not vote is encoded as well, so that
+        it takes the same time. Exactly m voters are asked, even if fewer or more teachers are on disk. # sensitive
         """
         content = self._fetch(volume)
         image = cache(partial(_image, content, self._consent.study.data))
@@ -505,15 +505,16 @@ class Worker:
         return codes
 
     def _code(self, ask: Ask, encoder: Encoder, image: ImageOf) -> tuple[NDArray[np.float64], bool]:
-        """Return one voter's unclipped code of one volume, and whether the slot has a voter.
+        """Return one voter's unclipped code of one volume, and whether the voter has a teacher.
 
-        An empty slot encodes the uniform prediction. The prediction itself is deleted when this returns. # sensitive
+        Without a teacher the uniform prediction is encoded. The prediction itself is deleted when this returns.
+        # sensitive
         """
         answer = ask()
         return encoder.of_volume(self._uniform() if answer is None else answer, image), answer is not None
 
     def _uniform(self) -> NDArray[np.float32]:
-        """Return the prediction of an empty slot: all labels equally likely."""
+        """Return the prediction for a voter without a teacher: all labels equally likely."""
         data = self._consent.study.data
         return np.full((len(data.labels), *data.grid), 1 / len(data.labels), dtype=np.float32)
 
@@ -534,7 +535,7 @@ def _image(content: bytes, data: DataConfig) -> NDArray[np.float32]:
 
 
 def _nobody() -> None:
-    """Take the place of the voter in a slot for which the site has no teacher; return None, like an empty slot."""
+    """Stand for a voter beyond the number of teachers at the site; return None, as a voter without a teacher does."""
 
 
 def _attempt(make: Callable[[], T], part: Part) -> T | ConsiliumError:

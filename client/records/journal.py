@@ -1,7 +1,8 @@
-"""Records each step of a private training on disk before the step draws anything.
+"""Records each step of a private training on disk before the batch of the step is used.
 
-The trainers in ``client.training.private`` call it before each step. To *draw* a step is to sample its batch and its
-noise. The journal is one text file: a header with the planned event, then one line for each step, each flushed to disk.
+The trainers in ``client.training.private`` call it before each step. A step is *drawn* when the gradients of its random
+batch are summed and noise is added. The journal is one text file: a header with the planned event, then one line for
+each step, each flushed to disk.
 
 * If a run dies within a step, the next run finds the step's line and counts the step as spent, so a training never
   draws more steps than planned.

@@ -275,7 +275,7 @@ def by_seed(seed: int, before: Slots | None = None) -> Shuffle:
 
     Args:
         seed: The seed.
-        before: Slots assigned earlier; their number and the number of withdrawals enter the generator.
+        before: Slots assigned earlier; the order also depends on their number and on the number of withdrawals.
 
     Returns:
         A function from names to shuffled names; a second call continues the generator's sequence.
@@ -334,7 +334,7 @@ def deal(
 
 
 def _check_utf8(listed: set[str]) -> None:
-    """Refuse a name that the slots file could be written with and not read."""
+    """Refuse a name that is not UTF-8, because a slots file that contains it could not be read again."""
     wrong = next((name for name in listed if not is_utf8(name)), None)
     if wrong is not None:
         raise InvalidInput("name of a case", value=ascii(wrong), limit="UTF-8", remedy="rename the file of the case")

@@ -35,7 +35,7 @@ def default_jobs(voters: int) -> int:
         voters: Number of voters.
 
     Returns:
-        The smaller of the voters and the CPU cores this process may use; at least 1.
+        The number of voters, but at most the number of CPU cores that this process may use; at least 1.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(voters, cores))

@@ -157,7 +157,9 @@ class SiteReport:
 
 
 OnProgress = Callable[[int, int, float], None]
-"""Called after every step with the voter, its steps done and the step's loss (nan if an earlier teacher is kept)."""
+"""Called after every step with the position of the voter's task, the number of its steps done, and the step's loss.
+
+The loss is nan if an earlier teacher is kept."""
 
 
 RunVoters = Callable[[Sequence[VoterTask], OnProgress], list[VoterOutcome | Crash]]

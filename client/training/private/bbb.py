@@ -157,7 +157,7 @@ def posterior_gradients(
 
 
 class PosteriorDescent:
-    """Updates a posterior: samples the weights, then takes an Adam step from the private likelihood gradient there.
+    """Updates a posterior: samples the weights, then takes an Adam step with the private likelihood gradient at them.
 
     Args:
         posterior: The posterior; it is changed in place.

@@ -2,11 +2,11 @@
 
 DP-MAC is the private form of the method of auxiliary coordinates (:mod:`client.training.private.mac`). A block is a
 convolution with its norm and activation, or a MONAI unit that contains several convolutions. The output of every block
-but the last is a coordinate z_k, an auxiliary variable of the method. The last block gives the logits. One pass that
-computes shapes only finds the order of the blocks.
+but the last is a coordinate z_k, an auxiliary variable of the method. The last block gives the logits. The order of
+the blocks is found by one pass that computes shapes and no values.
 
-Refuses a network with weights outside such blocks, with a block that is used twice, or whose last block is not its
-output.
+The module refuses a network with weights outside such blocks, with a block that is used twice, or whose last block is
+not its output.
 """
 
 from __future__ import annotations

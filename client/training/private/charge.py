@@ -3,8 +3,8 @@
 `site train` and `site adapt` call it. Every training is recorded, with the hash of the teacher that it made and with
 the assignment of patients to voters (the deal) that it used. Each teacher that answers queries can therefore be traced
 to one training or to none. It refuses a private training without a ledger, a second private training on the same
-patients unless ``again`` is given, and a training whose folder was restored from an older copy. The ledger records for
-how many steps the batch and the noise were drawn, so that no step is drawn twice for one charge.
+patients unless ``again`` is given, and a training whose folder was restored from an older copy. The ledger counts each
+step before it is taken, so that no step is taken twice for one charge.
 """
 
 from __future__ import annotations

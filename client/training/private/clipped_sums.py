@@ -42,7 +42,7 @@ class Parts:
     """How a patient's contribution to a sum is divided into parts, clipped and scaled.
 
     Attributes:
-        names: Entry names of each part.
+        names: For each part, the names of the parameters (entries of the vector) in it.
         clips: Norm bound Θ_k of each part k.
         shares: The factor r_k of each part k; by default √K, for K parts. Σ1/r_k² must not exceed 1, which bounds the
             whole vector's norm by 1.
@@ -71,10 +71,10 @@ class Parts:
             )
 
     def scale(self, part: int) -> float:
-        """Return Θ_k·r_k, a part's norm bound times its share: the part is divided by it before the sum and multiplied
-        by it afterwards.
+        """Return Θ_k·r_k, a part's norm bound times its share.
 
-        Between the two, a whole contribution has norm at most 1, which is :data:`RADIUS_INT` grid steps.
+        A patient's part is divided by this factor before the sum, and the noisy sum is multiplied by it. In the sum, a
+        whole contribution has norm at most 1, which is :data:`RADIUS_INT` grid steps.
 
         Args:
             part: Number k of the part.

@@ -1,9 +1,9 @@
-"""Counts a private training's steps in the site's ledger before their batches and noise are drawn.
+"""Counts a private training's steps in the site's ledger before their batches are used.
 
-A step is *drawn* when its random batch and its noise are drawn; drawing it again needs another charge. A directory of
-teachers that was restored from a backup may record fewer steps than were drawn. A restored ledger is noticed by its
-standing, a small file beside the ledger that no backup contains. The ledger therefore counts the steps, and no step is
-drawn twice for one charge. The module refuses a second run of one training at the same time.
+A step is *drawn* when the gradients of its random batch are summed and noise is added; drawing it again needs another
+charge. A directory of teachers that was restored from a backup may record fewer steps than were drawn. A restored
+ledger is noticed by its standing, a small file beside the ledger that no backup contains. The ledger therefore counts
+the steps, and no step is drawn twice for one charge. The module refuses a second run of one training at the same time.
 """
 
 from __future__ import annotations
