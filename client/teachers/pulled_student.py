@@ -273,7 +273,7 @@ def _known_rows(ledger: SiteLedger, ledger_id: str) -> dict[int, str]:
 
 
 def _receipted(own: list[Receipt], study: Study) -> Fraction:
-    """Return Σμ² of the study's releases for which this site has receipts, under the study's protection."""
+    """Return Σμ² of the study's releases for which this site has receipts, for the study's unit and relation."""
     protection = study.privacy.protection
     mechanisms = [mechanism for receipt in own for mechanism in receipt.mechanisms]
     return sum((charge_of(mechanism, protection, protection) for mechanism in mechanisms), start=Fraction(0))

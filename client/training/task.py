@@ -24,7 +24,7 @@ def held_out_count(slots: int) -> int:
     """Return how many of a voter's slots are kept for its own validation.
 
     Args:
-        slots: The voter's slots.
+        slots: Number of the voter's slots.
 
     Returns:
         A tenth, at least one; 0 below five slots.

@@ -52,8 +52,8 @@ class PrivateSettings:
 
     Attributes:
         strategy: Name of the strategy.
-        epsilon: Largest ε.
-        delta: δ.
+        epsilon: Largest ε that the training may cost a patient.
+        delta: δ at which ε is computed.
         neighbours: Neighbouring relation.
         sampling: How a step's patients are chosen.
         rate: Sampling rate q.
@@ -66,7 +66,7 @@ class PrivateSettings:
         temperature: dp-bbb's temperature λ of the KL divergence.
         prior_std: dp-bbb's standard deviation of the prior, at most 1000.
         initial_std: dp-bbb's first standard deviation of the posterior, at most 1000.
-        per_layer: One clip for each layer.
+        per_layer: True to clip each layer's gradient to ``clip`` instead of the whole gradient.
         mu: dp-mac's weight μ of the penalty at the first step.
         mu_growth: Factor by which that weight grows until the last step.
         z_steps: Number of dp-mac's descent steps over a patient's coordinates.
@@ -171,8 +171,8 @@ def defaults(strategy: str, *, epsilon: float, delta: float, begun: bool = False
 
     Args:
         strategy: Name of the strategy.
-        epsilon: Largest ε.
-        delta: δ.
+        epsilon: Largest ε that the training may cost a patient.
+        delta: δ at which ε is computed.
         begun: True if training begins from a public start, which needs fewer and smaller steps.
 
     Returns:

@@ -172,7 +172,7 @@ class VolumeSgd:
         model: The network.
         patients: The voter's scans.
         rate: Learning-rate schedule.
-        clip: Norm bound.
+        clip: Norm bound of a patient's gradient, or of each layer's part of it with ``per_layer``.
         chunk: Patients differentiated at once.
         method: ``vmap``, or ``loop`` for one patient at a time in the least memory.
         per_layer: ``clip`` bounds each layer (:func:`layer_parts`) instead of all parameters together.
@@ -262,7 +262,7 @@ class VolumeBbb:
         model: The network.
         patients: The voter's scans.
         rate: Learning-rate schedule.
-        clip: Norm bound.
+        clip: Norm bound of a patient's gradient, or of each layer's part of it with ``per_layer``.
         prior: The prior of the weights.
         initial_std: First standard deviation of every weight.
         seed: Seed of the weight samples.
@@ -410,8 +410,8 @@ def clipped_parts(model: torch.nn.Module, clip: float, *, per_layer: bool) -> Pa
 
     Args:
         model: The network.
-        clip: Norm bound.
-        per_layer: One clip for each layer.
+        clip: Norm bound of a patient's gradient, or of each layer's part of it with ``per_layer``.
+        per_layer: True to clip each layer's gradient to ``clip`` instead of the whole gradient.
 
     Returns:
         The parts.

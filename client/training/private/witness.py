@@ -22,10 +22,10 @@ def steps_a_row(steps: int) -> int:
     A run that dies loses at most this many steps: they count as spent although they were not all drawn.
 
     Args:
-        steps: Steps of the training.
+        steps: Planned number of steps of the training.
 
     Returns:
-        Steps in one row.
+        Number of steps that one row covers.
     """
     return ceil(steps / MOST_ROWS)
 
