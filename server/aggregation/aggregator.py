@@ -59,7 +59,7 @@ SITES_CHARGED = (
     "the server charged nothing for it, but sites that accepted have charged their own ledgers; "
     "the same offer charges them no more"
 )
-"""Who is charged if an offer misses the quorum."""
+"""Part of an error text: which ledgers have charged an offer that misses the quorum."""
 
 
 class Aggregator:
@@ -192,11 +192,12 @@ class Aggregator:
         return Offer(study=self._study.id, ledger=self._ledger.ledger_id, batch=batch, queries=queries)
 
     def _room(self, query: QuerySpec, in_flight: Mapping[str, int] = MappingProxyType({})) -> dict[Site, int]:
-        """Return, by site, how many more queries with the cost of ``query`` its pool can pay for.
+        """Return, for each site, how many more queries its pool can pay for if each costs as much as ``query``.
 
-        Sites that can pay for none are left out. So are sites that let ``collection.patience_s`` pass in this run
-        without sending codes, if the remaining sites reach the quorum. Only public state is used. The ledger makes the
-        final decision at the release.
+        ``in_flight`` contains, by site name, the number of queries that the site has accepted and that are not charged
+        yet; they are subtracted. Sites that can pay for none are left out. So are sites that let
+        ``collection.patience_s`` pass in this run without sending codes, if the remaining sites reach the quorum. Only
+        public state is used. The ledger makes the final decision at the release.
         """
         protections = {pool.pool: pool.protection for pool in self._ledger.pools()}
         room: dict[Site, int] = {}
@@ -216,13 +217,14 @@ class Aggregator:
     # --- step 1: offering
 
     def _settle(self, batch: Batch, transport: Transport) -> tuple[Site, ...]:
-        """Return the batch's roster: the sites that are online, can pay for it and accept it.
+        """Return the batch's roster: the sites that are online, can pay for the batch and accept it.
 
-        It is fixed before any inference. Sites that have not answered the offer yet are asked now.
+        Sites that have not answered the offer yet are asked now. The roster is fixed before any site computes codes.
 
         Raises:
-            QuorumNotReached: If fewer sites than the quorum are left.
-            LedgerCorrupt: In that case, if a site holds a signed head that this ledger does not contain.
+            QuorumNotReached: If the roster is smaller than the quorum.
+            LedgerCorrupt: If the roster is smaller than the quorum, and a site holds a signed head that this ledger
+                does not contain.
         """
         room = self._room(batch.queries[0])
         able = [site for site, queries in room.items() if queries >= len(batch.queries)]
@@ -262,7 +264,9 @@ class Aggregator:
         )
 
     def _unable(self, site: Site) -> str:
-        """Return the reason why a site is offered nothing."""
+        """Return why a site gets no offer: ``left-out`` if it sent no codes in time earlier in this run, otherwise
+        ``budget``.
+        """
         return "left-out" if site.name in self._left_out else "budget"
 
     def _await_sites(self, sites: Sequence[Site], transport: Transport) -> frozenset[int]:
@@ -285,7 +289,12 @@ class Aggregator:
             time.sleep(0.5)
 
     def _hear(self, site: Site, message: AnyMessage | None, batch: Batch, *, problem: str = "") -> None:
-        """Record a site's answer to an offer; if the message is not such an answer, record ``problem`` unless empty."""
+        """Record a site's answer to the offer of a batch.
+
+        If the site holds a signed head that the ledger does not contain, ``ledger-contradicted`` is recorded as its
+        answer. If the message does not answer this offer, ``problem`` is recorded as the site's answer, unless it is
+        empty.
+        """
         if isinstance(message, OfferReply) and message.batch == batch.id:
             batch.replies[site.name] = message
             self._note_answer(
@@ -339,9 +348,13 @@ class Aggregator:
         missing: Callable[[str], tuple[str, ...]],
         take: Callable[[str, Opened], None],
     ) -> int:
-        """Ask for the codes that ``missing`` names until it names none or ``patience_s`` has passed.
+        """Ask sites for their missing codes until none is missing or ``patience_s`` has passed.
 
-        Each site that is offline is logged once a batch. Returns the number of the attempt that was not made any more.
+        ``missing`` returns the ids of the queries for which a site has sent nothing yet. ``take`` receives a site's
+        name and the codes of its reply. At least one attempt is made. Each site that is offline is logged once a batch.
+
+        Returns:
+            The number of attempts made, plus one.
         """
         until = self._clock() + self._study.collection.patience_s
         for attempt in count(1):
@@ -373,11 +386,12 @@ class Aggregator:
         *,
         until: float,
     ) -> None:
-        """Make one attempt: ask the sites in ``missing`` for these codes, and each site for its answer to ``ahead``.
+        """Make one attempt: ask sites for their missing codes, and offer them the next batch, ``ahead``.
 
-        Each reply's codes are passed to ``take`` as they arrive and are not kept. The attempt ends when every site that
-        was asked has replied, at the latest :data:`REPLY_MARGIN_S` after the study's ``collection.deadline_s``, or at
-        ``until``. # sensitive until noised
+        ``missing`` contains, by node id, the ids of the queries whose codes are missing. A reply's codes are passed to
+        ``take`` when it arrives and are not kept. The attempt ends when every node in ``missing`` has replied. It ends
+        without the missing replies at ``until``, or :data:`REPLY_MARGIN_S` after the study's ``collection.deadline_s``,
+        whichever is earlier. # sensitive until noised
         """
         questions = self._questions(batch, attempt, missing, roster, ahead, transport)
         started, deadline_s = self._clock(), self._study.collection.deadline_s
@@ -421,8 +435,8 @@ class Aggregator:
     ) -> Questions:
         """Return the message that each node gets in one attempt.
 
-        It contains the receipts that the site is owed, a request for its missing codes, and the offer of the batch
-        ``ahead``.
+        It contains the receipts that the site lacks, a request for its missing codes, and the offer of the batch
+        ``ahead`` if the site has not answered this offer yet.
         """
         by_node = {site.node_id: site for site in (*self._sites(), *roster)}
         offered: set[int] = set()

@@ -101,8 +101,8 @@ def unusable(message: CodesReply, problem: str, *, batch: Batch, attempt: int) -
 class Answering:
     """A running sum for each query of a batch, and the sites that still have to answer.
 
-    Only a site's first reply with codes or refusals counts; its later replies are ignored. A code that was refused, or
-    that this reply lacks, counts as the zero code.
+    Only a site's first reply with codes or refusals counts; its later replies are ignored. A code that the first reply
+    lacks, or that was refused, counts as the zero code.
 
     Args:
         queries: The batch's queries.
@@ -150,7 +150,7 @@ class Next:
     Attributes:
         queries: The queries that are still open.
         ahead: The next batch of open queries, if it has been offered already.
-        budget_ended: True if the ledger refused a query of the batch because its budget does not suffice.
+        budget_ended: True if the ledger refused a query of the batch because a budget does not suffice for it.
     """
 
     queries: tuple[QuerySpec, ...]

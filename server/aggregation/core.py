@@ -38,7 +38,9 @@ POLL_S = 0.3
 TTL_MARGIN_S = 30.0
 HELLO_S = 30.0
 PATIENCE_S = 600.0
-"""Seconds to wait for the ServerApp's answer. They are many because the ServerApp waits while SuperLink is down."""
+"""Seconds to wait for the ServerApp's answer. The wait is long because the ServerApp itself waits while SuperLink is
+down.
+"""
 
 MAX_SAID = 4_000
 """Largest number of characters of a ServerApp's error that are logged."""
@@ -131,7 +133,8 @@ class RelayTransport:
 
 
 def _only(kind: Kind, frame: RelayFrame, *, what: str) -> RelayFrame:
-    """Return the frame; refuse one of another kind."""
+    """Return the frame if it is of the given kind; otherwise raise InvalidInput, whose text calls the frame ``what``.
+    """
     if frame.kind is not kind:
         raise InvalidInput(f"kind of {what}", value=frame.kind, limit=kind.name, remedy=SAME_VERSION)
     return frame
@@ -231,7 +234,8 @@ def _answered(connection: socket.socket) -> bool:
     """Answer a connection that only asks whether the core is alive.
 
     Returns:
-        True if the peer asked this, or closed the connection. False if it starts a run; what it sent then stays unread.
+        True if the other end only asked this, or closed the connection. False if it is a ServerApp that starts a run;
+        its first frame is then still unread.
     """
     connection.settimeout(HELLO_S)
     try:

@@ -93,7 +93,7 @@ class Inbox:
 
     Args:
         post: SuperLink's runtime interface.
-        nodes: By the id of each message that was sent, the id of the node that it was sent to.
+        nodes: A mapping from the id of each message that was sent to the id of the node that it was sent to.
         clock: Returns seconds.
     """
 
@@ -167,11 +167,15 @@ class Inbox:
         return list(zip(told.messages_list, told.message_object_trees, strict=True))
 
     def _read(self, reply: _Coming, *, until: float) -> bytes | str | None:
-        """Read more of a reply.
+        """Read the objects of a reply that have arrived since the last call.
+
+        Args:
+            reply: The reply.
+            until: Time, by the inbox's clock, after which a missing object makes the reply unusable.
 
         Returns:
-            The body as bytes once it is complete; a one-word reason if it is unusable; None if objects are still
-            missing before ``until``.
+            The body as bytes once it is complete; a one-word reason as str if the reply is unusable; None if an object
+            is missing and ``until`` has not passed.
         """
         try:
             while len(reply.objects) < len(reply.ids):

@@ -124,7 +124,7 @@ def keep_status(folder: Path, site: Site, text: str) -> None:
 
     Args:
         folder: Folder of the reports.
-        site: The site, which names the file.
+        site: The site; the file is named after it.
         text: The report.
     """
     try:

@@ -109,7 +109,7 @@ class ReceiptDelivery:
         return Receipts(self._ledger.ledger_id, _fitting(due))
 
     def note_held(self, site: Site, message: OfferReply | ReceiptsReply) -> bool:
-        """Record the newest signed head that a site reports to hold.
+        """Record the newest signed head that a site says it holds.
 
         If the ledger does not contain this head, nothing is released with the site. The site is then sent all its
         receipts from this ledger, which prove together with the site's head that the ledger was rolled back or forked.
@@ -119,7 +119,7 @@ class ReceiptDelivery:
             message: Its reply, which names the newest row it holds and that row's signed hash.
 
         Returns:
-            Whether the ledger contains the head.
+            True if the ledger contains the head.
         """
         if isinstance(message, ReceiptsReply) and message.status is not None:
             self._keep_status(site, message.status)

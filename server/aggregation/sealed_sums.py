@@ -45,15 +45,18 @@ from server.study.spoiled import question, spoiled_draws
 from server.study.workspace import Site
 
 RESTORED = " stated that it answered a draw unknown to this ledger; the queries are drawn again: study "
-"""Words of the note in the ledger that a site was believed to have restored its own ledger."""
+"""Text of the ledger's note, after the site's name, that the server has believed a site's statement of a later draw."""
 _REDRAWN = re.compile(r"drawn again as draw (?P<draw>[0-9]{1,7}) of batch (?P<batch>[0-9a-f]{64})")
 """Note in the ledger about a batch that was offered again with a later draw number."""
 MOST_BELIEVED = 3
-"""How often a study believes one site that it restored its own ledger, until a person runs `consilium ledger
-recover`."""
+"""How often a study offers its queries again because one site alone states a later draw. After that, a person must run
+`consilium ledger recover` before the study does so again.
+"""
 MOST_AHEAD = 1_000
-"""How far beyond the offered draw the number may be that one site states and is believed. A site may have accepted
-draws that a restored server does not know. Without a limit one site could use up the numbers of draws."""
+"""Largest difference between the draw number that one site alone states and the number that was offered, for the site
+to be believed. A site may have answered draws that a restored server's ledger lacks. Without a limit, one site could
+use up all draw numbers.
+"""
 LATER_DRAW = (
     "; if a site still states a later draw after `consilium study resume`, ask its staff whether its ledger was "
     "restored; if it was, or the server's was, enter that site's receipts with `consilium ledger recover`, also if "
@@ -127,9 +130,9 @@ class SealedSums(Aggregator):
     def _plan(
         self, queries: Sequence[QuerySpec], *, before: Batch | None = None, roster: Sequence[Site] = ()
     ) -> Batch | None:
-        """Return the next batch, as :meth:`Aggregator._plan` does, but only of queries with the same number of draws.
+        """Return the next batch as :meth:`Aggregator._plan` does, but only of queries with the same newest draw number.
 
-        The queries are those at the beginning of ``queries`` whose newest draw has the number of the first one's.
+        The batch is taken from the beginning of ``queries``, up to the first query whose newest draw number differs.
 
         An offer has one draw number for all its queries. Suppose sites have accepted a query already. If it were then
         offered together with a query that has had more draws, it would get a later number, and the sites would charge
@@ -160,7 +163,7 @@ class SealedSums(Aggregator):
 
     @cached_property
     def _noted_draws(self) -> dict[str, int]:
-        """For each batch that was offered again, the largest draw number of its offers; read once a run.
+        """The newest draw number that each batch was offered again with, by batch id; read from the ledger once a run.
 
         The next run offers the same number, not a later one, because sites that accepted that draw have already
         charged themselves for it.
@@ -208,7 +211,8 @@ class SealedSums(Aggregator):
         """Return whether the quorum was missed because too many sites declined for lack of budget in their own ledgers.
 
         A site's own ledger may have less left than the server's, because it charges every offer that the site accepts.
-        The word of one site, or of the t sites that may collude, does not count, nor does it before the first answer.
+        The server cannot check this reason. It is therefore believed only if more than max(t, 1) sites state it, where
+        t is the number of sites that may collude, and only if the study has an answer already.
         """
         answers = list(batch.answers.values())
         said = answers.count("budget")
@@ -219,7 +223,8 @@ class SealedSums(Aggregator):
         """Fix the roster: sites that accepted, gave a key for this draw, and have confirmed each other.
 
         If too few sites accept because they have answered a draw that this ledger does not know, the batch is offered
-        once more with the next draw number. Only once, because every honest site charges itself for each offer.
+        again with the next draw number. It is offered again only once, because every honest site charges its own ledger
+        for each offer.
 
         Returns:
             The batch as accepted, the sites, and the roster with their keys.
@@ -250,14 +255,17 @@ class SealedSums(Aggregator):
             return batch, roster, MaskedRoster(offer.study, offer.ledger, offer.batch, offer.draw or 0, members)
 
     def _newest_draw(self, batch: Batch) -> int:
-        """Return the last draw that sites say they have answered, if their word is credible; otherwise -1.
+        """Return the number of the last draw that sites say they have answered, if this is credible; otherwise -1.
 
-        A site that declines a draw with the reason ``old-draw`` states the last draw that it answered. The t sites that
-        may collude can state any number. So the max(t, 1) largest numbers are ignored, and the next largest is
-        returned. If no number is left, a site that states the draw just offered, or one of the :data:`MOST_AHEAD` draws
-        after it, is believed, once in a run and :data:`MOST_BELIEVED` times in a study: its ledger, or this one, may
-        have been restored from a copy. Each time costs every other site the charges of a draw in its own ledger, so
-        this ledger counts them. The count begins anew when a person recovers this ledger.
+        A site that declines a draw with the reason ``old-draw`` states the number of the last draw that it answered.
+        The t sites that may collude can state any number. The max(t, 1) largest numbers are therefore ignored, and the
+        next largest is returned, unless it is smaller than the number of the draw just offered.
+
+        If no number is left, or the next largest is smaller, a single site may still be right, because its ledger or
+        this one may have been restored from a copy. Such a site is believed if its number is that of the draw just
+        offered, or one of the :data:`MOST_AHEAD` after it. One site is believed once in a run and :data:`MOST_BELIEVED`
+        times in a study, because each time every other site charges its own ledger for one more draw. Notes in this
+        ledger count the times. The count begins anew when a person recovers this ledger.
         """
         said = {name: reply.last_draw or 0 for name, reply in batch.replies.items() if reply.reason == "old-draw"}
         named = sorted(said.values(), reverse=True)[max(1, self._study.privacy.colluders) :]
@@ -298,13 +306,14 @@ class SealedSums(Aggregator):
         return signed
 
     def _mutual(self, sites: Sequence[Site], batch: Batch) -> tuple[Site, ...]:
-        """Leave out one site after the other, until all that remain have confirmed each other's keys; return these.
+        """Leave out sites one by one until all remaining sites have confirmed each other's keys; return the remaining
+        sites.
 
-        Let t be the number of sites that may collude. If more than t sites have not confirmed a site's key, at least
-        one of these sites is honest, and the site with that key is left out. If there are several such keys, the one
-        that the most sites have not confirmed is chosen. If there is none, the site is left out that has not confirmed
-        the largest number of other sites. Leaving out those other sites instead would let a single dishonest site
-        exclude any site.
+        Let t be the number of sites that may collude. If more than t sites have not confirmed the key of a site A, at
+        least one of them is honest, so A is left out. If this holds for several sites, the one whose key the most sites
+        have not confirmed is left out first. If it holds for none, the site that has not confirmed the largest number
+        of keys is left out. The sites with these keys stay, because a single dishonest site could otherwise exclude any
+        site.
         """
         strangers = {site.name: set(batch.replies[site.name].unconfirmed or ()) for site in sites}
         for name, unknown in sorted(strangers.items()):
@@ -417,8 +426,9 @@ class SealedSums(Aggregator):
 
 
 def _named(error: QuorumNotReached, batch: Batch) -> QuorumNotReached:
-    """Return the error with the names of the sites whose reason for declining the server cannot check, and with
-    the remedy for a later draw.
+    """Return the error with further text: which sites declined for lack of budget or because of a later draw.
+
+    The server cannot check these two reasons. If a site states a later draw, the remedy for this is added, too.
     """
     words = {"budget": "lack of budget", "old-draw": "having answered a later draw"}
     said = [f"{site} states {words[reason]}" for site, reason in sorted(batch.answers.items()) if reason in words]

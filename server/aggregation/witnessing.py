@@ -135,7 +135,7 @@ class Witnesses:
         """Record a site's reply.
 
         A countersignature counts only if it verifies under the site's registered key; the same holds for the head of
-        the site's own ledger. A reply that speaks twice of one site's ledger is ignored.
+        the site's own ledger. A reply with two answers about the ledger of the same site is ignored.
         """
         if len({one.site for one in reply.heads}) < len(reply.heads):
             return
@@ -208,7 +208,8 @@ class Witnesses:
 def _signed_by(site: Site, note: CheckpointNote, line: bytes) -> CheckpointNote:
     """Return the note with a site's signature added, or unchanged if the signature is not by the site's key.
 
-    The line is verified alone, because an added line replaces the one with the same name and key.
+    The signature in ``line`` is verified before it is added, because adding it replaces an earlier signature with the
+    same name and key.
     """
     try:
         one = parse_signature(line.decode())
