@@ -133,8 +133,7 @@ class RelayTransport:
 
 
 def _only(kind: Kind, frame: RelayFrame, *, what: str) -> RelayFrame:
-    """Return the frame if it is of the given kind; otherwise raise InvalidInput, whose text calls the frame ``what``.
-    """
+    """Return the frame if it is of the given kind; otherwise raise InvalidInput, which names it as ``what``."""
     if frame.kind is not kind:
         raise InvalidInput(f"kind of {what}", value=frame.kind, limit=kind.name, remedy=SAME_VERSION)
     return frame

@@ -24,7 +24,7 @@ from common.privacy.accounting import Guarantee
 from server.ledger.server_ledger import Ledger
 
 RECOVERED = " charges recovered from "
-"""Words of the note in the ledger about a recovery, also about one that entered no charge."""
+"""Text that every note in the ledger about a recovery contains, even if the recovery entered no charge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,10 @@ def recover_charges(
         What was entered, and every pool's state.
 
     Raises:
-        InvalidInput: If the copy's signing key is not given; if there is no receipt, no standing and no lost change of
-            the key; if the ledger's standing is missing and neither ``charge_all`` nor a ``standing`` with a row that
-            the copy lacks is given; or if ``charge_all`` is given although there is a standing.
+        InvalidInput: If the copy's signing key is not given. If nothing shows a loss: no receipt, no standing, and no
+            change of the key that the copy lacks. If the ledger's standing is missing, unless ``charge_all`` or a
+            ``standing`` with a row that the copy lacks is given. If ``charge_all`` is given although there is a
+            standing.
     """
     held = [receipt for path in receipts for receipt in read_receipts(path)]
     with Ledger.open(ledger) as copy:

@@ -56,9 +56,9 @@ class ServerFile(OpenLedger[Books]):
 
         All of it is one transaction. The ledger can be written again only after it.
 
-        Charges that this copy itself recorded after the shared row stay. If an earlier recovery has charged what a
-        standing counts, it is not charged again. The lost answers cannot be restored: asking a lost query again is a
-        new release with a new charge. Charges are entered even if they exceed a budget, because those releases have
+        Charges that this copy itself recorded after the shared row stay. Charges that an earlier recovery entered from
+        a standing are not entered again. The lost answers cannot be restored: asking a lost query again is a new
+        release with a new charge. Charges are entered even if they exceed a budget, because those releases have
         happened. If the copy lacks a pool, the pool is declared again with the terms in its site's receipts or in the
         standing.
 
@@ -75,7 +75,8 @@ class ServerFile(OpenLedger[Books]):
             InvalidInput: For a receipt not signed by this ledger's key; for receipts or a standing of another ledger,
                 or of a study that must be registered first; for a pool that no receipt and no standing declares; for a
                 roster that neither the ledger nor a given receipt contains; or for a standing that no key of this
-                ledger signed, unless ``standing`` is this one.
+                ledger signed. The argument ``standing`` may be signed by an unknown key if it names a row that this
+                copy lacks, because a person vouches for it.
         """
         entered = 0
         receipts = tuple(receipts)
@@ -142,8 +143,8 @@ class ServerFile(OpenLedger[Books]):
         """Check the standing file of a lost ledger, and enter the pools, site ledgers and notes that this older copy
         lacks.
 
-        A pool's declaration in the copy is kept if it is tighter. :meth:`recover` calls this method before it enters
-        the lost charges.
+        If the copy declares a smaller budget for a pool than the standing does, the copy's declaration is kept.
+        :meth:`recover` calls this method before it enters the lost charges.
 
         Raises:
             InvalidInput: If the standing belongs to another ledger or counts a study that is not registered here.
@@ -223,10 +224,11 @@ class ServerFile(OpenLedger[Books]):
     def _entered_of(
         self, standing: ServerStanding, receipts: Sequence[Receipt]
     ) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
-        """Return the spending entered from receipts for the same rows that the standing's totals cover.
+        """Return the spending entered from receipts for rows that the standing's totals include, by pool and by study
+        and pool.
 
-        A receipt belongs to these rows if the standing names its head, or if a later receipt that belongs to them
-        refers back to it.
+        The totals include a receipt's charges if the standing names the receipt's head, or if a later receipt whose
+        charges they include refers back to this head.
         """
         known, heads = set(standing.positions()), dict[str, Position]()
         for receipt in sorted(receipts, key=lambda receipt: receipt.head.seq, reverse=True):

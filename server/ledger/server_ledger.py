@@ -149,9 +149,8 @@ class Ledger(AnswersQueries):
             The open ledger.
 
         Raises:
-            LedgerCorrupt: If a row breaks the hash chain or a rule; the error's ``row`` is the first such row. An
-                opening with ``signing_key`` and without ``restored`` also raises it if the file is older than its
-                standing.
+            LedgerCorrupt: If a row breaks the hash chain or a rule; the error's ``row`` is the first such row. Also if
+                the file is older than its standing, ``signing_key`` is given and ``restored`` is False.
             InvalidInput: If the key is not the one that signs this ledger now.
         """
         ledger = cls(Chain.open(path, role="server", signing_key=signing_key, clock=clock))

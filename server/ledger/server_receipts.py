@@ -84,7 +84,8 @@ class _Shared:
     Attributes:
         members: The common JSON members, by name.
         digest: Digest of the common members, if the signature covers this digest; None if it covers their text.
-        rosters: The long rosters first used in these rows, each as the sites that receive it and its text.
+        rosters: For each long roster that these rows introduce, the names of the sites on it, whose receipts contain
+            the roster, and its text.
     """
 
     members: dict[str, str]

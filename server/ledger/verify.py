@@ -1,4 +1,4 @@
-"""Verifies a ledger offline, from its file alone or, better, with the public key that the caller expects.
+"""Verifies a ledger offline, from its file and, if the caller knows it, the ledger's public key.
 
 `consilium verify`, the backup and the dashboard call it. It reads and recomputes everything that is stored, in these
 steps; the code repeats their numbers:
@@ -323,7 +323,11 @@ class _Check:
             self.problem(since, "rows after the last signed head were not written by the ledger")
 
     def _shares(self) -> None:
-        """Check for every charge of a sealed sum that the sites' shares of the noise add up to the noise charged."""
+        """Check every charge of a sealed sum: the sites' shares of the noise must add up to at least the noise charged.
+
+        The shares of the sites that may collude are not counted. The roster must reach the quorum, and the charge must
+        assume as many colluders as the study.
+        """
         if not isinstance(self.books, Books):
             return
         for seq, release in self.books.releases.by_row():

@@ -41,7 +41,7 @@ MOST_VOXELS = 1 << 16
 class PublicShapes:
     """How well a codec and the mean shape describe the public label maps of a task, as two values of Dice.
 
-    Each is the mean over structures and maps.
+    Each value is the mean over structures and maps.
 
     Attributes:
         held: Dice between a map and the same map after encoding and decoding by a codec fitted on the other half of

@@ -111,7 +111,8 @@ The ratios of all measured settings lie in this range.
 """
 
 ENOUGH = 0.8
-"""If the answers recover at least this share (:func:`recovered_share`), more voters do not help.
+"""If the answers recover at least this share of the teachers' knowledge (:func:`recovered_share`), more voters do not
+help.
 
 More voters lower the noise, but each teacher then has fewer patients, and that costs more Dice.
 """
@@ -210,7 +211,8 @@ class Recommendation:
         paired: Number of the study's public pairs (public images with label maps).
         rehearsal: Result of a rehearsal with stand-in teachers; None if there was none.
         rounds: Number of rounds of the query.
-        hospitals: Number of hospitals that the prediction for a study assumes; None for a recommendation.
+        hospitals: Number of hospitals for which an existing study's gain was predicted (:func:`study_prospects`); None
+            for a recommendation.
 
     >>> c.Recommendation(voters=5, noise=0.06).protocol
     'joint'
@@ -231,7 +233,7 @@ class Recommendation:
 
     @property
     def prospects(self) -> Prospects:
-        """The planner's facts about the recommended protocol, which come from measurements."""
+        """Measured facts about the recommended protocol, from which the planner predicts the gain."""
         found = terms_of(self.protocol).prospects
         assert found is not None  # only such protocols are recommended
         return found

@@ -70,8 +70,8 @@ def labels_in(workspace: Workspace) -> StoredLabels:
 def write_labels(released: Released, *, events: EventLog) -> None:
     """Decode every stored answer into ``labels/<volume>.npz``: float16 probabilities [k, x, y, z] of k classes.
 
-    If the protocol defines how large honest answers should be, the size of the answers is checked, and the result is
-    logged for the operator.
+    If the protocol defines the expected size of honest answers (sum of squares), the answers are compared with it, and
+    the result is logged for the operator.
 
     Args:
         released: Result of :func:`read_released`.
