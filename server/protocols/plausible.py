@@ -3,11 +3,12 @@
 The protocols compute the test, and the dashboard shows its result. The test uses only stored noisy answers and public
 values, so it also works if the server never sees a single code. The privacy guarantee itself limits the test's power:
 noise that hides one hospital's data also hides whether that hospital was honest. Consider a study whose unit is the
-hospital, and any test that uses only the released answers and has false-alarm probability α. It detects one poisoned
-site with probability at most Φ(Φ⁻¹(α) + μ), where Φ is the standard normal distribution function and μ² the sum over
-all releases (Dong, Roth & Su 2022, eq 6). The test in this module stays far below that bound
-(docs/lab/utility-measured.md). The absence of a warning does not prove honesty; the comparison that each site
-makes with its own teachers (:mod:`client.teachers.comparison`) detects more. The test only warns: it stops nothing.
+hospital, and any test that uses only the released answers and has false-alarm probability α. Such a test detects one
+poisoned site with probability at most Φ(Φ⁻¹(α) + μ), where Φ is the standard normal distribution function and μ² the
+sum of the μ² of all releases (Dong, Roth & Su 2022, eq 6). The test in this module stays far below that
+bound (docs/lab/utility-measured.md). The absence of a warning does not prove honesty. The comparison that each site
+makes with its own teachers (:mod:`client.teachers.comparison`) detects more poisoned sites. The test only warns: it
+stops nothing.
 """
 
 from __future__ import annotations

@@ -427,7 +427,7 @@ def restore_spread(
     Args:
         codes: Float array [n, l].
         variances: Variance [l] of the public label maps' codes.
-        share: Share of that variance.
+        share: Least ratio between the codes' summed variance and that of ``variances``.
 
     Returns:
         Float array [n, l]; ``codes`` is not modified.

@@ -73,8 +73,8 @@ class Agenda:
 
     Attributes:
         plan: The plan in words, for the consortium.
-        which: Which public volumes a site's teachers segment, as a part of a sentence, such as ``up to 80``.
-        each: What one sum of a site is about, as a part of a sentence, such as ``each volume,``.
+        which: Words that complete "teachers segment … public volumes" in the consent sheet, such as ``up to 80``.
+        each: Words that complete "For … your site sends the sum of the teachers' codes", such as ``each volume,``.
         asks: Number of queries if each is about one public volume, in the volumes' order; None if every query is about
             all volumes.
         an_answer: Number of volumes that get a label with each answer; None if every answer labels all volumes.
@@ -93,7 +93,8 @@ class Agenda:
             count: Number of public volumes.
 
         Raises:
-            InvalidInput: If there are more than one query can label, or fewer than the plan asks about.
+            InvalidInput: If there are too many volumes for a query about all of them, or fewer volumes than the plan
+                asks about.
         """
         if self.asks is None and count > MAX_VOLUMES:
             raise InvalidInput("public volumes of one query", value=count, limit=f"at most {MAX_VOLUMES}")
@@ -339,7 +340,7 @@ class QueryProtocol(Protocol):
         ...
 
     def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
-        """Return the training of a control, a network for comparison with the student (step 5 of the module).
+        """Return the training of a control, a network for comparison with the student (step 5).
 
         Args:
             lesson: Public data and released labels to learn from.

@@ -48,7 +48,7 @@ def as_stored(probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, 
 
 
 class Labels(Mapping[str, Float[np.ndarray, "k x y z"]]):
-    """Decoded labels by volume hash, as :func:`as_stored` gives them."""
+    """Decoded labels by volume hash, rounded to float16 and renormalised (:func:`as_stored`)."""
 
     @abstractmethod
     def hashes(self) -> list[str]:

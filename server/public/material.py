@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # commands' help must not wait for NumPy
     from server.public.paired import Paired
 
 START_FILE = "start.pt"
-"""Weights of the public start, the network trained on public data alone."""
+"""Name of the file with the weights of the public start, the network trained on public data alone."""
 
 PAIRS_FILE = "pairs.checkpoint"
 """Name of the checkpoint of the training on public pairs alone, which is made once for the student and the controls."""

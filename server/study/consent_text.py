@@ -206,12 +206,15 @@ def for_consortium(study: Study, *, sites: int, spending: Spending | None = None
 
 
 def _z(study: Study, digits: int) -> str:
-    """Return the noise multiplier of one release, rounded down."""
+    """Return the noise multiplier of one release, rounded down to at most ``digits`` significant digits."""
     return noise_text(noise_multiplier(study_mechanism(study, dimension=1), study.privacy.protection), digits)
 
 
 def _gate_sentence(study: Study, *, yours: bool = False) -> str:
-    """Describe the verdicts that the study asks of hospitals ("your site" with ``yours``), and what leaves for them."""
+    """Describe the verdicts that the study asks of hospitals, and the data that leave a hospital with a verdict.
+
+    With ``yours``, the text addresses one hospital as "your site".
+    """
     needed, who = study.gate.verdicts, "your site" if yours else "a hospital"
     return (
         f"Gate: the student is released once {needed} hospitals have found, on cases of their own, that it is better "
@@ -226,7 +229,10 @@ _VERDICTS_SEEN = """
 
 
 def _start_sentence(study: Study, *, yours: bool = False) -> str:
-    """Describe the network from which the training of teachers ("your teachers" with ``yours``) begins."""
+    """Describe the given network from which student, controls and possibly teachers begin.
+
+    With ``yours``, the text addresses one hospital and says "your teachers".
+    """
     start, teachers = study.start, "your teachers" if yours else "teachers"
     who = f"{teachers}, the student and its controls" if study.one_network else "the student and its controls"
     named = f' "{start.name}"' if start.name else ""

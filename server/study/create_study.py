@@ -150,7 +150,10 @@ def _refuse_interrupted(root: Path) -> None:
 
 
 def _nothing_charged(file: Path) -> bool:
-    """Return whether a directory's ledger is missing without a trace, or has only the rows that set-up writes."""
+    """Return whether a ledger has only the rows that set-up writes, or neither it nor its standing exists.
+
+    The result is False if the ledger cannot be read or is an older copy.
+    """
     standing = standing_path(file)
     if not file.exists():
         return not standing.exists()

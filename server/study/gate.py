@@ -1,9 +1,10 @@
 """Collects the verdicts that hospitals signed, and decides whether a student may be released.
 
 A *verdict* is one signed word of a hospital: whether the student is better, not better or worse, on the hospital's own
-cases, than a network trained on public data alone. If a study has a gate, sites may fetch the exported student only for
-evaluation until enough of them have found it better. This module refuses a verdict on another student or by a site that
-is not admitted, and an older verdict in place of a newer one. Verdicts of revoked sites do not count.
+cases, than a network trained on public data alone. A study has a *gate* if its terms require verdicts. Sites may then
+fetch the exported student only for evaluation until enough of them have found it better. This module refuses a verdict
+on another student or by a site that is not admitted, and an older verdict in place of a newer one. Verdicts of revoked
+sites do not count.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class GateState:
     """The hospitals' verdicts on a student, and how many favourable ones its release needs.
 
     Attributes:
-        needed: Number of hospitals that must find the student better; 0 if the study has no gate.
+        needed: Number of hospitals that must find the student better; 0 if the study requires no verdicts (has no
+            gate).
         verdicts: The verdicts so far.
         sites: Number of admitted sites whose keys are known; at least the study's quorum.
     """
@@ -46,7 +48,9 @@ class GateState:
 
     @property
     def words(self) -> str:
-        """The verdicts, the number needed and what follows, in words; empty if the study has no gate."""
+        """The verdicts, the number needed and whether the student is released, in words; empty if the study has no
+        gate.
+        """
         return in_words(self.verdicts, needed=self.needed, sites=self.sites) if self.needed else ""
 
     @property

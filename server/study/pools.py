@@ -36,8 +36,8 @@ class Room:
     Attributes:
         site: Name of the pool's site.
         pool: The pool's name.
-        releases: Number of the study's releases that the pool can pay for.
-        wanted: Number of releases that the study may still need, lost draws included.
+        releases: How many of the ``wanted`` releases the pool can pay for.
+        wanted: Number of releases that the study may still charge to the pool, spare draws of sealed sums included.
         revoked: ``here`` if this study revoked the site, ``before`` if the study that holds the ledger did; otherwise
             empty.
     """
@@ -133,7 +133,7 @@ def check_shared(ledger: Ledger, study: Study) -> None:
 
 
 def check_answers(ledger: Ledger, study: Study, *, pools: Sequence[str]) -> None:
-    """Check that the privacy pools of enough sites can pay for one query, unless the study has released an answer.
+    """Check that the patient pools of enough sites can pay for one query; a study that has an answer always passes.
 
     Args:
         ledger: The server's ledger.
@@ -141,7 +141,7 @@ def check_answers(ledger: Ledger, study: Study, *, pools: Sequence[str]) -> None
         pools: Pools of the study's sites.
 
     Raises:
-        PoolsSpent: If nothing was released, and fewer pools than the quorum can pay.
+        PoolsSpent: If the study has no answer, and fewer pools than the quorum can pay for a query.
     """
     if ledger.study_facts(study).answers:
         return

@@ -21,8 +21,8 @@ from server.study.workspace import Workspace
 def note_revoked(workspace: Workspace, site: str) -> None:
     """Note in the ledger that a site is revoked.
 
-    A ledger that cannot be written, for example because it is an older copy, prevents no revocation: no run begins on
-    it, and :func:`check_revoked` writes the note before the next run.
+    If the ledger cannot be written, for example because it is an older copy, no error is raised, so the site can still
+    be revoked. No run begins on such a ledger, and :func:`check_revoked` writes the note before the next run.
 
     Args:
         workspace: The study.

@@ -40,7 +40,8 @@ class SiteStatus:
         batches: Number of releases in which it took part.
         answers: Number of answers in which it took part.
         newest: Kind, time and reason of the last event about the site; empty if there was none.
-        charged: In a sealed study, number of charges to its pool: one for each query of each draw.
+        charged: In a sealed study, number of charges to its pool: one for each query of each draw. None in an open
+            study.
         spoiled: Number of these charges whose sum was spoiled by some site of the roster, possibly by this one.
         refused: Number of its codes that were refused and counted as zero.
         revoked: True if its admission was revoked, so that it answers no further query.
@@ -166,9 +167,9 @@ class StudyStatus:
 
     @property
     def _charged_already(self) -> str:
-        """Words after the number of answers left, if a run may have charged draws whose sums are not there yet.
+        """Remark that the number of answers left does not count draws under way; empty if there can be none.
 
-        The number leaves these draws out. Empty if there can be no such draw.
+        A draw under way is charged already, but its sum is not stored yet.
         """
         if self.running and self.study.privacy.sealed and self.facts.answers_left < self.facts.unanswered:
             return ", not counting draws under way, which are charged already"
@@ -274,8 +275,9 @@ def _stage(before: Stage | None, event: dict[str, Any]) -> Stage | None:
 def _state(run: RunState, *, done: bool, student: bool, out_of_budget: bool) -> str:
     """Return a study's state in a word or two.
 
-    If the run is active, died, failed or was stopped, the result says so. Otherwise it says whether all queries have
-    an answer (``done``), and then whether there is a student; if not all have one, whether the budget is spent.
+    If the newest run is active, died, failed or was stopped, the state is that of the run. Otherwise it depends on
+    ``done``, which is True if all queries have an answer. If so, the state tells whether there is a student. If not, it
+    tells whether the budget is spent.
     """
     if run.name in ("running", "died", "failed", "stopped"):
         return run.name

@@ -24,10 +24,12 @@ from common.protocols.appearance import standardised, window_of
 from server.protocols.appearance.look import Look
 
 SHAPES = 48
-"""Number of shapes drawn from the codec; the atlas is their mean."""
+"""Number of random shapes drawn from the codec's distribution of public label maps; the atlas is their mean."""
 
 BLUR = 2.0
-"""Width in voxels by which the atlas is blurred, because the shapes of few label maps do not cover all positions."""
+"""Standard deviation, in voxels, of the Gaussian that blurs the atlas, because the shapes of few label maps do not
+cover all positions.
+"""
 
 FLOOR = 1e-3
 SHARPNESS = 1.6
@@ -40,14 +42,14 @@ COUPLING = 3.0
 """Weight of the neighbours' labels in the mean field."""
 
 NEAR = 1.0
-"""Width of the neighbourhood in voxels."""
+"""Standard deviation, in voxels, of the Gaussian that weights the neighbours' labels."""
 
 START_SHARE = 0.5
 """Exponent of the public start's prediction. It is below 1 because the start and the atlas come from the same maps."""
 
 PLACED = 0.15
-"""Public shapes overlap if the mean Dice between the codec's shapes and their mean is at least this. Only then is a
-public start trained, and only then does a label's nearest public shape serve as its prior.
+"""Smallest mean Dice, between shapes drawn from the codec and their mean, at which public shapes count as overlapping.
+Only if they overlap is a public start trained, and does a label's nearest public shape serve as its prior.
 """
 
 PASSES, FIELD_PASSES = 4, 4
@@ -94,7 +96,7 @@ def labelled(
         begun: The public start's prediction for each volume; None if there is no public start.
 
     Yields:
-        Float32 probabilities [k, x, y, z] of each volume.
+        Float32 probabilities [k, x, y, z] of k classes for each volume.
     """
     window, shapes = window_of(codec), _drawn_shapes(codec)
     mean = shapes.mean(axis=0)
@@ -133,7 +135,7 @@ def _overlap(shapes: Float[np.ndarray, "s k x y z"]) -> bool:
 
 
 def _said(start: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
-    """Return the logarithm of the public start's prediction, blurred by one voxel because its edges are uncertain."""
+    """Return the logarithm of the public start's blurred prediction; it is blurred because its edges are uncertain."""
     result: np.ndarray = np.log(_normal(np.stack([gaussian_filter(one, NEAR) for one in start]) + FLOOR))
     return result
 

@@ -68,7 +68,9 @@ class Appearance(InRounds):
         return SaidOfLooks(public, rounds_of(public, answers))
 
     def finish(self, lesson: Lesson) -> NetworkTraining:
-        """Train the public start, or a fresh network if there is none, on the labels that are not rejected."""
+        """Return the student's training on the labels that are not rejected, from the public start or else a fresh
+        network.
+        """
         return _training(lesson, "student", _looks(lesson)[1], lambda: lesson.labels)
 
     def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
@@ -217,7 +219,7 @@ def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], Mappin
 
 
 def _self_taught(lesson: Lesson, files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
-    """Train the public start on its own codes, as a joint query's ``zero_code`` control."""
+    """Train the public start further on its own codes, in the way that a joint query trains its control ``zero_code``."""
     from server.protocols.public_start import TEMPERATURE, codes_of, refine
 
     start, codec = _start_model(lesson.public), codec_of(lesson.public)

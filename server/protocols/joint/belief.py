@@ -22,7 +22,7 @@ from server.public.material import Public
 
 
 def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
-    """Return the volumes' codes by the public start alone, and the codes estimated from these answers.
+    """Return the codes that the public start predicts for the volumes, and the codes estimated from the answers.
 
     The last round's frame is centred on the estimate after the rounds before, so only the last answer has to be added.
     With public pairs, the teachers' weights stay near the start, so it is possible that their codes contribute nothing
@@ -88,7 +88,8 @@ def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Ite
 def weighed(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausible:
     """Check whether the answers are plausible, by their size and by the volumes of the structures.
 
-    The size is compared with its expected value, and each structure's volume with its volume in the public label maps.
+    The answers' size (sum of squares) is compared with its expected value. Each structure's volume in the labels is
+    compared with its volume in the public mean shape.
 
     Args:
         public: The study's public material (terms, codec, volumes).

@@ -172,7 +172,7 @@ class _SharedRows(torch.autograd.Function):  # type: ignore[misc]
     """A convolution of a batch that holds copies of one input.
 
     The forward pass repeats the output that was computed for one copy. The backward pass stores, for each copy, the
-    gradient with respect to the layer's weights.
+    gradient with respect to the layer's weights in ``found``.
     """
 
     @staticmethod

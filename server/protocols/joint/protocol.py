@@ -68,11 +68,18 @@ class Joint(InRounds):
         return SaidTogether(public, rounds_of(public, answers))
 
     def finish(self, lesson: Lesson) -> NetworkTraining:
-        """Train the public start further on the codes estimated after all rounds. Rejected labels are left out."""
+        """Return the student's training: the public start learns the codes estimated after all rounds.
+
+        Volumes whose labels are rejected are left out.
+        """
         return _training(lesson, None)
 
     def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
-        """Train the public start further on the codes that :func:`~server.protocols.joint.belief.control` returns."""
+        """Return a control's training: the public start learns the codes of
+        :func:`~server.protocols.joint.belief.control`.
+
+        Without public pairs, ``public_only`` needs no training of its own: it is the trained network of ``zero_code``.
+        """
         training = _training(lesson, name)
         if name == "public_only" and not lesson.public.paired:  # ProtocolTerms.one_public
             return replace(training, train=lambda _files, _on_step: lesson.trained("zero_code"))
