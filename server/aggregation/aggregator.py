@@ -309,7 +309,7 @@ class Aggregator:
         self._events.emit("offer-answered", batch=batch.id, site=site.name, accepted=accepted, reason=reason)
 
     def _below_quorum(self, batch: Batch, accepted: int, transport: Transport) -> None:
-        """Log that the quorum was missed, and send the receipts owed for earlier batches, because the run ends here."""
+        """Log that the quorum was missed, and send the sites the receipts that they lack, because the run ends here."""
         self._events.emit("quorum-missed", batch=batch.id, accepted=accepted, needed=self._study.privacy.quorum)
         self._send_receipts(transport)
 

@@ -70,7 +70,7 @@ class Heard:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The messages of a reply that consists of several; empty for any other reply."""
+        """The single messages in a reply that combines several (``Several``); empty for any other reply."""
         return self.message.parts if isinstance(self.message, Several) else ()
 
 

@@ -138,7 +138,8 @@ class Inbox:
     def _announced(self) -> tuple[list[_Announced], list[int]]:
         """Return the replies announced since the last call, and the nodes whose announcement cannot be read.
 
-        One request asks about all messages. If it fails, a request for each message finds the node at fault.
+        One request asks for the replies to all messages. If it fails, one request is made for each message, to find the
+        node whose announcement cannot be read.
         """
         asked = list(self._waiting)
         if not asked:

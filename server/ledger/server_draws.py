@@ -167,7 +167,8 @@ class AnswersQueries(IssuesReceipts):
         queries: Sequence[QuerySpec],
         charge: Callable[[StudyTerms, QuerySpec, RosterRecord, ChargedTotals], StoredAnswer | None],
     ) -> BatchResult:
-        """Call ``charge`` for the longest prefix of ``queries`` that fits the budgets, in one transaction.
+        """Call ``charge`` for each query in the longest prefix of ``queries`` that fits the budgets, in one
+        transaction.
 
         A query that has a stored answer is not charged; its answer is in the result.
         """

@@ -279,7 +279,8 @@ class ServerFile(OpenLedger[Books]):
             return str(error)
 
     def check_newest(self) -> None:
-        """Raise an error if the ledger may be an older copy; callers check before they file or publish its figures.
+        """Raise an error if the ledger may be an older copy; callers check this before they store or publish its
+        figures.
 
         Raises:
             LedgerCorrupt: If :meth:`standing_problem` finds a problem.

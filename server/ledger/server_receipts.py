@@ -83,7 +83,8 @@ class _Shared:
 
     Attributes:
         members: The common JSON members, by name.
-        digest: Digest of the common members, if the signature covers this digest; None if it covers their text.
+        digest: Digest of the common members, if the receipts' signatures cover this digest; None if they cover the
+            members' text.
         rosters: For each long roster that these rows introduce, the names of the sites on it, whose receipts contain
             the roster, and its text.
     """

@@ -224,7 +224,7 @@ class Plan:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """Changes in words, each of which alone would make the plan informative; empty if the plan is informative.
+        """Lines that each name one change that would make the plan informative; empty if it is informative already.
 
         The numbers in them follow from :attr:`power_ratio` = K(K − t)·(m·R/Δ)²·Σμ²/N, for N releases of K hospitals
         with m voters each, t colluders, clipping norm R and sensitivity Δ. The last change, a shorter code, has no

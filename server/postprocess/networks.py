@@ -169,7 +169,7 @@ def _network(study: Study, weights: Path) -> torch.nn.Module:
 
 
 def _told(events: EventLog, *, before: int, steps: int) -> Callable[[int, float], None]:
-    """Return a callback that logs a control's steps, counted from the start of the first control."""
+    """Return a callback that logs a control's steps, counted from the start of the first control's training."""
 
     def on_step(step: int, _loss: float) -> None:
         if step % PROGRESS_STEPS == 0 or step == steps:

@@ -197,7 +197,7 @@ def _codecs_in(objects: Objects) -> Callable[[Answer], Codec]:
 
 
 def decoded(answer: Answer, codec: Codec, noisy_sum: np.ndarray) -> Float[np.ndarray, "k x y z"]:
-    """Decode a noisy sum with the number of voters and the noise of an answer.
+    """Decode a noisy sum as if it were the sum of an answer: with the answer's number of voters and its noise.
 
     Args:
         answer: The answer.

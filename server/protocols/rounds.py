@@ -121,7 +121,7 @@ def round_query(
 
 
 def frames(public: Public) -> tuple[CodecRecord, ...]:
-    """Return hash and dimension of every round's frame so far.
+    """Return the hash and the dimension of the frame of every round so far.
 
     Args:
         public: The study's public material (terms, codec, volumes).

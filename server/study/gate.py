@@ -115,7 +115,8 @@ def gate_state(workspace: Workspace) -> GateState:
 
 
 def shown_gate(workspace: Workspace) -> GateState:
-    """Return the hospitals' verdicts as a page shows them: without any verdict if the verdicts cannot be read.
+    """Return the hospitals' verdicts for display: unlike :func:`gate_state`, without any verdict if they cannot be
+    read.
 
     Args:
         workspace: The study's directory.
@@ -130,13 +131,13 @@ def shown_gate(workspace: Workspace) -> GateState:
 
 
 def shut_line(workspace: Workspace) -> str:
-    """Return a line with the verdicts on an exported student that is not released (:attr:`GateState.words`).
+    """Return a line with the verdicts on an exported student that is not released yet.
 
     Args:
         workspace: The study's directory.
 
     Returns:
-        The words; empty if no student is exported yet, or if the student is released.
+        ``gate:`` and :attr:`GateState.words`; empty if no student is exported yet, or if the student is released.
     """
     if not workspace.bundle_dir.exists() or (state := shown_gate(workspace)).released:
         return ""

@@ -1,7 +1,7 @@
 """Reads a study's facts from its directory: its ledger, and the report of its student's scores.
 
-The status, the commands and the dashboard use it. If the ledger is damaged or an older copy, the facts state this as a
-``doubt`` about the spending. A report that is invalid, or of another study, counts as no measurement.
+The status, the commands and the dashboard use it. If the ledger is damaged or an older copy, the field ``doubt`` of the
+spending says so. A report that is invalid, or of another study, counts as no measurement.
 """
 
 from __future__ import annotations

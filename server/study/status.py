@@ -351,7 +351,7 @@ def study_status(workspace: Workspace) -> StudyStatus:
         workspace: The study's directory.
 
     Returns:
-        The state.
+        The summary.
 
     Raises:
         LedgerCorrupt: If the ledger is damaged.

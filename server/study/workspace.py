@@ -517,7 +517,7 @@ class Workspace:
         self._write("endpoint.json", endpoint.to_json())
 
     def port_keeper(self) -> Workspace:
-        """Return the study whose gateway this study's sites connect to: this study, or another one."""
+        """Return the study whose gateway this study's sites connect to; it may be this study itself."""
         behind = (self.root / "endpoint.json").exists() and self.endpoint().behind
         return Workspace(self.root / behind) if behind else self
 

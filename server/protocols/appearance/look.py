@@ -112,7 +112,7 @@ def first_frame(study: Study, *, codec: str, noise_std: float) -> Frame:
 
 
 def looks(public: Public, answers: Sequence[Answer]) -> tuple[Look, Look]:
-    """Return how structures look before any answer, and after the answers of these rounds.
+    """Return how structures look by the prior, before any answer, and as estimated from the answers.
 
     Args:
         public: The study's public material (terms, codec, volumes).

@@ -219,7 +219,7 @@ def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], Mappin
 
 
 def _self_taught(lesson: Lesson, files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
-    """Train the public start further on its own codes, in the way that a joint query trains its control ``zero_code``."""
+    """Train the public start further on its own codes, as a joint query trains its control ``zero_code``."""
     from server.protocols.public_start import TEMPERATURE, codes_of, refine
 
     start, codec = _start_model(lesson.public), codec_of(lesson.public)
