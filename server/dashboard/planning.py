@@ -35,7 +35,8 @@ class Wishes(BaseModel, frozen=True):
     """The values that a user enters on the Planner page.
 
     ``dimension`` is the length l of a code. If the study's codec has codes of this length, the plan uses the standard
-    deviations of its coordinates (:class:`Spectrum`). Otherwise it assumes that all coordinates have the same.
+    deviations of its coordinates (:class:`Spectrum`). Otherwise it assumes the same standard
+    deviation for all coordinates.
     """
 
     epsilon: float = Field(8.0, ge=0.05, le=1000, description="Budget ε")

@@ -139,7 +139,7 @@ class RunStatus:
 
     @property
     def finished(self) -> bool:
-        """True if the run has ended, whatever its outcome."""
+        """True if the run has completed, failed or been stopped."""
         return self.status == "finished"
 
 

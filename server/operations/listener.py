@@ -115,7 +115,7 @@ class GuardedProtocol(H11Protocol):
         self._open.admitted(self, site)
 
     def abort(self) -> None:
-        """Close the connection at once, whatever is in progress."""
+        """Close the connection at once, even during a request or an answer."""
         if self.transport is not None:
             self.transport.abort()
 

@@ -62,7 +62,7 @@ from server.study.workspace import BUSY, Workspace
 
 START_TIMEOUT_S = 120.0
 START_LOOK_S = 15.0
-"""Interval in seconds at which SuperLink is asked whether a submitted run has ended before it began."""
+"""Interval in seconds at which SuperLink is asked whether a submitted run ended without reporting its start."""
 SUPERLINK_BACK_S = 60.0
 """Seconds to wait, before a run is submitted, for a SuperLink that is being restarted."""
 RESTARTS = 3
@@ -240,7 +240,7 @@ def gateway_answers(bind: str, port: int, authority: Path) -> bool:
 
 
 def port_taken(bind: str, port: int, *, option: str = "--port") -> str:
-    """Explain why nothing can listen at a port now.
+    """Explain why a port cannot be bound now.
 
     Args:
         bind: Address to listen on.
