@@ -1,7 +1,8 @@
-"""Compares each figure of an audited study's ledgers with one computed from their rows and the claimed noise.
+"""Recomputes the figures in an audited study's ledgers from their rows and the claimed noise, and compares them.
 
 ``consilium.audit.run`` calls it. A *life* is one complete run of the study. The field ``measured`` of a finding is the
-worst value in this run. Sums are compared to a relative error of 1e-9; budgets are tested to one hundredth.
+worst value in this run. Sums must agree to a relative error of 1e-9. The cheapest query with which the budgets are
+tested costs a hundredth of all planned releases, or as much as one release if that is less.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.nd
     """Return the noise added to the sum of the sites' codes in each release, in order.
 
     In a sealed sum it is the noise that remains unknown to a party that knows the shares of the assumed colluders.
-    Other sites are assumed to collude in each release and in each turn.
+    The sites that are assumed to collude change with each release and with ``turn``.
 
     Args:
         service: The study's server and sites.
@@ -100,7 +101,7 @@ def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.nd
 
 @dataclass(slots=True)
 class _Account:
-    """The Σμ² that a pool has spent, as the audit computes it itself: in each study, and in all together."""
+    """The budget of one pool, and the Σμ² that it has spent in each study as computed by the audit."""
 
     limit: float
     by_study: dict[str, float]
@@ -110,7 +111,7 @@ class _Account:
         return sum(self.by_study.values())
 
     def fits(self, cost: float, study: Study, *, within: float) -> bool:
-        """Return whether one more release fits the pool's budget and the study's own budget ``within``."""
+        """Return whether a query of μ² ``cost`` fits the pool's budget and the study's own budget ``within`` (Σμ²)."""
         room = min(self.limit - self.spent, within - self.by_study.get(study.id, 0.0))
         return cost <= room * (1 + _SPARE)
 
@@ -121,8 +122,9 @@ class _Account:
 def further_findings(service: Service) -> list[Finding]:
     """Ask further queries after the study's end, and check that exactly those that fit the budgets are answered.
 
-    It asks for the same answers again, for one query more, for a query that costs a hundredth of a release, and for
-    queries of another study.
+    It asks for the same answers again, for one query more, for a query that costs a hundredth of all planned releases
+    (at most as much as one release), and for queries of another study. Sites must decline a query that is cheaper than
+    a planned release, because they consented only to the noise of a planned release.
 
     Args:
         service: The study's server and sites, after a complete run.
@@ -171,12 +173,13 @@ def further_findings(service: Service) -> list[Finding]:
 def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> list[Finding]:
     """Check a run in which the last site sent a code whose norm is above the bound for a site.
 
-    The code must be refused, and count as zero if the other sites still form a quorum.
+    In an open study the code must be refused, and count as zero if the other sites still form a quorum. In a sealed
+    study the sum with this code must be refused, which ends the run.
 
     Args:
         service: The study's server and sites.
         life: Contents of their ledgers after one complete run.
-        refused: Number of codes refused.
+        refused: Number of codes refused; in a sealed study, of sums refused.
         ended: Name of the error that ended the run; empty if none did.
 
     Returns:

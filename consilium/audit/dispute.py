@@ -44,7 +44,7 @@ neither the site nor all other sites have disclosed their mask keys.
 DISCLOSURES = ("true", "false", "none")
 """Findings about a site's disclosure. ``false``: its key is not the key that the site signed for this draw."""
 WORDS = ("signed", "none")
-"""Findings about a site's word. ``none``: the site sent nothing, so the draw is incomplete."""
+"""Whether a site sent a signed masked code for every query. ``none``: it sent nothing, so the draw is incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def judge(
     auditor: X25519PrivateKey,
     now: str,
 ) -> tuple[Judgement, tuple[str, ...]]:
-    """Judge one draw (attempt at a sealed sum) from masked codes and disclosures, by the rules of this module.
+    """Judge one draw (attempt at a sealed sum) from masked codes and disclosures, by the module's rules 1 to 5.
 
     Args:
         evidence: The draw's roster, queries and signed masked codes, from the server.
@@ -161,7 +161,7 @@ def judge(
 
 
 def _words(evidence: DrawEvidence, identities: Mapping[str, str]) -> dict[str, dict[str, NDArray[np.uint64]]]:
-    """Apply rule 2 of the module: return each site's masked codes by query, after checking their signatures."""
+    """Return each site's masked codes by query, after checking their signatures (rule 2)."""
     queries = {query.id: query for query in evidence.queries}
     found: dict[str, dict[str, NDArray[np.uint64]]] = {}
     for sent in evidence.sites:
@@ -199,7 +199,7 @@ def _keys(
     *,
     auditor: X25519PrivateKey,
 ) -> tuple[dict[str, X25519PrivateKey], set[str], list[str]]:
-    """Apply rule 3 of the module: return private keys by site, sites with a false key, and doubts about identities."""
+    """Return private keys by site, sites that disclosed a false key, and doubts about identities (rule 3)."""
     members = {member.site: member for member in evidence.roster.members}
     keys: dict[str, X25519PrivateKey] = {}
     false: set[str] = set()
@@ -245,7 +245,7 @@ def _part(
     words: Mapping[str, Mapping[str, NDArray[np.uint64]]],
     keys: Mapping[str, X25519PrivateKey],
 ) -> bool | None:
-    """Apply rules 4 and 5 of the module: return whether a site's part is within the bounds for honest sites.
+    """Return whether a site's part (code plus noise share) is within the bounds for honest sites (rules 4 and 5).
 
     Returns None if a mask is unknown.
     """

@@ -1,9 +1,10 @@
 """Tests the noise itself: its variance overall and in parts, its distribution, and the independence of its values.
 
 ``consilium.audit.run`` calls it with noise [runs, queries, l] from complete runs of a study, in the order in which it
-was drawn, and with its claimed standard deviation σ. All null distributions are exact (χ², or a normal by conditioning
-on one factor) or bounded by a union over pairs, so the false alarm rate holds for all but very small numbers of draws.
-If the noise is as claimed, a finding is an alarm with probability at most :data:`ALPHA`.
+was drawn, and with its claimed standard deviation σ. Each test's null distribution is exact (χ², or a normal by
+conditioning on one factor), or its tail is bounded by a union over pairs. The false alarm rate therefore holds for all
+but very small numbers of draws. If the noise is as claimed, a finding is an alarm with probability at most
+:data:`ALPHA`.
 """
 
 from __future__ import annotations
@@ -93,13 +94,12 @@ def variance_finding(scaled: Float[np.ndarray, "runs queries l"]) -> Finding:
 
 
 def smallest_fault(draws: int) -> float:
-    """Return the factor on the standard deviation that :func:`variance_finding` detects with probability 95 %.
+    """Return the ratio of true to claimed σ that :func:`variance_finding` detects with probability 95 %.
 
     Args:
         draws: Number of noise values.
 
-    Returns:
-        The factor, below 1.
+            Returns: The ratio, below 1.
     """
     return 1 - float(norm.isf(ALPHA / 2) + norm.isf(0.05)) / sqrt(2 * draws)
 
@@ -201,9 +201,10 @@ def _frequencies(vectors: Float[np.ndarray, "t l"]) -> Iterator[_Sums]:
 
 
 def _vector_pairs(scaled: Float[np.ndarray, "runs queries l"]) -> Iterator[np.ndarray]:
-    """Yield ⟨a, b⟩/‖b‖ of pairs of vectors a and b, which is standard normal given b.
+    """Yield ⟨a, b⟩/‖b‖ of pairs of noise vectors a and b, which is standard normal given b.
 
-    All pairs are taken unshifted, and pairs within a run at every shift.
+    All pairs of the first 2,000 vectors are compared as they are. Within each run, all pairs are also compared with one
+    vector cyclically shifted, for every shift.
     """
     vectors = scaled.reshape(-1, scaled.shape[-1])[:_MOST_PAIRS]
     yield _upper_products(vectors)
@@ -247,7 +248,7 @@ def _over(value: np.ndarray | float, length: np.ndarray | float) -> np.ndarray:
 
 
 def _least_likely(name: str, groups: Iterable[_Sums], what: str) -> Finding:
-    """Test the lowest two-sided p-value of all sums of squares, at the level ALPHA divided by the number of sums."""
+    """Test whether the lowest two-sided p-value of all sums of squares is below ALPHA divided by their number."""
     lowest, tests = 1.0, 0
     for most, least, squares in groups:
         tests += least.size
@@ -259,8 +260,9 @@ def _least_likely(name: str, groups: Iterable[_Sums], what: str) -> Finding:
 def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
     """Test whether remainders of the noise are uniform: noise without random low bits would not hide a sum's low bits.
 
-    Modulo q ≤ σ/8, for noise of standard deviation σ, the rounded Gaussian is uniform up to e^(−2π²·64). The test is χ²
-    over q cells: 16 cells (four bits) at each power of two, and 3, 5 and 7.
+    The test is χ² over the remainders of the noise modulo 3, 5 and 7, and over those of ⌊noise/2^k⌋ modulo 16 (four
+    neighbouring bits) for every k with 16·2^k ≤ σ/8, where σ is the noise's standard deviation. A rounded Gaussian
+    modulo a number q ≤ σ/8 is uniform up to e^(−2π²·64).
     """
     values, lowest, tests = noise.ravel(), 1.0, 0
     scales = [1 << shift for shift in range(max(0, int(log2(noise_std)) - 6))]
@@ -275,9 +277,9 @@ def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], n
 
 
 def _largest(name: str, parts: Iterable[np.ndarray]) -> Finding:
-    """Test the largest of several standard normals, which may depend on each other.
+    """Test whether the largest absolute value of several standard normals is too large.
 
-    The level is ALPHA divided by their number.
+    The level is ALPHA divided by their number, so the normals may depend on each other.
     """
     largest, tests = 0.0, 0
     for values in parts:

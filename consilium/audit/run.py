@@ -57,7 +57,9 @@ WORLDS = (
     World("far+", others=("far-", "inside")),
     World(FAILS),
 )
-"""The worlds in which the noise is measured: with units that differ, agree, are absent, or fail."""
+"""The worlds in which the noise is measured. In them the audited unit's voters give other predictions than the
+remaining voters or the same, are absent, or fail.
+"""
 
 Progress = Callable[[int, int], None]
 
@@ -359,9 +361,9 @@ def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
 
 
 def _entropy_used(service: Service, life: Life, drawn: int) -> Finding:
-    """Check that at least as many random bits were read as the noise has entropy.
+    """Check that the number of random bits read (8 for each of ``drawn`` bytes) is at least the entropy of the noise.
 
-    That is log₂(σ√(2πe)) bits for each coordinate, for noise of standard deviation σ.
+    Noise of standard deviation σ has log₂(σ√(2πe)) bits of entropy for each coordinate.
     """
     sealed = service.study.privacy.sealed
     plain = sum(release.dimension * log2(release.noise_std * sqrt(2 * pi * e)) for release in life.releases)

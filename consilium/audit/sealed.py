@@ -107,7 +107,7 @@ def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Fi
 def _colluders(service: Service, release: AuditedRelease, *, turn: int) -> tuple[str, ...]:
     """Return the sites of a release that are assumed to collude.
 
-    Over as many turns as there are sites, every site is chosen equally often.
+    The choice changes with ``turn``. Over as many turns as the roster has sites, every site is chosen equally often.
     """
     sites = len(release.roster)
     return tuple(release.roster[(turn + place) % sites] for place in range(service.study.privacy.colluders))

@@ -3,7 +3,8 @@
 Such a complete run is called a *life*. Its *world* prescribes each voter's answers. ``consilium.audit.run`` calls the
 module. Only the transport and the teachers are replaced: messages go directly to the workers' ``handle``, and a
 voter answers as the world prescribes. Results are read from the SQLite files by plain SQL, independently of the objects
-that wrote them. Refuses only what production refuses; an error that ends a life is part of the result.
+that wrote them. The module adds no checks to those of production. If an error ends a life, its name is part of the
+result.
 """
 
 from __future__ import annotations
@@ -421,7 +422,7 @@ class SiteRecord:
     """The content of a site's ledger file.
 
     Attributes:
-        accepted: Standard deviation of the noise of every accepted query, by query and draw.
+        accepted: Standard deviation, in grid steps of 2⁻¹⁶, of the noise of every accepted query, by query and draw.
         codes: Stored codes by query.
         receipted: Queries with a receipt.
         receipted_mu_squared: Σμ² in the last receipt.
@@ -480,14 +481,14 @@ def read_life(service: Service) -> Life:
 
 
 def frame_of(service: Service, release: AuditedRelease) -> Frame | None:
-    """Return the frame (coordinates of a joint query's round) of a release; None in a study without frames.
+    """Return the frame of a release: the centre, axes and weights of its round of a joint query.
 
     Args:
         service: The study's server and sites.
         release: The release.
 
     Returns:
-        The frame; None if the release states the centre ``zero``.
+        The frame; None if the release states the centre ``zero``, as all releases of a study without frames do.
     """
     return None if release.centre == "zero" else Frame.from_bytes(service.workspace.objects.get(release.centre))
 

@@ -1,10 +1,10 @@
 """Defines the subject of an audit: a study with its sites, codec and frame, and the possible answers of a voter.
 
-A frame is the coordinate system of a joint query's round. The study keeps its own roster, dimension, rounds, unit,
-relation, voters and budgets. The claimed μ and noise come from :mod:`common.privacy.claim` only. If the study's codec
-is not available or not linear, a stand-in of the same dimension is used, because the released mechanism depends on
-nothing else of a codec. Predictions are synthetic: a unit's code is slightly outside the clipping ball, far outside, or
-zero, or the prediction fails. Refuses a dimension that no codec of the study can have.
+A frame is the coordinate system of a joint query's round. The audited study has the original study's roster, dimension,
+rounds, unit, relation, voters and budgets. The claimed μ and noise come from :mod:`common.privacy.claim` only. If the
+study's codec is not available or not linear, a stand-in of the same dimension is used, because the released mechanism
+depends on nothing else of a codec. Predictions are synthetic: a unit's code is slightly outside the clipping ball, far
+outside, or zero, or the prediction fails. Refuses a dimension that no codec of the study can have.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from server.protocols.query_protocol import protocol_of
 from server.study.workspace import Workspace
 
 STEPS = 65536
-"""Number of grid steps in one unit of a code's scale."""
+"""Number of grid steps in a coordinate of value 1. Codes are rounded to multiples of 1/65536."""
 
 NEAR, FAR = 1.2, 12.0
 """Target norms of the units' codes in units of the clipping norm. Some codecs cannot reach all of them."""
@@ -270,7 +270,7 @@ def _impatient(study: Study) -> Study:
 
 
 def _linear(study: Study, dimension: int) -> PcaCodec:
-    """Make a codec of two structures on a coarse grid of one voxel.
+    """Make a codec of two structures whose coarse grid has a single voxel.
 
     Even coordinates encode the first structure, odd ones the second.
     """
@@ -290,7 +290,7 @@ def _linear(study: Study, dimension: int) -> PcaCodec:
 
 
 def _plain_frame(codec: LinearCodec, volumes: int, radius: float) -> Frame:
-    """Make a frame (coordinates of a joint query) whose directions are all volumes' coordinates, with equal weights."""
+    """Make a frame for a joint query whose axes are the coordinates of all volumes, with equal weights."""
     size = volumes * codec.dimension
     return Frame(
         basis=np.eye(size, dtype=np.float32).reshape(size, volumes, codec.dimension),
