@@ -1,10 +1,9 @@
 """Segments NIfTI files with a student, on each file's own voxels, and scores the results if there are labels.
 
-`consilium predict` calls it. A file that cannot be used is reported and left out; so is one unlike every public volume
-that the student was trained on, and one whose label map would overwrite that of another
-image or network. Refuses a model that is
-neither a bundle nor a study with a student. Each result names its network. Results of earlier runs in the same folder
-stay listed.
+`consilium predict` calls it. A file is left out, with the reason, if it cannot be used, if it is unlike every public
+volume that the student was trained on, or if its label map would overwrite that of another image or network. Refuses a
+model that is neither a bundle nor a study with a student. Each result names its network. Results of earlier runs in the
+same folder stay listed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ AXES = {
     "RAS": "RAS mm, as NIfTI: the patient's right, front and head are positive",
     "LPS": "LPS mm, as DICOM: the patient's left, back and head are positive",
 }
-"""The coordinates of --centre in words."""
+"""Description of each coordinate system in which --centre can be given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,8 @@ class Predicted:
         dice: Dice of each structure; empty without a true label map, nan for a structure in neither map.
         hd95_mm: HD95 in mm of each structure; nan for a structure in neither map, inf for one in only one map.
         problem: Why the case could not be used; empty otherwise.
-        unlike: Description of how the volume differs from all training volumes of the student; empty if it does not.
+        unlike: Description of how the volume differs from all training volumes of the student; empty if it is like
+            them.
         centre: The point about which a box was segmented, in whole mm; empty if the whole file was.
         uncertainty: Name of the entropy map's file; empty if none was written.
         sure: How well the network's confidence is calibrated; see :class:`common.calibration.Reliability`.

@@ -40,7 +40,7 @@ class Segmented:
         weights: SHA-256 of the student's weights.
         voxels: Number of voxels of each structure.
         centre: The point about which a box was segmented, in whole mm; empty if the whole series was.
-        unlike: Description of how the series differs from the student's training data; empty if it does not.
+        unlike: Description of how the series differs from the student's training data; empty if it is like them.
         odd: Warnings of structures that are missing or far too small.
         uncertainty: The map of uncertainty, a DICOM Parametric Map; None if none was asked for.
     """
@@ -96,7 +96,7 @@ def predict_dicom(
         study: The folder of one study.
         model: The student's bundle.
         out: The folder for the file, ``NUMBER-UID-seg.dcm`` with the series' number and UID, and with the point if one
-            is given.
+            is given. For several channels the number is the first series', and a hash of all UIDs replaces the UID.
         chosen: Series by UID, number or description; for several channels ``CHANNEL=SERIES`` each.
         even_if_unlike: True to write the file even if the series differs from all training volumes of the student.
         centre: A point in mm of DICOM's coordinates (LPS). Only a box about it is segmented. None for the whole series.
@@ -144,10 +144,10 @@ def predict_dicom(
 
 
 def _target(out: Path, series: Sequence[Series], weights: str, box: Box | None, *, ending: str = "seg") -> Path:
-    """Return the file to write: named by the number and the UID of each channel's series, which no other series has,
-    and by the point of the box.
+    """Return the file to write, whose name no other series or box has.
 
-    Raises InvalidInput if the file exists, unless the same network made it from the same series.
+    The name contains the first series' number, the series' UID (a hash of all UIDs for several channels) and the centre
+    of the box. Raises InvalidInput if the file exists, unless the same network made it from the same first series.
     """
     number = re.sub("[^0-9A-Za-z]", "", series[0].number) or "series"
     uids = [one.uid for one in series]

@@ -99,7 +99,8 @@ def smallest_fault(draws: int) -> float:
     Args:
         draws: Number of noise values.
 
-            Returns: The ratio, below 1.
+    Returns:
+        The ratio, below 1.
     """
     return 1 - float(norm.isf(ALPHA / 2) + norm.isf(0.05)) / sqrt(2 * draws)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 audit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 MEMORY_CONFIDENCE = 0.9999
-"""Confidence for each pair of worlds in memory. At most one audit in 1,500 then raises a false alarm."""
+"""Confidence of each lower bound on μ from the runs in memory. At most one audit in 1,500 then raises a false alarm."""
 
 MOST_RUNS = 1_000_000
 

@@ -83,10 +83,10 @@ _CLICK_SUGGESTS = hasattr(click.exceptions, "NoSuchCommand")
 
 
 def _bounded(kind: Any) -> Any:
-    """Return the type of a numeric option that also refuses NaN, infinity, negative and huge numbers.
+    """Return a numeric option's type with limits: it refuses NaN, infinity, negative and huge numbers.
 
-    No option of any command has a use for them, and larger numbers fit neither torch nor a ledger. An option may have
-    a narrower range of its own.
+    No command uses such numbers, and huge ones fit neither torch nor a ledger. A single option may have a narrower
+    range.
     """
 
     def convert(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

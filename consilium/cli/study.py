@@ -178,9 +178,9 @@ def init(
 
 
 def _asked(*, joint: bool, protocol: str, label_maps: Path | None, paired: int) -> tuple[str, float | None]:
-    """Return the name of the query protocol: the one given, or the planner's choice by public label maps.
+    """Return the name of the query protocol, and the Dice of the public label maps' mean shape (None without maps).
 
-    Return also the Dice of these maps' mean shape; None without maps.
+    The protocol is the one that was asked for or, with label maps, the planner's choice.
     """
     from server.planning.public_shapes import mean_shape_dice, read_maps
     from server.planning.recommend import protocol_for

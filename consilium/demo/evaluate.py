@@ -329,10 +329,11 @@ def shown_cases(dice: Sequence[float]) -> dict[str, int]:
     """Choose the cases to show.
 
     Args:
-        dice: Dice of each case; NaN for none.
+        dice: Dice of each case; NaN if it could not be computed.
 
     Returns:
-        Places of the cases with the best, the median and the worst Dice. With fewer than three, no case twice.
+        Index in ``dice`` of the cases with the best, the median and the worst Dice. NaN is ignored. With fewer than
+        three cases there are fewer entries, because no case is chosen twice.
 
     >>> shown_cases([0.7, 0.2, 0.9, 0.8, float("nan")])
     {'best': 2, 'median': 0, 'worst': 1}

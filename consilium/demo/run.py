@@ -93,7 +93,7 @@ PHANTOM_RECIPE = (
 )
 """Recipes of teacher and student for phantoms. Teachers begin from a public start and need few steps."""
 MOST_VOXELS = 1 << 16
-"""Most voxels of the grid in a demo on other data, so that it takes minutes."""
+"""Largest number of voxels of the grid in a demo without phantoms; with more of them the demo would take too long."""
 
 
 @dataclass(frozen=True, slots=True)

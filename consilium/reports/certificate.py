@@ -309,7 +309,7 @@ def _spent_facts(found: StudyFacts, study: Study, *, sites: int) -> dict[str, An
 
 
 GROUPS = 2
-"""Place of the ε of groups among the paragraphs of :func:`in_words`."""
+"""Index of the paragraph on the ε of groups in the list that :func:`in_words` returns."""
 
 
 def in_words(spending: Spending, *, colluders: int | None) -> list[str]:

@@ -126,7 +126,7 @@ def _left(workspace: Workspace, study: str) -> Iterator[Left]:
 
 
 def _sent(workspace: Workspace) -> tuple[Sent, ...]:
-    """Return every stored verdict and every stored set of figures, on whichever student, in the order of time."""
+    """Return all stored verdicts and figures on any student of the study, in the order of their times."""
     found = [
         Sent(one.time_utc, one.site, "verdict", one.word)
         for one in read_kept(workspace.verdicts_dir, SiteVerdict.parse)
@@ -466,7 +466,7 @@ class _Papers:
 
 
 def _listed(heading: str, rows: list[Row], *said: str, nothing: str) -> PaperSection:
-    """Return a section with a table; with a text in its place if the table has no row but its head."""
+    """Return a section with a table, or with the text ``nothing`` if the table has no row besides its head."""
     return PaperSection(heading, said, rows=rows) if len(rows) > 1 else PaperSection(heading, [nothing])
 
 

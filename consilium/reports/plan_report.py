@@ -94,7 +94,7 @@ def plan_table(plan: Plan, *, recommended: str, about: About, patients: int | No
 
 
 def _separate_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return table rows with what separate queries about each volume can tell."""
+    """Return table rows for a study with a separate query about each volume: noise, information, errors and verdict."""
     rows = [
         (
             "noise on the mean",
@@ -203,7 +203,7 @@ def _plan_figure(plan: Plan) -> Any:
 
 
 def check_chart(path: Path) -> None:
-    """Refuse a chart file with an unknown ending, or in a folder that does not exist, before anything is computed.
+    """Refuse a chart file that has an unknown ending or whose folder does not exist, before anything is computed.
 
     Args:
         path: The file.

@@ -179,7 +179,7 @@ def render_html(facts: ReportFacts) -> str:
 
 
 def _most_sites(facts: ReportFacts) -> int:
-    """Return the number of sites that may answer: all hospitals, or as many as the largest roster has."""
+    """Return the number of hospitals in the report, or the size of the largest roster if that is larger."""
     return max(len(facts.sites), facts.spending.largest_roster)
 
 
@@ -232,7 +232,7 @@ def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
 
 
 def _controls(study: Study) -> Mapping[str, tuple[str, str]]:
-    """Return title and description of each control; two controls that are the same network are listed once."""
+    """Return each control's title and description, by name; two controls that are the same network are listed once."""
     if study.codec.paired:
         alone = "Public pairs alone", f"the public start, trained further on its {study.codec.paired} public pairs"
         return {**CONTROLS, "public_only": alone}
