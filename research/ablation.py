@@ -1,4 +1,4 @@
-"""Measures what each idea of the joint recipe contributes: trains a student without that idea, and compares by seed.
+"""Measures what each idea of the joint recipe contributes, by training students without it and comparing by seed.
 
 `consilium bench utility --ablate` calls it. Each variant runs everything up to a student by production functions with
 one argument changed, with the same roles, public images, budget and steps. Results are stored, so a stopped run
@@ -43,9 +43,9 @@ class Variant:
     Attributes:
         what: Description for the table.
         kernel: ``tangent``, ``images`` (similarity of the images) or ``none``.
-        leading: Use only this many leading coordinates of each volume.
+        leading: Number of leading coordinates of each volume over which the kernel is taken; None for all.
         temperature: Temperature that sharpens predictions; 1 leaves them as they are.
-        spread: Share of the shapes' variance that the public start restores.
+        spread: Least ratio between the variance of the public start's codes and that of the public label maps' codes.
         centred: True to encode relative to the public start, False to encode relative to the public mean shape.
         shrunk: True to shrink observations according to their noise, False to use them as they are.
         begun: True to train teachers from the public start, False to train them from random weights.
@@ -144,7 +144,7 @@ def _joint(bench: Bench, variant: Variant) -> float:
 def _told(
     bench: Bench, variant: Variant, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
 ) -> Float[np.ndarray, "n l"]:
-    """Return the volumes' codes after all rounds that begin with this frame."""
+    """Return the volumes' estimated codes after all rounds of the study; the first round uses this frame."""
     vote: Vote = lambda encoder, _query, voter: encoder.of_voter(codes[voter])  # noqa: E731
     with bench.asking(start, frame) as public:
         answers = ask(public, vote, voters=len(codes), draw=partial(_drawn, bench, variant))
@@ -154,7 +154,7 @@ def _told(
 def _unshrunk(
     bench: Bench, variant: Variant, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
 ) -> Float[np.ndarray, "n l"]:
-    """Return the volumes' codes after all rounds if observations are used without shrinking, unlike in production."""
+    """Return the volumes' estimated codes after all rounds if observations are not shrunk, unlike in production."""
     study = bench.study
     for number in range(1, bench.setting.rounds + 1):
         query = round_query(
@@ -196,9 +196,10 @@ def _kernel(bench: Bench, variant: Variant, start: Start, powers: Float[np.ndarr
 
 
 def likeness(images: Float[np.ndarray, "n c x y z"]) -> Float[np.ndarray, "n n"]:
-    """Return a covariance of the volumes whose leading directions are those of their images.
+    """Return a covariance matrix of the volumes that makes volumes with similar images similar.
 
-    Its eigenvalues are the third power of the images' singular values, with a tenth of the total spread evenly.
+    Its eigenvectors are the left singular vectors of the centred images, one row for each image. Its eigenvalues sum to
+    1: nine tenths of this are shared in proportion to the third power of the singular values, one tenth equally.
 
     Args:
         images: Public volumes, float [n, c, x, y, z].

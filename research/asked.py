@@ -18,17 +18,17 @@ from consilium.memory.asked import Drawn, answers_to, released
 from server.public.material import Public
 
 Vote = Callable[[Encoder, QuerySpec, int], Float[np.ndarray, "d"]]
-"""Returns the code that the voter of this number sends for a query, before clipping."""
+"""A function of encoder, query and voter's number that returns the voter's code for the query, before clipping."""
 
 Draw = Callable[[QuerySpec, Sequence[Int64[np.ndarray, "d"]]], Int64[np.ndarray, "d"]]
-"""Returns the noisy sum of a query's clipped codes."""
+"""A function of a query and its clipped codes that returns their noisy sum."""
 
 
 def noised(votes: Sequence[Int64[np.ndarray, "d"]], mechanism: Mechanism) -> Int64[np.ndarray, "d"]:
-    """Return the noisy sum of votes; consecutive votes belong to the same site.
+    """Return the noisy sum of all voters' codes.
 
     Args:
-        votes: Int64 codes [d], clipped.
+        votes: Clipped codes, int64 [d], site by site: the first m are of the first site's m voters, and so on.
         mechanism: The query's mechanism.
     """
     voters = mechanism.voters_per_site
@@ -37,13 +37,13 @@ def noised(votes: Sequence[Int64[np.ndarray, "d"]], mechanism: Mechanism) -> Int
 
 
 def ask(public: Public, vote: Vote, *, voters: int, draw: Draw) -> tuple[Drawn, ...]:
-    """Return the answers to everything that the study asks, in order.
+    """Return the noisy answers to all queries of a study, in order.
 
     Args:
-        public: What is public of the study.
-        vote: Returns a voter's code.
+        public: The study's public material.
+        vote: Returns a voter's code before clipping.
         voters: Number of voters.
-        draw: Adds up codes and noise.
+        draw: Returns the noisy sum of a query's clipped codes.
     """
 
     def votes(encoder: Encoder, query: QuerySpec) -> list[Int64[np.ndarray, "d"]]:

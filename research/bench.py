@@ -1,8 +1,9 @@
-"""Computes once what all arms of one setting and seed share: codec, public start, frame, teachers and their codes.
+"""Computes once what the networks compared at one setting and seed share: codec, public start, frame, teachers, codes.
 
-The utility, ablation, poison and PATE benchmarks use it. All arms of a seed have the same roles, teachers, public start
-and steps. One seed determines which fold of the cases is held out, the public start and the student. (In a study the
-student's seed is fixed.) It refuses a setting that its protocol cannot run.
+The utility, ablation, poison and PATE benchmarks use it. An *arm* is one of the compared networks, such as the student
+or a control. All arms of a seed have the same roles, teachers, public start and steps. One seed determines which fold
+of the cases is held out, the public start and the student. (In a study the student's seed is fixed.) It refuses a
+setting that its protocol cannot run.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Bench:
         )
 
     def at(self, setting: Setting) -> Bench:
-        """Return a bench of the same roles, seed and cache at another setting."""
+        """Return a bench with the same roles, seed and cache, and another setting."""
         return Bench(setting, self.roles, self.study.data, seed=self.seed, cache=self.kept.folder)
 
     @property
@@ -87,9 +88,7 @@ class Bench:
 
     @property
     def schooling(self) -> list[object]:
-        """Constants that influence the training of a student and its controls; they are part of the name of stored
-        results.
-        """
+        """Protocol constants that influence the training of students; the names of stored results contain them."""
         if self.paired is not None:
             return [NEAR]
         if self.setting.recipe == "appearance":
@@ -131,8 +130,9 @@ class Bench:
 
     @cached_property
     def codec_hash(self) -> str:
-        """Hash of the codec's arrays without its planned noise, so that settings whose codecs differ only in it share
-        stored results.
+        """Hash of the codec; of a PCA codec without its planned noise.
+
+        Settings whose PCA codecs differ only in the planned noise therefore share stored results.
         """
         codec = self.codec
         if not isinstance(codec, PcaCodec):
@@ -147,10 +147,11 @@ class Bench:
         return self.kept.file("start", [self.codec_hash, repr(self.setting.student), self.seed], ".pt")
 
     def start(self, *, spread: float = SPREAD) -> Start:
-        """Return the public start of a joint query, trained once per seed.
+        """Return the public start of a joint query. It is trained once for each seed and ``spread``, and stored.
 
         Args:
-            spread: Share of the shapes' variance to restore.
+            spread: Least ratio between the variance of the public start's codes and that of the public label maps'
+                codes.
         """
         codec = self.linear
         path = self.start_file() if spread == SPREAD else self.start_file().with_suffix(f".{spread:g}.pt")
@@ -190,7 +191,7 @@ class Bench:
         return Frame.from_bytes(path.read_bytes())
 
     def public(self, folder: Path, *, start: Start | None, frame: Frame | None) -> Public:
-        """Return what is public of the study, stored in a folder as in a study's directory.
+        """Return the study's public material, stored in a folder as in a study's directory.
 
         Volumes are named by the hash of their voxels and are not in the object store.
 
@@ -217,7 +218,7 @@ class Bench:
 
     @contextmanager
     def asking(self, start: Start, frame: Frame) -> Iterator[Public]:
-        """Yield the study of a joint query that begins with this frame, in a temporary folder."""
+        """Yield the public material of a study whose joint query begins with this frame, in a temporary folder."""
         with tempfile.TemporaryDirectory(prefix="consilium-bench-") as folder:
             yield self.public(Path(folder), start=start, frame=frame)
 
@@ -273,7 +274,7 @@ class Bench:
         return np.stack(result)
 
     def _looks(self, model: torch.nn.Module) -> Float[np.ndarray, "n l"]:
-        """Return a teacher's codes of an appearance query, independent of its frame."""
+        """Return a teacher's codes of the public volumes for an appearance query, before a frame is applied."""
         frame = first_frame(self.study, codec=self.codec_hash, noise_std=self.noise_std)
         window, channels = window_of(self.codec), self.images.shape[1]
         encoder = AppearanceEncoder(frame, window, labels=self.classes, channels=channels)

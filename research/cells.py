@@ -38,7 +38,7 @@ SAMPLES = 20  # number of weight samples that a DP-BBB prediction averages
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Inputs and targets for training and testing; for reconstruction the targets are the inputs."""
+    """Inputs and targets for training and testing; for an autoencoder the targets are the inputs."""
 
     x: Float[np.ndarray, "n d"]
     y: Float[np.ndarray, "n k"]
@@ -82,7 +82,8 @@ def event_of(cell: Cell, *, examples: int) -> TrainingEvent:
     """Return the cell's training event.
 
     The noise is the one that the paper prints, or the smallest that reaches the cell's ε at its batch size and epochs.
-    The ε includes the release of the private PCA.
+    The ε includes the release of the private PCA. For a cell without ε the event's noise multiplier is a placeholder,
+    because no noise is added.
 
     Args:
         cell: The cell.
@@ -98,7 +99,7 @@ def event_of(cell: Cell, *, examples: int) -> TrainingEvent:
 
 
 def run_cell(cell: Cell, directory: Path, checkpoint: Path | None = None) -> dict[str, Any]:
-    """Train and test one cell. Curves over epochs use public data and select nothing.
+    """Train and test one cell. The curves over epochs are drawn on public data; no setting is chosen by them.
 
     Args:
         cell: The cell.

@@ -12,7 +12,7 @@ from client.training.private.clipped_sums import RADIUS_INT
 from common.errors import InvalidInput
 
 SUMMED_NORM = 1 - 2.0**-13
-"""Largest norm of a vector in such a sum."""
+"""Largest norm of a vector in a sum that :func:`grid_sum` rounds; the rest up to 1 is room for rounding."""
 MAX_SUMMED_COORDINATES = 1 << 21
 
 

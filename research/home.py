@@ -41,8 +41,8 @@ def measure_home(
         report: Called with each hospital's name.
 
     Returns:
-        For each hospital its number of patients and the Dice of each way, by a name like ``home own@site``. The part
-        :data:`CHOSEN` also returns the Dice of the chosen way, ``home chosen@site``.
+        For each hospital its number of patients (every scan counts as one) and the Dice of each way, by a name like
+        ``home own@site``. The part :data:`CHOSEN` also returns the Dice of the chosen way, ``home chosen@site``.
     """
     start = bench.start_file() if bench.begun else None
     recipe = bench.setting.student

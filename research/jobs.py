@@ -1,8 +1,8 @@
 """Runs the parts of a benchmark's seeds in parallel processes of one thread each.
 
-The commands of `consilium bench` call it. The number of threads changes how sums are split and thereby their last bits,
-and with them the hashes under which results are stored; each process therefore always has one thread. A part that fails
-ends the run; finished parts are kept.
+The commands of `consilium bench` call it. Each process always has one thread, because another number of threads would
+split sums differently. This changes the last bits of results, and thereby the hashes under which further results are
+stored. If a part fails, the run ends; finished parts are kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BenchJob:
         seed: The seed.
         part: One of :data:`~research.utility.PARTS`, an optional part of the utility benchmark, or the name of another
             benchmark.
-        seconds: Processor seconds of each training of :data:`NETWORKS`.
+        seconds: Processor seconds of each training; only the part :data:`NETWORKS` uses it.
     """
 
     setting: Setting
@@ -66,7 +66,7 @@ def run_jobs(work: list[list[BenchJob]], *, jobs: int) -> list[dict[str, float]]
     """Run all parts of all seeds, and return the results of each seed.
 
     The first part of a seed trains networks that its other parts read, so these wait for it. Results are merged in the
-    order of the parts, whatever the order in which they ended.
+    order of the parts, not in the order in which the parts end.
 
     Args:
         work: For each seed, its parts.
@@ -110,7 +110,7 @@ _stages: SimpleQueue[tuple[int, str]] | None = None
 
 
 def _tell(stages: SimpleQueue[tuple[int, str]]) -> None:
-    """In a new process: set the queue to which :func:`run_job` reports its progress."""
+    """Set the queue to which :func:`run_job` reports its progress. Called once in each new process."""
     global _stages
     _stages = stages
 

@@ -124,7 +124,7 @@ def bend(u: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def forward(weights: Sequence[torch.Tensor], x: torch.Tensor, activation: str) -> tuple[Layers, Layers]:
-    """Return two arrays of every layer: its input with the bias entry, and its pre-activation.
+    """Return two lists with one tensor for each layer: its input with the bias entry, and its pre-activation.
 
     Args:
         weights: Weight matrices.
@@ -140,7 +140,7 @@ def forward(weights: Sequence[torch.Tensor], x: torch.Tensor, activation: str) -
 
 
 def output_loss(u: torch.Tensor, y: torch.Tensor, output: str) -> Float[torch.Tensor, "n"]:
-    """Return the loss of each example: squared error, Σ softplus(u) − yu, or cross-entropy.
+    """Return the loss of each example: squared error, Σ(softplus(u) − yu), or cross-entropy with softmax.
 
     Args:
         u: Pre-activation of the last layer [n, k].
@@ -206,12 +206,14 @@ def clipped_layer_sum(
 ) -> dict[str, torch.Tensor]:
     """Return the integer sum of clipped rank-one contributions of a batch.
 
-    The guarantee is that of :func:`client.training.private.clipped_sums.integer_sum`, by
-    :func:`~research.grid.grid_sum`. An example with a non-finite norm contributes zero.
+    For each part, an example's i ⊗ v of all layers in the part are clipped together to the part's norm bound and
+    divided by the part's scale. The sum over the batch is rounded to the grid (:func:`~research.grid.grid_sum`). Adding
+    or removing one example therefore changes the integer sum of all parts by a norm of at most R, the number of grid
+    steps in norm 1. An example with a non-finite norm contributes zero.
 
     Args:
-        inputs: Input i of every layer.
-        factors: Factor v of every layer.
+        inputs: Input i of every layer, [n, d] each, with the bias entry.
+        factors: Factor v of every layer, [n, h] each.
         parts: Clipping norms and the layers that each covers.
         names: Names of the layers.
         beside: Number of coordinates that are released together with these.
@@ -245,9 +247,10 @@ def residual_factor(z_out: torch.Tensor, u: torch.Tensor, activation: str) -> to
 
 
 def residual_bend(z_out: torch.Tensor, u: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return the second derivative of that objective by u: 2[(f − z)f″ + f′²]; for ReLU it is 2·1[u > 0].
+    """Return the second derivative of DP-MAC's hidden objective T = (z − f(u))² by u: 2[(f − z)f″ + f′²].
 
-    Times iiᵀ, for the layer's input i, it is the second derivative by the weights.
+    For ReLU it is 2 where u > 0, else 0. Multiplied by iiᵀ, for the layer's input i, it is the second derivative of T
+    by the weights.
     """
     f, first = act(u, activation), slope(u, activation)
     return 2 * ((f - z_out) * bend(u, activation) + first.square())

@@ -39,7 +39,7 @@ from research.sensitivity import hidden_bounds, output_bounds
 
 OPTIMIZERS = ("adam", "sgd")
 ROWS_AT_ONCE = 1000
-"""Number of examples whose coordinates are optimised together; so many fit into a processor's cache."""
+"""Number of examples whose coordinates are optimised together; this many fit into a processor's cache."""
 
 
 class _Descending:
@@ -188,9 +188,10 @@ class MlpMac(_Descending):
 
     @property
     def parts(self) -> Parts:
-        """One part for each layer and coefficient, all with the share √(MK), for M coefficients of each of K layers.
+        """Clipping norms of the parts of a release: one part for each of M coefficients of each of K layers.
 
-        Analytic bounds follow the current, public weights.
+        Each part is divided by its clipping norm and by √(MK), so that all parts of one example together have norm at
+        most 1. With a norm bound T, the analytic sensitivities are computed from the current weights, which are public.
         """
         names: list[tuple[str, ...]] = []
         clips: list[float] = []
@@ -316,9 +317,9 @@ class MlpMac(_Descending):
             descend(self.weights, gradients, self.optimizer, rate)
 
     def gradient_ratios(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, ...]:
-        """Return the norm of each layer's summed gradient divided by the last layer's: it shows vanishing gradients.
+        """Return the norm of each layer's summed gradient, divided by that of the last layer.
 
-        The sums have no noise: use public data only.
+        Small ratios show vanishing gradients. The sums have no noise: use public data only.
         """
         with torch.no_grad():
             terms = self.layer_terms(x, y, self.coordinates(x, y))
@@ -381,7 +382,7 @@ def coordinate_gradients(
 
     Args:
         weights: Weight matrices.
-        first: What the first layer computes from the examples.
+        first: Activation of the first layer for the examples, [n, h].
         y: Targets.
         z: Coordinates.
         shape: The network.

@@ -31,8 +31,8 @@ WIDTHS = {
     "dynunet": (8, 16, 32),
     "paper-unet": (8, 8, 16, 32, 64),
 }
-"""Feature maps of each level. Networks whose finest level has the full resolution have half as many, because that level
-costs more.
+"""Feature maps at each level, by network. A network whose finest level has the images' full resolution has half as many
+at each level, because its finest level costs more.
 """
 
 ROLES = ("teacher", "student")
@@ -40,7 +40,7 @@ _TIMED = 4  # number of timed steps, after one that is not counted
 
 
 def measure_networks(bench: Bench, seconds: float, report: Callable[[str], None]) -> dict[str, float]:
-    """Return one seed's Dice, steps and processor seconds of every network, as teacher and as student.
+    """Return one seed's metrics, steps, seconds and number of weights of every network, as teacher and as student.
 
     Args:
         bench: The setting and seed.
@@ -68,7 +68,7 @@ def measure_networks(bench: Bench, seconds: float, report: Callable[[str], None]
 
 
 def _answers(bench: Bench, patients: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return the setting's own teacher's predictions for the public images."""
+    """Return the predictions for the public images of a teacher trained by the setting's own recipe."""
 
     def train() -> torch.nn.Module:
         model = bench.empty(bench.setting.teacher, seed=bench.seed)
@@ -97,7 +97,7 @@ def _trained(
 def networks_summary(
     setting: Setting, data: DataConfig, seconds: float, rows: Sequence[dict[str, float]]
 ) -> dict[str, Any]:
-    """Return each network's mean and deviation over seeds, and its difference to the default network by seed, by role.
+    """Return for each role and network the Dice over seeds, its difference to the default network, and its cost.
 
     Args:
         setting: The setting.

@@ -275,8 +275,9 @@ def _curves(
     levels: Mapping[float | None, str],
     what: str,
 ) -> None:
-    """Draw one panel for each method: test error at every ε with a standard deviation over seeds, training error
-    dotted.
+    """Draw one panel for each method, with a curve over epochs for every ε.
+
+    A solid line is the test error, in a band of one standard deviation over seeds; a dotted line is the training error.
     """
     import numpy as np
     from matplotlib.figure import Figure

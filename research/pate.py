@@ -134,7 +134,7 @@ def pate_summary(setting: Setting, data: DataConfig, rows: Sequence[dict[str, fl
 
 
 def costs_of(setting: Setting, data: DataConfig) -> dict[str, Any]:
-    """Return what each algorithm's releases cost by every accountant, and the most bits they can carry.
+    """Return each algorithm's noise on the mean, its ε by three accountants, and a bound on its information in bits.
 
     Args:
         setting: The setting.

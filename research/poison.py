@@ -54,13 +54,13 @@ ATTACKS = {
 
 
 Vote = Callable[[Frame, int], Float[np.ndarray, "d"]]
-"""Returns what the voter of this number sends in a frame's round, before clipping."""
+"""A function of a round's frame and a voter's number that returns the vector the voter sends, before clipping."""
 
 
 def attack_by(
     attack: str, *, codes: Float[np.ndarray, "k n l"], erased: Float[np.ndarray, "p n l"], radius: float
 ) -> Vote:
-    """Return how all voters vote if the first of them, p in number, attack.
+    """Return the function that gives every voter's vector if the first p voters attack and the others are honest.
 
     ``erase``: an attacker answers with predictions that lack a structure. Relative to the frame's centre these are far
     away, so clipping turns them into a push of full norm in every round. ``oppose``: an attacker sends the opposite of
@@ -127,15 +127,16 @@ class Outcome:
 
 
 def ask(bench: Bench, start: Start, frame: Frame, vote: Vote, *, draw: int) -> Outcome:
-    """Run all rounds with these votes: clipped, summed and noised by the production functions, and read as the server
-    does.
+    """Run all rounds with the given votes, and estimate the volumes' codes from the answers.
+
+    Production functions clip, sum and noise the votes, estimate the codes and test whether the answers are plausible.
 
     Args:
         bench: The setting and seed.
         start: The public start.
         frame: The first frame.
-        vote: Returns a voter's vote.
-        draw: Number of the noise draw.
+        vote: Returns a voter's vector in a round.
+        draw: Number that selects one of :data:`DRAWS` stored draws of the noise.
     """
 
     def sent(encoder: Encoder, _query: QuerySpec, voter: int) -> Float[np.ndarray, "d"]:

@@ -5,9 +5,10 @@ patients. Every strategy trains at the same (ε, δ), sampling rate and number o
 random weights, with its own default recipe for the rest. The time of a step is the training's processor time divided by
 its steps, so the ratio to dp-sgd compares trainings of one run.
 
-It also reports the gradients of DP-MAC's blocks, on cases of the site, before and after its training: the length of
-every block's mean gradient divided by the last one's (vanishing gradients), its cosine with that of back-propagation,
-and the distance of the clipped sums. These have no noise: use public data only. It refuses unknown methods and starts.
+The module also compares the gradients of DP-MAC's blocks with those of back-propagation, before and after DP-MAC's
+training, on cases of the site (:func:`heard`). For every block it reports the norm of the mean gradient divided by that
+of the last block, which shows vanishing gradients; the cosine of the two mean gradients; and the distance of the two
+clipped sums. These figures have no noise: use public data only. The module refuses unknown methods and starts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from research.volumes import LAYER_CLIP
 
 METHODS = ("dp-sgd", "dp-sgd-layers", "dp-bbb", "dp-mac")
 STARTS = ("public", "random")
-"""From a public start, or from random weights."""
+"""The networks' starts: a public start, or random weights."""
 
 LOOKED_AT = 8
 """Number of the site's cases on which the blocks' gradients are computed."""
@@ -209,14 +210,14 @@ def _scores(answer: Callable[[np.ndarray], np.ndarray], cases: Cases, classes: i
 def heard(
     model: torch.nn.Module, cases: Cases, settings: PrivateSettings, *, classes: int, mu: float
 ) -> list[dict[str, float]]:
-    """Compare the gradient of every block's W-step with back-propagation, as the mean over some cases, without noise.
+    """Compare the gradient that DP-MAC computes for each block's weights with that of back-propagation, without noise.
 
     Args:
         model: A network.
-        cases: The first :data:`LOOKED_AT` of these are used.
-        settings: Those of a dp-mac training.
+        cases: Cases; the first :data:`LOOKED_AT` of them are used.
+        settings: Settings of a dp-mac training.
         classes: Number of classes, the background included.
-        mu: The penalty.
+        mu: Weight μ of the penalty on auxiliary coordinates in DP-MAC's loss.
 
     Returns:
         For each block: ``length`` and ``back_propagation``, the mean gradient's norm divided by the last block's;

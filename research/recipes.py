@@ -45,7 +45,7 @@ class Recipe:
         noise_share: Share of the due noise that is added; below 1 only to repeat a published mistake.
         offset: Constant subtracted from every pixel; the authors subtract the data's own mean.
         initial: How initial weights are drawn.
-        noise: Printed noise multiplier to use; None for the smallest that reaches the cell's ε.
+        noise: Noise multiplier to use, as the paper prints it; None for the smallest that reaches the cell's ε.
         optimizer: ``adam`` or ``sgd``.
         activation: Hidden activation.
         per_layer: DP-SGD: clip every layer to ``clip``.

@@ -1,10 +1,10 @@
-"""Separates choosing a recipe from reporting it: decides which patients are scored when, and counts reports.
+"""Keeps the choice of a recipe apart from its report: decides which patients each may score, and counts reports.
 
 `consilium bench utility` uses it. The SHA-256 of a patient's name decides whether the patient is scored during
-development or only in a report, so the decision does not depend on seed, deal or the rest of the dataset. In both kinds
-of run, a patient of either part may be private, a public image or a public label map. The register of reports is one
-file for each dataset in the clone. It is written before anything is trained, so a report that was looked at and
-discarded stays counted.
+development or only in a report, so the decision does not depend on the seed, on the assignment to hospitals or on the
+rest of the dataset. Patients who are not scored in a run may still be private, a public image or a public label map in
+it. The register of reports is one file for each dataset in the clone. It is written before anything is trained, so a
+report that was looked at and discarded stays counted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RECIPE_SOURCES = (
 
 
 def part_of(name: str) -> str:
-    """Return in which part a patient may be scored.
+    """Return the part of the patients, for development or for reports, to which a patient belongs.
 
     Args:
         name: The patient's name, or the case's own if it names no patient.
@@ -96,7 +96,7 @@ class Register:
 
         Args:
             setting: What is reported.
-            seeds: Number of rotations.
+            seeds: Number of seeds, each with another fold held out.
 
         Returns:
             What the report's record states: the hash ``recipe``, the number ``times`` of reports of this dataset so far
@@ -128,7 +128,7 @@ class Register:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let two reports of one dataset that run at once write one after the other."""
+        """Lock the register's file, so that reports that run at once do not overwrite each other's entries."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:

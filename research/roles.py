@@ -34,7 +34,7 @@ ROTATIONS = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cases:
-    """Images and label maps of the same patients, row by row.
+    """Images and label maps of the same cases, row by row.
 
     Attributes:
         images: Float array [n, c, x, y, z].
@@ -139,12 +139,12 @@ class BenchData:
         return split if counts.label_maps else replace(split, label_maps=split.public_images)
 
     def names(self) -> Iterator[str]:
-        """Yield the names of the patients that may be scored, of both parts."""
+        """Yield the names of all patients that may be scored, during development or in a report."""
         where = self.read() if self.test is None else open_dataset(self.test, layout=self.layout)
         return (case.patient or case.id for case in where.labelled)
 
     def _one_publishes(self, dataset: Dataset, *, seed: int) -> tuple[Dataset, tuple[Case, ...]]:
-        """Return the dataset without the hospital that publishes the pairs, and the pairs, drawn by the seed."""
+        """Return the dataset without hospital ``paired_from``, and the pairs drawn from that hospital's cases."""
         own = [case for case in dataset.labelled if case.hospital == self.paired_from]
         if not self.counts.paired:
             raise InvalidInput(

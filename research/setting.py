@@ -110,7 +110,10 @@ def study_of(setting: Setting, data: DataConfig) -> Study:
 
 
 def mean_noise(setting: Setting) -> float:
-    """Return the noise on each coordinate of the mean code if one release spent the budget, in clipping norms."""
+    """Return the noise's standard deviation on each coordinate of the mean code if one release spends the whole budget.
+
+    The unit is the clipping norm.
+    """
     return recommend(
         budget=Budget(setting.epsilon, setting.delta),
         accountant=AccountantName.EXACT,

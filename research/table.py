@@ -110,9 +110,9 @@ def structures(rows: Sequence[dict[str, float]], arms: Iterable[str]) -> dict[st
 
 
 def sites(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return, for each hospital, its number of cases and the student's gain over its own teacher.
+    """Return, for each hospital, its number of cases and the student's gain over the hospital's own teacher.
 
-    The gain is on all held-out cases, and on the hospital's own held-out cases in the seeds that have any.
+    The gain is measured on all held-out cases and, in seeds that hold out cases of this hospital, on those as well.
     """
     found: dict[str, Any] = {}
     for site in _named(rows, "cases"):
@@ -134,7 +134,7 @@ def sites(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def home(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return what each hospital can make at home, as :mod:`research.home` measured it.
+    """Return the Dice of each hospital's networks, as :mod:`research.home` measured it.
 
     Args:
         rows: The values of each seed, by name.
@@ -163,7 +163,7 @@ def home(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def _named(rows: Sequence[dict[str, float]], what: str) -> list[str]:
-    """Return the hospitals for which the seeds have a number of this name."""
+    """Return the hospitals for which any seed has a number of this name."""
     names = dict.fromkeys(name.partition(at_site(what, ""))[2] for row in rows for name in row)
     return [name for name in names if name]
 
@@ -260,7 +260,7 @@ def _structure(metrics: dict[str, Any]) -> str:
 
 
 def _sites_table(document: dict[str, Any]) -> Table:
-    """Return a table of each hospital's own teacher and of what the student gains over it."""
+    """Return a table of the Dice of each hospital's own teacher, and of the student's gain over it."""
     table = Table(box=None, pad_edge=False, title="hospital by hospital: its own teacher", title_justify="left")
     for header in ("", "cases", "Dice", "gain of the student (95 %)", "on its own cases", "gain of the student"):
         table.add_column(header, justify="left" if not header else "right")

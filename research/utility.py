@@ -1,4 +1,4 @@
-"""Measures what a student is worth under a guarantee, beside everything it must be compared with.
+"""Measures the student's Dice under a guarantee, and that of the controls and bounds it is compared with.
 
 `consilium bench utility` runs it through ``jobs``. Queries, labels, networks and their storage are those of a run; only
 the daemons, the sealing and the ledger are left out, which change no number. Each part of a seed is one cell whose arms
@@ -48,7 +48,8 @@ PAPER_CLIP = 4.0
 PARTS = ("student", "controls", "bounds")
 """Parts of a seed's work. The first trains what the others read; the others may then run in parallel."""
 OFFSETS = "offsets"
-"""Name of an optional further part, which runs the control :data:`~research.setting.SHARED`."""
+"""Name of an optional part: the control :data:`~research.setting.SHARED`, with the releases shuffled between volumes.
+"""
 _ARMS_OF: dict[str, tuple[str, ...]] = {
     "student": ("student", "zero_code", "public_only"),
     "controls": ("shuffled_codes",),
@@ -137,7 +138,10 @@ class BenchAnswers:
         return self._bench.kept.network(files.weights, empty, lambda: empty)
 
     def _unprotected(self) -> torch.nn.Module:
-        """Return the student of the teachers' mean codes, without frame, clipping and noise."""
+        """Return the student trained on the teachers' mean codes, without frame, clipping and noise.
+
+        For an appearance query only the noise is left out.
+        """
         bench, codes = self._bench, self._codes.mean(axis=0)
         if bench.setting.recipe == "appearance":
             return self._silently_asked()
@@ -147,7 +151,7 @@ class BenchAnswers:
         return train_student(bench.images, labels, bench.setting.student, seed=bench.seed)[0]
 
     def _silently_asked(self) -> torch.nn.Module:
-        """Return the student of an appearance query whose sums have no noise."""
+        """Return the student trained on the labels of an appearance query whose sums have no noise."""
         folder = self.folder / "exact"
         public = self._bench.public(folder, start=self._start, frame=None)
         drawn = ask(public, self._vote, voters=self._bench.voters, draw=lambda _query, votes: np.sum(votes, axis=0))
@@ -173,7 +177,10 @@ class BenchAnswers:
 
 
 def bounds(bench: Bench, teachers: list[torch.nn.Module], start: Start | None, cell: Numbers, report: Report) -> None:
-    """Add what the student is compared with besides its controls: teachers, and networks on all patients.
+    """Score the networks that the student is compared with besides its controls, and add their metrics to ``cell``.
+
+    They are the teachers, a network trained on all patients and, if the setting asks for it, networks trained with
+    DP-SGD.
 
     Args:
         bench: The setting and seed.
@@ -220,7 +227,7 @@ def of_teachers(bench: Bench, teachers: list[torch.nn.Module], *, suffix: str = 
 
 
 def of_sites(bench: Bench, teachers: list[torch.nn.Module]) -> dict[str, float]:
-    """Return each hospital's number of cases, and the Dice of its own teacher, which is trained on all of them."""
+    """Return each hospital's number of cases, and the Dice of its own teacher, trained on all of these cases."""
     values: dict[str, float] = {}
     for site, cases, model in zip(bench.roles.sites, bench.roles.private, teachers, strict=True):
         found = bench.scored("teacher", model)
@@ -231,8 +238,9 @@ def of_sites(bench: Bench, teachers: list[torch.nn.Module]) -> dict[str, float]:
 
 
 def all_data(bench: Bench) -> torch.nn.Module:
-    """Return one network trained on all patients, which hospitals cannot do; it is the same at every setting, and
-    stored.
+    """Return one network trained on all patients, which hospitals cannot do.
+
+    It is stored, and shared by all settings whose student has the same network and steps.
     """
     student = bench.setting.student
     recipe = TrainingConfig(steps=student.steps, channels=student.channels, network=student.network)
@@ -248,9 +256,10 @@ def all_data(bench: Bench) -> torch.nn.Module:
 
 
 def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> torch.nn.Module:
-    """Return a network trained by DP-SGD on all patients in one place, replace-one, by its default recipe.
+    """Return a network trained on all patients in one place with DP-SGD's default recipe, under replace-one.
 
-    The unit is the patient even if the study's is the hospital, which DP-SGD in one place could not hide.
+    The unit is the patient even if the study's unit is the hospital, because this DP-SGD cannot protect a whole
+    hospital.
 
     Args:
         bench: The setting and seed.

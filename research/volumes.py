@@ -50,7 +50,9 @@ SPLIT = 8
 EPSILON, DELTAS = 8.0, (1e-5, 1e-4)
 PRIVATE = ("dp-sgd", "dp-sgd-layers", "dp-bbb")
 LAYER_CLIP = 0.02
-"""Clipping norm of dp-sgd-layers; below the usual norm of a layer's gradient, so that all layers count alike."""
+"""Clipping norm of every layer in dp-sgd-layers. It is below the usual norm of a layer's gradient, so all layers count
+alike.
+"""
 
 NETWORK, START = TrainingConfig(), STUDENT_RECIPE
 """Default recipes of a study's teachers and of its public start."""
@@ -153,7 +155,7 @@ def _roles(directory: str) -> CaseRoles:
 
 
 def run_volume_cell(cell: VolumeCell, directory: Path, cache: Path, checkpoint: Path | None = None) -> dict[str, Any]:
-    """Train and test one cell. Nothing is selected on test cases.
+    """Train and test one cell. No setting is chosen by the test cases.
 
     Args:
         cell: The cell.

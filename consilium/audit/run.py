@@ -185,7 +185,7 @@ class _Audit:
     _moved: float = 0.0
 
     def follow_the_books(self) -> None:
-        """Run the study and ask further queries afterwards; then run it with other budgets and a lying site."""
+        """Run the study and ask further queries; also run it with other budgets, fewer sites and a lying site."""
         subject, small = self.subject, shrunk(self.subject)
         self._follow(subject, World("near+"), further=True)
         self._follow(small, World("far-"), further=True, wider=True)

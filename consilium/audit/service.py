@@ -208,14 +208,14 @@ class Service:
         return replace(first, mechanism=mechanism, volumes=volumes, round=self.subject.queries + number)
 
     def ask_server(self, query: QuerySpec, study: Study) -> bool:
-        """Return whether the server's ledger, opened anew, would release a query in which every site takes part.
+        """Ask the server's ledger, opened anew, to release a query in which every site takes part.
 
         Args:
             query: The query.
             study: The study for which it is asked.
 
         Returns:
-            True if it is released; in a sealed study, if a draw is charged.
+            True if the query was released and charged; in a sealed study, if a draw was charged.
         """
         with open_ledger(self.workspace) as ledger:
             ledger.register_study(study)
@@ -257,7 +257,7 @@ class Service:
         return answers
 
     def ask_again(self, other: Study | None = None) -> int:
-        """Ask for every stored answer again while offering another value for it, which must not be released.
+        """Ask for every stored answer again and offer the ledger another value for it, which must not be released.
 
         Args:
             other: Another study of the same ledger for which it is asked; by default the service's own.

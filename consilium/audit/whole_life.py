@@ -47,10 +47,10 @@ class _Stopped(Exception):
 
 @dataclass(slots=True)
 class EventfulWire(Wire):
-    """A transport that loses some sites' first codes, and stops the server.
+    """A transport that loses some sites' codes for the first batch, and can stop the server.
 
     Attributes:
-        silent: Nodes whose first codes are lost.
+        silent: Nodes whose codes for the first batch are lost.
         stop_after: Stop once codes were requested in more than this number of batches; None for never.
         recorded: Signed messages of each node, in order.
         before_codes: Called before codes of another batch are requested, when sites have accepted but not sent codes.

@@ -25,8 +25,8 @@ class World:
     Attributes:
         moved: Name of the synthetic prediction (:attr:`Subject.sayings`) of the audited unit's voters, at the first
             site.
-        others: Names of the predictions of all other voters, in turn. A name without a prediction stands for a voter
-            that is absent or fails.
+        others: Names of the predictions of all other voters, who take the names in turn and begin again after the last.
+            A name without a prediction stands for a voter that is absent or fails.
     """
 
     moved: str = "near+"

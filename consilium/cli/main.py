@@ -101,7 +101,7 @@ def _bounded(kind: Any) -> Any:
 
 
 def _prepare(command: click.Command) -> None:
-    """Bound all numbers of a command and its subcommands, escape brackets in help, suggest a mistyped name once."""
+    """Bound a command's numeric options, escape brackets in its help, and suggest each command name only once."""
     for parameter in command.params:
         if parameter.type.name.split()[0] in ("integer", "float"):
             parameter.type = _bounded(parameter.type)

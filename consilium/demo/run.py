@@ -75,7 +75,7 @@ from server.study import create_study as setup
 HOSPITALS = 3  # unless the options or the data state a number
 PATIENTS, VOLUMES, MAPS = 24, 16, 24  # phantoms: of each hospital, public images, public label maps
 TESTED = 45
-"""Number of phantoms for testing: so many that the gain's interval is at most half as wide as the gain."""
+"""Number of phantoms for testing. With this many, the gain's interval is at most half as wide as the gain."""
 CLINIC = Drawing(cut_mm=(-2.5, 4.0), clutter=0.0, noise=0.5, size=1.25, shift_mm=6.0)
 """Settings of the hospitals' phantoms. Their structures vary so much in position that a mean shape, or another volume's
 answer, is a poor label."""

@@ -52,7 +52,7 @@ class DiceScore:
 
 @dataclass(frozen=True, slots=True)
 class NamedScore:
-    """The name of a teacher, and its Dice."""
+    """A teacher's name and Dice."""
 
     name: str
     score: DiceScore
@@ -177,7 +177,7 @@ class ReportFacts:
 
     @property
     def mean_teacher(self) -> DiceScore | None:
-        """Mean score of the teachers, without NaN; None without teachers."""
+        """Mean of the teachers' scores, in which NaN is ignored; None without teachers."""
         if not self.teachers:
             return None
         columns = zip(*(teacher.score.per_class for teacher in self.teachers), strict=True)

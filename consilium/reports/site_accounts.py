@@ -31,7 +31,7 @@ def site_facts(workspace: Workspace, given: Sequence[Path], handed_in: Path | No
         handed_in: Folder with reports that the dashboard received; None if there is none.
 
     Returns:
-        The reports, and the names of those left out.
+        The reports under ``sites``, and under ``reports_set_aside`` the names of files left out, if there are any.
 
     Raises:
         InvalidInput: If a file in ``given`` is no valid report.

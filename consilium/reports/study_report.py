@@ -247,7 +247,7 @@ def _controls(study: Study) -> Mapping[str, tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class GainBar:
-    """One bar of the report's first chart: a mean Dice, and half of its 95 % interval over cases if there are any."""
+    """One bar of the first chart: a mean Dice and half of its 95 % interval over cases (None without cases)."""
 
     name: str
     dice: float
