@@ -41,6 +41,7 @@ from common.data.volume import volume_from_bytes
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput
 from common.ledger.records import parse_body
 from common.messages import encode
+from common.objects import write_json
 from common.pki import create_authority, create_node_keys
 from consilium.cli.site import site_app
 from tests.federation import Federation, ball, make_study
@@ -330,7 +331,7 @@ def test_what_is_no_json_is_refused_as_metadata_and_as_a_declaration(tmp_path: P
 
 
 def test_whatever_a_model_raises_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    bring._write(tmp_path, Declared(ForeignKind.BUNDLE, LABELS, ("image",), {}, 60, 4))
+    write_json(tmp_path / bring.DECLARED, Declared(ForeignKind.BUNDLE, LABELS, ("image",), {}, 60, 4).to_json())
     monkeypatch.setattr(model, "answer", lambda *given: {}["preprocessing"])
     monkeypatch.setattr("sys.argv", ["", str(tmp_path / DECLARED), "", "", ""])
     with pytest.raises(SystemExit, match=r"^KeyError: 'preprocessing'$"):
@@ -456,7 +457,7 @@ def test_hospitals_with_a_bundle_and_with_a_command_take_part_in_a_study(tmp_pat
         folder = tmp_path / "teachers" / name
         folder.mkdir(parents=True)
         declared = bring._declare(given, folder, data)
-        bring._write(folder, declared)
+        write_json(folder / bring.DECLARED, declared.to_json())
         teacher = ForeignTeacher.load(folder, data)
         node = next(site.node_id for site in federation.sites if site.name == name)
         ledger: SiteLedger = federation.site_ledgers[name]
