@@ -404,7 +404,8 @@ SOURCES = {
     "held over the lives": (
         *("common/ledger/spending.py", "common/models/bundle_facts.py", "consilium/cli/ledger.py"),
         *("consilium/demo/evaluate.py", "consilium/reports/certificate.py", "consilium/reports/certificate_paper.py"),
-        *("consilium/reports/study_report.py", "server/dashboard/metrics.py", "server/dashboard/tables.py"),
+        *("consilium/reports/study_report.py", "consilium/templates/report.html", "server/dashboard/metrics.py"),
+        "server/dashboard/tables.py",
         *("server/dashboard/rows.py", "server/dashboard/views/budget.py", "server/dashboard/views/promise.py"),
         *("server/dashboard/views/sites.py", "server/dashboard/views/studies.py", "server/dashboard/views/study.py"),
         *("server/postprocess/bundle.py", "server/study/consent_text.py", "server/study/spoiled.py"),
