@@ -14,6 +14,18 @@ from common.canonical import sha256_bytes
 from common.errors import InvalidInput
 
 
+def voxel_hash(array: np.ndarray) -> str:
+    """Hash an array's values, so that copies of one volume in different files have the same hash.
+
+    Args:
+        array: The array. Hashes are comparable only between arrays of one shape and type.
+
+    Returns:
+        SHA-256 in hexadecimal digits. −0.0 and 0.0 count as the same value.
+    """
+    return sha256_bytes((array + 0).tobytes())  # + 0 turns −0.0 into 0.0
+
+
 def check_no_copy(arrays: Iterable[np.ndarray], what: str, *, limit: str, names: Sequence[str] = ()) -> None:
     """Refuse two arrays with the same values.
 
@@ -38,6 +50,6 @@ def check_no_copy(arrays: Iterable[np.ndarray], what: str, *, limit: str, names:
         name = f"{what} {names[number] if names else number + 1}"
         if not array.any():
             continue
-        earlier = seen.setdefault(sha256_bytes((array + 0).tobytes()), name)  # + 0 turns −0.0 into 0.0
+        earlier = seen.setdefault(voxel_hash(array), name)
         if earlier != name:
             raise InvalidInput(name, value=f"a copy of {earlier}", limit=limit, remedy="leave out the copy")

@@ -11,13 +11,14 @@ another site ledger than before.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.admission import KitFacts, StatedBooks
-from common.canonical import sha256_bytes, sha256_file
+from common.canonical import sha256_file
 from common.config import Study, render_study
+from common.data.copies import voxel_hash
 from common.data.dataset import Dataset, check_labels
 from common.errors import ConsiliumError, InvalidInput
 from common.ledger.charges import PoolDeclaration, Spend
@@ -301,19 +302,15 @@ def publish_validation(workspace: Workspace, dataset: Dataset) -> int:
     study = workspace.study()
     cases = _keep(workspace, study, dataset)
     learnt = {*workspace.volumes(), *(files.image for files in workspace.paired())}
-
-    def voxels(images: Iterable[str]) -> set[str]:  # a copy may be stored in another file, such as a compressed one
-        read = (volume_from_bytes(workspace.objects.get(image), study.data).image for image in images)
-        return {sha256_bytes((image + 0).tobytes()) for image in read}
-
-    if not cases or voxels(learnt) & voxels(files.image for files in cases):
+    volumes = (volume_from_bytes(workspace.objects.get(image), study.data) for image in learnt)
+    if not cases or cases.keys() & {voxel_hash(volume.image) for volume in volumes}:
         raise InvalidInput(
             "validation cases",
             value=len(cases),
             limit="at least one with a label map, and none that the study learns from",
             remedy="give labelled public cases of people who are in none of the study's public volumes",
         )
-    workspace.save_validation(cases)
+    workspace.save_validation(tuple(cases.values()))
     return len(cases)
 
 
@@ -326,20 +323,23 @@ def _paired_files(workspace: Workspace, study: Study, paired: Dataset | None) ->
             limit=f"exactly {study.codec.paired}, the number that codec.paired of the study states",
             remedy="give them with --paired, or create the study with another number",
         )
-    return () if paired is None else _keep(workspace, study, paired)
+    return () if paired is None else tuple(_keep(workspace, study, paired).values())
 
 
-def _keep(workspace: Workspace, study: Study, dataset: Dataset) -> tuple[PairedFiles, ...]:
-    """Put a dataset's labelled cases into the object store; each must be readable on the study's grid."""
+def _keep(workspace: Workspace, study: Study, dataset: Dataset) -> dict[str, PairedFiles]:
+    """Put a dataset's labelled cases into the object store, and return their files by the hash of the image's voxels.
+
+    Each case must be readable on the study's grid, and none may be a copy of another one.
+    """
     from common.data.volume import example_from_bytes
 
     check_labels(dataset, study.data)
-    found, voxels = [], []
+    found: dict[str, PairedFiles] = {}
     for case in dataset.labelled:
         assert case.label is not None  # labelled
         image, label = case.image.read_bytes(), case.label.read_bytes()
         try:
-            voxels.append(sha256_bytes(example_from_bytes(image, label, study.data).volume.image.tobytes()))
+            voxels = voxel_hash(example_from_bytes(image, label, study.data).volume.image)
         except InvalidInput as error:
             raise InvalidInput(
                 f"{case.id} is no case of this study ({error.what})",
@@ -347,14 +347,14 @@ def _keep(workspace: Workspace, study: Study, dataset: Dataset) -> tuple[PairedF
                 limit=error.limit,
                 remedy=error.remedy or "take it out of the dataset",
             ) from error
-        found.append(PairedFiles(workspace.objects.put(image), workspace.objects.put(label)))
-    if len(set(voxels)) != len(found):  # the voxels, since a copy may be compressed otherwise
+        found[voxels] = PairedFiles(workspace.objects.put(image), workspace.objects.put(label))
+    if len(found) != len(dataset.labelled):
         raise InvalidInput(
             "public volumes with label maps, of which one is given twice",
             limit="each volume once",
             remedy="remove the duplicate",
         )
-    return tuple(found)
+    return found
 
 
 def fit_study_codec(
