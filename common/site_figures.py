@@ -17,7 +17,7 @@ from common.errors import InvalidInput
 from common.ledger.charges import SiteName
 from common.ledger.rows import Time
 from common.names import check_text
-from common.site_verdict import SaidOfStudent
+from common.site_verdict import StatementOnStudent
 
 LEAST_PATIENTS = 5
 """Smallest number of patients for a figure. With fewer, one patient could change it by more than a fifth."""
@@ -39,7 +39,7 @@ class StructureFigure(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class SiteFigures(SaidOfStudent):
+class SiteFigures(StatementOnStudent):
     """A site's signed scores ``dice`` of the student whose bundle archive has the SHA-256 ``bundle``."""
 
     DOMAIN: ClassVar = b"consilium/site-figures/v1"
@@ -67,7 +67,7 @@ class SiteFigures(SaidOfStudent):
         Raises:
             InvalidInput: If a check fails.
         """
-        self.check_said(keys, study=study, bundle=bundle)
+        self.check_signed(keys, study=study, bundle=bundle)
         names = [one.structure for one in self.dice]
         if len(set(names)) < len(names) or not set(names) <= set(structures):
             raise InvalidInput(f"structures in the figures of {self.site}", value=names, limit=", ".join(structures))

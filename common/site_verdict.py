@@ -31,7 +31,7 @@ MAX_VERDICT_BYTES = 4_096
 MAX_VERDICTS = 4_096
 
 
-class SaidOfStudent(Signed, Filed):
+class StatementOnStudent(Signed, Filed):
     """Base of a hospital's signed statement about a student, identified by its study and its bundle's SHA-256."""
 
     __slots__ = ()
@@ -42,7 +42,7 @@ class SaidOfStudent(Signed, Filed):
     bundle: str
     site: str
 
-    def check_said(self, keys: Mapping[str, str], *, study: str, bundle: str) -> None:
+    def check_signed(self, keys: Mapping[str, str], *, study: str, bundle: str) -> None:
         """Check that an admitted site signed this statement about exactly this student.
 
         Args:
@@ -69,7 +69,7 @@ class SaidOfStudent(Signed, Filed):
 
 
 @dataclass(frozen=True, slots=True)
-class SiteVerdict(SaidOfStudent):
+class SiteVerdict(StatementOnStudent):
     """A site's signed verdict ``word`` on the student whose bundle archive has the SHA-256 ``bundle``."""
 
     DOMAIN: ClassVar = b"consilium/site-verdict/v1"
@@ -84,7 +84,7 @@ class SiteVerdict(SaidOfStudent):
     signature: str = ""
 
 
-S = TypeVar("S", bound=SaidOfStudent)
+S = TypeVar("S", bound=StatementOnStudent)
 
 
 def genuine(said: Iterable[S], keys: Mapping[str, str], *, check: Callable[[S], None]) -> tuple[S, ...]:

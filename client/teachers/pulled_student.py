@@ -217,7 +217,7 @@ def check_gate(
     said = statement.verdicts or ()
     if study.privacy.sealed:
         keys = confirmed | own
-        check = partial(SiteVerdict.check_said, keys=keys, study=study.id, bundle=statement.bundle)
+        check = partial(SiteVerdict.check_signed, keys=keys, study=study.id, bundle=statement.bundle)
         said, sites = genuine(said, keys, check=check), max(len(keys), study.privacy.quorum)
     else:
         said = tuple({one.site: one for one in said if one.bundle == statement.bundle}.values())

@@ -78,7 +78,7 @@ def verdicts_on(workspace: Workspace, bundle: str) -> tuple[SiteVerdict, ...] | 
     if not study.gate.verdicts:
         return None
     keys = site_keys(workspace)
-    check = partial(SiteVerdict.check_said, keys=keys, study=study.id, bundle=bundle)
+    check = partial(SiteVerdict.check_signed, keys=keys, study=study.id, bundle=bundle)
     return genuine(read_kept(workspace.verdicts_dir, SiteVerdict.parse), keys, check=check)
 
 
@@ -168,7 +168,7 @@ def take_verdict(workspace: Workspace, data: bytes) -> SiteVerdict:
             remedy="run `consilium student export`",
         )
     verdict = SiteVerdict.parse(data)
-    verdict.check_said(site_keys(workspace), study=study.id, bundle=statement.bundle)
+    verdict.check_signed(site_keys(workspace), study=study.id, bundle=statement.bundle)
     keep_newest(workspace.verdicts_dir, verdict, SiteVerdict.parse, what="verdict")
     return verdict
 
