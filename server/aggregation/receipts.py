@@ -109,7 +109,7 @@ class ReceiptDelivery:
         return Receipts(self._ledger.ledger_id, _fitting(due))
 
     def note_held(self, site: Site, message: OfferReply | ReceiptsReply) -> bool:
-        """Record the newest signed head that a site says it holds.
+        """Record the newest signed head that a site reports.
 
         If the ledger does not contain this head, nothing is released with the site. The site is then sent all its
         receipts from this ledger, which prove together with the site's head that the ledger was rolled back or forked.
