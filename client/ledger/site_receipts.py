@@ -23,7 +23,8 @@ MAX_EVIDENCE_BYTES = 16 * MAX_EVIDENCE_BYTES_A_DAY
 because the alarm needs it.
 """
 MAX_PAID_BYTES = 128 << 20
-"""Limit on the stored receipts of one server ledger that agree with the record. A receipt of one release takes 3 to 5
+"""Limit, in bytes, on the stored receipts of one server ledger. Receipts that contradict this site's record are not
+counted here. A receipt of one release takes 3 to 5
 kB, with 100 bytes for each further row of the server's ledger. A server's ledger is made for 10,000 releases, whose
 receipts take at most 50 MB.
 """
@@ -100,8 +101,9 @@ class KeepsReceipts(SiteFile):
             raise problem
 
     def _check_paid_bytes(self, receipt: Receipt) -> None:
-        """Refuse a receipt for which the server's receipts leave no room. Each has a link for every row that the server
-        says it has written, so a dishonest server could fill the disk.
+        """Refuse a receipt if the stored receipts of its server ledger would then exceed :data:`MAX_PAID_BYTES`. A
+        receipt has a hash for every row that the server says it has written, so a dishonest server could fill the
+        disk.
         """
         stored, size = self._books.paid_bytes.get(receipt.ledger_id, 0), len(receipt.render())
         if stored + size > MAX_PAID_BYTES:

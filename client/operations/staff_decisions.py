@@ -313,8 +313,9 @@ def end_alarm(directory: Path, *, server_restored: bool = False) -> tuple[str, .
 
     Args:
         directory: The site's directory.
-        server_restored: True if a person knows that the ledger of the study's server was restored and recovered. This
-            site may have no alarm then, because the restored ledger may contain no receipt to send.
+        server_restored: True if a person knows that the ledger of the study's server was restored and recovered. The
+            site then accepts that ledger even without an alarm: a restored ledger that has no receipt for the site
+            raises none.
 
     Returns:
         Ids of the server ledgers with an alarm, then names of the ledgers of which two histories were signed.

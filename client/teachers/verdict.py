@@ -134,7 +134,8 @@ def give_statements(
 
 
 def _begun(site_dir: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file that a killed command was writing, by path; empty if no command was killed."""
+    """Return, by path, the SHA-256 of each file's whole content that a killed command was to write; empty if none was
+    killed."""
     path = site_dir / STUDENT_DIR / BEGUN
     try:
         found = json.loads(path.read_bytes())

@@ -437,17 +437,17 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
 def never_receipted(receipt: Receipt, known: Known) -> Spend:
     """Return charges that the server marked lost without sending this site a receipt.
 
-    The site charges itself once for each query that it accepts. If the server lost an answer before its receipt
-    arrived, it asks the query again, and the first acceptance pays for the second release. The lost release is then not
-    yet in the site's total; the site adds the charges returned here.
+    The site charges itself once for each query that it accepts. Suppose the server loses an answer before the site has
+    the receipt, and asks the query again. There are then two releases, but the site has charged itself only once. The
+    site adds the charges returned here for the other release.
 
     Args:
         receipt: A genuine receipt.
         known: The site's knowledge of the ledger.
 
     Returns:
-        The charges; zero if no row records a loss, neither in the receipt nor, after a recovery, in the receipts that
-        contradicted the site's record.
+        The charges; zero if no row in the receipt records a loss. After a recovery, rows in the receipts that
+        contradicted the site's record count as well.
     """
     if not receipt.losses and not (known.recovering and known.losses):
         return NOTHING

@@ -460,8 +460,9 @@ class SiteBooks(RowState):
         Accepting a query pays for one release. If receipts show more releases of a query than were paid for, the
         further releases are charged here, even beyond a limit, since they have happened.
 
-        Versions before this one charged lost releases only for rows of kind ``lost`` in this receipt. So a ledger that
-        they wrote may hold a reservation for which today's total leaves no room. :meth:`_reserve` then enters stored
+        Earlier versions of the program charged lost releases only if the receipt had a row of kind ``lost``. So a
+        ledger that they wrote may hold an accepted query (a reservation) that exceeds a limit once all lost releases
+        are charged. :meth:`_reserve` then enters stored
         reservations beyond a limit; a new reservation is checked before it is stored.
         """
         self.check_receipt(receipt)
