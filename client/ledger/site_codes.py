@@ -55,7 +55,7 @@ class KeepsCodes(SiteFile):
             outcome: How the code was obtained, in one word, such as ``zero-code``. It never leaves the site.
             teachers: Digest from :meth:`state_teachers` of the teachers that computed the code; empty if they are
                 unknown.
-            computed_at: Number of ledger rows when the computation began.
+            computed_at: Number of ledger rows when the computation began; None to skip the check for withdrawals.
 
         Returns:
             False, with nothing stored, if a patient was withdrawn after ``computed_at``: the code may contain that

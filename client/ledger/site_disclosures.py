@@ -2,7 +2,7 @@
 
 `consilium site disclose` calls it. A *draw* is one attempt at a sealed sum. The recorded cost is the additional μ² that
 the pool would have spent if the auditor passed the key on. It refuses a draw in which this site sent nothing, a draw
-masked by a version that did not record its batch, and a draw whose code contains a patient who was withdrawn since.
+whose batch an earlier version of the program did not record, and a draw after which a patient was withdrawn.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LEAST_PREFIX = 12
 
 @dataclass(frozen=True, slots=True)
 class DisclosedDraw:
-    """What the disclosure of a draw would reveal.
+    """A draw and the privacy cost of disclosing its mask key.
 
     Attributes:
         roster: Id of the draw's roster, which is its list of hospitals.
         draw: Study, server ledger, batch and number of the draw.
         queries: Number of queries masked with the draw's key.
         mu_squared: Increase of the pool's Σμ² if the auditor passed the key on.
-        if_told: The pool's guarantee in that case, by its own accountant.
+        if_told: The pool's ε and δ after that increase, by the accountant in the pool's caps.
     """
 
     roster: str
@@ -56,12 +56,12 @@ class KeepsDisclosures(SiteFile):
         return tuple(self._current_books.sealed.disclosed)
 
     def look_at_draw(self, named: str) -> DisclosedDraw:
-        """Compute what the disclosure of a draw would reveal; record nothing.
+        """Compute the privacy cost of disclosing a draw's mask key to an auditor; record nothing.
 
-        With the key, the auditor can compute each query's code plus this site's own noise share. This costs μ² = (Δ/s)²
-        in addition to the charge of the sum, where s is the share's standard deviation and Δ is how far one unit of
-        privacy can move the code. Every query that was masked with the draw's key counts, whichever roster it was
-        masked for.
+        With the key, the auditor can compute the sum of this site's code and its own noise share, for each query. This
+        costs μ² = (Δ/s)² in addition to the charge of the sum, where s is the share's standard deviation and Δ is how
+        far one unit of privacy can move the code. Every query that was masked with the draw's key counts, also if it
+        was masked for another roster.
 
         Args:
             named: Id of the draw's roster (its list of hospitals), or at least its first twelve digits.
@@ -142,7 +142,10 @@ class KeepsDisclosures(SiteFile):
             yield row, MaskedRecord.from_json(parse_body(row.body))
 
     def _told(self, record: MaskedRecord) -> Fraction:
-        """Return what one query costs (μ²) against a party that knows all noise but this site's own share."""
+        """Return the μ² of one query if only this site's noise share hides its code.
+
+        The query costs this if the auditor passes the mask key on.
+        """
         mechanism = replace(
             self._books.reservations[record.query_id].mechanism, noise_std=record.share_std, colluders=None
         )

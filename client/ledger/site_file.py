@@ -55,8 +55,8 @@ class SiteFile(OpenLedger[SiteBooks]):
         """Explain why more may have been spent or trained than this ledger shows.
 
         Returns:
-            The reason: the file is an older copy (:meth:`forgotten`), or a server's receipt contradicts it. None
-            without a reason.
+            The reason: the file is an older copy (:meth:`forgotten`), or a server's receipt contradicts it. None if
+            there is no reason.
         """
         self._catch_up()
         return self.forgotten() or next((alarm.problem for alarm in self._books.alarms.values()), None)
@@ -70,9 +70,9 @@ class SiteFile(OpenLedger[SiteBooks]):
            Charges that this ledger made itself after that row stay as well.
         2. Without a standing, charge everything that the pool's cap and each study's budget have left, since nobody
            knows what was lost.
-        3. Record again the withdrawals of patients, the final withdrawals from studies, the replaced sealing keys, the
-           newest caps, the trainings of networks that may leave the hospital, and how patients are told apart, which a
-           standing lists.
+        3. Record again what a standing lists: the withdrawals of patients, the final withdrawals from studies, the
+           replaced sealing keys, the newest caps, the trainings of networks that may leave the hospital, and the rule
+           by which patients are told apart.
         4. End the alarms.
 
         Later receipts for lost acceptances are deducted from this charge until it is used up; a receipt beyond it
@@ -107,11 +107,13 @@ class SiteFile(OpenLedger[SiteBooks]):
         return charged
 
     def _repeat(self, standing: SiteLedgerStanding, fork: Position) -> None:
-        """Record again the withdrawals, sealing keys, caps, trainings and patients' identity that were lost, and delete
-        codes stored before a withdrawal.
+        """Record again what a standing lists and this copy lacks, and delete codes stored before a withdrawal of a
+        patient.
 
-        Caps that a person has stated for this copy stay as they are, and so does an identity by which patients are
-        recognised. All steps of a training count as drawn.
+        A standing lists withdrawals of patients and from studies, sealing keys, caps, trainings, and the rule by which
+        patients are told apart. Caps stay as they are if they changed in this copy after the row ``fork``. The rule
+        stays too if it changed after that row, unless it counts every file as one patient. All steps of the trainings
+        count as drawn.
         """
         books = self._books
         for patient in standing.patients:

@@ -98,7 +98,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
 
         Raises:
             InvalidInput: If the file is another pool's, if the pool's unit of privacy or neighbouring relation changed,
-                or if the caps are looser ones that were replaced before.
+                or if the caps are earlier ones that were replaced by tighter ones.
             LedgerCorrupt: If a row breaks the hash chain or a rule; if the file is missing, but its standing (the small
                 file beside it that records the newest row) exists; or if the file lacks rows that the standing records
                 and ``restored`` is False.
@@ -307,10 +307,11 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             draw: Number of the draw in a sealed sum; None otherwise.
 
         Raises:
-            Refused: With a reason that may leave the site. ``unknown-study``: no consent, or the query was accepted for
-                another study or server. ``paused``: a pause, a withdrawal, an alarm or a released query.
-                ``wrong-mechanism``: another number of voters than the study states. ``budget``, ``daily-cap``: a limit
-                is reached. ``old-draw``: a later draw was accepted.
+            Refused: With one of these reasons, which may leave the site. ``unknown-study``: no consent, or the query
+                was accepted for another study or server. ``paused``: a pause, a withdrawal, an alarm or a released
+                query. ``wrong-mechanism``: another number of voters than the study states. ``budget``, ``daily-cap``: a
+                limit is reached. ``old-draw``: a later draw was accepted, or this draw was accepted before this ledger
+                was restored from an older copy.
         """
         with self._writing():
             refusal = self._reserve(study_id, queries, ledger=ledger, sealing_key=sealing_key, draw=draw)

@@ -17,16 +17,15 @@ from common.ledger.rows import START, Position
 from common.ledger.site_state import SiteBooks
 
 MAX_EVIDENCE_BYTES_A_DAY = 64 << 20
-"""Daily limit on stored receipts that conflict with the record."""
+"""Limit, in bytes, on the receipts that are stored as evidence in one day (:meth:`KeepsReceipts.record_receipt`)."""
 MAX_EVIDENCE_BYTES = 16 * MAX_EVIDENCE_BYTES_A_DAY
-"""Limit on all stored receipts that conflict with the record. A receipt that begins an alarm is stored even beyond it,
-because the alarm needs it.
+"""Limit, in bytes, on all receipts that are stored as evidence. A contradicting receipt that arrives while there is no
+alarm is stored even beyond both limits, because the alarm needs it.
 """
 MAX_PAID_BYTES = 128 << 20
-"""Limit, in bytes, on the stored receipts of one server ledger. Receipts that contradict this site's record are not
-counted here. A receipt of one release takes 3 to 5
-kB, with 100 bytes for each further row of the server's ledger. A server's ledger is made for 10,000 releases, whose
-receipts take at most 50 MB.
+"""Limit, in bytes, on the stored receipts of one server ledger. Receipts that are stored as evidence are not counted
+here. A receipt of one release takes 3 to 5 kB, with 100 bytes for each further row of the server's ledger. A server's
+ledger is made for 10,000 releases, whose receipts take at most 50 MB.
 """
 MAX_KIND = 64
 """Longest name of a row's kind in a receipt, in characters. A longer one would only fill the site's disk."""
@@ -38,21 +37,28 @@ class KeepsReceipts(SiteFile):
     def record_receipt(self, receipt: Receipt, *, public_key: Ed25519PublicKey) -> None:
         """Check a receipt against everything on record here, and store it.
 
-        A receipt that is stored already changes nothing. A contradicting receipt is stored once as evidence, further
-        ones up to :data:`MAX_EVIDENCE_BYTES_A_DAY` and :data:`MAX_EVIDENCE_BYTES`.
+        A receipt that was accepted before changes nothing. Two kinds of receipts are not accepted, but stored as
+        evidence:
+
+        * A receipt that contradicts the record raises an alarm. If there is no alarm yet, its size is not limited.
+        * A *superseded* receipt was signed before a recovery of the server's ledger. It raises no alarm.
+
+        All other evidence is stored only within :data:`MAX_EVIDENCE_BYTES_A_DAY` and :data:`MAX_EVIDENCE_BYTES`. A
+        receipt beyond these limits raises the same error without being stored.
 
         Args:
             receipt: The server's receipt.
             public_key: The server's signing key.
 
         Raises:
-            InvalidInput: If the server's key did not sign the receipt. Nothing is recorded, since anyone could send it.
-                Also if the receipt names a kind of row in more than :data:`MAX_KIND` characters.
-            LedgerCorrupt: If the receipt is signed and contradicts the record. Nothing is accepted until
+            InvalidInput: If the server's key did not sign the receipt, or if the name of a kind of row in it is longer
+                than :data:`MAX_KIND` characters. Nothing is recorded.
+            LedgerCorrupt: If the receipt is signed and contradicts the record. The site accepts no query until
                 :meth:`recover`.
-            Refused: ``receipt-gap`` if earlier receipts are missing; ``receipt-superseded`` if a person has already
-                ended the alarm that this receipt raised; ``receipts-full`` if the server's receipts would take more
-                than :data:`MAX_PAID_BYTES`.
+            Refused: ``receipt-gap`` if earlier receipts are missing; ``receipt-superseded`` if the receipt was signed
+                before a recovery of the server's ledger, or if a person has already ended the alarm that it raised;
+                ``receipts-full`` if the stored receipts of the server's ledger would take more than
+                :data:`MAX_PAID_BYTES`.
         """
         if not receipt.is_genuine(public_key):
             raise InvalidInput(
@@ -101,9 +107,10 @@ class KeepsReceipts(SiteFile):
             raise problem
 
     def _check_paid_bytes(self, receipt: Receipt) -> None:
-        """Refuse a receipt if the stored receipts of its server ledger would then exceed :data:`MAX_PAID_BYTES`. A
-        receipt has a hash for every row that the server says it has written, so a dishonest server could fill the
-        disk.
+        """Refuse a receipt with which the stored receipts of one server ledger would exceed :data:`MAX_PAID_BYTES`.
+
+        A receipt contains a hash for every row that the server claims to have written. Without the limit a dishonest
+        server could fill this site's disk.
         """
         stored, size = self._books.paid_bytes.get(receipt.ledger_id, 0), len(receipt.render())
         if stored + size > MAX_PAID_BYTES:
@@ -114,7 +121,7 @@ class KeepsReceipts(SiteFile):
             )
 
     def _has_room_for_evidence(self, receipt: Receipt) -> bool:
-        """Tell whether one more contradicting receipt fits today's limit and the limit for all days.
+        """Tell whether a receipt can be stored as evidence within the limit for today and the limit for all days.
 
         Without the limit a dishonest server could fill the disk.
         """
@@ -200,8 +207,8 @@ class KeepsReceipts(SiteFile):
         """Return every receipt on record, in order.
 
         Args:
-            evidence: Also return those that contradicted the record. A recovery needs them, because they charge as
-                well.
+            evidence: True to include the contradicting and the superseded receipts. A recovery of the server's ledger
+                needs them, because they prove charges too.
 
         Returns:
             The receipts.
@@ -213,16 +220,23 @@ class KeepsReceipts(SiteFile):
 
 
 def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
-    """Check that this site was charged for each release of a new receipt when it accepted the query.
+    """Check that this site has paid for each release in a new receipt. It pays when it accepts a query.
 
-    Charges that the server marks as lost may exceed this site's cap once by the cost of all accepted queries without a
-    receipt, also after a person has ended an alarm. After a recovery of the server's ledger, each query may be released
-    once more, because the server may have lost its answer. In a sealed study, acceptances missing from this restored
-    ledger count as paid, each draw once. Stored rows are not checked by these rules, because versions up to 0.2.0
-    stored such receipts.
+    Three exceptions are allowed:
+
+    1. Charges that the server marks as lost may take the pool beyond its cap, but by no more than the cost of all
+       accepted queries without a receipt. This limit holds after the end of an alarm, too.
+    2. After a recovery of the server's ledger, each query may be released once more, because the server may have lost
+       its answer.
+    3. If this site's ledger lost rows, a release in a sealed study counts as paid, because the row that accepted it may
+       be lost. A draw is still released only once.
+
+    Receipts that are stored already are not checked by these rules, because versions up to 0.2.0 accepted receipts that
+    break them.
 
     Raises:
-        LedgerCorrupt: If the receipt releases a query or a draw again, or charges too much as lost.
+        LedgerCorrupt: If a release is neither paid nor covered by an exception, or if the receipt charges too much as
+            lost.
     """
     known = books.known.get(receipt.ledger_id, Known())
     lost = never_receipted(receipt, known).mu_squared

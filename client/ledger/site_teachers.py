@@ -235,7 +235,7 @@ class KeepsTeachers(SiteFile):
         Args:
             voter: The voter.
             served: Hash of the teacher.
-            brought: Kind of the teacher, as declared.
+            brought: Kind of the teacher, as the person who added it declared it.
         """
         check_hash(served)
         with self._writing():
@@ -391,7 +391,8 @@ class KeepsTeachers(SiteFile):
         Args:
             voter: The voter.
             served: Hash of the teacher.
-            deal: The ledger's name of the assignment of patients to voters.
+            deal: The ledger's name of the deal (assignment of patients to voters) whose withdrawals count if no
+                training on record made the teacher.
 
         Returns:
             True if it may vote.
@@ -399,18 +400,19 @@ class KeepsTeachers(SiteFile):
         return self._current_books.teachers.may_vote(voter, served, deal=deal)
 
     def withdrawn_voters(self, *, after: int = 0) -> frozenset[int]:
-        """Return the voters from which a patient was withdrawn after a ledger row.
+        """Return the voters whose teachers may contain a patient who was withdrawn after a ledger row.
 
-        Models that were loaded before that row must not vote in the place of these voters.
+        A teacher that was loaded before that row must not vote for one of these voters.
 
-        Voters with a teacher added from elsewhere before the last withdrawal are included, since that teacher may
+        They are the voters from which a patient was withdrawn after the row. If there is one, the voters with a teacher
+        that was added from elsewhere before the last withdrawal are included as well, because such a teacher may
         contain any patient.
 
         Args:
-            after: Row number.
+            after: Number of the ledger row.
 
         Returns:
-            Numbers of the voters.
+            Numbers of the voters; empty if no patient was withdrawn after the row.
         """
         books = self._current_books.teachers
         own = frozenset(record.voter for seq, record in books.patients.values() if seq > after)
