@@ -46,7 +46,9 @@ MAX_EPSILON = 2000.0
 
 MAX_GUARANTEE_EPSILON = 2400.0
 """Largest ε of a guarantee. It is above :data:`MAX_EPSILON`, because looser accountants state a larger ε for a budget
-that is spent by ``exact``. What the sampler and the shares of a sealed sum add is still below ``SAMPLER_DELTA``."""
+that is spent by ``exact``. Up to this ε, the sampler and the shares of a sealed sum add less than ``SAMPLER_DELTA`` to
+δ.
+"""
 
 MAX_PLD_EPSILON = 700.0
 """Largest ε that :func:`epsilon_pld` returns. From ε = 709 on, e^ε is beyond float64."""
@@ -240,7 +242,7 @@ def epsilon_by(accountant: str, mu_squared: Fraction | float, delta: float) -> f
         delta: δ, above 0 and below 1.
 
     Returns:
-        ε, as the accountant's own function returns it.
+        ε, as the function of that accountant returns it, such as :func:`epsilon_exact`.
 
     Raises:
         InvalidInput: If the name is unknown or an argument is outside its range.
@@ -296,7 +298,8 @@ def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
         Σμ² as a dyadic rational with 56 significant bits. It is checked to satisfy ε(Σμ²) ≤ ε.
 
     Raises:
-        InvalidInput: If ε is above :data:`MAX_EPSILON`, or if the budget allows no release or any release.
+        InvalidInput: If ε is above :data:`MAX_EPSILON`, or if the budget is so small that it allows no release, or so
+            large that it allows every release.
 
     >>> limit = c.max_mu_squared(c.AccountantName.EXACT, c.Budget(epsilon=8.0, delta=1e-5))
     >>> round(float(limit), 3)
@@ -441,8 +444,9 @@ def guarantee(
         The guarantee, with ε rounded up.
 
     Raises:
-        InvalidInput: If an argument is outside its range, or if ε is above :data:`MAX_GUARANTEE_EPSILON`, for a group
-            above :data:`MAX_EPSILON`, because the part of δ that is set aside would then not cover the sampler.
+        InvalidInput: If an argument is outside its range, or if ε is above :data:`MAX_GUARANTEE_EPSILON`. For a group
+            of several units the limit is :data:`MAX_EPSILON`. Above these limits the part of δ that is set aside would
+            not cover the sampler.
 
     >>> patient, budget = c.Protection(c.Unit.PATIENT, c.Relation.REPLACE_ONE), c.Budget(epsilon=8.0, delta=1e-5)
     >>> print(c.guarantee(Fraction(1), budget, patient, "exact"))

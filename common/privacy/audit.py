@@ -120,8 +120,8 @@ class Finding:
         measured: The measured value.
         limit: The limit that the value must keep.
         alarm: True if the limit is broken.
-        meaning: Words for the two values, which the printed line puts around the limit: the meaning "measured μ at
-            least; claimed" is printed as "0.52 (measured μ at least; claimed 1.2)".
+        meaning: Text that is printed between the measured value and the limit. With "measured μ at least; claimed" the
+            line reads "0.52 (measured μ at least; claimed 1.2)".
     """
 
     test: str
@@ -138,7 +138,7 @@ class Finding:
             test: Name of the test.
             measured: The measured value.
             limit: The largest value without an alarm.
-            what: What the measured value is.
+            what: Name of the measured quantity, which is printed after the value.
 
         Returns:
             The finding.
@@ -153,7 +153,7 @@ class Finding:
             test: Name of the test.
             measured: The measured value.
             limit: The smallest value without an alarm.
-            what: What the measured value is.
+            what: Name of the measured quantity, which is printed after the value.
 
         Returns:
             The finding.
@@ -257,7 +257,7 @@ class AuditReport(AuditOutcome):
 def memory_service(study: StudyUnderAudit) -> Service:
     """Return a service that runs the production code, with the budget kept in memory in place of a ledger.
 
-    Each run calibrates, asks the budget filter before each query, and releases with ``noisy_sum``.
+    The noise is calibrated once. Each run asks the budget filter before each query, and releases with ``noisy_sum``.
 
     Args:
         study: The study to serve.

@@ -88,7 +88,7 @@ def against_whom(
 
 
 COALITIONS = 1
-"""Place of the ε against each party among the :func:`coalition_sentences`."""
+"""Index of the paragraph about the ε against each party in the result of :func:`coalition_sentences`."""
 
 
 def coalition_sentences(

@@ -223,10 +223,11 @@ def combine(
     Args:
         training: The composed trainings' guarantee; None if some teacher has none.
         release: The releases' guarantee; it is converted by :func:`of_each_patient`.
-        every_release_used_it: True if every release used only teachers of these trainings.
+        every_release_used_it: True if every release used only teachers from the trainings that ``training`` composes.
         all_composed: True if ``training`` composes all trainings that used the patient's data.
-        adapted: The guarantee, under replace-one, of networks among the trainings that may leave the hospital. With it,
-            neither the smaller ε of the releases nor the releases alone cover a patient.
+        adapted: The guarantee, under replace-one, of the trainings of networks that may leave the hospital; None if
+            there are none. If it is given, the releases' ε alone is never returned, because it does not cover these
+            networks.
 
     Returns:
         The guarantee and the rule that gave it.
@@ -261,9 +262,9 @@ def combine(
 
 
 def _apart(alone: Guarantee, adapted: TrainingGuarantee | None, reasons: tuple[str, ...]) -> Combined:
-    """Return the releases' guarantee, in which the teachers' own trainings do not count.
+    """Return the releases' guarantee, which holds however the teachers were trained.
 
-    If networks may leave the hospital, their trainings are composed with the releases.
+    If networks may leave the hospital, the guarantee of their trainings (``adapted``) is added to it.
     """
     if adapted is None:
         return Combined(alone.epsilon, alone.delta, EXCHANGED, APART, reasons)

@@ -80,8 +80,9 @@ def sum_bound(mechanism: Mechanism, *, sites: int) -> int:
     (K·m·R)²/(K·s²); for other honest codes it is stochastically smaller. The bound is that distribution's quantile,
     plus √l·K/2 for the rounding of K shares.
 
-    Honest means fill a ball and the noise is the same in every direction, so no rotation-invariant test of the sum
-    alone is tighter. A sum within the bound may still contain a wrong code; a sum beyond it must.
+    The noiseless sums of honest sites fill a ball, and the noise is the same in every direction. No rotation-invariant
+    test of the sum alone can therefore be tighter. A sum within the bound may still contain a wrong code. A sum beyond
+    the bound almost certainly contains one.
 
     Args:
         mechanism: The release's mechanism, with ``colluders`` set.
@@ -214,8 +215,9 @@ def push_unseen(mechanism: Mechanism, *, sites: int) -> float:
 def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int) -> Int64[np.ndarray, "l"]:
     """Return the noisy sum from the sum modulo 2⁶⁴ of all masked codes of a roster.
 
-    A sum beyond :func:`sum_bound` is refused: some site then sent something other than a code within its norm bound,
-    its noise and its masks. Masks that do not cancel leave uniform values, which pass with probability below 2⁻⁹.
+    A sum beyond :func:`sum_bound` is refused, because it is nearly certain that some site then sent something other
+    than a code within its norm bound plus its noise share and its masks. Masks that do not cancel leave uniform values,
+    which pass with probability below 2⁻⁹.
 
     Args:
         total: Uint64 array of shape [l].

@@ -232,8 +232,8 @@ def plan_noise(
 ) -> TrainingEvent:
     """Return the training with the smallest noise multiplier whose ε is at most ``epsilon``.
 
-    The multiplier has four significant digits, rounded up. It is found by bisection over the accountant. The ε of the
-    returned event is checked to be at most ``epsilon``.
+    The multiplier has four significant digits, rounded up. It is found by a search that calls the accountant for each
+    multiplier it tries. The ε of the returned event is checked to be at most ``epsilon``.
 
     Args:
         epsilon: ε of the whole training, finite and above 0.
@@ -248,7 +248,7 @@ def plan_noise(
         The training's event.
 
     Raises:
-        InvalidInput: If the further releases alone cost more, or no noise multiplier is large enough.
+        InvalidInput: If the further releases alone cost more than ``epsilon``, or no noise multiplier is large enough.
 
     >>> event = c.plan_noise(
     ...     epsilon=8.0,
