@@ -1,8 +1,8 @@
 """Follows existing records and sends each event to every target, at least once after a crash or a lost connection.
 
-The log processes of site, server and dashboard call it. A file stores for each target how far it has received the
-events (:data:`Place`), so no event is lost while a target or this process is down. A line that is sent twice has the
-same ``name``, ``source`` and ``position`` both times. Ledgers are opened for reading only, and no key is needed.
+The log processes of site, server and dashboard call it. A file stores how far each target has received the events
+(:data:`Place`), so no event is lost while a target or this process is down. A line that is sent twice has the same
+``name``, ``source`` and ``position`` both times. Ledgers are opened for reading only, and no key is needed.
 """
 
 from __future__ import annotations
@@ -296,7 +296,9 @@ class LogFollower:
         return sent
 
     def _note(self, target: str, failed: OSError | None, waiting: int) -> None:
-        """Store whether a target accepts lines, if that changed."""
+        """Store since when and why a target fails and how many lines wait, or that it works again; only if this
+        changed.
+        """
         before = self._failing.pop(target, None)
         if failed is not None:
             since = format_time(utc_now()) if before is None else before.since

@@ -31,7 +31,8 @@ TARGETS_FILE = "security-log.targets"
 """File in the folder ``logs`` that stores the targets with which the log process started last."""
 
 OpenSources = Callable[[Path], tuple[str, list[Source]]]
-"""Returns the name of the party whose directory is given, and the sources of its security events."""
+"""A function that opens the directory of a site or a study. It returns the name of the site or study, and the sources
+of its security events."""
 
 
 def follower(directory: Path, *, party: str, open_sources: OpenSources, targets: Sequence[str]) -> LogFollower:

@@ -26,8 +26,8 @@ from common.witness.notes import MAX_NOTE_BYTES, CheckpointNote, note_in, origin
 FOLDER = "witnesses"
 HEADS = "heads.json"
 MAX_CONFLICTS = 16
-"""Largest number of contradicting heads that are stored for each ledger. Callers give each with its ledger's signature
-alone, in less than 1 kB, so the heads of a ledger take at most 16 kB."""
+"""Largest number of contradicting heads that are stored for each ledger. Callers first remove all signatures but the
+ledger's own, so each head takes less than 1 kB, and the heads of a ledger at most 16 kB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,9 @@ class KnownHead(Document):
 
 
 SHOWN = ("genesis", "study", "pool", "reservation", "receipt")
-"""Kinds of a site's rows that its head counts. The server knows of these rows anyway; the number of rows of other kinds
-would reveal a training or a withdrawal. A row's hash covers all earlier rows, including those of other kinds."""
+"""Kinds of rows in a site's ledger that its checkpoints count. The server knows of these rows anyway. The number of
+rows of other kinds would reveal a training or a withdrawal. Changes of those rows are detected as well, because a row's
+hash covers all earlier rows of every kind."""
 _SALT = "blind.key"
 _SALT_BYTES = 32
 
@@ -154,8 +155,8 @@ class HeadMemory:
         return apart(note.origin, key)
 
     def judge(self, note: CheckpointNote, growths: tuple[Growth, ...], *, name: str = "") -> str:
-        """Decide whether a new head, signed by its ledger, continues the newest head of that ledger that was
-        countersigned here.
+        """Decide whether a new head, signed by its ledger, continues the newest head of that ledger that this party
+        countersigned.
 
         A contradicting head is stored as a conflict. Together with the known head it proves that one key signed two
         histories.
@@ -166,7 +167,8 @@ class HeadMemory:
             name: Name under which the head is remembered; the ledger's name if empty.
 
         Returns:
-            A word of :data:`~common.witness.messages.PROBLEMS`; empty if the new head continues the known one.
+            A word of :data:`~common.witness.messages.PROBLEMS`; empty if the new head continues the known one, or if
+            none is known.
         """
         known = self.known(name or note.origin)
         if known is None or (known.size, known.root) == (note.size, note.root.hex()):
@@ -184,11 +186,11 @@ class HeadMemory:
         return "contradicts"
 
     def other_ledger(self, note: CheckpointNote, key: str, *, name: str = "") -> bool:
-        """Return whether a key that signed a head also signed a head of another ledger before. If so, store the new
-        head as a conflict of that ledger.
+        """Return whether a key that signed the first head of a ledger also signed a head of another ledger before. If
+        so, store the new head as a conflict of that other ledger.
 
         A key may sign for one ledger only. Otherwise a site could show every peer a ledger of another name, and the
-        peers could not detect a contradiction.
+        peers could not detect a contradiction. A ledger of which a head is known already is not checked again.
 
         Args:
             note: The new head.
@@ -196,7 +198,7 @@ class HeadMemory:
             name: Name under which the head is remembered; the ledger's name if empty.
 
         Returns:
-            True if the key signed for another ledger.
+            True if the key signed for another ledger; False if a head of this ledger is known already.
         """
         known = self._all()
         if (name or note.origin) in known:
@@ -328,8 +330,8 @@ def read_note(path: Path) -> CheckpointNote | None:
 
 
 def apart(origin: str, key: str) -> str:
-    """Return the name under which a ledger is stored that claims the name of another ledger. No ledger can give itself
-    the returned name.
+    """Return the name under which to store a ledger that claims another ledger's name. No ledger can give itself the
+    returned name.
 
     Args:
         origin: Name of the ledger.

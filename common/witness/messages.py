@@ -47,7 +47,7 @@ Problem = Annotated[str, OneOf("why a head was not countersigned", PROBLEMS)]
 
 @dataclass(frozen=True, slots=True)
 class Growth(Document):
-    """A proof that the rows up to a ledger's new head begin with the same first ``since`` rows as before."""
+    """A Merkle proof that the first ``since`` rows of a ledger are the same in an earlier head and in its new head."""
 
     since: Rows
     proof: Proof
@@ -103,8 +103,10 @@ class WitnessRequest(Document):
 
 @dataclass(frozen=True, slots=True)
 class HeadSaid(Document):
-    """A site's reply about the head of one peer's ledger: a signature line, or the reason why there is none; and the
-    number of rows in the newest head of that ledger that the site knows.
+    """A site's reply about the head of one peer's ledger: a signature line, or the reason why there is none.
+
+    ``site`` is the peer's name. ``size`` is the number of rows in the newest head of that ledger that the replying site
+    knows.
     """
 
     site: SiteName
@@ -127,7 +129,7 @@ class WitnessReply(Document):
         size: Number of rows in the newest head of the server's ledger that the site knows.
         held_row: Newest row of the server's ledger for which the site holds a receipt.
         heads: The site's replies about its peers' heads.
-        own: Newest head of the site's own ledger.
+        own: Newest head of the replying site's own ledger.
         own_growths: Proofs that this head continues the heads that peers know (``own_since`` of the request).
     """
 

@@ -141,7 +141,7 @@ class CheckpointNote:
         return found
 
     def signed(self, sign: Sign, *, key: str) -> CheckpointNote:
-        """Return the note with the ledger's own signature.
+        """Return the note with the ledger's own signature and no other.
 
         Args:
             sign: Signs with the ledger's key.

@@ -1,8 +1,8 @@
 """Verifies who countersigned a ledger's heads, from the notes (signed heads) beside the ledger.
 
 Called by the commands that verify and audit a ledger. Refuses nothing: a note of another ledger is ignored. A note
-whose root differs from that of the ledger's rows is reported as a problem, because a ledger that was never rolled back
-or forked contains every head that it signed.
+that counts more rows than the ledger has, or whose root differs from that of the ledger's rows, is reported as a
+problem, because a ledger that was never rolled back or forked contains every head that it signed.
 """
 
 from __future__ import annotations
