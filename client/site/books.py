@@ -89,8 +89,8 @@ def joined_study(config: SiteConfig) -> Study:
         The study.
 
     Raises:
-        InvalidInput: If it is not the study for which the site's join request was signed. If ``study.toml`` was
-            exchanged after that, nobody at the site has consented to the new study.
+        InvalidInput: If it is not the study for which the site's join request was signed. Then ``study.toml`` was
+            replaced later, and nobody at the site has consented to the new study.
     """
     study, request = load_study(config.path(config.study)), _request(config)
     if request is not None and request.study != study.id:
@@ -189,7 +189,10 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
 
 
 def _listed(books: Path) -> tuple[Path, ...]:
-    """Return the directories in the list, and those in their usual place that a restored list lacks."""
+    """Return the directories listed in :data:`JOINED`, then those below :data:`STUDIES` that share the ledger too.
+
+    A list that was restored from a backup may lack the latter.
+    """
     listed = tuple(books / name for name in _joined(books))
     known = {directory.resolve() for directory in listed}
     usual = (path.parent for path in sorted((books / STUDIES).glob("*/site.toml")))

@@ -195,7 +195,7 @@ def patient_named(config: SiteConfig, name: str) -> str:
         name: The name, as a person typed it.
 
     Returns:
-        The patient's name as the slots or the dataset have it; ``name`` if neither knows it.
+        The patient's name as the slots or the dataset have it; ``name`` if no patient or several match.
     """
     dealt = deals(config.books_dir).values()
     of_case: dict[str, str] = {}
@@ -271,7 +271,7 @@ def withdrawals(books: Path, ledger: SiteLedger | None) -> frozenset[tuple[str |
 
 
 def all_still_in(seen: Mapping[str, Collection[str]], withdrawn: Iterable[tuple[str | None, str]]) -> bool:
-    """Tell whether certainly none of the patients on whom a network was trained was withdrawn.
+    """Tell whether it is certain that no patient on whom a network was trained was withdrawn.
 
     Args:
         seen: Keyed hashes by deal, from :func:`patients_seen`.
@@ -394,7 +394,8 @@ def present_teachers(config: SiteConfig, ledger: SiteLedger) -> list[tuple[str, 
         ledger: The ledger.
 
     Returns:
-        For each directory the hash of every voter's teacher; empty for a voter that would not vote.
+        For each directory the hash of every voter's teacher; empty for a voter that would not vote. In addition one
+        tuple with the training's id for each private training whose row is lost.
     """
     found = []
     for directory in site_directories(config.books_dir, absent_ok=True):

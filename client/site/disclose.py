@@ -24,7 +24,7 @@ from common.peers import Peer
 
 
 def look_at_draw(site_dir: Path, draw: str) -> DisclosedDraw:
-    """Compute what the disclosure of a draw would reveal and cost, so that a person can read it before disclosing.
+    """Compute the privacy cost of disclosing a draw's mask key, so that a person can read it before disclosing the key.
 
     Args:
         site_dir: The site's directory.

@@ -7,10 +7,10 @@
 3. Create the pool's ledger for its first study, or join the existing one for a further study.
 4. Write the request to the consortium.
 
-Repeating a set-up changes nothing and completes an interrupted one; a failed one leaves nothing behind. It refuses a
-directory that contains another site, missing data, an incomplete kit, and a second ledger for a pool or for data that
-already have a ledger on this machine. The node's private key is made here and never leaves the site; the consortium
-gets the public key.
+Repeating a finished set-up changes nothing. Repeating an interrupted set-up completes it. A set-up that fails leaves
+nothing behind. The module refuses a directory that contains another site, missing data, an incomplete kit, and a second
+ledger for a pool or for data that already have a ledger on this machine. The node's private key is made here and never
+leaves the site; the consortium gets the public key.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ def distrust(directory: Path, site: str) -> None:
 
 
 def note_offered(directory: Path, peers: Sequence[Peer], *, study: str, ledger: SiteLedger) -> None:
-    """Store the peers of an offer that nobody here has confirmed, so that they can be shown.
+    """Store those peers in an offer whose keys nobody at this site has confirmed, so that they can be shown.
 
     The newest :data:`MAX_OFFERED` keys are stored. If the file cannot be written, nothing is stored and the site still
     answers.

@@ -4,7 +4,7 @@
 configuration that it did not write itself. Steps:
 
 1. :func:`read_values` reads numbers, names and weights from the received files, and checks each against its bounds.
-2. :func:`regenerate` writes the bundle again from these values.
+2. :func:`regenerate` computes the content of all files again from these values.
 3. :func:`check_same` refuses received files that differ from the regenerated ones.
 """
 
@@ -87,7 +87,7 @@ def read_values(files: Mapping[str, bytes]) -> BundleValues:
 
 
 def regenerate(values: BundleValues, study: Study) -> dict[str, bytes]:
-    """Write the bundle's files again, from its values and the study.
+    """Return the content of the bundle's files as this program writes them from the bundle's values and the study.
 
     Args:
         values: The values taken from the received bundle.

@@ -97,13 +97,13 @@ class CaseComparison:
         reference: Name of the reference.
         public: True if the reference was made without any site's data.
         structure: Name of the structure, or :data:`ALL`.
-        cases: Cases in which there is something to compare.
+        cases: Number of cases in which the student or the reference has a Dice.
         student: The student's mean Dice.
         other: The reference's mean Dice.
         difference: Mean paired difference, student minus reference.
         half_width: Half width of its 95 % interval by Student's t; None for a single case.
-        missed: Cases in which the student has Dice 0.
-        reference_missed: Cases in which the reference has Dice 0.
+        missed: Number of cases in which the student has Dice 0.
+        reference_missed: Number of cases in which the reference has Dice 0.
         who: Name of the scored model in sentences: student or adapted network.
     """
 
@@ -194,7 +194,10 @@ def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list
 
 
 def _at(answer: Answer, finer: int) -> Answer:
-    """Return the same prediction on the student's grid, which is ``finer`` times the grid of ``answer``."""
+    """Return a function that predicts on the student's grid, which has ``finer`` times the voxels along each axis.
+
+    It averages the volume onto the grid of ``answer``, predicts there, and enlarges the prediction.
+    """
     if finer == 1:
         return answer
     return lambda image: shapes.enlarge(answer(shapes.pool(image, factor=finer)), factor=finer)

@@ -109,7 +109,8 @@ class CaseScore:
         hd95_mm: HD95 in mm of each structure; nan if it is in neither map, inf if it is in one only.
         sure: Calibration: how often the model is right at each level of confidence.
         patient: The case's patient.
-        unlike: How the volume differs from all public volumes of the student; empty if it does not.
+        unlike: How the volume differs from all public volumes on which the student was trained; empty if it does not,
+            or if the bundle does not describe these volumes.
     """
 
     case: str
@@ -165,7 +166,7 @@ class Evaluation:
 
     @property
     def unlike(self) -> dict[str, str]:
-        """The cases that differ from every public volume of the student, with the difference."""
+        """The cases that differ from all public volumes on which the student was trained, with the difference."""
         return {score.case: score.unlike for score in self.scores if score.unlike}
 
     @property
@@ -438,7 +439,10 @@ def _fit(
     elsewhere: bool,
     accepted: bool,
 ) -> Fit:
-    """Compare the scores with those of the site's own teachers on the site's own cases."""
+    """Return the scores that show whether the cases fit the site's own teachers and the public models.
+
+    For cases from elsewhere, the site's own teachers are scored on the site's own cases too.
+    """
     own = next((one for one in found if one.name == OWN_TEACHERS), None)
     home = level_at_home(site_dir, config, study, own) if own is not None and elsewhere else ()
     public = [STUDENT, *(one.name for one in found if one.public)]

@@ -18,7 +18,7 @@ from common.models.fit import predict
 
 
 def case_picture(case: Case, bundle: Bundle, *, title: str, who: str = "student") -> bytes:
-    """Draw a case on the study's grid in three planes through the middle of the true structures, as the report does.
+    """Draw the outlines of a case's true and predicted structures in three planes through the middle of the true ones.
 
     Args:
         case: The case.
@@ -27,7 +27,7 @@ def case_picture(case: Case, bundle: Bundle, *, title: str, who: str = "student"
         who: Name of the model in the legend.
 
     Returns:
-        PNG.
+        PNG image, on the study's grid.
     """
     data = bundle.data
     example = load_example(case, data)

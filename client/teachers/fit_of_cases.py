@@ -1,7 +1,7 @@
 """Finds out whether labelled cases fit the models of a site, before their scores are blamed on the student.
 
 Evaluation and adaptation call it. Exchanged labels, a wrong orientation or another modality lower the score of
-every model. So there is a finding in two cases:
+every model. The module therefore reports that the cases do not fit in two situations:
 
 1. The site's own teachers score far lower than on the site's own cases.
 2. The student and every public model score almost nothing.
@@ -30,7 +30,8 @@ from common.intervals import mean_interval
 from common.metrics import dice_per_class, mean_present
 
 FAR_BELOW = 0.8
-"""The own teachers do not fit the cases if their mean Dice is below this fraction of that on the site's own cases."""
+"""Cases do not fit the site's own teachers if the teachers' mean Dice on them is below this fraction of their mean Dice
+on the site's own cases."""
 
 NOTHING_FOUND = 0.1
 """Mean Dice below which a model finds almost nothing."""
@@ -52,7 +53,8 @@ class Fit:
 
     Attributes:
         here: The own teachers' mean Dice of each case; empty if there are none.
-        home: The same on the site's own cases, each without the voter that was trained on it; empty if unknown.
+        home: The own teachers' mean Dice of each of the site's own cases, without the voter that was trained on the
+            case; empty if unknown.
         public: Mean Dice of the student and of every public model on the cases, by name.
         accepted: True if a person asked for a verdict although the cases do not fit.
     """

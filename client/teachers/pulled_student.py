@@ -78,7 +78,7 @@ def pull(
 ) -> Pulled:
     """Fetch the statement and the bundle of the site's study, check both, and unpack the bundle.
 
-    An interrupted call resumes.
+    If a call is interrupted, the next call continues its download.
 
     Args:
         site_dir: The site's directory.

@@ -187,7 +187,7 @@ class Teachers:
     def ask(self, image: Float[np.ndarray, "c x y z"]) -> tuple[Ask, ...]:
         """Return one function for each voter that computes its prediction of a volume when called.
 
-        The functions compute when called, so m voters need the memory of one prediction. # sensitive
+        A prediction is computed only when its function is called, so m voters need the memory of one. # sensitive
 
         Args:
             image: z-scored volume [c, x, y, z] on the study's grid.

@@ -134,8 +134,10 @@ def give_statements(
 
 
 def _begun(site_dir: Path) -> dict[str, str]:
-    """Return, by path, the SHA-256 of each file's whole content that a killed command was to write; empty if none was
-    killed."""
+    """Return the SHA-256 of each file that a killed command was writing, by path; empty if no command was killed.
+
+    The hash is that of the file's complete content.
+    """
     path = site_dir / STUDENT_DIR / BEGUN
     try:
         found = json.loads(path.read_bytes())
@@ -150,7 +152,7 @@ def _is_left_over(out: Path, begun: Mapping[str, str]) -> bool:
 
 
 def _judged(site_dir: Path) -> tuple[SiteConfig, Study, str]:
-    """Return the site, its study, and the hash of the pulled student's archive."""
+    """Return the site's policy, its study, and the hash of the pulled student's archive."""
     config = load_site(site_dir)
     study, pulled = load_study(config.path(config.study)), site_dir / STUDENT_DIR / "statement.json"
     if not pulled.is_file():
