@@ -160,7 +160,7 @@ def group_sentence(groups: tuple[Guarantee, ...]) -> str:
 
 
 def delta_rule(delta: float, *, unit: Unit) -> str:
-    """Return a sentence that says up to how many units δ is at most 1/(10 n), the usual rule.
+    """Return a sentence that says for how many units n at most δ satisfies the usual rule δ ≤ 1/(10 n).
 
     Args:
         delta: δ, above 0 and below 1.

@@ -53,7 +53,8 @@ from common.canonical import check_integer
 from common.errors import InvalidInput
 
 Sampler: TypeAlias = Callable[[int, Fraction], Int64[np.ndarray, "l"]]
-"""A function that draws ``size`` integers of noise σ. Production uses :func:`rounded_gaussian`; tests inject others."""
+"""A function from a number of values and a standard deviation σ, in grid steps, to that many integers of noise.
+Production uses :func:`rounded_gaussian`; tests inject others."""
 
 Entropy: TypeAlias = Callable[[int], bytes]
 """A function from a number of bytes to random bytes. Tests inject others than the system's."""

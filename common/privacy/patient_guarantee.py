@@ -143,9 +143,9 @@ class Combined:
         epsilon: ε, finite and at least 0.
         delta: δ, above 0 and below 1.
         protection: Always :data:`EXCHANGED`: unit patient, relation replace-one.
-        rule: Name of the rule that gave the figure.
-        reasons: The conditions that are not met; empty if all are met. Only if they all are may the smaller of two ε be
-            stated: that of the trainings or that of the releases. The module lists the conditions.
+        rule: How the figure was computed from the trainings and the releases, in words.
+        reasons: The conditions that are not met; the module lists all conditions. The smaller of the trainings' ε and
+            the releases' ε may be stated only if all are met.
 
     Raises:
         InvalidInput: If a value is outside its range, or unit and relation are others.

@@ -63,8 +63,8 @@ def quantise(code: Float[np.ndarray, "l"], *, radius_int: int) -> Int64[np.ndarr
     1. Clip to R·2⁻¹⁶ in float64.
     2. Scale by 2¹⁶, which is exact.
     3. Truncate towards zero, so no norm grows.
-    4. Test Σq² ≤ R² for the resulting integers q, exactly. If float64's rounding let one step too many through, which
-       is possible for R above 2²⁶ only, shrink the code by 2⁻⁵⁰ and truncate again.
+    4. Test Σq² ≤ R² for the resulting integers q, exactly. If it fails because of float64's rounding, which is possible
+       for R above 2²⁶ only, multiply the code by 1 − 2⁻⁵⁰, truncate again, and repeat the test.
 
     Args:
         code: Float array of shape [l] in the code's units.
