@@ -266,16 +266,19 @@ class TrainingConfig:
             raise InvalidInput("modality dropout", value=self.modality_dropout, limit="0 to below 1")
 
     def check_grid(self, grid: tuple[int, ...]) -> None:
-        """Refuse a size of training volumes that does not suit the network. The network halves its input (levels − 1)
-        times.
+        """Check that volumes of a given size can be used to train the network.
+
+        The network has one level for each number in :attr:`channels`. From each level to the next it halves its input,
+        so over all levels it divides each axis by d = 2^(levels − 1). ``paper-unet`` pads its input, so it also takes
+        axes that are no multiples of d.
 
         Args:
-            grid: Voxels of a volume on each axis. If :attr:`patch` is set, the patch is checked instead.
+            grid: Number of voxels of a volume on each axis. If :attr:`patch` is set, the patch is checked instead.
 
         Raises:
-            InvalidInput: If a side is no multiple of 2^(levels − 1), except for ``paper-unet``, which pads the sides;
-                if a side is smaller than 2^(levels − 1); if a single voxel would be left; or if ``dynunet`` has fewer
-                than 3 levels.
+            InvalidInput: If an axis has fewer than d voxels, or, except for ``paper-unet``, no multiple of d voxels. If
+                no axis has 2d voxels or more, because a single voxel would then be left at the last level. If the
+                network is ``dynunet`` with fewer than 3 levels.
         """
         levels, size = len(self.channels), tuple(self.patch or grid)
         if self.network == "dynunet" and levels < 3:

@@ -4,7 +4,7 @@ Base of the server's and a site's ledger. Opening replays every row, in this ord
 
 1. Each row is checked against the chain and against the rules, and entered into the totals.
 2. The newest row must be covered by a signed head: a signature of that row's hash by the ledger's own key.
-3. The signing key given must be the ledger's.
+3. The signing key, if the caller gives one, must be the ledger's current key.
 
 Refuses a ledger that fails one of these checks. A process that has a ledger open for writing checks again, before it
 charges, that no earlier row has changed in the meantime, either through SQLite or by editing the file.
@@ -34,7 +34,15 @@ QUICK_S, LOOK_SHARE = 0.02, 30
 
 
 class FilledByRows(Protocol):
-    """The interface of a ledger's totals. Each row of the ledger is entered into them, in order."""
+    """Interface of the object that computes a ledger's totals. It receives every row of the ledger, in order.
+
+    Attributes:
+        key: The public keys that have signed the ledger.
+        row_count: Number of rows received.
+        kept: The records that charge rows which were lost with an older copy, each by the position of the newest row
+            that it charges.
+        has_standing: True if a standing file was kept beside the ledger from its first row on.
+    """
 
     key: SigningKey
     row_count: int
@@ -60,15 +68,15 @@ B = TypeVar("B", bound=FilledByRows)
 
 
 class OpenLedger(ABC, Generic[B]):
-    """Base of the server's and a site's ledger: the rows in the file, and the totals that they add up to. A context
-    manager that closes the file on exit.
+    """Base class of the server's and a site's ledger. It holds the open file and the totals of the file's rows. As a
+    context manager it closes the file on exit.
 
     Args:
         chain: The open file, which this object closes when it is closed.
         books: Totals and rules of an empty ledger. Opening enters every row of the file into them.
 
     Raises:
-        InvalidInput: If the signing key is not the ledger's.
+        InvalidInput: If the file was opened with a signing key that is not the ledger's current key.
         LedgerCorrupt: If a row breaks the chain or a rule, or no head with a valid signature covers the newest row.
     """
 
@@ -196,11 +204,16 @@ class OpenLedger(ABC, Generic[B]):
         return self.contains(position) or position in self._books.kept
 
     def _older_copy(self, *, this: str, beside: str) -> str | None:
-        """Return a message if the standing file is missing or shows that this ledger file is an older copy; else None.
+        """Return a message if this ledger file may be an older copy; else None.
 
-        A standing file, kept beside the ledger, states the ledger's newest row. If it is missing, the newest rows may
-        be missing too. Ledgers have a standing file from their first row on; ledgers of earlier versions have one from
-        their first charge on. A read-only copy without its signing key needs none.
+        A standing file, kept beside the ledger, states the ledger's newest row. There is a message if this row is not
+        in the ledger file, if another key signed the standing file, or if a standing file should exist and does not. A
+        ledger has a standing file from its first row on; a ledger of an earlier version has one from its first charge
+        on. A read-only copy without its signing key needs no standing file.
+
+        Args:
+            this: How the message names the ledger file.
+            beside: How the message states where the standing file is.
         """
         path = kept_standing(self._chain.path)
         if path is None:
@@ -220,22 +233,28 @@ class OpenLedger(ABC, Generic[B]):
         return found
 
     def _is_by_own_key(self, standing: KeptStanding) -> bool:
-        """Return whether the key that signed a standing file's head is this ledger's, as far as this copy knows."""
+        """Return whether a key of this ledger signed a standing file's head.
+
+        This copy cannot check the signer of rows that were lost and charged again, so it accepts every key for them.
+        """
         position, key = standing.position, standing.head.public_key
         if self.contains(position):
             return key == self._books.key.at(position.seq)
         return key in self.public_keys or position in self._books.kept
 
     def check_signer(self, standing: KeptStanding, *, named: bool) -> None:
-        """Refuse in a recovery a standing file that somebody else may have written.
+        """Refuse, in a recovery of an older copy, a standing file that this ledger may not have written.
 
-        Anyone can sign a standing file with a key of their own. The ledger's newest key may be unknown to an older
-        copy, so a person may vouch for the file by naming it. A file that names a row of this copy shows no loss, so
-        nobody can vouch for it. A ledger that had a standing file from its first row on signs the whole file.
+        Anyone can sign a standing file with a key of their own. A key of this ledger must therefore have signed the
+        file's head. If this ledger has had a standing file from its first row on and the file shows lost rows, the
+        whole file must be signed too.
+
+        The ledger's newest key may be unknown to an older copy. A file that shows lost rows is therefore also accepted
+        if a person names it. A file of another ledger is not refused here.
 
         Args:
-            standing: The standing file.
-            named: True if a person named the file.
+            standing: The contents of the standing file.
+            named: True if a person named the file in the command, and so vouches for it.
 
         Raises:
             InvalidInput: If the file is refused.
@@ -261,9 +280,9 @@ class OpenLedger(ABC, Generic[B]):
     def _fork(self, standing: KeptStanding) -> Position:
         """Return the newest row of a standing file up to which this ledger contains every charge.
 
-        If there is none, return START, so that the charges of every row are entered again. The standing file names
-        only some rows, so the ledger may in fact agree with it up to a later row. The charge is then too large, never
-        too small.
+        If there is none, return START, so that the recovery charges every row of the standing file again. The standing
+        file names only some rows, so the ledger may in fact agree with it up to a later row. The recovery then charges
+        too much, never too little.
         """
         return next((position for position in standing.positions() if self.covers(position)), START)
 
@@ -273,7 +292,7 @@ class OpenLedger(ABC, Generic[B]):
 
     @abstractmethod
     def _standing(self) -> KeptStanding:
-        """Return the contents of the standing file for now: the newest row and the totals. The caller holds the write
+        """Return what the standing file must state now: the newest row and the totals. The caller holds the write
         lock.
         """
 
@@ -296,13 +315,13 @@ class OpenLedger(ABC, Generic[B]):
         self._kept_at = self._books.row_count
 
     def _append(self, record: Document, *, payload: tuple[str, bytes] | None = None) -> None:
-        """Write a row and enter it into the totals, as read back from the file."""
+        """Write a row and enter it into the totals. The totals are computed from the row's text, as a reader would."""
         kind = kind_of(self.STANDING.ROLE, record)
         self._books.enter(self._chain.append(kind, record.to_json(), payload=payload))
 
     @property
     def _current_books(self) -> B:
-        """The totals after every row that is in the file now, those of other processes too."""
+        """The totals after all rows that are in the file now, including the rows of other processes."""
         self._catch_up()
         return self._books
 
@@ -312,10 +331,11 @@ class OpenLedger(ABC, Generic[B]):
         self._look_back()
 
     def _look_back(self) -> None:
-        """If the file has changed, check that the rows that were read before are unchanged: other processes may only
-        append.
+        """Check that the rows read earlier are unchanged, if somebody else changed the file. Other processes may only
+        append rows.
 
-        Only writers do this. All rows are hashed again; see :data:`LOOK_SHARE` for how often.
+        Only a ledger that is open for writing is checked. A check hashes all rows again; :data:`LOOK_SHARE` limits how
+        often.
         """
         if self._chain.read_only or self._chain.has_uncommitted:
             return

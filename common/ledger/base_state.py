@@ -51,7 +51,8 @@ class SigningKey:
             The key.
 
         Raises:
-            InvalidInput: If the row begins another kind of ledger, or one of an unknown schema.
+            InvalidInput: If the row begins another kind of ledger or a ledger of an unknown schema, or if the ledger's
+                id does not have 32 characters.
         """
         if record.role != role or not 1 <= record.schema <= SCHEMA_VERSION or len(record.ledger_id) != 32:
             raise InvalidInput(
@@ -101,7 +102,7 @@ class SigningKey:
 
 
 class RowState:
-    """Base of the totals that a ledger's rows add up to. Rows are entered in order, each once."""
+    """Base class of the objects that compute a ledger's totals from its rows. Rows are entered in order, each once."""
 
     role = ""
 
@@ -109,8 +110,8 @@ class RowState:
         self.key = SigningKey()
         self.row_count = 0
         self.kept: dict[Position, Document] = {}
-        """Records that charge again the rows that were lost when an older copy was restored. Each is stored by the
-        position of its newest lost row.
+        """The records that charge the rows which were lost when an older copy was restored, each by the position of the
+        newest lost row that it charges.
         """
         self.has_standing = False
         """True if a standing file was kept beside the ledger from the first row on."""
@@ -147,12 +148,12 @@ class RowState:
 
 
 def once(key: object, mapping: Mapping[Any, object], what: str) -> None:
-    """Refuse a second row for something that may have only one.
+    """Refuse a second ledger row with the same key, such as a second row for one study id.
 
     Args:
-        key: Identifies the thing.
-        mapping: The things that already have their row, by key.
-        what: Name of the thing for the error.
+        key: The key of the new row, such as the study id.
+        mapping: The keys that already have a row; the values are not used.
+        what: Kind of the key for the error, such as "study".
 
     Raises:
         InvalidInput: If ``key`` is in ``mapping``.
@@ -162,11 +163,11 @@ def once(key: object, mapping: Mapping[Any, object], what: str) -> None:
 
 
 def said_before(key: object, what: str) -> InvalidInput:
-    """Return the error for a second row about something that may have only one row in a ledger.
+    """Return the error for a second ledger row with a key that may have only one row.
 
     Args:
-        key: Identifies the thing.
-        what: Name of the thing.
+        key: The key, such as a query's id.
+        what: Kind of the key, such as "query".
 
     Returns:
         The error, for the caller to raise.

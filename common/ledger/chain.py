@@ -409,9 +409,10 @@ class Chain:
         copy and the lost ledger differ.
 
         Returns:
-            The last rows of the newest :data:`EXACT_MARKS` transactions, then of older transactions at growing
-            distances (each a sixteenth larger than the one before), and of the first transaction. Their number grows
-            with the logarithm of the ledger's length.
+            The last rows of the newest :data:`EXACT_MARKS` transactions, then of some older transactions, and of the
+            first transaction. The distance of an older transaction from the newest row is about a sixteenth larger than
+            that of the one before it in the result. The length of the result grows with the logarithm of the ledger's
+            length.
         """
         ends = "SELECT seq, hash FROM heads {} ORDER BY seq DESC LIMIT ?"
         found = self._db.execute(ends.format(""), (EXACT_MARKS,)).fetchall()
@@ -475,7 +476,10 @@ class Chain:
 
     @contextmanager
     def _rolled_back(self) -> Iterator[None]:
-        """End a transaction that wrote nothing. After a read error SQLite may have ended it already."""
+        """Run the context in the transaction that the caller has begun, and then end the transaction without writing.
+
+        After a read error SQLite may have ended the transaction already.
+        """
         try:
             yield
         finally:

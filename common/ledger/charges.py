@@ -32,7 +32,7 @@ from common.privacy.mechanism import (
 from common.reading import parsing
 
 MAX_REPEATED_ROSTER = 16
-"""Largest roster that each release repeats in full, as in version 0.1.0. A larger roster has a row of its own."""
+"""Largest roster, in sites, that each release repeats in full. A larger roster has a row of its own."""
 
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
@@ -65,12 +65,12 @@ Number = Annotated[int, Between("number in a record", 0)]
 
 @dataclass(frozen=True, slots=True)
 class PoolDeclaration(Document):
-    """A site's patient pool, and the budget that all studies, editions and runs together may ever spend on it.
+    """The declaration of a site's patient pool, with the budget that all studies together may ever spend on the pool.
 
     Attributes:
         pool: Name of the pool.
         site: Name of the site.
-        budget: ε and δ that all releases together may spend.
+        budget: ε and δ that all releases of all studies together may spend.
         accountant: The accountant that decides whether a release fits the budget.
         protection: Privacy unit and neighbouring relation.
     """
@@ -95,8 +95,8 @@ class StudyTerms:
         id: Content hash of the study.
         name: Name of the study.
         budget: ε and δ that the study may spend on each pool.
-        accountant: The accountant that decides.
-        protection: Unit and relation.
+        accountant: The accountant that decides whether a release fits the budget.
+        protection: Privacy unit and neighbouring relation.
         quorum: Least number of sites of a release.
         voters_per_site: Number m of voters at each site.
         radius: Clipping norm C.
@@ -425,8 +425,10 @@ class ReleaseRecord(Document):
         )
 
     def check(self) -> None:
-        """Refuse a wrong query id, a wrong roster, a wrong number of voters, and a release of an open study without an
-        answer.
+        """Refuse a wrong query id, a wrong roster and a wrong number of voters.
+
+        Also refuse a release of an open study without an answer, and a release of a sealed study without a draw number
+        and masks, or with an answer.
         """
         check_query_id(self.query, self.query_id)
         if (self.roster is None) == (self.roster_sha256 is None):

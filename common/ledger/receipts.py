@@ -14,10 +14,10 @@ Schemas of a receipt:
 
 * Schema 1 repeats the roster in every release, as in version 0.1.0.
 * Schema 2 names one roster for all releases.
-* In schema 3 a long roster has a row of its own, and a release names it by that row's hash. The receipt contains every
-  roster with this site in the rows that it spans, so a site receives each of its rosters once. The signature covers a
-  short text: the site's own facts, and the digest of the facts that all receipts of the transaction share. The digest
-  covers rosters through the hashes of their rows.
+* In schema 3 a long roster has a row of its own, and a release names it by the hash of that row's body. If such a row
+  is among the rows that a receipt covers and the roster contains the site, the receipt contains the roster. A site
+  therefore receives each of its rosters once. The signature covers a short text: the site's own facts, and the digest
+  of the facts that all receipts of the transaction share. This digest covers the hashes of the rosters' bodies.
 
 Refuses a receipt that the server's key did not sign, whose totals do not add up, or that contradicts the site's earlier
 receipts.
@@ -55,12 +55,14 @@ from common.privacy.mechanism import Mechanism
 from common.reading import naming_file
 
 OWN = ("after", "before", "pool", "site")
-"""Fields that differ between the receipts of a transaction. All others except signature and rosters are shared."""
+"""Fields that differ between the receipts of one transaction. All other fields are equal in these receipts, except
+``signature`` and ``rosters``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptedRelease(Document):
-    """One release row, word for word: its number and its body."""
+    """A release row of the server's ledger in a receipt: the row's number, and its body word for word."""
 
     seq: int
     release: Annotated[ReleaseRecord, Key("body")]
@@ -68,21 +70,21 @@ class ReceiptedRelease(Document):
 
 @dataclass(frozen=True, slots=True)
 class Receipt(Signed):
-    """A signed receipt for one site. Totals are those of the site's pool, for the unit and relation that it declared.
+    """A signed receipt for one site. Its totals are those of the site's pool, under the pool's unit and relation.
 
     Attributes:
         study_id: Content hash of the study.
         batch_id: Name of the batch.
         site: Name of the site.
-        declaration: The site's pool.
-        releases: The transaction's releases with this site.
-        before: The pool's total before them.
-        after: The pool's total after them.
+        declaration: The declaration of the site's pool.
+        releases: The transaction's releases with this site on their roster.
+        before: The pool's total before these releases.
+        after: The pool's total after these releases.
         previous: The last row that the site's previous receipt covered.
         links: The facts from which each row's hash is computed, from the row after ``previous`` to the head.
         head: The signed head of the transaction.
         rosters: Rosters that a receipt of schema 3 contains for the site; None if it contains none.
-        schema: 1, 2 or 3; see the module.
+        schema: 1, 2 or 3, as the module's docstring describes them.
         signature: Signature by the server's key.
     """
 
@@ -174,16 +176,17 @@ class Receipt(Signed):
     def losses(self) -> int:
         """Number of rows of kind ``lost`` or ``recovered`` since the previous receipt.
 
-        A server that restored an older copy of its ledger charges the missing releases in such rows: ``recovered`` if
-        some site has a receipt for the release. A row's hash covers its kind, so the server cannot show a row to one
-        site as ``lost`` and to another as something else.
+        A server that restored an older copy of its ledger charges the missing releases in such rows. The kind is
+        ``recovered`` if a site's receipt shows the release, and ``lost`` otherwise. A row's hash covers its kind, so
+        the server cannot show a row to one site as ``lost`` and to another site as another kind.
         """
         return sum(link.kind in ("lost", "recovered") for link in self.links)
 
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
-        """Return whether a key signed this receipt and the signed head of the server's ledger in it.
+        """Return whether a key signed this receipt, and whether the head in the receipt has a valid signature.
 
-        Of the rosters in the receipt, the signature covers only those in :attr:`shown`.
+        The head's signature is checked with the key that the head itself names. Of the rosters in the receipt, the
+        receipt's signature covers only those in :attr:`shown`.
 
         Args:
             public_key: The server's key.
@@ -195,12 +198,16 @@ class Receipt(Signed):
 
     @property
     def named(self) -> frozenset[str]:
-        """Hashes of the roster rows that this receipt covers: those after row ``previous``, up to the head."""
+        """SHA-256 of the body of each roster row that this receipt covers: those after row ``previous``, up to the
+        head.
+        """
         return frozenset(link.body_sha256 for link in self.links if link.kind == "roster")
 
     @property
     def shown(self) -> dict[str, Roster]:
-        """The receipt's rosters that have a row after row ``previous`` and up to the head, by the hash of that row."""
+        """The receipt's rosters whose rows are after row ``previous`` and up to the head, by the SHA-256 of the row's
+        body.
+        """
         named = self.named
         return {record.id: record.roster for record in self.rosters or () if record.id in named}
 
@@ -255,15 +262,16 @@ def _without_roster(item: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A site's knowledge of one server ledger, from the receipts that it accepted.
+    """A site's knowledge of one ledger of the server, from the receipts that the site accepted.
 
     Attributes:
         position: The last row that an accepted receipt covers.
-        spend: The pool's total at that row.
-        recovering: True from the recovery of a restored server ledger until the next receipt.
-        owed: Charges of genuinely signed receipts that contradicted this site's record. A recovered server ledger must
-            contain them too.
-        losses: Number of rows in these receipts that charge lost releases.
+        spend: The total of the site's pool at that row.
+        recovering: True after a person at the site has recorded that the server's ledger was recovered, until the next
+            receipt is accepted.
+        owed: Charges of genuinely signed receipts that contradicted this site's record. A recovered ledger of the
+            server must contain these charges too.
+        losses: Number of rows in the contradicting receipts that charge lost releases.
     """
 
     position: Position = START
@@ -274,7 +282,7 @@ class Known:
 
 
 MAX_RECEIPTS_FILE_BYTES = 1 << 30
-"""Largest file of a site's receipts: of some hundred thousand releases."""
+"""Limit on the size of a file with a site's receipts. It is enough for some hundred thousand releases."""
 
 
 def read_receipts(path: Path) -> tuple[Receipt, ...]:
@@ -330,14 +338,14 @@ def check_arithmetic(receipt: Receipt, study: StudyTerms, *, known: Mapping[str,
     """Check that the parts of a receipt agree with each other.
 
     1. The links lead from ``previous`` to the signed head, with each release at its row.
-    2. Every release belongs to the receipt's study and batch, names the site with its pool, and has the event that
-       follows from its query.
+    2. Every release belongs to the receipt's study and batch, names the site with its pool, has the number of sites
+       and voters that the study requires, and has the event that follows from its query.
     3. The charges lead exactly from ``before`` to ``after``.
 
     Args:
         receipt: A genuine receipt.
         study: The study's terms.
-        known: Rosters that earlier receipts contained, by their hashes.
+        known: Rosters that earlier receipts contained, by the SHA-256 of their rows' bodies.
 
     Raises:
         LedgerCorrupt: If the receipt contradicts itself.

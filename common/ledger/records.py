@@ -131,8 +131,9 @@ class StudyRecord(Document):
 class RefusalRecord(Document):
     """Queries that the server did not release or the site did not accept, and the reason. A refusal costs nothing.
 
-    ``requested`` is the μ² of the first refused query, ``remaining`` the μ² that the named pool had left. Both are
-    empty if the reason was not a budget.
+    ``pool`` is the pool whose limit the first refused query would have exceeded. ``requested`` is the μ² of this query,
+    and ``remaining`` the μ² that the pool's budget, or the study's budget for the pool, had left. Both are empty if the
+    reason was neither a budget nor the number of coordinates.
     """
 
     study_id: StudyId
@@ -171,7 +172,10 @@ class PoolRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRecord(Document):
-    """A release whose row this ledger lost and that a site's receipt proves. Its charge counts; its answer is lost."""
+    """A release whose row this ledger lost and that a site's receipt proves. Its charge counts; its answer is lost.
+
+    ``origin`` is the site whose receipt proves the release, and ``release_hash`` the SHA-256 of the release's body.
+    """
 
     release: ReleaseRecord
     origin: SiteName
@@ -195,8 +199,8 @@ class LostRecord(Document):
         studies: Lost charges by study and pool, under the study's protection.
         kept_row: Number of the newest row in the standing file from which the charges were computed.
         kept_hash: Hash of that row; None in rows of earlier versions.
-        fork: Last row of that standing file that this ledger contains or had charged before; the charges count from
-            there. None in rows of earlier versions.
+        fork: Newest row that the standing file names and that this ledger contains or had charged before. The charges
+            are those after this row. None in rows of earlier versions.
     """
 
     pools: Spends
@@ -218,8 +222,8 @@ class BooksRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class ReuseRecord(Document):
-    """Stored answers of other studies that this study also uses. No pool is charged again, but the answers count in
-    this study's own total.
+    """A list of stored answers of other studies that this study also uses. No pool's lifetime budget is charged again,
+    but the answers count in this study's own total.
     """
 
     study_id: StudyId
@@ -238,7 +242,7 @@ class ConsentRecord(StudyRecord):
 
 @dataclass(frozen=True, slots=True)
 class CapsRecord(Document):
-    """The site's own caps for its pool, and the number of queries it answers in a day."""
+    """The site's own caps: the budget of its pool, and the largest number of queries that it accepts in a day."""
 
     declaration: PoolDeclaration
     queries_per_day: Annotated[int, Between("queries per day", 0)]
@@ -361,13 +365,14 @@ class RestoredRecord(Document):
     Attributes:
         pool: Lost charges of all studies, under the pool's protection.
         studies: Lost charges by study, under the study's protection.
-        queries: Number of queries that were accepted on this day in lost rows. They count towards the day's cap.
+        queries: Number of queries that lost rows had accepted on the day of this row. They count towards that day's
+            cap.
         pending: Ids of lost queries that may be offered again without a further charge.
         kept_row: Number of the newest row in the standing file from which the charges were computed. 0 if there was no
             standing file; then everything that caps and budgets had left is charged.
         kept_hash: Hash of that row; None in rows of earlier versions.
-        fork: Last row of that standing file that this ledger contains or had charged before; the charges count from
-            there. None in rows of earlier versions.
+        fork: Newest row that the standing file names and that this ledger contains or had charged before. The charges
+            are those after this row. None in rows of earlier versions.
     """
 
     pool: Spend
@@ -432,14 +437,14 @@ _NAMES = {role: {record: kind for kind, record in kinds.items()} for role, kinds
 
 
 def kind_of(role: str, record: Document) -> str:
-    """Return the kind of the rows that hold records of a type.
+    """Return the kind of row that stores a record.
 
     Args:
-        role: ``server`` or ``site``.
+        role: ``server`` or ``site``: the ledger that stores the record.
         record: The record.
 
     Returns:
-        The kind.
+        The kind, as in :data:`KINDS`.
     """
     return _NAMES[role][type(record)]
 
@@ -484,13 +489,13 @@ def parse_record(role: str, kind: str, text: str) -> Document:
 
 
 def kept_of(record: LostRecord | RestoredRecord) -> dict[Position, Document]:
-    """Return a record that charges lost rows again, by the position of the newest of these rows.
+    """Return the newest row that a record charges as lost, as a mapping from its position to the record.
 
     Args:
         record: The record that charges the lost rows.
 
     Returns:
-        A mapping with one entry; empty if the record does not name the row's hash.
+        A mapping with one entry; empty if the record does not state the hash of its newest lost row.
     """
     return {} if record.kept_hash is None else {Position(record.kept_row, record.kept_hash): record}
 

@@ -21,10 +21,11 @@ class Obstacle:
     """The limit that a planned release would exceed.
 
     Attributes:
-        reason: Name of the limit.
-        pool: The pool concerned.
+        reason: Name of the limit: ``pool-budget``, ``study-budget`` or ``coordinates``.
+        pool: The pool on which the limit would be exceeded.
         requested: μ² of the release.
-        remaining: μ² left.
+        remaining: μ² that the study's budget has left for the pool, if the reason is ``study-budget``; otherwise μ²
+            that the pool's own budget has left.
     """
 
     reason: str
@@ -35,7 +36,10 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class ChargedTotals:
-    """What will have been spent, by pool and by (study, pool), once a release or the reuse of an answer is entered."""
+    """The totals by pool and by (study, pool) after a planned release or a planned reuse of an answer.
+
+    They contain only the pools that the release or the reuse charges.
+    """
 
     pools: dict[str, Spend]
     studies: dict[tuple[str, str], Spend]

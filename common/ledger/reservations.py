@@ -18,8 +18,8 @@ class Reservation:
         query_id: The query's id.
         mechanism: Its mechanism.
         study_id: The study's id.
-        day: UTC date of the charge.
-        seq: Number of the row.
+        day: UTC date on which the query was charged.
+        seq: Number of the row that records the acceptance.
         ledger: Id of the server's ledger; empty if the row does not name it.
         sealing_key: Server's sealing key; empty if the row does not name it.
         draw: In a sealed study, number of the newest draw that was paid for.

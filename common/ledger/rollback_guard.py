@@ -3,8 +3,8 @@
 The server's and a site's ledger use it. An older copy of a ledger is valid in itself; only data outside the file can
 reveal that it is old. The standing file contains the newest head, the totals at that head, and the ends of earlier
 transactions (``marks``). It is written after every transaction, so it is never newer than the ledger. A ledger that
-continued from an older copy contains one of the marks. The standing file therefore shows what was charged after that
-mark in the ledger that was replaced, and not only by how much the two totals differ now.
+continued from an older copy contains one of the marks. The standing file therefore shows what the replaced ledger
+charged after that mark, even if the older copy has charged something itself since.
 
 The standing file may be on another disk, behind a symbolic link. It contains no code, no answer and no name. Refuses a
 link whose target does not exist, and a plain file in the place of a link, because a backup that follows links stores a
@@ -38,13 +38,14 @@ from common.reading import parse_json
 
 @dataclass(frozen=True, slots=True)
 class KeptStanding(Document):
-    """Base of the standing files of the server's and the sites' ledgers.
+    """Base class of the contents of a standing file, for the server's and the sites' ledgers.
 
-    A standing file states the ledger's newest signed head and the last rows of earlier transactions, newest first.
-
-    A standing file of an early version has no ``marks``; the row where it diverged from a ledger is then unknown.
-    ``elsewhere`` is the file's place if the ledger finds it through a symbolic link. ``signature`` is by the head's key
-    and covers all other fields; earlier versions wrote none.
+    Attributes:
+        head: The ledger's newest signed head.
+        marks: Number and hash of the last rows of earlier transactions, newest first. A standing file of an early
+            version has no marks; the last row that it shares with an older copy of the ledger is then unknown.
+        elsewhere: Path of the standing file if a symbolic link beside the ledger points to it; otherwise None.
+        signature: Signature of all other fields by the key of ``head``; None in files of earlier versions.
     """
 
     ROLE: ClassVar[str]
@@ -74,10 +75,10 @@ class KeptStanding(Document):
                 yield Position(seq, hashed)
 
     def save(self, ledger: Path, *, key: Ed25519PrivateKey) -> None:
-        """Write the ledger's standing file, replacing an earlier one (mode 0600). After a power cut the earlier version
-        may remain, which is older but valid.
+        """Write the ledger's standing file with mode 0600, in place of an earlier one. After a power cut the earlier
+        file may remain, which is older but valid.
 
-        The file is signed unless the key was changed since its head was signed.
+        The file is signed, unless the ledger's key was changed after the head was signed.
 
         Args:
             ledger: The ledger's file.
@@ -93,11 +94,11 @@ class KeptStanding(Document):
     def against(
         self, *, ledger_id: str, rows: int, covers: Callable[[Position], bool], this: str, beside: str
     ) -> str | None:
-        """Return a message if this standing file shows that a ledger file is an older copy.
+        """Return a message if this standing file shows that a ledger file is an older copy, or is of another ledger.
 
         Args:
-            ledger_id: Id of the ledger in the file.
-            rows: Number of its rows.
+            ledger_id: Id of the ledger in the ledger file.
+            rows: Number of the ledger file's rows.
             covers: Returns whether all charges up to a row are in the ledger.
             this: How the message names the ledger's file.
             beside: How the message states where the standing file is.
@@ -125,7 +126,7 @@ class KeptStanding(Document):
             The contents of the standing file.
 
         Raises:
-            InvalidInput: If the file cannot be read or holds anything else.
+            InvalidInput: If the file cannot be read, has other contents, or has a wrong signature.
         """
         try:
             found = parse_json(path.read_bytes(), what=f"standing of {cls.WHAT}")
@@ -162,7 +163,7 @@ class SiteLedgerStanding(KeptStanding):
         pending: Ids of accepted queries without a receipt.
         patients: The recorded withdrawals of patients, who are named by keyed hashes.
         left: Ids of studies from which the site withdrew for good.
-        sealing_keys: By sealing key of a server, the keys that replaced it.
+        sealing_keys: The keys that replaced each sealing key of a server, by the replaced key.
         caps: The newest caps.
         adapted: Trainings of networks that may leave the hospital.
         identity: How the data set tells patients apart; None before the first training.
@@ -195,8 +196,8 @@ class ServerStanding(KeptStanding):
     Attributes:
         pools: Total spent of every pool.
         studies: Total by study and pool.
-        declarations: The pools' declarations, since an older copy may lack them too.
-        books: Id of the site ledger that keeps each pool's accounts.
+        declarations: The pools' declarations, because an older copy may lack them too.
+        books: Id of the site ledger in which the hospital counts a pool's charges, by pool.
         notes: Texts of the notes that must not be lost: revocations of sites, and a recovery without a standing.
     """
 
@@ -268,8 +269,8 @@ def kept_standing(ledger: Path) -> Path | None:
         The path; None if there is none.
 
     Raises:
-        LedgerCorrupt: If its symbolic link has no target, or if a copy of the file is in the place of the link, because
-            a rollback could then not be detected.
+        LedgerCorrupt: If the symbolic link to the standing file has no target, or if a copy of the standing file has
+            replaced the link. A rollback could then not be detected.
     """
     path = standing_path(ledger)
     if path.exists():
@@ -292,7 +293,7 @@ def kept_standing(ledger: Path) -> Path | None:
 
 
 def _written_for(path: Path) -> str | None:
-    """Return the other place for which a standing file was written; None if it states none or cannot be read."""
+    """Return the path of the standing file that a file states as its own; None if it states none or is unreadable."""
     try:
         found = parse_json(path.read_bytes(), what="standing file")
     except (OSError, InvalidInput):

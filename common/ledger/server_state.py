@@ -66,7 +66,7 @@ class Books(RowState):
         self.lost: dict[int, LostRecord] = {}
         self.refusals: dict[tuple[str, str, tuple[str, ...]], int] = {}
         self.notes: dict[str, int] = {}
-        """Rows of the notes that a recovery must keep, by their text."""
+        """Row numbers of the notes that a recovery must enter again, by the note's text."""
         self._answers: dict[str, int] = {}
         self._spent: dict[str, Spend] = {}
         self._study_spent: dict[tuple[str, str], Spend] = {}
@@ -312,7 +312,7 @@ class Books(RowState):
         Args:
             row: The next row.
             record: The record, if the caller has just written the row.
-            charge: The totals that :meth:`plan` returned, if the caller has just written the row.
+            charge: The totals that :meth:`plan` or :meth:`plan_reuse` returned, if the caller has just written the row.
 
         Returns:
             The row's record.
@@ -529,7 +529,7 @@ class Books(RowState):
 
 
 class _Sums:
-    """Totals after one more release of a given number of coordinates.
+    """Computes the totals of pools after one more release of a given number of coordinates.
 
     Most pools have the same total, so the last result is stored and returned for the next pool with the same input.
     """

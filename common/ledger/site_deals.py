@@ -1,8 +1,9 @@
 """Tracks, in a site's ledger, which patient is assigned to which voter, and checks slots files against it.
 
 A *deal* is one assignment of a pool's patients to the voters. It gives each patient a *slot*, which belongs to one
-voter; slot and patient together are a *seat*. Part of a site's totals (:mod:`common.ledger.site_teachers`). Patients
-appear as keyed hashes (``subject``), whose key is stored with the slots file. Refuses to give a patient a second slot,
+voter; slot and patient together are a *seat*. The site stores the deal with the patients' names in its slots file. The
+ledger contains keyed hashes of the names (``subject``), whose key is stored with the slots file. This module is part of
+a site's totals (:mod:`common.ledger.site_teachers`). It refuses to give a patient a second slot,
 another patient's slot, or a slot after a withdrawal. Two voters of one deal therefore never share a patient, even if an
 older copy of the slots file is read.
 """

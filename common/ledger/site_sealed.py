@@ -131,7 +131,7 @@ class SealedRecords:
         Args:
             query_id: The query's id.
             draw: Number of the draw.
-            masks: Id of the roster.
+            masks: One id for the roster and its sites' mask keys together.
         """
         self._receipted_under[query_id, draw] = masks
 
@@ -148,14 +148,14 @@ class SealedRecords:
         return (query_id, draw) in self._receipted_under
 
     def masked_under(self, query_id: str, draw: int) -> str | None:
-        """Return the roster for which this site masked a query's code in a draw (an attempt at the sum).
+        """Return the id of the roster for which this site masked a query's code in a draw (an attempt at the sum).
 
         Args:
             query_id: The query's id.
             draw: Number of the draw.
 
         Returns:
-            Id of the roster; None if the code was not masked.
+            The id, which also covers the mask keys of the roster's sites; None if the code was not masked.
         """
         return self._masked_under.get((query_id, draw))
 

@@ -289,12 +289,16 @@ class SiteBooks(RowState):
     def is_new(self, query_id: str, draw: int | None) -> bool:
         """Return whether accepting a query, or a further draw of a query, must be charged.
 
+        In a sealed study every new draw is charged. In an open study a query is charged when it is accepted for the
+        first time. If it has a receipt and is asked again after a recovery of the server's ledger, it is charged once
+        more.
+
         Args:
             query_id: The query's id.
             draw: Number of the draw; None in an open study.
 
         Returns:
-            True if it must be charged; False if it was charged before.
+            True if it must be charged.
         """
         known = self.reservations.get(query_id)
         if draw is None or known is None:
@@ -323,8 +327,7 @@ class SiteBooks(RowState):
         self.reopened |= {query_id for query_id, ledger_id in receipted if ledger_id == record.ledger_id}
 
     def check_caps(self, new: CapsRecord) -> None:
-        """Refuse caps for another pool, or with another protection, than the site declared first. The site may lower or
-        raise its own ε.
+        """Refuse caps that change the pool, or the pool's unit or relation. The site may lower or raise its own ε.
 
         Args:
             new: The new caps.
@@ -370,12 +373,14 @@ class SiteBooks(RowState):
         3. Every charged query must have been accepted by this site. The row of the acceptance may be missing if it was
            lost when an older copy of this ledger was restored, and was then charged as lost.
         4. The receipt must continue the site's last receipt (:func:`check_continuity`).
-        5. The charges that the server marks as lost must not exceed the cost of the accepted queries without a receipt,
-            except after a recovery of the server's ledger.
+        5. The charges that the server marks as lost must not exceed the cost of all accepted queries without a receipt,
+           counted once for each row that marks a loss. This is not checked between a recovery of the server's ledger
+           and the next receipt.
 
-        After a recovery of the server's ledger, a receipt with totals that are too small can arrive. If its queries
-        were accepted before the recovery, the server signed it before the recovery too; it is then superseded, which is
-        no contradiction. If its queries were accepted after the recovery, its totals must contain every charge.
+        After a recovery of the server's ledger, a receipt with totals that are too small can arrive. If the site
+        accepted the receipt's queries before the recovery, the server signed the receipt before the recovery too. Such
+        a receipt is superseded, which is no contradiction. If the site accepted the queries after the recovery, the
+        receipt's totals must contain every charge.
 
         Args:
             receipt: A genuine receipt.
@@ -462,8 +467,8 @@ class SiteBooks(RowState):
 
         Earlier versions of the program charged lost releases only if the receipt had a row of kind ``lost``. So a
         ledger that they wrote may hold an accepted query (a reservation) that exceeds a limit once all lost releases
-        are charged. :meth:`_reserve` then enters stored
-        reservations beyond a limit; a new reservation is checked before it is stored.
+        are charged. :meth:`_reserve` then enters stored reservations beyond a limit. A new reservation is checked
+        before it is stored.
         """
         self.check_receipt(receipt)
         self.paid_bytes[receipt.ledger_id] = self.paid_bytes.get(receipt.ledger_id, 0) + len(row.body)
@@ -597,8 +602,8 @@ class SiteBooks(RowState):
     def _owe(self, receipt: Receipt) -> None:
         """Record the charges of a genuinely signed receipt that contradicted this site's record.
 
-        The site does not count the receipt's rows as the server's ledger. It checks later that the server's recovered
-        ledger contains these charges.
+        The receipt is not accepted, so the site's last known position and total of the server's ledger stay. After a
+        recovery of the server's ledger, the site checks that the ledger contains these charges.
         """
         known = self.known.get(receipt.ledger_id, Known())
         owed = known.owed

@@ -156,7 +156,11 @@ class Spending:
         return tuple(self.by(name) for name in ACCOUNTANTS if name != "pld" or pld)
 
     def groups(self) -> tuple[Guarantee, ...]:
-        """Return the guarantees of groups of units (:func:`common.privacy.consent.group_guarantees`)."""
+        """Return the guarantee for a group of k units, such as k patients of one family, for every k from 1 to 5.
+
+        The tuple ends before the first size that is outside the accountants' range
+        (:func:`common.privacy.consent.group_guarantees`).
+        """
         return group_guarantees(self.bound, self.budget, self.protection, self.accountant)
 
     @property
@@ -193,7 +197,7 @@ class Spending:
         return spent_sentence(self.mu_squared, sealed=sealed)
 
     def groups_sentence(self) -> str:
-        """Return :meth:`groups` as a sentence (:func:`common.privacy.consent.group_sentence`)."""
+        """Return the guarantees of :meth:`groups` as a sentence (:func:`common.privacy.consent.group_sentence`)."""
         return self.if_known(group_sentence(self.groups()))
 
     def if_known(self, sentence: str) -> str:

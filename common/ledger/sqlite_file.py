@@ -173,7 +173,7 @@ def appearing(path: Path, *, what: str) -> Iterator[Path]:
         what: Name of the file in the error.
 
     Returns:
-        A context with the draft's path.
+        A context manager that gives the draft's path.
 
     Raises:
         InvalidInput: If a file of this name appeared meanwhile.

@@ -57,10 +57,15 @@ class DealRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class DrawnRecord(Document):
-    """The number of first steps of a private training that count as drawn.
+    """The number of steps of a private training that count as spent.
 
-    A step is drawn when its random batch and its noise are drawn; the row is written before. If the training's files
-    are restored from a backup, these steps are therefore not drawn a second time.
+    A step is *drawn* when a random batch is chosen and noise is added to the sum of its gradients. This row is written
+    before the steps that it adds are drawn. If the training's files are then restored from a backup, the ledger still
+    shows that these steps are spent.
+
+    Attributes:
+        training_id: Id of the training.
+        steps: Number of spent steps, counted from the first step of the training.
     """
 
     training_id: Annotated[Sha256, Key("training")]
@@ -99,9 +104,9 @@ class TrainedRecord(Document):
     Attributes:
         training_id: Id of the training.
         voter: Number of the voter.
-        served: SHA-256 of the teacher that it made.
-        dealt: Digest of the seats from which its patients were taken (:func:`common.ledger.site_deals.seats_digest`);
-            None in rows of earlier versions.
+        served: SHA-256 of the teacher that the training made.
+        dealt: Digest of the assignment of patients to slots from which the training took its patients
+            (:func:`common.ledger.site_deals.seats_digest`); None in rows of earlier versions.
     """
 
     training_id: Annotated[Sha256, Key("training")]
@@ -115,12 +120,12 @@ class ForeignRecord(Document):
     """A teacher that the hospital trained outside Consilium and supplied for one of its voters.
 
     The ledger does not know on which patients the teacher was trained. The teacher therefore computes no code for a
-    study of unit patient.
+    study whose unit of privacy is the patient.
 
     Attributes:
         voter: Number of the voter.
         served: Hash of the teacher.
-        brought: Kind of the teacher.
+        brought: Kind of the teacher: ``bundle``, ``torchscript`` or ``command``.
     """
 
     voter: Number

@@ -87,7 +87,7 @@ def facts(study: Study, *, sites: int = 0, spending: Spending | None = None) -> 
         spending: The spending so far, if there is a ledger; by default nothing is spent.
 
     Returns:
-        The values by the key of the JSON document.
+        A mapping with the keys and values of the JSON document that the command prints.
     """
     privacy, spending = study.privacy, spending or Spending.of(study.privacy)
     mechanism = study_mechanism(study, dimension=1)
@@ -140,7 +140,8 @@ def sealed_facts(study: Study, *, sites: int = 0, spending: Spending | None = No
         spending: The spending so far, if there is a ledger; by default nothing is spent.
 
     Returns:
-        The values by the key of the JSON document.
+        The mapping that :func:`facts` returns under the key ``sealed_sum``. It contains one guarantee for each of the
+        three cases, the numbers of sites for which the guarantees hold, and the guarantees in words.
     """
     privacy, spending = study.privacy, spending or Spending.of(study.privacy)
     most = max(check_integer("sites", sites, least=0), privacy.quorum, spending.largest_roster)
