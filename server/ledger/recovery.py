@@ -52,8 +52,8 @@ class Recovery:
         by_standing: By pool, the number of releases that this recovery charged from the ledger's standing (a small file
             beside the ledger that counts every charge), because no receipt contains them.
         pools: All pools after the recovery.
-        standing_is_older: Whether a receipt names a later row than every standing. Later answers may then be missing
-            if their receipts reached no site.
+        standing_is_older: True if a receipt names a later row than every standing that was read. Charges of answers
+            after the newest standing may then be missing, if the receipts for these answers reached no site.
     """
 
     entered: int
@@ -90,10 +90,10 @@ def recover_charges(
         What was entered, and every pool's state.
 
     Raises:
-        InvalidInput: If the copy's signing key is not given. If nothing shows a loss: no receipt, no standing, and no
-            change of the key that the copy lacks. If the ledger's standing is missing, unless ``charge_all`` or a
-            ``standing`` with a row that the copy lacks is given. If ``charge_all`` is given although there is a
-            standing.
+        InvalidInput: If the copy's signing key is not given. If nothing shows a loss: neither ``receipts`` nor
+            ``standing`` is given, the copy has all rows that the standing beside it shows, and the copy's key is still
+            the ledger's newest key. If the ledger's standing is missing, unless ``charge_all`` or a ``standing`` with
+            a row that the copy lacks is given. If ``charge_all`` is given although there is a standing.
     """
     held = [receipt for path in receipts for receipt in read_receipts(path)]
     with Ledger.open(ledger) as copy:

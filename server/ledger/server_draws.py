@@ -65,8 +65,9 @@ class BatchResult:
     """The result of charging and answering a batch of queries.
 
     Attributes:
-        answers: Stored and new answers, in the order asked.
-        refused: Ids of the queries that exceed a budget.
+        answers: Stored and new answers, in the order of the queries.
+        refused: Ids of the refused queries: the first query that exceeds a limit, and every later query without an
+            answer that the study may use.
     """
 
     answers: tuple[StoredAnswer, ...]
@@ -93,7 +94,7 @@ class DrawResult:
     Attributes:
         draw: The charged draw; None if nothing was charged.
         answers: Stored answers to queries that had one already.
-        refused: Ids of the queries that exceed a budget.
+        refused: Ids of the refused queries, as in :class:`BatchResult`.
     """
 
     draw: Draw | None
@@ -145,8 +146,8 @@ class AnswersQueries(IssuesReceipts):
 
         Raises:
             QuorumNotReached: If the roster is smaller than the study allows.
-            InvalidInput: If ``roster`` and ``masks`` name different sites, or for an argument that ``release_batch``
-                refuses.
+            InvalidInput: If ``roster`` and ``masks`` name different sites, if ``masks`` is for another study, for an
+                unknown study, for an undeclared pool, or for a query that is named twice or does not fit the study.
         """
         if masks.sites != tuple(sorted(entry.site for entry in roster)) or masks.study != study_id:
             raise InvalidInput("roster of a draw", limit="exactly the sites that gave a mask key for the draw")
@@ -252,6 +253,7 @@ class AnswersQueries(IssuesReceipts):
 
         Raises:
             InvalidInput: If the query has no draw, or the sum is not of the mechanism's dimension.
+            LedgerCorrupt: If the draw is not the query's newest draw, or has ended. Nothing is stored then.
         """
         with self._writing():
             if query_id not in self._books.releases:

@@ -33,7 +33,7 @@ from common.ledger.server_state import Books
 
 
 class ServerFile(OpenLedger[Books]):
-    """Base of the server's ledger: transactions, standing and recovery."""
+    """Base class of the server's ledger. It runs transactions, writes the standing, and recovers an older copy."""
 
     STANDING = ServerStanding
 
@@ -291,8 +291,8 @@ class ServerFile(OpenLedger[Books]):
     def lost(self) -> dict[str, Spend]:
         """Return the spending that recoveries of the ledger charged although no receipt proves it.
 
-        A recovery charges the total in the standing file. If there is no standing file, it charges the whole remaining
-        budget.
+        For charges without a receipt, a recovery charges what the standing file counts beyond the older copy. If there
+        is no standing file, a recovery with ``charge_all`` charges the whole remaining budget.
 
         Returns:
             A mapping from each pool's name to this spending; empty if no recovery made such a charge.
@@ -358,7 +358,9 @@ class ServerFile(OpenLedger[Books]):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Hold one write transaction: read what others wrote, run the block, commit; on any exception undo everything.
+        """Run the block in one write transaction, after reading the rows that other processes wrote.
+
+        The transaction is committed at the end of the block. On any exception, everything is undone.
 
         The standing is written after the commit. If that fails, the rows are durable and the caller gets the error; the
         next write or opening brings the standing up to date. While an older copy is being recovered, the standing stays

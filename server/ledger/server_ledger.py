@@ -81,7 +81,10 @@ class Candidate:
 
 
 class Ledger(AnswersQueries):
-    """A privacy ledger file; a context manager. Use :meth:`create` or :meth:`open`."""
+    """The server's privacy ledger, opened from its file. :meth:`create` and :meth:`open` return one.
+
+    As a context manager it closes the file on exit.
+    """
 
     # --- opening and closing
 
@@ -201,7 +204,8 @@ class Ledger(AnswersQueries):
 
         Raises:
             InvalidInput: If the pool is declared already with a smaller ε, δ or Σμ², for another site, or with another
-                protection (unit of privacy and relation).
+                protection (unit of privacy and relation). Also for a new pool, if a recovery without a standing has
+                charged all remaining budget of this ledger.
         """
         with self._writing():
             if self._books.pools.get(declaration.pool) != declaration:
@@ -282,7 +286,7 @@ class Ledger(AnswersQueries):
 
         A new query must fit two budgets of every pool on the roster: the pool's lifetime budget and the study's budget
         for that pool, each by the accountant declared for it. The first query that does not fit ends the batch: it and
-        every later query without a stored answer are ``refused``, and one row records the refusal.
+        every later query without an answer that the study may use are ``refused``, and one row records the refusal.
 
         For a query that has an answer, the stored answer is returned byte for byte: no noise is drawn, and no pool's
         lifetime budget is charged. If another study asked for that answer, a row records that this study uses it too,

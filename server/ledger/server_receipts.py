@@ -85,8 +85,8 @@ class _Shared:
         members: The common JSON members, by name.
         digest: Digest of the common members, if the receipts' signatures cover this digest; None if they cover the
             members' text.
-        rosters: For each long roster that these rows introduce, the names of the sites on it, whose receipts contain
-            the roster, and its text.
+        rosters: One pair for each long roster that the covered rows introduce: the names of the sites on the roster,
+            and the roster's text. The receipts of these sites contain the roster.
     """
 
     members: dict[str, str]

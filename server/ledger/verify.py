@@ -163,7 +163,8 @@ def verify(
 
     Args:
         path: The ledger's SQLite file.
-        public_key: A public key that the caller knows to be the ledger's: the current one or one that it replaced.
+        public_key: A public key that the caller knows to be the ledger's: the current key or an earlier one. By
+            default, the file's signatures are only checked against the key that the file itself names.
         server_key: For a site's ledger, the server's public key, or several keys if the server changed its key;
             receipts are checked against them.
         witnesses: Signed heads of this ledger that somebody kept elsewhere; each must be found in it. The head in the

@@ -60,13 +60,16 @@ class BatchRoster:
 
 
 def rosters(answers: Sequence[StoredAnswer]) -> tuple[BatchRoster, ...]:
-    """Return the releases behind a study's answers, in order.
+    """Group a study's answers by the release in which they were made, in order.
+
+    Answers that follow each other belong to one release if they have the same batch and the same sites. If a batch was
+    answered in two runs with different sites, it counts as two releases.
 
     Args:
         answers: The stored answers, in the order of their rows.
 
     Returns:
-        One entry for each release. If a batch was answered in two runs with different sites, it counts as two releases.
+        One entry for each release.
     """
     found: list[BatchRoster] = []
     for answer in answers:
@@ -255,7 +258,7 @@ def consent_sheet(study: Study, *, patients: int | None, counted: str, spending:
     Args:
         study: The study.
         patients: Number of the hospital's patients; None if it is unknown.
-        counted: Where the number is from, or why it is unknown.
+        counted: Text that states where the number is from, or why it is unknown.
         spending: What was spent, if there is a ledger; by default nothing is spent.
 
     Returns:

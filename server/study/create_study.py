@@ -68,7 +68,7 @@ def create_study(
 
     Args:
         workspace: The new directory.
-        study: The terms.
+        study: The study's terms.
         ledger: Directory or ledger file of another study. The new study then shares that study's ledger and signing
             key, but has a new sealing key. By default a new ledger is created.
         standing: File on another disk for a new ledger's standing, the small file that records its newest row.
@@ -121,7 +121,7 @@ def create_study(
 
 
 _BEGUN = ("keys/*", "ledger.*")
-"""What a study's set-up writes before ``study.toml``."""
+"""The files that the set-up of a study writes before ``study.toml``, as patterns."""
 
 
 def _refuse_interrupted(root: Path) -> None:
@@ -365,18 +365,18 @@ def fit_study_codec(
     private_hashes: Collection[str] = (),
     on_stage: OnStage = lambda _name, _done, _total: None,
 ) -> CodecRecord:
-    """Fit the study's codec on public label maps, and prepare what its protocol needs before the first query.
+    """Fit the study's codec on public label maps, and prepare what the study's protocol needs before the first query.
 
-    The public volumes must be published before. If the call is interrupted, the study may have no codec until the next
-    call.
+    If the protocol uses the public volumes, they must be published before. If the call is interrupted, the study may
+    have no codec until the next call.
 
     Args:
         workspace: The study.
         label_maps: Files of public label maps.
-        sites: Number of sites expected to answer, which determines the planned noise on the mean code.
+        sites: Number of sites expected to answer. The planned noise on the mean code is computed from it.
         private_hashes: SHA-256 of every label map file that is known to be of a private, validation or test case; such
             a file is refused.
-        on_stage: Called with the progress.
+        on_stage: Called with the name of the current stage, the number of steps done, and the total number of steps.
 
     Returns:
         The codec's record.
@@ -490,10 +490,10 @@ def pool_to_declare(
         The declaration to enter into the ledger.
 
     Raises:
-        InvalidInput: If a known pool's request names no site ledger, another one than is on record, or one that shows
-            less spending than the server's ledger charged; if the site ledger keeps another pool's budget, as the key
-            of that pool's site shows; if ``pool_epsilon`` is above the pool's ε; if the pool belongs to another site;
-            or if the site has another pool.
+        InvalidInput: If the pool belongs to another site, or the site has another pool. If the pool is known and the
+            join request names no site ledger, another one than is on record, or one that shows less spending than the
+            server's ledger charged. If the request names the site ledger of another pool, and the keys show that the
+            ledger belongs to that pool's site. If ``pool_epsilon`` is above the pool's declared ε.
     """
     with Ledger.open(workspace.ledger_file) as ledger:
         known = {declared.pool: declared for declared in ledger.pools()}

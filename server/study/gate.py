@@ -115,8 +115,8 @@ def gate_state(workspace: Workspace) -> GateState:
 
 
 def shown_gate(workspace: Workspace) -> GateState:
-    """Return the hospitals' verdicts for display: unlike :func:`gate_state`, without any verdict if they cannot be
-    read.
+    """Return the hospitals' verdicts for display. If they cannot be read, return a state without verdicts, whereas
+    :func:`gate_state` raises an error.
 
     Args:
         workspace: The study's directory.

@@ -38,8 +38,8 @@ class Room:
         pool: The pool's name.
         releases: How many of the ``wanted`` releases the pool can pay for.
         wanted: Number of releases that the study may still charge to the pool, spare draws of sealed sums included.
-        revoked: ``here`` if this study revoked the site, ``before`` if the study that holds the ledger did; otherwise
-            empty.
+        revoked: ``here`` if this study revoked the site; ``before`` if the study that holds the shared ledger revoked
+            it and this study did not; otherwise empty.
     """
 
     site: str

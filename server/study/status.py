@@ -58,7 +58,7 @@ class SiteStatus:
 
     @property
     def state(self) -> str:
-        """``revoked``, ``spent`` if its pool cannot pay for a further query, or ``open``."""
+        """The site's state: ``revoked``; ``spent`` if its pool cannot pay for a further query; otherwise ``open``."""
         return "revoked" if self.revoked else "spent" if self.spent else "open"
 
     def to_json(self) -> dict[str, object]:
