@@ -2,7 +2,8 @@
 
 Called by the server's and the sites' ledgers, by workers and by the commands that create keys. A private key is one
 unencrypted PEM file (PKCS8) that only its owner may read. Refuses a file that group or others may access, a symbolic
-link, and a key of the wrong kind. An existing file is never replaced. Messages name the file and never its contents.
+link, and a key of the wrong kind. A new key never overwrites an existing file; :func:`replace_key` replaces a key and
+keeps the old one in another file. Messages name the file and never its contents.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ def replace_key(path: Path, old: Ed25519PrivateKey | X25519PrivateKey, following
 
     Args:
         path: File of the key.
-        old: The key in it.
-        following: File of the new key.
+        old: The key in this file.
+        following: File of the new key; it is deleted at the end.
     """
     new = following.read_bytes()
     if path.read_bytes() != new:
@@ -162,25 +163,25 @@ def public_pem(key: Ed25519PrivateKey) -> bytes:
 
 
 def signing_public_key(text: str) -> Ed25519PublicKey:
-    """Return the Ed25519 public key of 64 hex digits.
+    """Return the Ed25519 public key that 64 hex digits encode.
 
     Args:
-        text: The digits.
+        text: The digits, in lower case.
 
     Returns:
         The key.
 
     Raises:
-        InvalidInput: If the encoding is not canonical.
+        InvalidInput: If the text is not the canonical encoding of a key, or the key is of small order.
     """
     return Ed25519PublicKey.from_public_bytes(bytes.fromhex(check_identity_key(text)))
 
 
 def sealing_public_key(text: str) -> X25519PublicKey:
-    """Return the X25519 public key of 64 hex digits.
+    """Return the X25519 public key that 64 hex digits encode.
 
     Args:
-        text: The digits.
+        text: The digits, in lower case.
 
     Returns:
         The key.
@@ -238,8 +239,8 @@ def read_public_key(source: str) -> Ed25519PublicKey:
 
 
 class Signed(Document):
-    """Base of a record whose last field is an Ed25519 signature of all other fields. Each type of record has its own
-    prefix of the signed bytes (domain), so a signature is valid for one type only.
+    """Base class of a record whose last field is an Ed25519 signature of all other fields. The signed bytes begin with
+    a prefix (``DOMAIN``) that differs between the types of records, so a signature is valid for one type only.
     """
 
     __slots__ = ()

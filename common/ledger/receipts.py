@@ -105,7 +105,9 @@ class Receipt(Signed):
     signature: str = ""
 
     def check(self) -> None:
-        """Refuse a receipt of schema 1 or 2 that names a roster by the hash of a row, which only schema 3 allows."""
+        """Refuse a receipt of schema 1 or 2 that names a roster by a hash or contains ``rosters``, as only schema 3
+        may.
+        """
         by_hash = any(item.release.roster_sha256 is not None for item in self.releases)
         if self.schema < 3 and (by_hash or self.rosters is not None):
             raise InvalidInput("receipt schema", value=self.schema, limit="3, because rosters have rows of their own")

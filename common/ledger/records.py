@@ -197,8 +197,10 @@ class LostRecord(Document):
     Attributes:
         pools: Lost charges by pool, under the pool's protection.
         studies: Lost charges by study and pool, under the study's protection.
-        kept_row: Number of the newest row in the standing file from which the charges were computed.
-        kept_hash: Hash of that row; None in rows of earlier versions.
+        kept_row: Number of the newest row in the standing file from which the charges were computed. If the record
+            charges all remaining budget instead, number of this ledger's row before the record.
+        kept_hash: Hash of the standing file's newest row. None if the record charges all remaining budget, and in rows
+            of earlier versions.
         fork: Newest row that the standing file names and that this ledger contains or had charged before. The charges
             are those after this row. None in rows of earlier versions.
     """
@@ -370,7 +372,7 @@ class RestoredRecord(Document):
         pending: Ids of lost queries that may be offered again without a further charge.
         kept_row: Number of the newest row in the standing file from which the charges were computed. 0 if there was no
             standing file; then everything that caps and budgets had left is charged.
-        kept_hash: Hash of that row; None in rows of earlier versions.
+        kept_hash: Hash of that row; None if there was no standing file, and in rows of earlier versions.
         fork: Newest row that the standing file names and that this ledger contains or had charged before. The charges
             are those after this row. None in rows of earlier versions.
     """

@@ -27,8 +27,10 @@ class AnswerRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class LostDrawRecord(Document):
-    """A draw (an attempt at a sealed sum) that ended without an answer and stays charged: a site did not complete it,
-    or its sum was ``spoiled``.
+    """A draw (an attempt at a sealed sum) that ended without an answer and stays charged.
+
+    The ``reason`` is ``incomplete`` if a site did not complete the draw, or ``spoiled`` if its sum is one that honest
+    sites cannot have produced.
     """
 
     query_ids: tuple[Sha256, ...]
@@ -71,7 +73,7 @@ class MaskedRecord(Document):
         query_id: The query's id.
         draw: Number of the draw.
         masks: One id for the roster and its sites' mask keys together.
-        share_std: Standard deviation of the site's share of the noise.
+        share_std: Standard deviation of the site's share of the noise, in grid steps of 2⁻¹⁶.
         words_sha256: Hash of the masked code.
         batch: The batch, which with the draw identifies the mask key; None in rows of earlier versions.
     """

@@ -3,9 +3,9 @@
 A *deal* is one assignment of a pool's patients to the voters. It gives each patient a *slot*, which belongs to one
 voter; slot and patient together are a *seat*. The site stores the deal with the patients' names in its slots file. The
 ledger contains keyed hashes of the names (``subject``), whose key is stored with the slots file. This module is part of
-a site's totals (:mod:`common.ledger.site_teachers`). It refuses to give a patient a second slot,
-another patient's slot, or a slot after a withdrawal. Two voters of one deal therefore never share a patient, even if an
-older copy of the slots file is read.
+a site's totals (:mod:`common.ledger.site_teachers`). It refuses to give a patient a second slot, the slot of another
+patient, or a slot after a withdrawal. Two voters of one deal therefore never share a patient, even if an older copy of
+the slots file is read.
 """
 
 from __future__ import annotations

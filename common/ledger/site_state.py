@@ -1,9 +1,9 @@
 """Computes a site ledger's totals from its rows alone, and applies the rules that every row must obey.
 
 The site's ledger and the verifier use it. The site charges itself when it accepts a query, and computes the cost from
-the query's mechanism. The server's figures are stored as evidence and enter no total. As for the server's ledger, the
-same object decides whether a row may be written and replays stored rows; a ledger that breaks a rule can neither be
-opened nor verified.
+the query's mechanism. The server's figures are stored as evidence. They enter a total only for releases that the server
+charged as lost without sending this site a receipt. The same object decides whether a row may be written and replays
+stored rows. A ledger that breaks a rule can therefore neither be opened nor verified.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ class SiteBooks(RowState):
     def spent(self) -> Spend:
         """Return the total over all studies, for the pool's own unit and relation.
 
-        It contains the charge of every accepted query, of every further release of a query that receipts show (a server
-        that restored an old backup may have released an answer twice), and the charges that this ledger lost when it
-        was itself restored from an older copy.
+        It contains the charge of every accepted query, and of every further release of a query that receipts show (a
+        server that restored an old backup may have released an answer twice). It also contains releases that the server
+        charged as lost without sending a receipt, and the charges that this ledger lost when it was itself restored
+        from an older copy.
         """
         return self._spent
 
@@ -216,7 +217,7 @@ class SiteBooks(RowState):
             The row's record.
 
         Raises:
-            LedgerCorrupt: If the row breaks a rule, with its number.
+            LedgerCorrupt: If the row breaks a rule; the error has the row's number.
         """
         return self._take(row, record, lambda found: self._enter(row, found))
 

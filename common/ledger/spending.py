@@ -96,8 +96,8 @@ class Spending:
 
     @property
     def bound(self) -> Fraction:
-        """The Σμ² that no unit (patient or hospital) can exceed: the budget's limit, or the spent Σμ² if that is
-        larger.
+        """Upper bound on the Σμ² of any unit (patient or hospital) after all further queries: the budget's limit, or
+        the spent Σμ² if that is larger.
         """
         return max(self.limit, self.mu_squared)
 

@@ -252,12 +252,13 @@ class ServerFile(OpenLedger[Books]):
         return pools, studies
 
     def forgotten(self) -> str | None:
-        """Compare this file with the standing beside it, and describe the difference if the file is an older copy.
+        """Return why this file may be an older copy of the ledger, judged by the standing beside it.
 
         If the standing was rolled back together with the file, only a site that holds a later receipt can notice it.
 
         Returns:
-            The difference and the remedy as text; None if the standing shows nothing that this file lacks.
+            The reason and the remedy as text: the standing shows a row that this file lacks, is missing, or is signed
+            by another key. None if there is no sign of an older copy.
 
         Raises:
             LedgerCorrupt: If the standing is damaged.
