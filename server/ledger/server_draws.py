@@ -44,7 +44,7 @@ class StoredAnswer:
         noisy_sum: Int64 array [l], read-only: the sum of all codes with noise.
         roster: The sites and pools that were charged.
         voters: Number of voters whose codes are in the sum.
-        seq: Number of the ledger's row that contains the answer.
+        seq: Number of the ledger's row that records the answer and its SHA-256.
         row_hash: Hash of that row.
         study_id: Id of the study that asked the query first.
         batch_id: Id of the batch in which that study asked it.
