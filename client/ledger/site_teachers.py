@@ -392,10 +392,11 @@ class KeepsTeachers(SiteFile):
             voter: The voter.
             served: Hash of the teacher.
             deal: The ledger's name of the deal (assignment of patients to voters) whose withdrawals count if no
-                training on record made the teacher.
+                training on record made the teacher. For a teacher with a recorded training, the withdrawals of that
+                training's deal count.
 
         Returns:
-            True if it may vote.
+            True if it may vote, and True if no patient was ever withdrawn from this voter.
         """
         return self._current_books.teachers.may_vote(voter, served, deal=deal)
 

@@ -349,18 +349,16 @@ class Chain:
             raise LedgerCorrupt("the row was altered while the ledger was open", row=row.seq)
         return row
 
-    def payload(self, query_id: str) -> tuple[int, bytes] | None:
-        """Return the payload stored for a query.
+    def payload(self, key: str) -> tuple[int, bytes] | None:
+        """Return a stored payload.
 
         Args:
-            query_id: The query's id.
+            key: The query's id for an answer or a code, ``query id/draw`` for a masked code, the SHA-256 of a roster.
 
         Returns:
             Row number and bytes; None if there is none.
         """
-        found = self._db.execute(
-            f"SELECT seq, data FROM {self.payload_table} WHERE query_id = ?", (query_id,)
-        ).fetchone()
+        found = self._db.execute(f"SELECT seq, data FROM {self.payload_table} WHERE query_id = ?", (key,)).fetchone()
         return None if found is None else (found[0], found[1])
 
     def head(self, at: int | None = None) -> SignedHead:
@@ -509,7 +507,7 @@ class Chain:
         Args:
             kind: Kind of the row.
             body: Its facts, written as canonical JSON.
-            payload: (query id, bytes) to store with the row.
+            payload: Key (see :meth:`payload`) and bytes to store with the row.
 
         Returns:
             The row.

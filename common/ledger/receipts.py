@@ -284,7 +284,7 @@ class Known:
 
 
 MAX_RECEIPTS_FILE_BYTES = 1 << 30
-"""Limit on the size of a file with a site's receipts. It is enough for some hundred thousand releases."""
+"""Limit on the size of a file with a site's receipts, in bytes. It is enough for some hundred thousand releases."""
 
 
 def read_receipts(path: Path) -> tuple[Receipt, ...]:

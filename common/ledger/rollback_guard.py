@@ -247,7 +247,9 @@ def place_elsewhere(ledger: Path) -> str | None:
 
 
 def lies_with_its_key(ledger: Path) -> bool:
-    """Return whether a signing key is beside the ledger, so that the ledger is in use here and not a read-only copy.
+    """Return whether a signing key is beside the ledger or in a folder ``keys`` beside it.
+
+    A ledger with a key is in use on this machine. One without is a read-only copy.
 
     Args:
         ledger: The ledger's file.
