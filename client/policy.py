@@ -26,7 +26,7 @@ from common.privacy.mechanism import AccountantName, QuerySpec, Relation, Unit
 from common.protocols.site_protocol import SiteProtocol, site_protocol
 from common.public_keys import check_agreement_key, check_identity_key
 from common.reading import MAX_TOML_BYTES, parse_toml, parsing, read_text
-from common.sections import meant, read_section
+from common.sections import check_ranges, meant, read_section
 from common.stated_budget import StatedBudget
 from common.study_mechanism import study_mechanism
 
@@ -109,8 +109,7 @@ class Caps(StatedBudget):
 
     def __post_init__(self) -> None:
         self._check_budget("caps")
-        if not 1 <= self.queries_per_day <= 1_000_000:
-            raise InvalidInput("caps.queries_per_day", value=self.queries_per_day, limit="1 to 1000000")
+        check_ranges(self, {"queries_per_day": (1, 1_000_000)}, where="caps")
 
 
 @dataclass(frozen=True, slots=True)

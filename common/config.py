@@ -22,7 +22,7 @@ from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import HONEST_SITES, MAX_VOTERS_PER_SITE, AccountantName, Budget, Relation, Unit
 from common.protocol_terms import ProtocolTerms, asked_by, asked_by_one_that, protocol_name, terms_of
 from common.reading import MAX_TOML_BYTES, as_path, parse_toml, parsing, read_text
-from common.sections import as_said, check_types, no_unknown, read_section
+from common.sections import as_said, check_ranges, check_types, no_unknown, read_section
 from common.start_config import StartConfig as StartConfig
 from common.stated_budget import StatedBudget
 
@@ -88,15 +88,8 @@ class PrivacyConfig(StatedBudget):
     def __post_init__(self) -> None:
         check_types(self, where="privacy")
         self._check_budget("privacy")
-        for name, most in (
-            ("planned_queries", 1_000_000),
-            ("quorum", 10_000),
-            ("voters_per_site", MAX_VOTERS_PER_SITE),
-            ("edition", 1_000_000),
-        ):
-            value = getattr(self, name)
-            if not 1 <= value <= most:
-                raise InvalidInput(f"privacy.{name}", value=value, limit=f"an integer from 1 to {most}")
+        ranges = {"planned_queries": (1, 1_000_000), "quorum": (1, 10_000), "edition": (1, 1_000_000)}
+        check_ranges(self, ranges | {"voters_per_site": (1, MAX_VOTERS_PER_SITE)}, where="privacy")
         self._check_aggregation()
 
     def _check_aggregation(self) -> None:
@@ -175,10 +168,8 @@ class CodecConfig:
         check_types(self, where="codec")
         terms = self.terms
         longest = 0 if terms.framed else self.max_dimension  # 0: the codec chooses
-        within = {"radius": (2**-8, 2**10), "max_dimension": (1, 4096), "augmentations": (0, 10_000)}
-        for name, (least, most) in (within | {"dimension": (0, longest)}).items():
-            if not least <= getattr(self, name) <= most:
-                raise InvalidInput(f"codec.{name}", value=getattr(self, name), limit=f"{least} to {most}")
+        ranges = {"radius": (2**-8, 2**10), "max_dimension": (1, 4096), "augmentations": (0, 10_000)}
+        check_ranges(self, ranges | {"dimension": (0, longest)}, where="codec")
         if terms.codecs and self.name not in terms.codecs:
             limit = f"{', '.join(terms.codecs)}, because the study has {asked_by(self.protocol_name)}"
             raise InvalidInput("codec.name", value=self.name, limit=limit)
@@ -200,8 +191,7 @@ class CodecConfig:
         """Return the section as a table. Keys added after version 0.1.0 are left out if they have their default, so
         existing study ids do not change.
         """
-        table, later = dataclasses.asdict(self), ("protocol", "paired", "dimension")
-        return {key: value for key, value in table.items() if value or key not in later}
+        return as_said(self, ("protocol", "paired", "dimension"))
 
 
 AUGMENTATIONS = ("smooth", "wide", "wide-mirror", "rotate-mirror")
@@ -243,10 +233,7 @@ class TrainingConfig:
         check_types(self, where="training")
         if not 2 <= len(self.channels) <= 6 or not all(2 <= c <= 512 for c in self.channels):
             raise InvalidInput("training channels", value=self.channels, limit="2 to 6 integers from 2 to 512")
-        if not 1 <= self.steps <= 1_000_000:
-            raise InvalidInput("training steps", value=self.steps, limit="1 to 1000000")
-        if not 1 <= self.batch_size <= 64:
-            raise InvalidInput("training batch size", value=self.batch_size, limit="1 to 64")
+        check_ranges(self, {"steps": (1, 1_000_000), "batch_size": (1, 64)}, where="training")
         if not 0 < self.learning_rate < 1:
             raise InvalidInput("learning rate", value=self.learning_rate, limit="above 0 and below 1")
         halved = 2 ** (len(self.channels) - 1)
@@ -329,11 +316,13 @@ class CollectionConfig:
 
     def __post_init__(self) -> None:
         check_types(self, where="collection")
-        if not 1 <= self.batch_size <= 500:
-            raise InvalidInput("collection.batch_size", value=self.batch_size, limit="1 to 500")
-        for name in ("offer_deadline_s", "deadline_s", "patience_s"):
-            if not 1 <= getattr(self, name) <= 604_800:
-                raise InvalidInput(f"collection.{name}", value=getattr(self, name), limit="1 to 604800 seconds")
+        week = (1, 604_800)
+        ranges = {"batch_size": (1, 500), "offer_deadline_s": week, "deadline_s": week, "patience_s": week}
+        check_ranges(self, ranges, where="collection")
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the section's keys and values."""
+        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,8 +341,11 @@ class GateConfig:
 
     def __post_init__(self) -> None:
         check_types(self, where="gate")
-        if not 0 <= self.verdicts <= 10_000:
-            raise InvalidInput("gate.verdicts", value=self.verdicts, limit="0 to 10000")
+        check_ranges(self, {"verdicts": (0, 10_000)}, where="gate")
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the section's keys and values, without keys that have their default."""
+        return as_said(self, ("verdicts",))
 
 
 _SECTIONS: dict[str, type[Any]] = {
@@ -530,18 +522,9 @@ class Study:
     def to_json(self) -> dict[str, object]:
         """Return what a site consents to, in canonical form. Recipes and deadlines change no guarantee and are left
         out."""
-        data = _plain(self.data.to_table())
-        codec = _plain(self.codec.to_table())
-        return {
-            "codec": codec,
-            "data": data,
-            "name": self.name,
-            "privacy": _plain(self.privacy.to_table()),
-            "schema": STUDY_SCHEMA,
-            **({"gate": dataclasses.asdict(self.gate)} if self.gate.verdicts else {}),
-            **({"pool": {"epsilon": float(self.pool.epsilon).hex()}} if self.pool.epsilon else {}),
-            **({"start": self.start.to_table()} if self.start.weights else {}),
-        }
+        sections = ("data", "privacy", "codec", "gate", "pool", "start")
+        tables = {section: _plain(getattr(self, section).to_table()) for section in sections}
+        return {"name": self.name, "schema": STUDY_SCHEMA} | {key: table for key, table in tables.items() if table}
 
 
 def load_study(path: Path | str) -> Study:
@@ -619,21 +602,17 @@ def render_study(study: Study) -> str:
         TOML text.
     """
     lines = [f"schema = {STUDY_SCHEMA}", f"name = {json.dumps(study.name)}"]
-    for section in ("data", "privacy", "codec", "teacher", "student", "collection"):
-        lines += ["", f"[{section}]"]
-        part = getattr(study, section)
-        table = dataclasses.asdict(part) if isinstance(part, CollectionConfig) else part.to_table()
+    for section in _SECTIONS:
+        table = getattr(study, section).to_table()
         if section == "privacy":  # written even for open studies, since new studies are usually sealed
-            table = {**table, "aggregation": study.privacy.aggregation}
-        for key, value in table.items():
-            plain = list(value) if isinstance(value, tuple) else value
-            lines.append(f"{key} = {json.dumps(plain, ensure_ascii=False)}")
-    if study.gate.verdicts or study.privacy.sealed:
-        lines += ["", "[gate]", f"verdicts = {study.gate.verdicts}"]
-    lines += ["", "[pool]", f"epsilon = {json.dumps(study.pool_budget.epsilon)}"]
-    if study.start.weights:
-        said = study.start.to_table().items()
-        lines += ["", "[start]", *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in said)]
+            table["aggregation"] = study.privacy.aggregation
+        elif section == "gate" and study.privacy.sealed:
+            table = {"verdicts": 0} | table
+        elif section == "pool":
+            table["epsilon"] = study.pool_budget.epsilon
+        if table:
+            lines += ["", f"[{section}]"]
+        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.errors import InvalidInput
-from common.sections import check_types
+from common.sections import as_said, check_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +29,7 @@ class PoolConfig:
             raise InvalidInput(
                 "pool.epsilon", value=self.epsilon, limit="at least the study's own ε, or 0 to use the study's own ε"
             )
+
+    def to_table(self) -> dict[str, float]:
+        """Return the section's keys and values, without keys that have their default."""
+        return as_said(self, ("epsilon",))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -61,6 +61,22 @@ def check_types(config: Any, *, where: str) -> None:
     for spec in dataclasses.fields(config):
         given = getattr(config, spec.name)
         object.__setattr__(config, spec.name, _typed(given, str(spec.type), where=f"{where}.{spec.name}"))
+
+
+def check_ranges(config: Any, ranges: Mapping[str, tuple[float, float]], *, where: str) -> None:
+    """Check that fields of a section are within their ranges.
+
+    Args:
+        config: The section.
+        ranges: Least and largest value of each field to check.
+        where: Name of the section, for errors.
+
+    Raises:
+        InvalidInput: For a value outside its range.
+    """
+    for name, (least, most) in ranges.items():
+        if not least <= getattr(config, name) <= most:
+            raise InvalidInput(f"{where}.{name}", value=getattr(config, name), limit=f"{least} to {most}")
 
 
 def _typed(value: object, annotation: str, *, where: str) -> object:

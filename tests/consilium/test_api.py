@@ -23,6 +23,7 @@ import pytest
 
 import consilium
 from common.config import render_study
+from tests import configuration_reference
 from tests.federation import make_study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +34,9 @@ SNAPSHOT = Path(__file__).with_name("api.json")
 
 def form(value: Any) -> str | list[str]:
     """What a caller writes: parameters with their types; an enumeration's values; a protocol's members;
-    an error's exit code."""
+    an error's exit code. The page of the configuration promises the keys, types and defaults of a study's sections."""
+    if value in configuration_reference.STUDY.values():
+        return "docs/configuration.md"
     if isinstance(value, type) and issubclass(value, Enum):
         return [str(member.value) for member in value]
     if isinstance(value, type) and issubclass(value, Exception):
