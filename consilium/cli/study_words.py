@@ -290,8 +290,9 @@ def create_and_say(
     if given is not None and (remark := given.remark(study.data)):
         say(remark, err=True)
     say(describe.for_consortium(study, sites=study.privacy.quorum))
-    if ledger is None and (neighbour := setup.neighbour_study(directory)) is not None:
-        say(f"this study has its own ledger; to count patients' budgets over both studies: --ledger {neighbour}")
+    neighbours = [path for path in setup.studies_beside(directory) if Workspace(path).ledger_file.exists()]
+    if ledger is None and neighbours:
+        say(f"this study has its own ledger; to count patients' budgets over both studies: --ledger {neighbours[0]}")
     say_outlook(study, hospitals=study.privacy.quorum)
     say(
         "to give pools another lifetime ε: `consilium study init --pool-epsilon`, or for one hospital "

@@ -11,7 +11,8 @@ another site ledger than before.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -219,17 +220,20 @@ def _published(workspace: Workspace, study: Study, images: Sequence[Path]) -> tu
     volumes = []
     for image in images:
         data = image.read_bytes()
-        try:
+        with _naming(f"{image.name} is no public volume of this study", remedy="take it out of the folder"):
             volume_from_bytes(data, study.data)
-        except InvalidInput as error:
-            raise InvalidInput(
-                f"{image.name} is no public volume of this study ({error.what})",
-                value=error.value,
-                limit=error.limit,
-                remedy=error.remedy or "take it out of the folder",
-            ) from error
         volumes.append(workspace.objects.put(data))
     return tuple(volumes)
+
+
+@contextmanager
+def _naming(what: str, *, remedy: str, always: bool = False) -> Iterator[None]:
+    """Name the file in an InvalidInput of the block. ``remedy`` is used if the error has none, or ``always``."""
+    try:
+        yield
+    except InvalidInput as error:
+        remedy = remedy if always else error.remedy or remedy
+        raise InvalidInput(f"{what} ({error.what})", value=error.value, limit=error.limit, remedy=remedy) from error
 
 
 def _refuse_twice(volumes: Sequence[str], *, paired: Sequence[PairedFiles]) -> None:
@@ -338,15 +342,8 @@ def _keep(workspace: Workspace, study: Study, dataset: Dataset) -> dict[str, Pai
     for case in dataset.labelled:
         assert case.label is not None  # labelled
         image, label = case.image.read_bytes(), case.label.read_bytes()
-        try:
+        with _naming(f"{case.id} is no case of this study", remedy="take it out of the dataset"):
             voxels = voxel_hash(example_from_bytes(image, label, study.data).volume.image)
-        except InvalidInput as error:
-            raise InvalidInput(
-                f"{case.id} is no case of this study ({error.what})",
-                value=error.value,
-                limit=error.limit,
-                remedy=error.remedy or "take it out of the dataset",
-            ) from error
         found[voxels] = PairedFiles(workspace.objects.put(image), workspace.objects.put(label))
     if len(found) != len(dataset.labelled):
         raise InvalidInput(
@@ -399,15 +396,9 @@ def fit_study_codec(
     maps, last = [], len(study.data.labels) - 1
     for number, path in enumerate(label_maps):
         on_stage("label maps", number, len(label_maps))
-        try:
+        remedy = f"give --label-maps a folder of label maps, values 0 to {last}, not images"
+        with _naming(f"{path.name} is no label map of this study", remedy=remedy, always=True):
             maps.append(load_label(path, study.data))
-        except InvalidInput as error:
-            raise InvalidInput(
-                f"{path.name} is no label map of this study ({error.what})",
-                value=error.value,
-                limit=error.limit,
-                remedy=f"give --label-maps a folder of label maps, values 0 to {last}, not images",
-            ) from error
     on_stage("label maps", len(label_maps), len(label_maps))
     on_stage("codec", 0, 1)
     codec = fit_codec(
@@ -436,18 +427,6 @@ def _refuse_answered(workspace: Workspace, study: Study, what: str) -> None:
             limit=f"no change of the {what} after the first answer, because the stored answers need it",
             remedy="create another study that shares the ledger: `consilium study init --ledger`",
         )
-
-
-def neighbour_study(directory: Path) -> Path | None:
-    """Find a study in the same folder whose ledger a new study could share.
-
-    Args:
-        directory: Directory of the new study.
-
-    Returns:
-        Directory of the first such study by name; None if there is none.
-    """
-    return next((path for path in studies_beside(directory) if Workspace(path).ledger_file.exists()), None)
 
 
 def studies_beside(directory: Path) -> tuple[Path, ...]:
