@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,19 +64,8 @@ def folder_to_write(path: Path | None) -> Path | None:
     return path
 
 
-def metrics_to_write(asked: str | None) -> str | None:
-    """Refuse a folder of curves that cannot be written, before the training begins. Callback of ``--metrics``.
-
-    Args:
-        asked: Form and folder, such as ``tensorboard:runs``; None if the option was left out.
-
-    Returns:
-        The same text.
-
-    Raises:
-        InvalidInput: If the folder is a file.
-        OSError: If the system refuses to write there.
-    """
+def _metrics_to_write(asked: str | None) -> str | None:
+    """Refuse a folder of curves that cannot be written, before the training begins. Callback of ``--metrics``."""
     if folder := (asked or "").partition(":")[2]:
         folder_to_write(Path(folder))
     return asked
@@ -108,9 +98,15 @@ Metrics = Annotated[
     typer.Option(
         "--metrics",
         metavar="FORM:FOLDER",
-        callback=metrics_to_write,
+        callback=_metrics_to_write,
         help="Also write the training's curves into FOLDER. FORM is tensorboard or mlflow; the package of that name "
         "must be installed. Nothing is sent anywhere.",
+    ),
+]
+Again = Annotated[
+    bool,
+    typer.Option(
+        "--again", help="Train even if patients were charged for a private training before, and charge them again."
     ),
 ]
 ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -251,25 +247,37 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(text.split(",")) if text else ()
 
 
-def triple(text: str, kind: type, *, what: str) -> Any:
+def triple(
+    text: str,
+    kind: type,
+    *,
+    what: str,
+    limit: str = "three numbers separated by commas",
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> Any:
     """Parse three comma-separated numbers.
 
     Args:
         text: The numbers.
         kind: ``int`` or ``float``.
         what: Name of the option in errors.
+        limit: What is allowed, for errors.
+        above: Every number is larger than this.
+        below: Every number is smaller than this.
 
     Returns:
         A tuple of three numbers.
 
     Raises:
-        InvalidInput: If there are not three numbers.
+        InvalidInput: If there are not three numbers, or one is outside the limits.
     """
-    try:
-        x, y, z = (kind(part) for part in text.split(","))
-    except ValueError as error:
-        raise InvalidInput(what, value=text, limit="three numbers separated by commas") from error
-    return x, y, z
+    numbers: tuple[Any, ...] = ()
+    with suppress(ValueError):
+        numbers = tuple(kind(part) for part in text.split(","))
+    if len(numbers) != 3 or not all(above < number < below for number in numbers):  # also false for NaN
+        raise InvalidInput(what, value=text, limit=limit)
+    return numbers
 
 
 @contextmanager

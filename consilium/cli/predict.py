@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from common.errors import InvalidInput
-from consilium.cli.options import ResultAsJson, counting, folder_to_write
+from consilium.cli.options import ResultAsJson, counting, folder_to_write, triple
 from consilium.cli.say import say
 
 SOME_LEFT_OUT = 12
@@ -89,7 +88,8 @@ def predict(
     Example: consilium predict --dicom study --series 4 --model bundle --out segmentations
     Example: consilium predict head.nii.gz --centre -25,-18,-12 --model bundle --out segmentations
     """
-    point = None if centre is None else _point(centre)
+    limit = "three numbers in mm, such as -25,-18,-12.5"
+    point = None if centre is None else triple(centre, float, what="--centre", limit=limit, above=-1e6, below=1e6)
     if (images is None) == (dicom is None):
         raise InvalidInput("images to segment", limit="either IMAGES, or --dicom with the folder of a DICOM study")
     if dicom is not None:
@@ -142,13 +142,3 @@ def predict(
         files = f"{done.left_out} of {done.left_out + done.used} files were left out, the results of the others written"
         say(f"error: {files}; to fix: see the reasons above, or in {out / 'scores.json'}", err=True)
         raise typer.Exit(SOME_LEFT_OUT)
-
-
-def _point(text: str) -> tuple[float, float, float]:
-    try:
-        x, y, z = (float(part) for part in text.split(","))
-    except ValueError:
-        x = y = z = math.nan
-    if not all(abs(value) < 1e6 for value in (x, y, z)):  # also false for nan
-        raise InvalidInput("--centre", value=text, limit="three numbers in mm, such as -25,-18,-12.5")
-    return x, y, z

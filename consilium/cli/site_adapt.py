@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from common.errors import InvalidInput
-from consilium.cli.options import CORES, ResultAsJson, SiteDir, counting, folder_to_write
+from consilium.cli.options import CORES, Again, ResultAsJson, SiteDir, counting, folder_to_write
 from consilium.cli.say import interruptible, json_text, say
 
 
@@ -79,12 +79,7 @@ def adapt(
         str | None,
         typer.Option(help="Noise multiplier of the private training; by default the smallest that --epsilon allows."),
     ] = None,
-    again: Annotated[
-        bool,
-        typer.Option(
-            "--again", help="Train even if patients were charged for a private training before, and charge them again."
-        ),
-    ] = False,
+    again: Again = False,
     threads: Annotated[int, typer.Option(help="Processor threads of a training.", **CORES)] = 1,
     as_json: ResultAsJson = False,
 ) -> None:

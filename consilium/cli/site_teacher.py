@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from common.errors import InvalidInput
-from consilium.cli.options import ResultAsJson, SiteDir
+from consilium.cli.options import ResultAsJson, SiteDir, triple
 from consilium.cli.say import say
-
-N = TypeVar("N", int, float)
 
 teacher_app = typer.Typer(
     no_args_is_help=True, help="Use a model that the hospital already has as a teacher, instead of training one."
@@ -83,6 +81,7 @@ def add(
     from client.foreign.bring import add as add_teacher
     from client.records.declared import Activation, Intensity
 
+    sizes = partial(triple, limit="three numbers above 0 and below 10000, as X,Y,Z", above=0, below=10_000)
     try:
         chosen = Activation(activation), Intensity(intensity)
     except ValueError as error:
@@ -99,8 +98,8 @@ def add(
         reads=tuple(reads or ()),
         activation=chosen[0],
         intensity=chosen[1],
-        spacing_mm=_three("--spacing", spacing, float),
-        patch=_three("--patch", patch, int),
+        spacing_mm=sizes(spacing, float, what="--spacing") if spacing else (),
+        patch=sizes(patch, int, what="--patch") if patch else (),
         timeout_s=timeout,
         memory_gib=memory,
     )
@@ -135,13 +134,3 @@ def remove(
 
     remove_teacher(site_dir, voter)
     say(f"voter {voter}: removed; the site's ledger keeps its rows about it")
-
-
-def _three(option: str, text: str | None, kind: Callable[[str], N]) -> tuple[N, ...]:
-    try:
-        found = tuple(kind(part) for part in (text or "").split(",") if part)
-        if len(found) not in (0, 3) or not all(0 < number < 10_000 for number in found):
-            raise ValueError
-    except ValueError as error:
-        raise InvalidInput(option, value=text, limit="three numbers above 0 and below 10000, as X,Y,Z") from error
-    return found

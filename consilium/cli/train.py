@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.plain import joined
-from consilium.cli.options import CORES, Metrics, ResultAsJson
+from consilium.cli.options import CORES, Again, Metrics, ResultAsJson
 from consilium.cli.say import console, interruptible, say
 
 if TYPE_CHECKING:
@@ -116,12 +116,7 @@ def train(
         str | None,
         typer.Option(help="Noise multiplier, e.g. 2.449; the ε that results must be at most --epsilon."),
     ] = None,
-    again: Annotated[
-        bool,
-        typer.Option(
-            "--again", help="Train even if patients were charged for a private training before, and charge them again."
-        ),
-    ] = False,
+    again: Again = False,
     metrics: Metrics = None,
     as_json: ResultAsJson = False,
 ) -> None:
