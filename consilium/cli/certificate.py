@@ -11,7 +11,7 @@ from consilium.cli.options import PublicKey, StudyDir, folder_to_write, say_not_
 from consilium.cli.say import say
 from server.study.workspace import Workspace
 
-app = typer.Typer(add_completion=False, help="Write a study's privacy certificate, as PDF and JSON.")
+app = typer.Typer(add_completion=False)
 
 
 @app.command("certificate")

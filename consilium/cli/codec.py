@@ -13,7 +13,7 @@ from consilium.cli.say import console, say
 from consilium.cli.study_words import say_files, say_outlook, say_rooms
 from server.study.workspace import Workspace
 
-codec_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Fit the study's codec on public label maps.")
+codec_app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @codec_app.callback()

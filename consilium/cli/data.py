@@ -12,7 +12,7 @@ from common.plain import plain
 from consilium.cli.options import ResultAsJson, counting, folder_to_write, names
 from consilium.cli.say import say
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Make synthetic data, split a dataset.")
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Seed = Annotated[int, typer.Option(help="Seed of every random draw.", min=0)]
 

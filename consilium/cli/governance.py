@@ -12,9 +12,7 @@ from consilium.cli.options import PublicKey, StudyDir, folder_to_write, say_not_
 from consilium.cli.say import say
 from server.study.workspace import Workspace
 
-app = typer.Typer(
-    add_completion=False, help="Documents to file: impact assessment, checklist, registry, egress, record."
-)
+app = typer.Typer(add_completion=False)
 
 
 @app.command("governance")

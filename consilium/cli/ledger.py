@@ -34,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
     help="Read, back up and recover a privacy ledger; `consilium verify` checks one.",
 )
-verify_app = typer.Typer(add_completion=False, help="Check a ledger offline: chain, signatures, sums, budget.")
+verify_app = typer.Typer(add_completion=False)
 
 
 def _ledger_file(path: Path) -> Path:

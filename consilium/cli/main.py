@@ -118,10 +118,10 @@ def _prepare(command: click.Command) -> None:
 @cache
 def _group(name: str) -> click.Command:
     """Import a group's module and build its commands, which takes about 15 ms."""
-    module, attribute, _ = _GROUPS[name]
+    module, attribute, text = _GROUPS[name]
     app: typer.Typer = getattr(importlib.import_module(module), attribute)
     command = typer.main.get_command(app)
-    command.name = name
+    command.name, command.help = name, command.help or text
     _prepare(command)
     return command
 

@@ -22,10 +22,8 @@ from server.study.workspace import Endpoint, Workspace
 if TYPE_CHECKING:
     from server.operations.provision import SiteStanding
 
-provision_app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Make certificates and startup kits; admit and revoke sites."
-)
-server_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run and watch the consortium's daemons.")
+provision_app = typer.Typer(no_args_is_help=True, add_completion=False)
+server_app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @provision_app.command("server")

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from common.site_facts import SiteFacts
 
 
-site_app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Take part as a hospital: train teachers, answer queries."
-)
+site_app = typer.Typer(no_args_is_help=True, add_completion=False)
 site_app.command("train")(train)
 site_app.command("dashboard")(dashboard)
 

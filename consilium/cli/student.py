@@ -12,9 +12,7 @@ from consilium.cli.options import Metrics, StudyDir, folder_to_write, read_file
 from consilium.cli.say import say
 from server.study.workspace import Workspace
 
-student_app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Train the student and export it as a MONAI bundle."
-)
+student_app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @student_app.command("train")
