@@ -160,7 +160,7 @@ def _alarms(contradictions: Sequence[str], view: PeersView, *, stopped: bool) ->
     answers: two histories of another hospital's ledger, and a query that the server asked for again.
     """
     found = [OwnAlarm(*_remedied(text, stopped=stopped), stops=stopped) for text in contradictions]
-    return (*found, *(OwnAlarm(one.text, one.remedy, one.stops) for one in view.problems()))
+    return (*found, *view.problems())
 
 
 def _away(directory: Path) -> tuple[OwnAlarm, ...]:

@@ -24,6 +24,7 @@ from common.config import load_study
 from common.document import Count, Document, Sha256
 from common.errors import InvalidInput
 from common.fingerprints import is_fingerprint
+from common.hospital_page import OwnAlarm
 from common.objects import write_atomically
 from common.peers import Peer, Peers, fingerprint, read_peers, write_peers
 from common.reading import parse_json
@@ -72,21 +73,6 @@ class KnownPeer:
     def fingerprint(self) -> str:
         """The key's fingerprint, which people read out to compare it."""
         return fingerprint(self.peer.key)
-
-
-@dataclass(frozen=True, slots=True)
-class PeerProblem:
-    """A problem with the keys of other hospitals that a person must look into.
-
-    Attributes:
-        stops: True if the problem stops answers, or may be an attack.
-        text: The problem.
-        remedy: What to do.
-    """
-
-    stops: bool
-    text: str
-    remedy: str
 
 
 _NEW = PeerTrust.NOT_CONFIRMED
@@ -143,7 +129,7 @@ class PeersView:
         """
         return tuple(known for known in self.peers if known.standing in standings)
 
-    def problems(self) -> tuple[PeerProblem, ...]:
+    def problems(self) -> tuple[OwnAlarm, ...]:
         """Return the problems that a person must look into, the worst first; none in a study without sealed sums.
 
         Returns:
@@ -152,7 +138,7 @@ class PeersView:
         if not self.sealed:
             return ()
         found = [
-            PeerProblem(True, text.format(_names(self.standing(standing))), remedy)
+            OwnAlarm(text.format(_names(self.standing(standing))), remedy, stops=True)
             for standing, text, remedy in _WRONG
             if self.standing(standing)
         ]
@@ -163,7 +149,7 @@ class PeersView:
                 needed = f"{missing} more {'is' if missing == 1 else 'are'} needed"
                 text += f"; nothing is released with fewer than {self.quorum} sites, so {needed}"
             remedy = "call these hospitals, then `consilium site peers --confirm NAME` for each"
-            found.append(PeerProblem(missing > 0, text, remedy if unknown else "`consilium site peers --fetch`"))
+            found.append(OwnAlarm(text, remedy if unknown else "`consilium site peers --fetch`", stops=missing > 0))
         return tuple(found)
 
     def to_json(self) -> dict[str, object]:
