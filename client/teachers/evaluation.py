@@ -56,7 +56,7 @@ from common.metrics import dice_per_class, hd95_mm, mean_present
 from common.models.bundle import Bundle
 from common.models.fit import predict
 from common.models.native import load_native, on_native
-from common.objects import write_atomically
+from common.objects import finite, write_atomically
 from common.plain import RESEARCH_ONLY
 from common.worth import GainWord
 
@@ -261,19 +261,20 @@ class Evaluation:
         scores = [score for score in self.scores if part in (None, score.part)]
         columns = list(zip(*(score.dice for score in scores), strict=True))
         distances = list(zip(*(score.hd95_mm for score in scores), strict=True))
-        return {
+        means = {
             "cases": len(scores),
-            "dice": {n: _number(mean_present(c)) for n, c in zip(self.structures, columns, strict=False)},
-            "mean_dice": _number(mean_present(score.mean_dice for score in scores)),
+            "dice": {n: mean_present(c) for n, c in zip(self.structures, columns, strict=False)},
+            "mean_dice": mean_present(score.mean_dice for score in scores),
             "hd95_mm": {
-                n: _number(mean_present(d for d in c if math.isfinite(d)))
+                n: mean_present(d for d in c if math.isfinite(d))
                 for n, c in zip(self.structures, distances, strict=False)
             },
         }
+        return dict(finite(means))
 
     def to_json(self) -> dict[str, Any]:
         """Return the evaluation as plain values for JSON."""
-        return {
+        facts = {
             "schema": EVALUATION_SCHEMA,
             "weights": self.weights,
             "scored_on": self.voxels,
@@ -283,17 +284,16 @@ class Evaluation:
                 {
                     "case": score.case,
                     "part": score.part,
-                    "mean_dice": _number(score.mean_dice),
-                    "dice": [_number(value) for value in score.dice],
-                    "hd95_mm": [_number(value) for value in score.hd95_mm],
+                    "mean_dice": score.mean_dice,
+                    "dice": score.dice,
+                    "hd95_mm": score.hd95_mm,
                     **({"unlike": score.unlike} if score.unlike else {}),
                 }
                 for score in self.scores
             ],
             "comparisons": [{**one.to_json(), "sentence": self.told(one)} for one in self.comparisons],
             "calibration": {
-                name: {"ece": _number(one.error), "reliability": [list(map(_number, point)) for point in one.points]}
-                for name, one in self.reliability.items()
+                name: {"ece": one.error, "reliability": one.points} for name, one in self.reliability.items()
             },
             "not_compared": [{"with": missing.name, "reason": missing.reason} for missing in self.missing],
             "alarms": list(self.alarms),
@@ -310,6 +310,7 @@ class Evaluation:
             "problems": [problem.to_json() for problem in self.problems],
             "withdrawn": self.withdrawn,
         }
+        return dict(finite(facts))
 
     def to_csv(self) -> str:
         """Return one line for each case as CSV."""
@@ -532,10 +533,6 @@ def _page(result: Evaluation, pictures: list[str]) -> str:
         check=CHECK,
         who=result.who,
     )
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _cell(value: float) -> str:

@@ -41,7 +41,7 @@ from common.errors import InvalidInput
 from common.metrics import Structures, dice_per_class, mean_present
 from common.models.fit import NEAR, OnStep, near, predict
 from common.models.unet import input_weights, load_weights, network_for, save_weights, tensors_to_bytes
-from common.objects import write_atomically, write_json
+from common.objects import finite, write_atomically, write_json
 from common.privacy.training import Neighbours, TrainingEvent, guarantee_of
 from common.reading import lenient_json
 
@@ -148,7 +148,7 @@ def _saved(report: VoterReport, result: Trained, task: VoterTask, held_out: list
         report,
         weights=save_weights(task.directory / "weights.pt", result.model, mode=0o600),
         dice=dice,
-        mean_dice=_number(mean_present(math.nan if d is None else d for d in dice)),
+        mean_dice=finite(mean_present(math.nan if d is None else d for d in dice)),
         steps=result.steps,
         loss=result.loss,
         seconds=round(result.seconds, 3),
@@ -284,11 +284,7 @@ def _dice(
         )
         for example in held_out
     ]
-    return tuple(_number(mean_present(column)) for column in zip(*rows, strict=True))
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return tuple(finite([mean_present(column) for column in zip(*rows, strict=True)]))
 
 
 def _guarantees(task: VoterTask, event: TrainingEvent | None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from common.calibration import NOTHING, reliability
 from common.data.volume import example_from_bytes
 from common.metrics import Score, dice_per_class, hd95_mm, score
 from common.models.fit import predict
-from common.objects import write_json
+from common.objects import finite, write_json
 from common.worth import Worth, case_mean, over_best
 from server.postprocess.networks import control_trained, load_control, load_student
 from server.protocols.controls import STUDENT, controls_of
@@ -64,15 +64,13 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
         "cases": len(files),
         STUDENT: dice.pop(STUDENT),
         "student_cases": {
-            "dice": [[_number(value) for value in dice_per_class(*pair, data.members)] for pair in pairs],
-            "hd95_mm": [
-                [_number(value) for value in hd95_mm(*pair, data.members, spacing_mm=data.spacing_mm)] for pair in pairs
-            ],
-            "ece": _number(sure.error),
+            "dice": [dice_per_class(*pair, data.members) for pair in pairs],
+            "hd95_mm": [hd95_mm(*pair, data.members, spacing_mm=data.spacing_mm) for pair in pairs],
+            "ece": sure.error,
         },
         "controls": {name: dice.get(name, {"dice": None}) for name in controls_of(study)},
     }
-    write_json(workspace.scores_file, record)
+    write_json(workspace.scores_file, finite(record))
     return scores
 
 
@@ -101,13 +99,9 @@ def kept_scores(workspace: Workspace) -> dict[str, Score]:
     }
 
 
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _dice(one: Score, structures: tuple[str, ...]) -> dict[str, object]:
-    per_class = dict(zip(structures, map(_number, one.per_class), strict=True))
-    return {"mean": _number(one.mean), "per_class": per_class, "cases": list(one.cases)}
+    per_class = dict(zip(structures, one.per_class, strict=True))
+    return {"mean": one.mean, "per_class": per_class, "cases": one.cases}
 
 
 def figures(scores: Mapping[str, Score]) -> dict[str, float]:
