@@ -136,17 +136,18 @@ def predict_images(
             "images for one --centre", value=len(cases), limit="one", remedy="run the command for each image"
         )
     box = None if centre is None else box_about(centre, bundle, axes="RAS")
-    done = predict_cases(
-        cases,
-        bundle,
-        out,
-        uncertainty=uncertainty,
-        lesions=lesions,
-        even_if_unlike=even_if_unlike,
-        box=box,
-        progress=progress,
-    )
-    results = [*problems, *done]
+    out.mkdir(parents=True, exist_ok=True)
+    progress(0, len(cases))
+    results = problems
+    for number, case in enumerate(cases, start=1):
+        try:
+            done = _predict(
+                case, bundle, out, uncertainty=uncertainty, lesions=lesions, even_if_unlike=even_if_unlike, box=box
+            )
+        except InvalidInput as error:
+            done = Predicted(case.id, problem=str(error))
+        results.append(done)
+        progress(number, len(cases))
     written = {result.file for result in results}
     earlier = [entry for entry in earlier if entry["file"] not in written]
     facts = {**to_json(results, bundle), "earlier": earlier}
@@ -301,54 +302,6 @@ def _by_name(files: Iterable[Path]) -> dict[str, list[Path]]:
         if (ending := nifti_ending(path.name)) and path.name != ending:
             found.setdefault(case_id(path.name), []).append(path)
     return found
-
-
-def predict_cases(
-    cases: list[Case],
-    bundle: Bundle,
-    out: Path,
-    *,
-    uncertainty: bool = False,
-    lesions: bool = False,
-    even_if_unlike: bool = False,
-    box: Box | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Predicted]:
-    """Predict every case and write its label map. A case that cannot be used becomes a result with a problem.
-
-    Args:
-        cases: The cases.
-        bundle: The model.
-        out: Folder to write to.
-        uncertainty: True to also write an entropy map for each case.
-        lesions: True to also score each lesion.
-        even_if_unlike: True to also write the label map of an image that differs from all training volumes.
-        box: The part of each file to segment; None for the whole file.
-        progress: Called with the number of cases done and the number of all cases.
-
-    Returns:
-        The results.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    results = []
-    progress(0, len(cases))
-    for number, case in enumerate(cases, start=1):
-        try:
-            results.append(
-                _predict(
-                    case,
-                    bundle,
-                    out,
-                    uncertainty=uncertainty,
-                    lesions=lesions,
-                    even_if_unlike=even_if_unlike,
-                    box=box,
-                )
-            )
-        except InvalidInput as error:
-            results.append(Predicted(case.id, problem=str(error)))
-        progress(number, len(cases))
-    return results
 
 
 def _predict(
