@@ -24,35 +24,20 @@ _ROUNDING = 1e-9
 _SPARE = 1e-6  # share of a release, for the rounding of a budget for a whole number of releases
 
 
-def life_findings(service: Service, life: Life, *, ended: str) -> list[Finding]:
-    """Check the ledgers after a study ran to its end, before further queries are asked.
+def life_findings(service: Service, life: Life, *, ended: str | None) -> list[Finding]:
+    """Check the ledgers after a run, before further queries are asked.
 
     Args:
         service: The study's server and sites.
         life: Contents of their ledgers after one complete run.
-        ended: Name of the error that ended the run; empty if none did.
+        ended: Name of the error that ended the run; empty if none did. None for a run with lost draws, a stopped server
+            or silent sites: then the charged draws are counted instead of the releases.
 
     Returns:
         The findings.
     """
-    return [_end(service, life, ended), *_kept_by_every_run(service, life)]
-
-
-def history_findings(service: Service, life: Life) -> list[Finding]:
-    """Check the ledgers after any run, even after one with lost draws, a stopped server and silent sites.
-
-    Args:
-        service: The study's server and sites.
-        life: Contents of their ledgers after one complete run.
-
-    Returns:
-        The findings.
-    """
-    return [_draws(service, life), *_kept_by_every_run(service, life)]
-
-
-def _kept_by_every_run(service: Service, life: Life) -> list[Finding]:
     return [
+        _draws(service, life) if ended is None else _end(service, life, ended),
         _statements(service, life),
         _noise_on_record(service, life),
         *_sums(service, life),

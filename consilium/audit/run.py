@@ -36,7 +36,6 @@ from common.privacy.audit import AuditOutcome, Finding
 from common.privacy.claim import claimed_epsilon
 from consilium.audit.books import allowed, further_findings, liar_findings, life_findings, noise_of
 from consilium.audit.noise import ALPHA, noise_findings, smallest_fault
-from consilium.audit.sealed import share_bits
 from consilium.audit.service import Life, Service, read_life
 from consilium.audit.subject import Limit, Subject, shrunk
 from consilium.audit.whole_life import whole_life
@@ -224,9 +223,7 @@ class _Audit:
             for word in words:
                 with _folder() as root, _stream(b"audit") as entropy:
                     service = Service(root, subject, World(word))
-                    ended = service.live()
-                    life = read_life(service)
-                    self._add(life_findings(service, life, ended=ended))
+                    life = self._live(service)
                     lives[word] = noise_of(service, life), [release.answer for release in life.releases]
                     self._add([_entropy_used(service, life, entropy.drawn)])
                 self._lived()
@@ -241,9 +238,7 @@ class _Audit:
         for number in range(lives):
             with _folder() as root:
                 service = Service(root, small, WORLDS[number % len(WORLDS)])
-                ended = service.live()
-                life = read_life(service)
-                self._add(life_findings(service, life, ended=ended))
+                life = self._live(service)
                 noise.append(noise_of(service, life, turn=number))
             self._lived()
         shortest = min(len(one) for one in noise)
@@ -262,6 +257,13 @@ class _Audit:
         )
 
     # --- helpers
+
+    def _live(self, service: Service) -> Life:
+        """Run the study to its end, check its ledgers, and return their contents."""
+        ended = service.live()
+        life = read_life(service)
+        self._add(life_findings(service, life, ended=ended))
+        return life
 
     def _follow(
         self,
@@ -287,8 +289,7 @@ class _Audit:
             service = Service(
                 root, subject, world, sites=sites, batch_size=size, server_limits=server, site_limits=site
             )
-            ended = service.live()
-            self._add(life_findings(service, read_life(service), ended=ended))
+            self._live(service)
             if further:
                 self._add(further_findings(service))
         self._lived()
@@ -365,9 +366,11 @@ def _entropy_used(service: Service, life: Life, drawn: int) -> Finding:
 
     Noise of standard deviation σ has log₂(σ√(2πe)) bits of entropy for each coordinate.
     """
-    sealed = service.study.privacy.sealed
-    plain = sum(release.dimension * log2(release.noise_std * sqrt(2 * pi * e)) for release in life.releases)
-    bits = sum(share_bits(service, release) for release in life.releases) if sealed else plain
+    colluders, bits = service.study.privacy.sealed_colluders, 0.0
+    for release in life.releases:
+        shares = 1 if colluders is None else len(release.roster)
+        std = release.noise_std / sqrt(shares - (colluders or 0))
+        bits += shares * release.dimension * log2(std * sqrt(2 * pi * e))
     share = 8 * drawn / bits if bits else 1.0
     return Finding.at_least(
         "entropy read", share, 1.0, "random bits read from the operating system for each bit of noise"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from math import log2, sqrt
+from math import log2
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -62,19 +62,16 @@ def left_of_noise(
     return found
 
 
-def share_bits(service: Service, release: AuditedRelease) -> float:
-    """Return the entropy of all noise shares of one release.
+def largest_bits(words: Int64[np.ndarray, "l"]) -> float:
+    """Return the bits of the largest number of a vector.
 
     Args:
-        service: The study's server and sites.
-        release: The release.
+        words: Int64 array [l].
 
     Returns:
-        The entropy in bits.
+        The base-2 logarithm of the largest magnitude, at least 0.
     """
-    sites = len(release.roster)
-    share = release.noise_std / sqrt(sites - service.study.privacy.colluders)
-    return sites * release.dimension * log2(share * sqrt(2 * np.pi * np.e))
+    return log2(max(float(np.abs(words.astype(float)).max()), 1.0))
 
 
 def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Finding]:
@@ -99,7 +96,7 @@ def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Fi
     looked_at = [one for words in seen.values() for one in words]
     pairs = [pair for words in seen.values() for pair in pairwise(words)]
     looked_at += [one - other for one, other in pairs if one.size == other.size]
-    bits = min((log2(max(float(np.abs(one.astype(float)).max()), 1.0)) for one in looked_at), default=63.0)
+    bits = min(map(largest_bits, looked_at), default=63.0)
     what = "bits of a site's masked codes and of their differences, as the server and t sites see them"
     return [Finding.at_least("masked words", bits, READABLE_BITS, what)]
 

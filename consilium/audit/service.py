@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from jaxtyping import Int64
 
 from client.ledger.site_ledger import SiteLedger
@@ -31,6 +32,7 @@ from common.events import EventLog, read_events
 from common.evidence import sign_word
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.ledger.keys import create_signing_key, load_signing_key, public_hex
+from common.masking import MaskedRoster, MaskKey, Member
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
 from common.peers import Peer
 from common.privacy.mechanism import AccountantName, Budget, QuerySpec
@@ -38,7 +40,7 @@ from common.protocols.frame import Frame
 from common.sealing import SealContext, seal
 from common.sealing_rotation import load_sealing_keys
 from consilium.audit.subject import Limit, Subject
-from consilium.audit.world import SiteVoters, World, made_up_roster
+from consilium.audit.world import SiteVoters, World
 from consilium.in_process import Sites, Wire, site_config
 from server.aggregation.pipeline import collect
 from server.aggregation.sealed_sums import aggregator_of
@@ -222,7 +224,10 @@ class Service:
             roster = tuple(RosterEntry(site=site.name, pool=site.pool) for site in self.sites)
             nothing = np.zeros(query.mechanism.dimension, dtype=np.int64)
             if study.privacy.sealed:
-                masks = made_up_roster(study.id, ledger.ledger_id, query.id, self.sites)
+                keys = [public_hex(X25519PrivateKey.generate()) for _ in self.sites]  # the private keys are not kept
+                made = zip(self.sites, keys, strict=True)
+                members = tuple(Member(site.name, MaskKey(key, bytes(64))) for site, key in made)
+                masks = MaskedRoster(study.id, ledger.ledger_id, digest("further", query.id), 1, members)
                 drawn = ledger.charge_draw(study_id=study.id, roster=roster, masks=masks, queries=[query])
                 if drawn.draw is not None:
                     ledger.store_answer(query.id, masks.draw, nothing)

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import log2
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +33,8 @@ from common.messages import CodesReply, CodesRequest, Offer
 from common.privacy.audit import Finding
 from common.sealing import SealContext, unseal
 from common.sealing_rotation import load_sealing_keys
-from consilium.audit.books import accepted_by_rows, apart, history_findings, spent_by_rows
-from consilium.audit.sealed import READABLE_BITS
+from consilium.audit.books import accepted_by_rows, apart, life_findings, spent_by_rows
+from consilium.audit.sealed import READABLE_BITS, largest_bits
 from consilium.audit.service import Service, parts_of, read_life, read_rows, read_site, vector
 from consilium.in_process import Wire
 from server.aggregation.exchange import Reply
@@ -120,7 +119,7 @@ def whole_life(service: Service) -> list[Finding]:
     asked = everything, everything[done:]
     life = read_life(service)
     _, sent = read_rows(service.site_file(0), "codes")
-    found = [*history_findings(service, life), *_reused(service)]
+    found = [*life_findings(service, life, ended=None), *_reused(service)]
     for copy, messages in zip(copies, asked, strict=True):
         if not copy.exists():  # no codes were requested in this study
             continue
@@ -167,7 +166,7 @@ def _asked_again(service: Service, messages: Sequence[bytes], *, sent: Mapping[s
                     continue
                 if request.draw is not None and (query, request.draw) not in masked:
                     answered += 1
-                    bits = min(bits, _bits(words - vector(before)))
+                    bits = min(bits, largest_bits(words - vector(before)))
                 else:
                     changed += not np.array_equal(words, vector(before))
     difference = "bits of the difference of its words before and after"
@@ -209,7 +208,3 @@ def _opened(
         for query, data in said.codes:
             context = SealContext(study=service.study.id, query=query, site=site, attempt=request.attempt)
             yield request, query, unseal(data, private_key=keys, context=context, dimension=(len(data) - 48) // 8)
-
-
-def _bits(difference: Int64[np.ndarray, "l"]) -> float:
-    return log2(max(float(np.abs(difference.astype(float)).max()), 1.0))

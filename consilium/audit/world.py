@@ -7,15 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from jaxtyping import Float
 
 from client.worker import Ask
-from common.canonical import digest
-from common.ledger.keys import public_hex
-from common.masking import MaskedRoster, MaskKey, Member
 from consilium.audit.subject import Subject
-from server.study.workspace import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +70,3 @@ class SiteVoters:
         if word == FAILS:
             raise RuntimeError("a voter that fails")
         return self.subject.sayings.get(word)
-
-
-def made_up_roster(study: str, ledger: str, query: str, sites: Sequence[Site]) -> MaskedRoster:
-    """Make the roster of a sealed sum that a ledger can charge, with mask keys whose private keys are thrown away.
-
-    Args:
-        study: Id of the study.
-        ledger: Id of the server's ledger.
-        query: Id of the query.
-        sites: The members.
-
-    Returns:
-        The roster.
-    """
-    members = (Member(site.name, MaskKey(public_hex(X25519PrivateKey.generate()), bytes(64))) for site in sites)
-    return MaskedRoster(study, ledger, digest("further", query), 1, tuple(members))
