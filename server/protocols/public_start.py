@@ -11,7 +11,7 @@ steps than passes is refused.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -23,7 +23,6 @@ from jaxtyping import Float
 from common.canonical import sha256_bytes
 from common.codecs.codec import Codec, LinearCodec
 from common.config import TrainingConfig
-from common.data.volume_cache import StoredVolumes, VolumeCache
 from common.errors import InvalidInput
 from common.models.fit import OnStep, fit, near, predict
 from common.models.unet import build_unet, weights_to_bytes
@@ -286,48 +285,6 @@ def refine(
     for file in files:
         if file is not None:
             file.unlink(missing_ok=True)
-    return model
-
-
-def refine_finer(
-    start: torch.nn.Module,
-    volumes: Iterable[tuple[Float[np.ndarray, "c u v w"], Onto]],
-    codec: Codec,
-    codes: Float[np.ndarray, "n l"],
-    recipe: TrainingConfig,
-    *,
-    seed: int,
-    checkpoint: Path,
-    on_step: OnStep | None = None,
-) -> torch.nn.Module:
-    """Train the student as :func:`refine` does, but on a finer grid than that of the study's queries.
-
-    There is one pass, because predictions on the finer grid cannot be encoded, and therefore cannot be shifted. Volumes
-    that do not fit into the memory of :class:`~common.data.volume_cache.VolumeCache` are kept in files beside
-    ``checkpoint``.
-
-    Args:
-        start: The public start.
-        volumes: Each volume's image on the finer grid, with the function that resamples its label to that grid.
-        codec: The study's codec.
-        codes: Codes of the volumes, float [n, l].
-        recipe: The student's training recipe.
-        seed: Seed of the training.
-        checkpoint: File to resume from; deleted at the end.
-        on_step: Called with step and loss.
-
-    Returns:
-        The trained network.
-    """
-    with VolumeCache(checkpoint.with_suffix(".volumes")) as cache:
-        images, targets = [], []
-        for (image, onto), code in zip(volumes, codes, strict=True):
-            images.append(cache.keep(image))
-            targets.append(cache.keep(onto(codec.decode(code, noise_std=0.0))))
-        model = copy.deepcopy(start)
-        parts = StoredVolumes(images), StoredVolumes(targets)
-        fit(model, *parts, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
-    checkpoint.unlink(missing_ok=True)
     return model
 
 

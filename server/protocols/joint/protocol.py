@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -131,7 +131,7 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
     trainings = 2 if control is None and paired is not None else 1  # with the network of the public pairs
 
     def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
-        from server.protocols.public_start import counted_on, refine, refine_finer
+        from server.protocols.public_start import counted_on, refine
         from server.protocols.student_fit import read_start
 
         beside = _beside(lesson, paired, start, on_step if control in (None, "public_only") else None)
@@ -144,16 +144,8 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
                 raise InvalidInput(
                     "data.finer", value=study.data.finer, limit="1 in a study in memory, because it stores no files"
                 )
-            return refine_finer(
-                read_start(start, study),
-                ((lesson.image(volumes[row]), partial(on_students_grid, public, volumes[row])) for row in kept),
-                codec_of(public),
-                codes,
-                study.student,
-                seed=lesson.seed,
-                checkpoint=files.checkpoint,
-                on_step=on_step,
-            )
+            names = [volumes[row] for row in kept]
+            return _on_finer_grid(lesson, read_start(start, study), names, codes, files.checkpoint, on_step)
         return refine(
             read_start(start, study),
             np.stack([lesson.image(volumes[row]) for row in kept]),
@@ -169,6 +161,35 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
     inputs = _inputs(study, paired, control, rounds, kept, start)
     passes = _passes(study, paired, trainings)
     return NetworkTraining(inputs, train, steps=trainings * study.student.steps, passes=passes)
+
+
+def _on_finer_grid(
+    lesson: Lesson,
+    model: torch.nn.Module,
+    volumes: Sequence[str],
+    codes: Float[np.ndarray, "n l"],
+    checkpoint: Path,
+    on_step: OnStep,
+) -> torch.nn.Module:
+    """Train ``model`` on labels decoded from the volumes' codes, on a finer grid than that of the study's queries.
+
+    There is one pass, because predictions on the finer grid cannot be encoded, and therefore cannot be shifted. Volumes
+    that do not fit into the memory of :class:`~common.data.volume_cache.VolumeCache` are kept in files.
+    """
+    from common.data.volume_cache import StoredVolumes, VolumeCache
+    from common.models.fit import fit
+
+    public, codec = lesson.public, codec_of(lesson.public)
+    with VolumeCache(checkpoint.with_suffix(".volumes")) as cache:
+        images, targets = [], []
+        for volume, code in zip(volumes, codes, strict=True):
+            images.append(cache.keep(lesson.image(volume)))
+            label = codec.decode(code, noise_std=0.0)
+            targets.append(cache.keep(on_students_grid(public, volume, label)))
+        parts = StoredVolumes(images), StoredVolumes(targets)
+        fit(model, *parts, public.study.student, seed=lesson.seed, checkpoint=checkpoint, on_step=on_step)
+    checkpoint.unlink(missing_ok=True)
+    return model
 
 
 def on_students_grid(public: Public, volume: str, label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k u v w"]:
