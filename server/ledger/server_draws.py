@@ -422,35 +422,16 @@ class AnswersQueries(IssuesReceipts):
         query = self._query(release)
         noisy = np.frombuffer(found[1], dtype="<i8").astype(np.int64)
         noisy.flags.writeable = False
-        return stored_answer(query, noisy, release)
-
-
-def stored_answer(query: QuerySpec, noisy: NDArray[np.int64], release: Release) -> StoredAnswer:
-    """Return the answer of a release.
-
-    Args:
-        query: The query that was asked.
-        noisy: Int64 array [l] of the answer.
-        release: The release, as the ledger records it.
-
-    Returns:
-        The stored answer.
-
-    Raises:
-        InvalidInput: If the release has no answer yet.
-    """
-    if release.answer is None:
-        raise InvalidInput("release without an answer", limit="a release whose answer is stored")
-    return StoredAnswer(
-        query=query,
-        noisy_sum=noisy,
-        roster=release.roster,
-        voters=release.voters,
-        seq=release.answer.seq,
-        row_hash=release.answer.row_hash,
-        study_id=release.study_id,
-        batch_id=release.batch_id,
-    )
+        return StoredAnswer(
+            query=query,
+            noisy_sum=noisy,
+            roster=release.roster,
+            voters=release.voters,
+            seq=answer.seq,
+            row_hash=answer.row_hash,
+            study_id=release.study_id,
+            batch_id=release.batch_id,
+        )
 
 
 def checked_answer(noisy: object, *, dimension: int) -> NDArray[np.int64]:

@@ -95,7 +95,7 @@ def export_student(
         created_utc=format_time(utc_now()),
         verdicts=verdicts_on(workspace, bundle),
     )
-    publish_statement(workspace, statement)
+    _publish(workspace, statement)
     events.emit("bundle-exported", sha256=statement.bundle)
 
 
@@ -140,16 +140,11 @@ def publish_verdicts(workspace: Workspace) -> None:
     if not study.gate.verdicts or not path.exists():
         return
     standing = StudentStatement.parse(path.read_bytes())
-    publish_statement(workspace, replace(standing, verdicts=verdicts_on(workspace, standing.bundle), signature=""))
+    _publish(workspace, replace(standing, verdicts=verdicts_on(workspace, standing.bundle), signature=""))
 
 
-def publish_statement(workspace: Workspace, statement: StudentStatement) -> None:
-    """Sign a statement about the student and publish it, unless the published one has the same content.
-
-    Args:
-        workspace: The study, with its signing key.
-        statement: The statement; its signature is replaced.
-    """
+def _publish(workspace: Workspace, statement: StudentStatement) -> None:
+    """Sign a statement about the student and publish it, unless the published one has the same content."""
     path = said_file(workspace.objects_dir, STUDENTS, statement.study_id)
     signed = statement.signed(load_signing_key(workspace.signing_key_file))
     with contextlib.suppress(OSError, InvalidInput):
