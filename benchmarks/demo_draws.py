@@ -35,7 +35,7 @@ from common.protocols.site_protocol import Encoder
 from common.protocols.vote import vote_of
 from common.worth import over_best
 from consilium.demo.options import DemoOptions, Places
-from consilium.demo.run import Watch, before_asking
+from consilium.demo.run import Watch, _prepared, _Stopwatch
 from consilium.memory.asked import Asked, Drawn, answers_to, released
 from server.protocols.query_protocol import protocol_of
 from server.protocols.rounds import FRAMES
@@ -72,7 +72,9 @@ class World:
             seed: Seed of phantoms, split and training.
         """
         quiet = Watch(*[lambda *_: None] * 5)  # type: ignore[list-item]
-        places = before_asking(out, DemoOptions(seed=seed, simulated=True), watch=quiet)
+        seconds = _Stopwatch(out / "seconds.json", quiet)
+        places, _, _, teach = _prepared(out, DemoOptions(seed=seed, simulated=True), watch=quiet, seconds=seconds)
+        teach()
         made = places.workspace.public()
         public = replace(made, kept=_before(made), images={volume: made.image(volume) for volume in made.volumes})
         (query,) = next(iter(protocol_of(public.study).configure(public, {}.get)))

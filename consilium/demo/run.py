@@ -185,26 +185,6 @@ def _demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool
     return out / "report.html"
 
 
-def before_asking(out: Path, options: DemoOptions, *, watch: Watch) -> Places:
-    """Run the part of a demo before any query: data, study, public start, sites and teachers.
-
-    Args:
-        out: The output directory.
-        options: The demo's options.
-        watch: Functions to which progress is reported.
-
-    Returns:
-        The demo's folders.
-
-    Raises:
-        Refused: ``busy`` if another run writes to the directory.
-    """
-    with _alone(out, options):
-        places, _, _, teach = _prepared(out, options, watch=watch, seconds=_Stopwatch(out / "seconds.json", watch))
-        teach()
-    return places
-
-
 def _prepared(
     out: Path, options: DemoOptions, *, watch: Watch, seconds: _Stopwatch
 ) -> tuple[Places, Path, dict[str, Path], Callable[[], None]]:
