@@ -56,17 +56,6 @@ class LastDeclined(Document):
     reason: Annotated[str, OneOf("reason of a declined offer", REASONS)]
     draw: DrawNumber | None = None
 
-    def is_of(self, offer: Offer) -> bool:
-        """Tell whether an offer is the one that was declined.
-
-        Args:
-            offer: An offer.
-
-        Returns:
-            True if study, batch, draw and time are the same.
-        """
-        return (self.study, self.batch, self.draw, self.issued) == (offer.study, offer.batch, offer.draw, offer.issued)
-
 
 class Declined:
     """Remembers the newest offer that this worker declined, and tells which offers are stale.
@@ -106,8 +95,10 @@ class Declined:
             return None
         if not -CLOCKS_S <= now - offer.issued / 1000 <= self._age_s:
             return "stale"
-        if self._last is not None and self._last.is_of(offer):
-            return self._last.reason
+        if (last := self._last) is not None:
+            declined = last.study, last.batch, last.draw, last.issued
+            if declined == (offer.study, offer.batch, offer.draw, offer.issued):
+                return last.reason
         return "stale" if offer.issued <= self._newest else None
 
     def note(self, offer: Offer, reason: str) -> None:

@@ -240,20 +240,6 @@ class SiteConfig:
         return self.books != "."
 
 
-def is_site(directory: Path) -> bool:
-    """Tell whether a site was set up in a directory.
-
-    A site is recognised by its policy, its join request or its ledger.
-
-    Args:
-        directory: The directory.
-
-    Returns:
-        True if at least one of these three files exists, even if the others are missing.
-    """
-    return any((directory / name).exists() for name in ("site.toml", "request.json", LEDGER_FILE))
-
-
 def load_site(directory: Path) -> SiteConfig:
     """Read ``site.toml`` in a site's directory.
 

@@ -21,7 +21,7 @@ from typing import Any
 from client.data.cases import CaseRecord, delta_warning, record_cases
 from client.data.layouts import DatasetSettings, open_for_training
 from client.operations.staff_decisions import check_consent
-from client.policy import SiteConfig, is_site, load_site
+from client.policy import LEDGER_FILE, SiteConfig, load_site
 from client.records.declared import has_foreign
 from client.site.books import slots_file, writing_teachers
 from client.site.deals import deal_for_training
@@ -262,7 +262,9 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
 def _terms(options: TrainOptions) -> tuple[SiteConfig | None, Study, DatasetSettings, Path]:
     """Return the site's policy (None if not needed), the study, how the data are read, and the data's folder."""
     config, data, study, settings = None, options.data, options.study, DatasetSettings()
-    if data is None or study is None or is_site(options.site_dir):
+    parts = ("site.toml", "request.json", LEDGER_FILE)
+    is_site = any((options.site_dir / name).exists() for name in parts)
+    if data is None or study is None or is_site:
         config = load_site(options.site_dir)
         data, study = data or config.path(config.data), study or config.path(config.study)
         settings = config.dataset

@@ -109,22 +109,6 @@ def asked_at(data: DataConfig, *, most: int = WHOLE_VOXELS) -> DataConfig:
     return data
 
 
-def patch_of(grid: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return the size of training patches on a grid: at most :data:`PATCH` voxels on each axis.
-
-    Args:
-        grid: The grid.
-
-    Returns:
-        The patch size.
-
-    >>> patch_of((128, 64, 160))
-    (96, 64, 96)
-    """
-    x, y, z = (min(PATCH, n) for n in grid)
-    return x, y, z
-
-
 def _reach(label_maps: Sequence[Path], *, spacing_mm: Triple) -> list[float]:
     """Return the largest distance of a structure from the centre on each axis, in voxels of the given spacing."""
     _check(label_maps)

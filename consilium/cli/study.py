@@ -47,7 +47,7 @@ from consilium.cli.study_words import (
 )
 from server.study.workspace import Workspace
 
-study_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Define, publish, run and follow a study.")
+study_app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 SharedLedger = Annotated[
     Path | None,
@@ -128,7 +128,7 @@ def init(
     Example: consilium study init trial --name trial --labels none,lesion --grid 64,64,64 --joint --queries 4 --quorum 5
     """
     from common.codecs.paper import codec_terms
-    from common.data.grid import asked_at, patch_of
+    from common.data.grid import PATCH, asked_at
     from common.protocol_terms import terms_of
     from common.study_mechanism import usual_pool_epsilon, usual_verdicts
     from server.planning.recommend import training_for
@@ -171,7 +171,7 @@ def init(
         teacher=teacher,
         gate=GateConfig(wanted),
         pool=PoolConfig(usual_pool_epsilon(accountant, privacy.budget) if pool_epsilon is None else pool_epsilon),
-        student=student if data.finer == 1 else replace(student, patch=patch_of(data.student.grid)),
+        student=student if data.finer == 1 else replace(student, patch=tuple(min(PATCH, n) for n in data.student.grid)),
         start=StartConfig() if given is None else given.config,
     )
     create_and_say(directory, study, ledger=ledger, standing=standing, given=given)
@@ -229,12 +229,15 @@ def create(
     sum, and a gate: hospitals' verdicts decide whether the student is released. Example: consilium study create trial
     --study study.toml Example: consilium study create trial --template paper-ae
     """
+    from common.reading import MAX_TOML_BYTES, read_text
     from server.study import templates as studies
-    from server.study.draft import parse_draft, read_draft
+    from server.study.draft import parse_draft
 
     if (study is None) == (not template):
         raise InvalidInput("file of the new study", limit="either --study or --template", remedy="give --study FILE")
-    draft = parse_draft(studies.template(template)) if study is None else read_draft(study)
+    terms = {"what": "study file", "remedy": "check the path"}
+    text = studies.template(template) if study is None else read_text(study, most_bytes=MAX_TOML_BYTES, **terms)
+    draft = parse_draft(text)
     given = given_network(start, draft.study.data)
     made = draft.study
     if given is not None and not made.start.weights:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.canonical import sha256_file
-from common.errors import InvalidInput
+from common.errors import InvalidInput, Refused
 from common.ledger.keys import load_signing_key, public_pem
 from consilium.reports.certificate import Sources, issue_certificate
 from consilium.reports.model_card import model_card
 from server.ledger.backup import backup
 from server.public.said import STUDENTS, said_file
 from server.study.evaluated import figures_on
-from server.study.gate import check_released
+from server.study.gate import gate_state
 from server.study.read_facts import facts_of
 from server.study.status import bundle_problem
 from server.study.workspace import LEDGER_RECORD, Workspace
@@ -76,7 +76,8 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
         )
     if (problem := bundle_problem(workspace, facts_of(workspace).spending)) is not None:
         raise InvalidInput(f"the student cannot be published yet: {problem}", remedy="publish it again after that")
-    check_released(workspace)
+    if not (state := gate_state(workspace)).released:
+        raise Refused("not-released", f"{state.words}; to fix: {state.remedy}")
     if out.exists():
         raise InvalidInput(
             "folder to publish", value=str(out), limit="a folder that does not exist yet", remedy="choose another --out"

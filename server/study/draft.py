@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from common.config import GateConfig, Study, parse_study, usual_aggregation
 from common.errors import InvalidInput
 from common.pool_config import PoolConfig
-from common.reading import MAX_TOML_BYTES, parse_toml, read_text
+from common.reading import parse_toml
 from common.study_mechanism import pool_sentence, usual_pool_epsilon, usual_verdicts
 
 _PRIVACY = re.compile(r"^[ \t]*\[[ \t]*privacy[ \t]*\][ \t]*(?:#.*)?$", re.MULTILINE)
@@ -34,23 +33,8 @@ class Draft:
     filled_in: tuple[str, ...]
 
 
-def read_draft(path: Path) -> Draft:
-    """Read a study file from which a study is to be created.
-
-    Args:
-        path: The TOML file.
-
-    Returns:
-        The study, and a sentence for each setting that was filled in.
-
-    Raises:
-        InvalidInput: With the key, its value and its limit, for the first mistake in the file.
-    """
-    return parse_draft(read_text(path, what="study file", most_bytes=MAX_TOML_BYTES, remedy="check the path"))
-
-
 def parse_draft(text: str) -> Draft:
-    """Parse the text of a study file from which a study is to be created, as :func:`read_draft` does for a file.
+    """Parse the text of a study file from which a study is to be created.
 
     Args:
         text: The TOML text.

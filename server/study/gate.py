@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from common.errors import ConsiliumError, InvalidInput, Refused
+from common.errors import ConsiliumError, InvalidInput
 from common.objects import write_atomically
 from common.site_figures import SiteFigures
 from common.site_verdict import SiteVerdict, genuine, in_words, released, stays_shut
@@ -199,20 +199,6 @@ def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str
                 remedy=f"keep the stored file, or give the newest {what} of this site",
             )
     write_atomically(path, said.render())
-
-
-def check_released(workspace: Workspace) -> None:
-    """Check that the exported student has the verdicts that its release needs.
-
-    Args:
-        workspace: The study's directory.
-
-    Raises:
-        Refused: ``not-released`` if verdicts are missing.
-    """
-    state = gate_state(workspace)
-    if not state.released:
-        raise Refused("not-released", f"{state.words}; to fix: {state.remedy}")
 
 
 def statement_of(workspace: Workspace) -> StudentStatement | None:
