@@ -210,7 +210,7 @@ def join_site(
     check_data_folder(data)
     if (directory / "site.toml").exists():
         if load_site(directory).books_dir.resolve() != books:
-            _check_new(directory)
+            raise _taken(directory)
         return directory, _same_again(directory, kit, pool=first.pool, data=data)
     forget_joined(books, directory)  # an earlier set-up was interrupted
     _check_not_joined(books, study)
@@ -277,13 +277,12 @@ def check_data_folder(data: Path) -> None:
         )
 
 
-def _check_new(directory: Path) -> None:
-    if (directory / "site.toml").exists():
-        raise InvalidInput(
-            "the directory already contains a site",
-            value=str(directory),
-            remedy="choose another directory; for another study of the same patients, run `consilium site join`",
-        )
+def _taken(directory: Path) -> InvalidInput:
+    return InvalidInput(
+        "the directory already contains a site",
+        value=str(directory),
+        remedy="choose another directory; for another study of the same patients, run `consilium site join`",
+    )
 
 
 def _same_again(directory: Path, kit: SiteKit, *, pool: str, data: Path) -> JoinRequest:
@@ -298,7 +297,7 @@ def _same_again(directory: Path, kit: SiteKit, *, pool: str, data: Path) -> Join
         and config.path("study.toml").read_bytes() == kit.study_file.read_bytes()
     )
     if not same:
-        _check_new(directory)
+        raise _taken(directory)
     return read_request(directory / REQUEST) if (directory / REQUEST).exists() else new_request(directory)
 
 

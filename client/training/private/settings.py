@@ -111,10 +111,9 @@ class PrivateSettings:
             )
         if not 0 < self.delta < 1:
             raise InvalidInput("delta of a training", value=self.delta, limit="above 0 and below 1")
-        for name in ("learning_rate", "clip", "temperature", "prior_std", "initial_std"):
-            value, most = getattr(self, name), MOST.get(name)
-            limit = "a finite number above 0" if most is None else f"above 0, at most {most}"
-            if not (isfinite(value) and value > 0 and (most is None or value <= most)):
+        for name, most in MOST.items():
+            if not 0 < (value := getattr(self, name)) <= most:  # also true for NaN
+                limit = f"above 0, at most {most}"
                 raise InvalidInput(name, value=value, limit=limit, remedy="leave it out to use the strategy's default")
         if self.chunk < 1 or self.steps < 1:
             raise InvalidInput("chunk and steps", value=(self.chunk, self.steps), limit="1 or more for each")
