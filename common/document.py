@@ -265,10 +265,7 @@ class _Form:
         for key, name, kind, read in self.reads:
             if key not in data:  # an optional field
                 continue
-            value = data[key]
-            if type(value) is not kind:
-                raise InvalidInput(f"type of record key {key}", value=type(value).__name__, limit=kind.__name__)
-            made[name] = value if read is None else read(value)
+            made[name] = _read(key, data[key], kind, read)
         for name, form in self.flat:
             made[name] = form.read({key: data[key] for key in form.keys if key in data})
         return made
@@ -276,12 +273,7 @@ class _Form:
     def _listed(self, data: Any) -> list[Any]:
         if type(data) is not list or len(data) != len(self.reads):
             raise InvalidInput(self.cls.__name__, limit=f"a list of {', '.join(self.json)}")
-        made = []
-        for value, (key, _, kind, read) in zip(data, self.reads, strict=True):
-            if type(value) is not kind:
-                raise InvalidInput(f"type of record key {key}", value=type(value).__name__, limit=kind.__name__)
-            made.append(value if read is None else read(value))
-        return made
+        return [_read(key, value, kind, read) for value, (key, _, kind, read) in zip(data, self.reads, strict=True)]
 
     def _check_keys(self, data: dict[str, Any]) -> None:
         if self.cls.SCHEMA is not None:
@@ -322,6 +314,12 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> _Field:
         return _Field(key, field.name, dataclasses.replace(kind, write=write), True, None)
     flat = _form(_bare(hint)[0]) if FLAT in marks else None
     return _Field(key, field.name, _Kind(dict) if flat else _kind(hint, key), LATER in marks, flat)
+
+
+def _read(key: str, value: Any, kind: type, read: Callable[[Any], Any] | None) -> Any:
+    if type(value) is not kind:
+        raise InvalidInput(f"type of record key {key}", value=type(value).__name__, limit=kind.__name__)
+    return value if read is None else read(value)
 
 
 def _unless_none(write: Callable[[Any], Any]) -> Callable[[Any], Any]:
