@@ -17,7 +17,6 @@ import os
 import platform
 import resource
 import signal
-import stat
 import struct
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 from client.foreign.calls import MACHINES, call_filter
 from client.foreign.watch import MAX_ENTRIES, Usage, measure, tasks_of_user
 from common.errors import DaemonFailed, InvalidInput
+from common.objects import read_regular
 from common.process import base_env
 
 SYSTEM = (
@@ -188,18 +188,13 @@ def read_plain_file(path: Path, *, most: int = MAX_FILE_BYTES) -> bytes:
         InvalidInput: If it is missing, a link, a device or a pipe, or too large.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
+        return read_regular(path, most_bytes=most, received=True)
+    except (OSError, InvalidInput) as error:
         raise InvalidInput(
-            "output of the teacher's program", value=path.name, limit="a regular file, not a link"
+            "output of the teacher's program",
+            value=path.name,
+            limit=f"a regular file of at most {most} bytes, not a link",
         ) from error
-    with open(descriptor, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
-            raise InvalidInput(
-                "output of the teacher's program", value=path.name, limit=f"a regular file of at most {most} bytes"
-            )
-        return file.read(most + 1)
 
 
 # --- below: runs in the program's own process, before the program starts
