@@ -49,7 +49,7 @@ from client.teachers.pulled_student import STUDENT_DIR
 from common import site_verdict
 from common.calibration import NOTHING, Reliability, reliability
 from common.config import DataConfig, Study, load_study
-from common.data.msd import Case, Dataset, Problem
+from common.data.msd import Case, Problem
 from common.data.volume import load_example
 from common.errors import InvalidInput
 from common.metrics import dice_per_class, hd95_mm, mean_present
@@ -357,9 +357,10 @@ def evaluate(
     bundle = load_bundle(folder_of_model, study.data.student)
     dataset = open_for_training(data or config.path(config.data), study.data.student, config.dataset)
     parts = parts_of(site_dir, dataset)
-    gone_patients, _ = read_withdrawn(config, {dataset.patient_of(case.id) for case in dataset.labelled})
+    patients = {dataset.patient_of(case.id) for case in dataset.labelled}
+    gone_patients, _ = read_withdrawn(config, patients)
     there = tuple(case for case in dataset.labelled if dataset.patient_of(case.id) not in gone_patients)
-    seen = _trained_on(config, bundle, folder_of_model, dataset)
+    seen = trained_on(config.books_dir, patients, seen=seen_by(folder_of_model)) if bundle.adapted else frozenset[str]()
     cases = tuple(case for case in there if dataset.patient_of(case.id) not in seen)
     if there and not cases:
         raise InvalidInput(
@@ -420,14 +421,6 @@ def evaluate(
     folder.mkdir(mode=0o700, parents=True)
     _write(folder, result, cases={case.id: case for case in cases}, bundle=bundle)
     return result, folder
-
-
-def _trained_on(config: SiteConfig, bundle: Bundle, folder: Path, dataset: Dataset) -> frozenset[str]:
-    """Return the dataset's patients on whom an adapted network was trained; none for a student."""
-    if not bundle.adapted:
-        return frozenset()
-    patients = {dataset.patient_of(case.id) for case in dataset.labelled}
-    return trained_on(config.books_dir, patients, seen=seen_by(folder))
 
 
 def _fit(

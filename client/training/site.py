@@ -66,7 +66,18 @@ def plan_site(
             private training fewer patients than voters; or if
             :func:`~client.records.scan_patients.check_scans` refuses the patients of the scans.
     """
-    _check_plan(dataset, data=data, recipe=recipe, trainer=trainer, start=start, seed=seed)
+    trainer_of(trainer)  # refuses a name that nobody registered
+    check_labels(dataset, data)
+    if seed is not None and not dataset.synthetic:
+        raise InvalidInput(
+            "seed",
+            value=seed,
+            limit="only with data that Consilium made itself: with a known seed, exchanging one patient could move "
+            "other patients to other voters, which the guarantee rules out",
+            remedy="leave it out; patients are assigned to voters at random, once, and the assignment is stored",
+        )
+    if start is not None:  # before a private training is charged: weights of another network could not be trained
+        load_weights(start, network_for(recipe, data))
     if private is not None:
         check_network(recipe, private, channels=len(data.channels), classes=len(data.labels))
     scans, path = scans_by_patient(dataset), slots_file or teachers / "slots.json"
@@ -100,24 +111,6 @@ def plan_site(
         )
         tasks.append(task)
     return tuple(tasks)
-
-
-def _check_plan(
-    dataset: Dataset, *, data: DataConfig, recipe: TrainingConfig, trainer: str, start: Path | None, seed: int | None
-) -> None:
-    trainer_of(trainer)  # refuses a name that nobody registered
-    check_labels(dataset, data)
-    if seed is not None and not dataset.synthetic:
-        raise InvalidInput(
-            "seed",
-            value=seed,
-            limit="only with data that Consilium made itself: with a known seed, exchanging one patient could move "
-            "other patients to other voters, which the guarantee rules out",
-            remedy="leave it out; patients are assigned to voters at random, once, and the assignment is stored",
-        )
-    if start is not None:  # before a private training is charged: weights of another network could not be trained
-        empty = network_for(recipe, data)
-        load_weights(start, empty)
 
 
 def site_report(outcomes: Iterable[VoterOutcome | Crash]) -> SiteReport:
