@@ -73,9 +73,10 @@ def add(
     The model is tried on a synthetic volume, and its hash is recorded in the site's ledger. After its next start the
     worker uses it on public volumes. The model runs without network, may read and write only its own files, and its
     output is checked. Only for studies of unit hospital, because the model may have been trained on any patient.
-    Example: consilium site teacher add liver-bundle.zip --site-dir /srv/consilium --labels background,liver Example:
-    consilium site teacher add --site-dir /srv/consilium --labels background,liver --model /models/nnunet --command 'env
-    nnUNet_results=/models/nnunet nnUNetv2_predict -i {input_dir} -o {output_dir} -d 4 -c 3d_fullres -npp 0 -nps 0'
+    Example: consilium site teacher add liver-bundle.zip --site-dir /srv/consilium --labels background,liver
+    Example: consilium site teacher add --site-dir /srv/consilium --labels background,liver --model /models/nnunet
+        --command 'env nnUNet_results=/models/nnunet nnUNetv2_predict -i {input_dir} -o {output_dir} -d 4 -c 3d_fullres
+        -npp 0 -nps 0'
     """
     from client.foreign.bring import Brought
     from client.foreign.bring import add as add_teacher

@@ -226,8 +226,9 @@ def create(
     """Create a study's directory from a study file: study.toml, keys, and a ledger of its own or a shared one.
 
     Settings that the file leaves out get the defaults of `study init`. With a quorum of 3 or more these are a sealed
-    sum, and a gate: hospitals' verdicts decide whether the student is released. Example: consilium study create trial
-    --study study.toml Example: consilium study create trial --template paper-ae
+    sum, and a gate: hospitals' verdicts decide whether the student is released.
+    Example: consilium study create trial --study study.toml
+    Example: consilium study create trial --template paper-ae
     """
     from common.reading import MAX_TOML_BYTES, read_text
     from server.study import templates as studies
