@@ -25,11 +25,11 @@ from common.events import read_events
 from common.pki import create_authority, issue_server_certificate
 from common.process import Daemon, DaemonSpec, ProcessGroup, executable
 from common.sockets import accepts, free_ports
-from consilium.demo.federation import running
 from server.aggregation.core import POLL_S as REPLY_POLL_S
 from server.operations.daemons import HOST, FlowerServer, flower_env, run_status, submit
 from server.operations.supervisor import flower_server, request_stop, start_run
 from server.study.workspace import Workspace
+from tests.e2e.daemons import running
 from tests.e2e.road import build
 from tests.worlds import make_privacy
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from symtable import symtable
 
 import pytest
 from setuptools import find_packages
@@ -273,6 +274,19 @@ def test_the_wheel_holds_the_product_without_its_research() -> None:
     packages = find_packages(str(ROOT), include=found["include"])
     assert {"server", "client", "common", "consilium.cli", "consilium.audit"} <= set(packages)
     assert [name for name in packages if "research" in name or name.startswith("tests")] == []
+
+
+@pytest.mark.slow
+def test_a_benchmark_imports_only_names_that_exist() -> None:
+    """Most benchmarks are imported when somebody runs them: nothing else finds a name that has moved."""
+    missing = []
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        for name in imports(f"benchmarks/{path.name}"):
+            module, _, own = name.rpartition(".")
+            file = ROOT / f"{module.replace('.', '/')}.py"
+            if file.is_file() and own not in symtable(file.read_text(), module, "exec").get_identifiers():
+                missing.append(f"{path.name}: {name}")
+    assert missing == []
 
 
 @pytest.mark.parametrize("words", [["papers", "--data", "data", "--out", "out"], [], ["utility", "--json"]])
