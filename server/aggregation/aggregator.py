@@ -46,7 +46,7 @@ from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import CodeSum
 from common.sealing import SealContext, SealingKeys, unseal
-from server.aggregation.batch import Answering, Batch, Next, Opened, issued_now, unusable
+from server.aggregation.batch import Answering, Batch, Next, Opened, issued_now
 from server.aggregation.exchange import Questions, Transport, exchange
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_draws import StoredAnswer
@@ -480,7 +480,13 @@ class Aggregator:
         self, message: CodesReply | None, problem: str, *, batch: Batch, attempt: int, site: Site
     ) -> Opened | None:
         by_id = {query.id: query for query in batch.queries}
-        if message is None or (problem := unusable(message, problem, batch=batch, attempt=attempt)):
+        if (
+            message is not None
+            and (message.batch, message.attempt) == (batch.id, attempt)
+            and by_id.keys() >= {query_id for query_id, _ in message.codes}
+        ):
+            problem = "" if message.codes else "unfinished"
+        if message is None or problem:
             self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason=problem)
             return None
         opened = Opened({}, {})

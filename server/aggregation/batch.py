@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.masking import MaskedRoster
-from common.messages import CodesReply, Offer, OfferReply
+from common.messages import Offer, OfferReply
 from common.privacy.mechanism import QuerySpec
 from common.privacy.release import CodeSum
 
@@ -76,26 +76,6 @@ class Opened:
     codes: dict[str, NDArray[np.int64]]
     refused: dict[str, str]
     signatures: dict[str, bytes] = field(default_factory=dict)
-
-
-def unusable(message: CodesReply, problem: str, *, batch: Batch, attempt: int) -> str:
-    """Return a one-word reason if a reply has no codes that may be accepted, else an empty string.
-
-    Args:
-        message: The reply.
-        problem: The reason to return if the reply is to another batch or attempt, or names an unknown query.
-        batch: The batch that was asked for.
-        attempt: Number of the attempt in which it was asked for.
-
-    Returns:
-        ``problem``, ``unfinished`` for a reply without codes, or an empty string.
-    """
-    if (message.batch, message.attempt) != (batch.id, attempt):
-        return problem
-    known = {query.id for query in batch.queries}
-    return (
-        "unfinished" if not message.codes else "" if known.issuperset(query for query, _ in message.codes) else problem
-    )
 
 
 class Answering:
