@@ -6,7 +6,6 @@ withdraws a patient uses it too.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 FOLDER = "adapted"
@@ -21,19 +20,6 @@ NAME = "has-seen-patients-must-not-leave"
 
 REPORT = "report"
 """Name of the report's folder, beside the bundle's folder."""
-
-
-def forget_adapted(site_dir: Path) -> tuple[Path, ...]:
-    """Delete the trainings of a site's adaptations, after a patient's withdrawal.
-
-    Args:
-        site_dir: The site's directory.
-
-    Returns:
-        The finished bundles in the site's directory, which a person must delete.
-    """
-    shutil.rmtree(site_dir / FOLDER / TRAININGS, ignore_errors=True)
-    return adapted_bundles(site_dir)
 
 
 def adapted_bundles(site_dir: Path) -> tuple[Path, ...]:

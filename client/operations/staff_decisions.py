@@ -8,12 +8,13 @@ is stored with the teachers. It refuses a study the site never consented to, and
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.adapting.folder import adapted_bundles, forget_adapted
+from client.adapting.folder import FOLDER, TRAININGS, adapted_bundles
 from client.ledger.site_ledger import SiteLedger
 from client.policy import load_site
 from client.records.patient_deal import Place, Slots, save_slots
@@ -267,12 +268,14 @@ def _withdraw(directory: Path, case: str, *, directories: tuple[Path, ...]) -> W
         _retire(teachers, voter)
     for path in sits:
         save_slots(path, found[path].without(case))
+    for each in directories:
+        shutil.rmtree(each / FOLDER / TRAININGS, ignore_errors=True)
     return Withdrawal(
         places=tuple(places.values()),
         directories=directories,
         releases=releases,
         repeated=not sits and not stale,
-        adapted=tuple(bundle for each in directories for bundle in forget_adapted(each)),
+        adapted=tuple(bundle for each in directories for bundle in adapted_bundles(each)),
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from common.data.access import absent, check_opens, entries
 from common.data.dataset import Case, Dataset, Problem, check_labels
-from common.data.patients import find_table, with_patients, write_patients
+from common.data.patients import PATIENT_TABLES, find_table, with_patients
 from common.errors import InvalidInput
 from common.names import check_regions
 from common.plain import plain
@@ -321,7 +321,8 @@ def write_dataset(
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "dataset.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if any(case.patient is not None for case in cases):
-        write_patients(directory, cases)
+        lines = ["case_id\tpatient_id", *(f"{case.id}\t{case.patient or case.id}" for case in cases)]
+        (directory / PATIENT_TABLES[0]).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return read_dataset(directory)
 
 

@@ -334,17 +334,6 @@ def _content(path: Path) -> str | None:
         return None
 
 
-def write_patients(directory: Path, cases: Iterable[Case]) -> None:
-    """Write ``patients.tsv``; a case without a patient counts as a patient of its own.
-
-    Args:
-        directory: The dataset's directory.
-        cases: The cases.
-    """
-    lines = ["case_id\tpatient_id", *(f"{case.id}\t{case.patient or case.id}" for case in cases)]
-    (directory / PATIENT_TABLES[0]).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 def find_table(directory: Path) -> Path | None:
     """Return ``patients.tsv`` or ``patients.csv`` in a dataset's directory, in upper or lower case.
 
