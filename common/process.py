@@ -274,7 +274,7 @@ class ProcessGroup:
 
     def check(self) -> None:
         """Raise ``DaemonFailed`` for the first daemon that ended by itself."""
-        _reap_orphans(frozenset(self._leaders), frozenset(self._seen))
+        self._reap_orphans()
         for daemon in self._daemons:
             daemon.check()
 
@@ -285,7 +285,7 @@ class ProcessGroup:
             daemons: The daemons. Those that were stopped before may be among them.
         """
         self._seen |= _stop_together(list(daemons), grace_s=None, hurry=lambda: self._hurry)
-        _reap_orphans(frozenset(self._leaders), frozenset(self._seen))
+        self._reap_orphans()
         self._daemons = [daemon for daemon in self._daemons if daemon not in daemons]
 
     def stop_all(self) -> None:
@@ -324,7 +324,23 @@ class ProcessGroup:
             time.sleep(0.02)
         while _dying(self._seen) and time.monotonic() < deadline:
             time.sleep(0.02)
-        _reap_orphans(frozenset(self._leaders), frozenset(self._seen))
+        self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        """Reap ended orphans of the daemons' sessions, or seen in them, which would otherwise stay zombies.
+
+        The daemons themselves and children that other code started are reaped by their ``Popen`` objects.
+        """
+        me = os.getpid()
+        for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
+            if not entry.name.isdigit() or int(entry.name) in self._leaders:
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                stat = Path(entry.path, "stat").read_bytes()
+                state, parent, _, session = stat[stat.rindex(b")") + 2 :].split(maxsplit=4)[:4]
+                orphan = int(session) in self._leaders or int(entry.name) in self._seen
+                if state == b"Z" and int(parent) == me and orphan:
+                    os.waitpid(int(entry.name), os.WNOHANG)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._stopping:
@@ -492,22 +508,6 @@ def _adopt_orphans(on: bool) -> bool:
     libc.prctl(37, ctypes.byref(before), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
     libc.prctl(36, int(on), 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     return bool(before.value)
-
-
-def _reap_orphans(leaders: frozenset[int], seen: frozenset[int]) -> None:
-    """Reap ended orphans of the daemons' sessions or of ``seen``, which would otherwise stay zombies.
-
-    The daemons themselves and children that other code started are reaped by their ``Popen`` objects.
-    """
-    me = os.getpid()
-    for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
-        if not entry.name.isdigit() or int(entry.name) in leaders:
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            stat = Path(entry.path, "stat").read_bytes()
-            state, parent, _, session = stat[stat.rindex(b")") + 2 :].split(maxsplit=4)[:4]
-            if state == b"Z" and int(parent) == me and (int(session) in leaders or int(entry.name) in seen):
-                os.waitpid(int(entry.name), os.WNOHANG)
 
 
 def _signal_each(pids: Iterable[int], signum: signal.Signals) -> None:
