@@ -292,12 +292,20 @@ def _same_again(directory: Path, kit: SiteKit, *, pool: str, data: Path) -> Join
     """
     config = load_site(directory)
     same = (
-        (config.site, config.pool, config.path(config.data).resolve()) == (kit.facts.site, pool, data.resolve())
+        (config.site, config.pool) == (kit.facts.site, pool)
         and config.server.signing_key == kit.facts.signing_key
         and config.path("study.toml").read_bytes() == kit.study_file.read_bytes()
     )
     if not same:
         raise _taken(directory)
+    if config.path(config.data).resolve() != data.resolve():
+        raise InvalidInput(
+            "folder of the dataset",
+            value=str(data),
+            limit=f"{config.path(config.data)}, which site.toml in {directory} names",
+            remedy=f"if site.toml names the wrong folder, write `data = {json.dumps(os.path.abspath(data))}` in "
+            f"{directory / 'site.toml'}, then run this command again",
+        )
     return read_request(directory / REQUEST) if (directory / REQUEST).exists() else new_request(directory)
 
 

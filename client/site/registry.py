@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client.ledger.site_ledger import SiteLedger
-from client.policy import LEDGER_FILE
+from client.policy import LEDGER_FILE, load_site
 from common.clock import utc_now
 from common.document import Document
 from common.errors import ConsiliumError, InvalidInput
@@ -75,7 +75,8 @@ class Registry:
     def check(self, *, pool: str, data: Path, directory: Path, kit: Path, forget: Path | None = None) -> None:
         """Refuse a second ledger for the same pool, or for another pool whose data folder overlaps with this one.
 
-        Two folders overlap if they are equal or one contains the other.
+        Two folders overlap if they are equal or one contains the other. The data folder of a listed pool is the one
+        that its ``site.toml`` names now. The folder in the list counts too if that site has used any patient's data.
 
         Args:
             pool: Name of the pool.
@@ -96,8 +97,7 @@ class Registry:
         for kept in listed:
             if kept.directory == here:
                 continue
-            known = Path(kept.data)
-            same_data = place == known or place.is_relative_to(known) or known.is_relative_to(place)
+            same_data = any(place.is_relative_to(one) or one.is_relative_to(place) for one in _data_folders(kept))
             gone = _gone(Path(kept.directory))
             if (kept.pool == pool or same_data) and not (gone and kept.directory == lost):
                 raise InvalidInput(
@@ -149,12 +149,15 @@ class Registry:
             join = "use that directory, which was set up for this study"
         again = f"run this command again with {FORGET} {kept.directory}"
         others = f"if these are other patients, remove its entry from {self.file}"
+        if not gone:
+            policy = Path(kept.directory) / "site.toml"
+            others = f"if that site names the wrong folder, correct data in {policy}; {others}"
         if gone:
             return (
                 f"put that directory back and {join}; if it was deleted on purpose, {again}: whatever it charged to "
                 f"these patients is then counted no more; {others}"
             )
-        if _unspent(Path(kept.directory)):
+        if _has_only(Path(kept.directory), _BEGUN):
             return f"{join}; if it is in the wrong place: it has charged nothing, so delete it and {again}; {others}"
         return f"{join}; {others}"
 
@@ -196,6 +199,23 @@ class Registry:
 
 _BEGUN = frozenset({"genesis", "study", "pool", "peer"})
 """The only kinds of rows in a ledger that has charged and recorded nothing about patients."""
+_UNUSED = _BEGUN | {"note", "decision", "refusal", "sealing-key"}
+"""The only kinds of rows in a ledger of a site that has used no patient's data."""
+
+
+def _data_folders(kept: KeptPool) -> set[Path]:
+    """Return the data folders of a listed pool.
+
+    These are the folder that its ``site.toml`` names now, and the listed folder if its patients' data may have been
+    used.
+    """
+    directory, listed = Path(kept.directory), Path(kept.data)
+    try:
+        config = load_site(directory)
+    except (ConsiliumError, OSError):
+        return {listed}
+    now = config.path(config.data).resolve()
+    return {now} if config.pool == kept.pool and _has_only(directory, _UNUSED) else {now, listed}
 
 
 def _same_file(one: Path, other: Path) -> bool:
@@ -222,10 +242,10 @@ def _ledger_id(directory: Path) -> str | None:
     return str(found["ledger_id"])
 
 
-def _unspent(directory: Path) -> bool:
-    """Return whether a directory's ledger can be read, is the newest copy, and has charged nothing."""
+def _has_only(directory: Path, kinds: frozenset[str]) -> bool:
+    """Return whether a directory's ledger can be read, is the newest copy, and has rows of no other kinds."""
     try:
         with SiteLedger.read(directory / LEDGER_FILE) as ledger:
-            return ledger.doubt() is None and all(row.kind in _BEGUN for row in ledger.rows())
+            return ledger.doubt() is None and all(row.kind in kinds for row in ledger.rows())
     except (ConsiliumError, OSError, sqlite3.Error):
         return False

@@ -121,6 +121,7 @@ def _ask_to_be_admitted(site_dir: Path, request: JoinRequest, kit: SiteKit) -> N
         check_index(load_site(site_dir), study.data)
     except InvalidInput as error:  # can be fixed later; the request does not change
         say(f"warning: {error}", err=True)
+        say(f"if this is the wrong folder, correct data in {site_dir / 'site.toml'}", err=True)
     say(_joining_text(study, file=site_dir / "study.toml"))
     _say_request(site_dir, request)
 

@@ -396,6 +396,48 @@ def test_a_site_set_up_in_the_wrong_place_and_deleted_is_forgotten_only_by_a_wor
     assert f"ledger in {place};" in begin_again(north, kit, tmp_path / "third")  # the new one counts from now on
 
 
+def test_a_site_corrects_a_wrong_data_folder_by_the_printed_remedy_and_holds_the_old_folder_no_longer(
+    north: Path, first: Workspace, second: Workspace, tmp_path: Path
+) -> None:
+    (tmp_path / "right").mkdir()
+    again = ("init", "--kit", kit_of(first), "--data", tmp_path / "right", "--pool", "north/adults")
+    refused = str(site(*again, "--site-dir", north).exception)
+    printed = re.search(r"write `(data = [^`]+)` in (\S+/site.toml)", refused)
+    assert printed, refused
+    policy = Path(printed[2])
+    policy.write_text(re.sub(r"(?m)^data = .*$", lambda _: printed[1], policy.read_text()))
+    init = ("init", "--kit", kit_of(second), "--pool", "children")
+    taken = site(*init, "--data", tmp_path / "right", "--site-dir", tmp_path / "b")
+    assert "already have a ledger" in str(taken.exception), "the corrected folder is this pool's"
+    free = site(*init, "--data", tmp_path / "data", "--site-dir", tmp_path / "b")
+    assert free.exception is None, free.output
+    assert site(*again, "--site-dir", north).exception is None, "the same command again goes through"
+
+
+def test_a_folder_whose_patients_a_site_used_stays_that_pools_after_it_names_another(
+    north: Path, first: Workspace, second: Workspace, tmp_path: Path
+) -> None:
+    accept(north, first.study(), 1)
+    policy = north / "site.toml"
+    policy.write_text(re.sub(r"(?m)^data = .*$", f'data = "{tmp_path}/moved"', policy.read_text()))
+    for folder in ("data", "moved"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        words = ("--data", tmp_path / folder, "--pool", "children", "--site-dir", tmp_path / "b")
+        taken = site("init", "--kit", kit_of(second), *words)
+        assert "already have a ledger" in str(taken.exception), folder
+
+
+def test_a_listed_folder_that_its_site_named_by_mistake_has_a_remedy_that_frees_it(
+    north: Path, second: Workspace, tmp_path: Path
+) -> None:
+    words = ("init", "--kit", kit_of(second), "--data", tmp_path / "data", "--pool", "children")
+    refused = str(site(*words, "--site-dir", tmp_path / "b").exception)
+    assert f"correct data in {north}/site.toml" in refused
+    policy = north / "site.toml"
+    policy.write_text(re.sub(r"(?m)^data = .*$", f'data = "{tmp_path}/adults"', policy.read_text()))
+    assert site(*words, "--site-dir", tmp_path / "b").exception is None
+
+
 def test_other_patients_get_books_of_their_own(north: Path, second: Workspace, tmp_path: Path) -> None:
     (tmp_path / "children").mkdir()
     create_site(tmp_path / "b", pool="north/children", data=tmp_path / "children", kit=SiteKit.load(kit_of(second)))
