@@ -17,6 +17,7 @@ a lock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol as StructuralType
 
@@ -88,7 +89,8 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             pool: Name of the patient pool.
             caps: The site's limits.
             site: The site's name in the pool's declaration; by default the pool's name.
-            signing_key: The key that signs rows; by default the one beside the file (``site-ledger.key``).
+            signing_key: The key that signs rows; by default the one beside the file (``site-ledger.key``), which
+                is created with a new ledger.
             clock: Source of the rows' time stamps.
             restored: True if :meth:`charge_lost` is called next; then an older copy of the ledger is opened too,
                 not refused.
@@ -98,13 +100,13 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
 
         Raises:
             InvalidInput: If the file is another pool's, if the pool's unit of privacy or neighbouring relation changed,
-                or if the caps are earlier ones that were replaced by tighter ones.
+                if the caps are earlier ones that were replaced by tighter ones, or if the file and its standing are
+                missing, but the key exists.
             LedgerCorrupt: If a row breaks the hash chain or a rule; if the file is missing, but its standing (the small
                 file beside it that records the newest row) exists; or if the file lacks rows that the standing records
                 and ``restored`` is False.
         """
         check_ledger_name(pool, what="pool name")
-        key = signing_key or _own_key(path)
         if not path.exists():
             genesis: dict[str, object] = {"site": site or pool, "standing": 1}
             if kept_standing(path) is not None:
@@ -112,9 +114,9 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
                     f"the site ledger {path} is missing, but its standing exists (the small file beside it); to fix: "
                     "put the newest copy of the ledger in its place, then `consilium site recover --own-ledger`"
                 )
-            chain = Chain.create(path, role="site", genesis=genesis, signing_key=key, clock=clock)
-        else:
-            chain = Chain.open(path, role="site", signing_key=key, clock=clock)
+            key = signing_key or new_site_key(path)
+            Chain.create(path, role="site", genesis=genesis, signing_key=key, clock=clock).close()
+        chain = Chain.open(path, role="site", signing_key=signing_key or _own_key(path), clock=clock)
         ledger = cls(chain)
         try:
             ledger._restoring = restored
@@ -530,11 +532,44 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             self._append(record)
 
 
-def _own_key(path: Path) -> Ed25519PrivateKey:
-    key_path = path.with_suffix(".key")
-    if key_path.exists() or path.exists():
-        return load_signing_key(key_path)
-    return create_signing_key(key_path)
+def new_site_key(ledger: Path) -> Ed25519PrivateKey:
+    """Return the signing key for a ledger that does not exist yet; create it if needed.
+
+    The key has a draft's name until the ledger exists, so a key under its own name shows that there was a ledger. A
+    crash before that leaves the draft, with which the next call goes on.
+
+    Args:
+        ledger: File of the new ledger.
+
+    Returns:
+        The private key.
+
+    Raises:
+        InvalidInput: If a key has its own name. A new ledger would start with nothing spent.
+    """
+    if (key := ledger.with_suffix(".key")).exists():
+        raise InvalidInput(
+            "the pool's ledger is missing, but its signing key is here",
+            value=str(ledger),
+            remedy="put back the ledger and its standing (the file site-ledger.standing); if you have only an older "
+            "copy, put it there and run `consilium site recover --own-ledger`. Only if this site has never sent a join "
+            f"request: delete {key}",
+        )
+    draft = _key_draft(ledger)
+    return load_signing_key(draft) if draft.exists() else create_signing_key(draft)
+
+
+def _own_key(ledger: Path) -> Ed25519PrivateKey:
+    """Return the signing key of an existing ledger; if it has a draft's name after a crash, give it its own name."""
+    key = ledger.with_suffix(".key")
+    if not key.exists():
+        with suppress(FileNotFoundError):  # there is no draft, or another process has renamed it
+            _key_draft(ledger).replace(key)
+    return load_signing_key(key)
+
+
+def _key_draft(ledger: Path) -> Path:
+    return ledger.with_suffix(".key.new")
 
 
 def _check_not_looser(older: CapsRecord, newest: CapsRecord) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from jaxtyping import Int64
 
-from client.ledger.site_ledger import SiteLedger
+from client.ledger.site_ledger import SiteLedger, new_site_key
 from client.policy import Caps, SiteConfig
 from client.worker import Worker
 from common.canonical import canonical_bytes, digest, sha256_bytes
@@ -31,7 +31,7 @@ from common.config import Study
 from common.events import EventLog, read_events
 from common.evidence import sign_word
 from common.ledger.charges import PoolDeclaration, RosterEntry
-from common.ledger.keys import create_signing_key, load_signing_key, public_hex
+from common.ledger.keys import load_signing_key, public_hex
 from common.masking import MaskedRoster, MaskKey, Member
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
 from common.peers import Peer
@@ -91,7 +91,7 @@ class Service:
                 name,
                 pool=f"{name}-pool",
                 node_id=100 + i,
-                answer_key=public_hex(create_signing_key(self.key_file(name))),
+                answer_key=public_hex(new_site_key(self.key_file(name).with_suffix(".sqlite"))),
             )
             for i, name in enumerate(names)
         )
@@ -355,7 +355,8 @@ class Service:
     def key_file(self, site: str) -> Path:
         """Return the path of a site's ledger key, and create its folder.
 
-        The constructor creates the key there, because the server must know the public key before it asks a query.
+        The constructor creates the key, because the server must know the public key before it asks a query. The file
+        gets this name with the site's ledger.
 
         Args:
             site: Name of the site.

@@ -8,6 +8,7 @@ accepted or said since the copy where ledger and standing were both rolled back 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -99,6 +100,22 @@ def test_a_standing_of_another_key_undoes_no_charge_of_a_site(lived: Lived, tmp_
         recover_own(folder, standing=None, charge_all=False)
     assert f"delete {path.with_suffix('.standing')}, and --charge-all" in str(refused.value)
     path.with_suffix(".standing").unlink()
+    recover_own(folder, standing=None, charge_all=True)
+    with open_books(load_site(folder)) as ledger:
+        assert ledger.spent().mu_squared == ledger._books.limit
+
+
+def test_a_site_whose_key_alone_came_back_is_refused_until_a_copy_of_its_ledger_is_recovered(
+    lived: Lived, tmp_path: Path
+) -> None:
+    folder = restored(Case(("ledger", "standing"), None, 6), PARTS, lived[1], tmp_path / "site")
+    (folder / "request.json").unlink()
+    with pytest.raises(InvalidInput, match="signing key is here") as refused:
+        open_books(load_site(folder))
+    assert "only an older copy, put it there and run `consilium site recover --own-ledger`" in str(refused.value)
+    shutil.copy(lived[1][0].folder / "site-ledger.sqlite", folder)
+    with pytest.raises(InvalidInput, match="--charge-all counts all remaining budget"):
+        recover_own(folder, standing=None, charge_all=False)
     recover_own(folder, standing=None, charge_all=True)
     with open_books(load_site(folder)) as ledger:
         assert ledger.spent().mu_squared == ledger._books.limit

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from client.ledger.site_ledger import SiteLedger
 from common.canonical import canonical_text, rational, sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, ReleaseRecord, Spend, charge_of, event_json
+from common.ledger.keys import load_signing_key, public_hex
 from common.ledger.receipts import Receipt, ReceiptedRelease, first_fork
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.ledger.rows import Link, Position, SignedHead, body_digest, head_message, linked_hashes
@@ -1020,6 +1023,36 @@ def test_a_ledger_that_is_gone_or_another_one_does_not_begin_anew(site: Hospital
     with pytest.raises(LedgerCorrupt, match="another ledger"):
         SiteLedger.open(site.path, "aachen-mri", caps=site.caps)
     (tmp_path / "aside").rename(site.path.with_name("aside.sqlite"))
+
+
+def test_a_key_restored_without_its_ledger_and_standing_begins_no_ledger_with_nothing_spent(site: Hospital) -> None:
+    site.ledger.reserve(site.study.id, queries(1))
+    site.ledger.close()
+    key = site.path.with_suffix(".key").read_bytes()
+    for path in (site.path, standing_path(site.path)):
+        path.unlink()
+    with pytest.raises(InvalidInput, match=r"ledger is missing, but its signing key is here.*site recover"):
+        SiteLedger.open(site.path, "aachen-mri", caps=site.caps)
+    assert not site.path.exists()
+    assert site.path.with_suffix(".key").read_bytes() == key, "the refusal leaves the key for the copy of its ledger"
+
+
+@pytest.mark.parametrize("killed_at", ["Chain.create", "Path.replace"])
+def test_a_kill_between_a_new_sites_key_and_its_ledger_is_no_loss(
+    tmp_path: Path, killed_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After ``Chain.create`` there is a key and no ledger; after ``Path.replace`` a ledger whose key is a draft."""
+    path = tmp_path / "site-ledger.sqlite"
+    owner, name = {"Chain.create": (Chain, "create"), "Path.replace": (Path, "replace")}[killed_at]
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            SiteLedger.open(path, "aachen-mri", caps=Caps())
+    assert path.exists() is (killed_at == "Path.replace")
+    with SiteLedger.open(path, "aachen-mri", caps=Caps()) as ledger:
+        assert ledger.public_key == public_hex(load_signing_key(path.with_suffix(".key")))
+    assert not list(tmp_path.glob("*.new"))
+    SiteLedger.open(path, "aachen-mri", caps=Caps()).close()
 
 
 def test_a_kill_between_a_charge_and_its_standing_is_no_loss(site: Hospital) -> None:

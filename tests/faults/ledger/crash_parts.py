@@ -21,6 +21,7 @@ from typing import Any
 
 import grpc
 
+from client.ledger.site_ledger import new_site_key
 from client.operations.serve import serve
 from client.policy import Consent
 from common.config import Study
@@ -59,7 +60,8 @@ def prepare(root: Path, *, planned: int) -> None:
     create_sealing_key(root / "sealing.key")
     for site in SITES:
         (root / site.name).mkdir()
-        create_signing_key(root / site.name / "site-ledger.key")
+        key = new_site_key(root / site.name / "site-ledger.sqlite")
+        (root / site.name / "public").write_text(public_hex(key))
     with Ledger.create(root / "ledger.sqlite", signing_key=create_signing_key(root / "ledger.key")) as ledger:
         ledger.register_study(study)
         for site in SITES:
@@ -111,8 +113,7 @@ class Sockets:
 
 def signing_sites(root: Path) -> tuple[Site, ...]:
     """The sites with the keys of their ledgers, which sign their replies."""
-    keys = {site: load_signing_key(root / site.name / "site-ledger.key") for site in SITES}
-    return tuple(replace(site, answer_key=public_hex(key)) for site, key in keys.items())
+    return tuple(replace(site, answer_key=(root / site.name / "public").read_text()) for site in SITES)
 
 
 def run_core(root: Path) -> None:
