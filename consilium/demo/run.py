@@ -58,6 +58,7 @@ from common.data.split import (
 from common.data.synthetic import Drawing, study_data, write_phantoms
 from common.errors import InvalidInput, Refused
 from common.locks import take
+from common.names import is_utf8
 from common.objects import write_json
 from common.privacy.mechanism import HONEST_SITES
 from common.protocol_terms import PLAIN, suited, terms_of
@@ -260,6 +261,14 @@ def _check_claim(out: Path, options: DemoOptions) -> None:
     """Refuse options that cannot be run in this output directory. Writes nothing."""
     path = out / "demo.json"
     wanted = asdict(options)
+    for option, folder in (("--out", str(out.resolve())), ("--data", options.data or "")):
+        if not is_utf8(folder):
+            raise InvalidInput(
+                f"folder of {option}",
+                value=folder,
+                limit="a path in UTF-8, because the run writes the path into its files",
+                remedy="rename the folder, or choose another",
+            )
     if options.codec not in CODECS:
         raise InvalidInput("--codec", value=options.codec, limit=", ".join(sorted(CODECS)))
     _check_terms(options, options.hospitals or (MOST_HOSPITALS if options.data else HOSPITALS))

@@ -253,6 +253,19 @@ def test_a_codec_that_nobody_knows_is_named_with_those_there_are(tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("words", [["--phantoms", "--out", "sim"], ["--out", "../sim", "--data", "."]])
+def test_a_folder_whose_name_is_not_utf8_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    folder = tmp_path / "bad\udcff"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, InvalidInput)
+    assert re.search(r"folder of --(out|data).*UTF-8.*rename the folder", str(refused.exception))
+    assert not list(folder.iterdir())
+
+
 def test_a_run_that_was_refused_at_once_does_not_hold_its_folder(tmp_path: Path) -> None:
     """One that has begun does, and the refusal names the options that differ."""
     out = tmp_path / "out"
