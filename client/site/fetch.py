@@ -167,10 +167,10 @@ class PublicObjects:
                 self._continue(path, partial, on_bytes, limit=limit)
                 return
             except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
-                status, clock = 0, ""
+                status, word, clock = 0, "", ""
                 if isinstance(error, urllib.error.HTTPError):
-                    status = error.code
-                    clock = _clock_refused(error, datetime.now(UTC))
+                    status, word = error.code, _word(error)
+                    clock = _clock_off(error, datetime.now(UTC)) if (status, word) == (401, "clock") else ""
                     error.close()  # an unclosed error keeps the connection open
                 if status == 416:  # the partial file is not a beginning of the object
                     partial.unlink(missing_ok=True)
@@ -185,8 +185,16 @@ class PublicObjects:
                         limit=f"at most {MAX_AGE_S:.0f} s behind the server's clock, {MAX_LEAD_S:.0f} s ahead of it",
                         remedy="set the clock, for example by NTP; `consilium site doctor` compares it again",
                     ) from error
+                if status == 401:
+                    cause, remedy = _REFUSED.get(word, _REFUSED_ELSEWHERE)
+                    raise InvalidInput(
+                        f"{host} refused to send {what}, probably because {cause}",
+                        value=f"HTTP 401 {word}".strip(),
+                        limit="a request signed with the key of an admitted site",
+                        remedy=remedy,
+                    ) from error
                 tried, waited_s = TRIES - remaining, time.monotonic() - began
-                if remaining == 0 or status == 401 or 300 <= status < 400:
+                if remaining == 0 or 300 <= status < 400:
                     raise InvalidInput(
                         f"public object cannot be fetched ({_reason(error)}) from {host} in {waited_s:.0f} s, "
                         f"tries: {tried}",
@@ -221,17 +229,39 @@ class PublicObjects:
                 raise http.client.IncompleteRead(b"", missing)
 
 
-def _clock_refused(error: urllib.error.HTTPError, now: datetime) -> str:
-    """Return this machine's time beside the server's if the server refused a request for its time; else empty."""
+_PROXY = "let no proxy change this machine's requests to the server; `consilium site doctor` names the proxy in use"
+_REFUSED = {
+    "unknown-key": (
+        "this site is not admitted yet, or its key was revoked",
+        "if the consortium has not admitted this site yet, send it request.json (`consilium site request` writes it); "
+        "otherwise ask the consortium, since a revoked key is never admitted again",
+    ),
+    "unsigned": ("a proxy removed the request's signature", _PROXY),
+    "signature": ("a proxy changed the request", _PROXY),
+    "replayed": ("a proxy sent the request twice", f"run the command again; if it is refused again, {_PROXY}"),
+}
+"""For each word with which the gateway refuses a request, the probable cause and the remedy."""
+_REFUSED_ELSEWHERE = (
+    "another service answers at this address, such as a proxy that asks for a login",
+    "run `consilium site doctor`, which names the address and the proxy in use",
+)
+
+
+def _word(error: urllib.error.HTTPError) -> str:
+    """Return the word with which the gateway refused a request; empty if another text was answered."""
     with contextlib.suppress(OSError, http.client.HTTPException):
-        if error.code == 401 and error.read(64).strip() == b"clock":
-            try:
-                ahead_s = (now - parsedate_to_datetime(error.headers.get("date", ""))).total_seconds()
-            except (ValueError, TypeError):  # no date, or one without a time zone
-                return f"{now:%Y-%m-%d %H:%M} UTC"
-            word = "ahead of" if ahead_s > 0 else "behind"
-            return f"{now:%Y-%m-%d %H:%M} UTC, {abs(ahead_s):.0f} s {word} the server's"
+        word = error.read(64).strip().decode("ascii", "replace")
+        return word if word == "clock" or word in _REFUSED else ""
     return ""
+
+
+def _clock_off(error: urllib.error.HTTPError, now: datetime) -> str:
+    """Return this machine's time, and by how much it differs from the time in the server's answer."""
+    try:
+        ahead_s = (now - parsedate_to_datetime(error.headers.get("date", ""))).total_seconds()
+    except (ValueError, TypeError):  # no date, or one without a time zone
+        return f"{now:%Y-%m-%d %H:%M} UTC"
+    return f"{now:%Y-%m-%d %H:%M} UTC, {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the server's"
 
 
 def _reason(error: Exception) -> str:

@@ -110,10 +110,24 @@ def test_a_beginning_of_something_else_is_thrown_away(line: tuple[Line, PublicOb
     assert objects.get(NAME) == OBJECT
 
 
-@pytest.mark.parametrize(("status", "said"), [(401, r"\(HTTP Error 401: .*site doctor"), (404, "operator")])
-def test_a_refusal_is_final_and_says_whom_to_ask(line: tuple[Line, PublicObjects], status: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "word", "said"),
+    [
+        (401, "unknown-key", r"localhost:\d+ refused to send .*not admitted yet.*to fix: .*send it request.json"),
+        (401, "signature", r"refused to send .*proxy changed the request.*to fix: let no proxy"),
+        (
+            401,
+            "log in first",
+            r"refused to send .*another service answers.*'HTTP 401'.*to fix: .*site doctor",
+        ),
+        (404, "refused", "operator"),
+    ],
+)
+def test_a_refusal_is_final_and_says_who_refused_why_and_whom_to_ask(
+    line: tuple[Line, PublicObjects], status: int, word: str, said: str
+) -> None:
     server, objects = line
-    server.status = status
+    server.status, server.word = status, word
     with pytest.raises(InvalidInput, match=said):
         objects.get(NAME)
     assert len(server.asked) == 1
