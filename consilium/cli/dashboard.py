@@ -189,6 +189,13 @@ def _users(state: Path) -> UserFile:
 
 
 def _password(from_stdin: bool) -> str:
+    """Read or ask for a password; raise InvalidInput if the input ends without one."""
     if from_stdin:
         return sys.stdin.readline().rstrip("\r\n")
-    return str(typer.prompt("Password", hide_input=True, confirmation_prompt=True))
+    try:
+        return str(typer.prompt("Password", hide_input=True, confirmation_prompt=True))
+    except typer.Abort:
+        raise InvalidInput(
+            "no password was typed, so nothing was changed",
+            remedy="run the command at a terminal, or give the password in one line with --password-stdin",
+        ) from None

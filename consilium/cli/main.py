@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import re
 import sys
 from copy import copy
@@ -188,6 +189,8 @@ def _root(
 def main() -> None:
     """Run the command line; an expected error prints one line and ends with its own exit code."""
     sys.excepthook = say_unexpected
+    if sys.stdin is None:  # closed: a command that asks reads its end
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  stays open as standard input does
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # not every encoding has ε; JSON reads the escape back
     arguments = sys.argv[1:]

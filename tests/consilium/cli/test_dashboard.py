@@ -48,6 +48,20 @@ def test_a_user_is_not_added_twice_nor_an_unknown_one_changed(tmp_path):
     assert isinstance(run("user", "password", "eve", *state, given=f"{PASSWORD}\n").exception, InvalidInput)
 
 
+@pytest.mark.parametrize("words", [("add", "ada", "--role", "operator"), ("password", "ada")])
+def test_an_input_that_ends_without_a_password_is_a_clear_error_and_changes_nothing(tmp_path, words):
+    users = UserFile(tmp_path / "users.json")
+    if words[0] == "password":
+        users.add("ada", Role.OPERATOR, PASSWORD)
+    before = users.users()
+    ended = run("user", *words, "--state", str(tmp_path))
+    assert isinstance(ended.exception, InvalidInput)
+    assert ended.exception.exit_code == 2
+    assert "no password was typed" in str(ended.exception)
+    assert "--password-stdin" in (ended.exception.remedy or "")
+    assert users.users() == before
+
+
 @pytest.mark.parametrize("bind", ["0.0.0.0", "192.168.1.4", "::", "dashboard.example.org"])
 def test_without_tls_or_a_proxy_it_listens_on_this_machine_only(tmp_path, bind):
     refused = run("--study", str(tmp_path), "--state", str(tmp_path), "--bind", bind)

@@ -207,6 +207,15 @@ def test_an_output_that_cannot_hold_epsilon_gets_an_escape_and_no_traceback(monk
     assert json.loads(held.getvalue()) == {"spent": "ε = 8"}, "JSON reads the escape back"
 
 
+def test_a_closed_standard_input_reads_as_one_that_ended(monkeypatch) -> None:
+    """Python has no ``sys.stdin`` if the file descriptor is closed."""
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr("consilium.cli.main.app", lambda **_: None)
+    main()
+    with sys.stdin as stdin:
+        assert stdin.readline() == ""
+
+
 def test_a_command_that_is_interrupted_says_so(tmp_path, monkeypatch):
     def interrupted(*given, **more):
         raise KeyboardInterrupt
