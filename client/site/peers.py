@@ -222,6 +222,27 @@ def fetch(directory: Path, *, on_wait: OnWait = lambda said: None) -> None:
     take(directory, PublicObjects(config, on_wait=on_wait).peers(_study(config)))
 
 
+def check_other(directory: Path, site: str) -> None:
+    """Refuse this site's own name as the name of a peer.
+
+    Args:
+        directory: The site's directory.
+        site: Name of the peer.
+
+    Raises:
+        InvalidInput: If it is this site's name.
+    """
+    own = load_site(directory).site  # the ledger may be kept under another site's name
+    if site == own:
+        raise InvalidInput(
+            "peer",
+            value=site,
+            limit="another site than this one",
+            remedy="give the name of the hospital whose fingerprint you compared; `consilium site peers` lists them, "
+            "and this site's own fingerprint for you to read out to them",
+        )
+
+
 def confirm(directory: Path, site: str, read_out: str) -> Peer:
     """Record that a peer's key has the fingerprint that this hospital itself read out, for example on the telephone.
 
@@ -234,9 +255,10 @@ def confirm(directory: Path, site: str, read_out: str) -> Peer:
         The confirmed peer.
 
     Raises:
-        InvalidInput: If no key that this site received has this fingerprint. The error does not show the fingerprints
-            of received keys, because a person could copy them without asking the hospital.
+        InvalidInput: If the peer is this site, or no key that this site received has this fingerprint. The error does
+            not show the fingerprints of received keys, because a person could copy them without asking the hospital.
     """
+    check_other(directory, site)
     view = look(directory)
     told = [known.peer for known in view.peers if known.peer.site == site]
     if not told:
@@ -371,8 +393,7 @@ def _record(directory: Path, peers: Sequence[Peer]) -> None:
     config = load_site(directory)
     study = joined_study(config)
     for peer in peers:
-        if peer.site == config.site:  # the ledger may be kept under another site's name
-            raise InvalidInput("peer", value=peer.site, limit="another site than this one")
+        check_other(directory, peer.site)
     with open_books(config) as ledger:
         if not ledger.agreed(study.id):
             raise consent_missing(study)

@@ -52,6 +52,8 @@ def peers(
 
     if fingerprint is not None and confirm is None:
         raise InvalidInput("--fingerprint", limit="only together with --confirm")
+    if confirm is not None:
+        known.check_other(site_dir, confirm)
     if take is not None:
         known.take(site_dir, read_peers(take))
     if fetch:

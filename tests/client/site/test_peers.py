@@ -237,6 +237,14 @@ def test_an_input_that_ends_without_an_answer_says_what_to_do(world: World) -> N
     assert "nothing was confirmed; to fix: " in world.ask("--confirm-all", typed="").stderr
 
 
+def test_a_site_is_refused_as_its_own_peer_before_a_fingerprint_is_asked_for(world: World) -> None:
+    take(world.sites["north"], world.listed)
+    asked = world.ask("--confirm", "north", typed="")
+    assert isinstance(asked.exception, InvalidInput)
+    assert "got 'north'; allowed: another site than this one; to fix: " in str(asked.exception)
+    assert "read out" not in asked.stderr
+
+
 def test_a_site_heard_of_with_two_keys_is_not_confirmed_in_passing(world: World) -> None:
     take(world.sites["north"], world.listed)
     world.offer(Peer("south", INVENTED))
