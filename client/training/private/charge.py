@@ -52,6 +52,7 @@ def record_trainings(
         raise InvalidInput(
             "a private training needs the site's ledger", value=str(site_dir), remedy="run `consilium site init` first"
         )
+    _check_settings(tasks)
     config, ledger = _ledger(site_dir)
     with ledger:
         if identity is not None:
@@ -82,6 +83,7 @@ def charge_adapted(site_dir: Path, task: VoterTask, *, again: bool, identity: Pa
     Raises:
         InvalidInput: If the patients were charged for a private training already and ``again`` is False.
     """
+    _check_settings([task])
     _, ledger = _ledger(site_dir)
     with ledger:
         ledger.state_identity(identity)
@@ -137,6 +139,15 @@ def _training_id(task: VoterTask) -> str:
     return digest("plain-training", {"deal": task.deal, "strategy": task.trainer, "voter": task.voter})
 
 
+def _check_settings(tasks: Sequence[VoterTask]) -> None:
+    """Refuse settings of a private training before anything is recorded."""
+    from client.training.private.trainer import private_trainer
+
+    for task in tasks:
+        if task.private is not None:
+            private_trainer(task)
+
+
 def _ledger(site_dir: Path) -> tuple[SiteConfig, SiteLedger]:
     config = load_site(site_dir)
     return config, open_books(config)
@@ -145,6 +156,7 @@ def _ledger(site_dir: Path) -> tuple[SiteConfig, SiteLedger]:
 def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: bool) -> None:
     from client.training.private.trainer import planned_charge, private_trainer
 
+    assert task.private is not None
     charge, trainer = planned_charge(task), private_trainer(task)
     spent = trainer.open().spent
     if spent and not ledger.has_training(charge.training_id):  # a step is charged before it is drawn: the row was lost
@@ -162,11 +174,11 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
                 remedy=f"restore the newest copy of {task.directory}; or train again from the beginning with --again, "
                 "which charges its patients once more",
             )
+        task.private.check_new()
         trainer.set_aside()
         charge = planned_charge(task)
     earlier = [one for one in known.private if one.voter == charge.voter or one.deal != charge.deal]
     if earlier and not again:
-        assert task.private is not None
         new = Training(charge.voter, charge.deal, charge.strategy, charge.event)
         total = Trainings((*earlier, new)).guarantee(delta=task.private.delta, neighbours=Neighbours.ADD_REMOVE)
         raise InvalidInput(

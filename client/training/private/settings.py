@@ -43,7 +43,10 @@ UNREAD: dict[str, tuple[str, ...]] = {
 """The settings that each strategy does not read. A command that sets one of them is refused."""
 
 MOST = {"learning_rate": 1, "clip": 1_000_000, "temperature": 1_000_000, "prior_std": 1_000, "initial_std": 1_000}
-"""Largest values of settings. With larger ones a training only adds noise, diverges, or exceeds float32."""
+"""Largest values of a new training's settings. With larger ones a training only adds noise, diverges, or exceeds
+float32. Version 0.2.0 did not have these limits, so a training that it began continues beyond them."""
+
+_DEFAULT = "leave it out to use the strategy's default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,8 @@ class PrivateSettings:
         chunk: Patients differentiated at once.
         method: How per-patient gradients are computed, ``vmap`` or ``loop``.
         temperature: dp-bbb's temperature λ of the KL divergence.
-        prior_std: dp-bbb's standard deviation of the prior, at most 1000.
-        initial_std: dp-bbb's first standard deviation of the posterior, at most 1000.
+        prior_std: dp-bbb's standard deviation of the prior.
+        initial_std: dp-bbb's first standard deviation of the posterior.
         per_layer: True to clip each layer's gradient to ``clip`` instead of the whole gradient.
         mu: dp-mac's weight μ of the penalty at the first step.
         mu_growth: Factor by which that weight grows until the last step.
@@ -111,13 +114,22 @@ class PrivateSettings:
             )
         if not 0 < self.delta < 1:
             raise InvalidInput("delta of a training", value=self.delta, limit="above 0 and below 1")
-        for name, most in MOST.items():
-            if not 0 < (value := getattr(self, name)) <= most:  # also true for NaN
-                limit = f"above 0, at most {most}"
-                raise InvalidInput(name, value=value, limit=limit, remedy="leave it out to use the strategy's default")
+        for name in MOST:
+            if not (isfinite(value := getattr(self, name)) and value > 0):
+                raise InvalidInput(name, value=value, limit="a finite number above 0", remedy=_DEFAULT)
         if self.chunk < 1 or self.steps < 1:
             raise InvalidInput("chunk and steps", value=(self.chunk, self.steps), limit="1 or more for each")
         check_integer("scans", self.scans, least=1, most=MAX_SCANS, limit=f"an integer from 1 to {MAX_SCANS}")
+
+    def check_new(self) -> None:
+        """Refuse values with which no new training may begin.
+
+        Raises:
+            InvalidInput: If a value exceeds its limit in :data:`MOST`.
+        """
+        for name, most in MOST.items():
+            if (value := getattr(self, name)) > most:
+                raise InvalidInput(name, value=value, limit=f"above 0, at most {most}", remedy=_DEFAULT)
 
     def facts(self) -> dict[str, object]:
         """Return the settings that shape this strategy's training, by name.

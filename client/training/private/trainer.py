@@ -118,7 +118,7 @@ def private_trainer(task: VoterTask) -> PrivateTrainer:
         The trainer.
 
     Raises:
-        InvalidInput: If the task has no settings for its strategy.
+        InvalidInput: If the task has no settings for its strategy, or the training is new and a setting is too large.
     """
     settings = task.private
     if settings is None or settings.strategy != task.trainer:
@@ -131,9 +131,12 @@ def private_trainer(task: VoterTask) -> PrivateTrainer:
     names = tuple(name for name, _ in task.patients)
     start = None if task.start is None else sha256_file(task.start)
     identity = training_identity(settings, task.recipe, voter=task.voter, patients=names, deal=task.deal, start=start)
+    journal = task.directory / f"journal-{identity[:16]}.jsonl"
+    if not journal.exists():
+        settings.check_new()
     return PrivateTrainer(
         settings=settings,
-        journal=task.directory / f"journal-{identity[:16]}.jsonl",
+        journal=journal,
         identity=identity,
         patients=task.training_slots,
         start=task.start,

@@ -329,6 +329,25 @@ def test_a_second_training_on_the_same_patients_is_refused_unless_asked_for_and_
     assert total.epsilon > 0.3
 
 
+def test_a_training_begun_before_its_settings_had_limits_continues_and_a_new_one_is_refused_before_its_charge(
+    dataset: Dataset, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.2.0 had no upper limits."""
+    planned = tasks(dataset, site / "teachers", settings("dp-bbb", prior_std=2000.0), voters=1)
+    with pytest.raises(InvalidInput, match=r"prior_std: got 2000.0; allowed: above 0, at most 1000"):
+        record_trainings(site, planned, again=False)
+    assert not (site / "site-ledger.sqlite").exists()
+    with monkeypatch.context() as of_before:
+        of_before.setattr(PrivateSettings, "check_new", lambda settings: None)
+        record_trainings(site, planned, again=False)
+    one_after_another(planned, lambda place, step, loss: None)
+    record_trainings(
+        site, tasks(dataset, site / "teachers", settings("dp-bbb", prior_std=2000.0), voters=1), again=False
+    )
+    with ledger_of(site) as ledger:
+        assert len(ledger.trainings().all) == 1, "charged once"
+
+
 def test_a_dp_mac_of_before_stays_on_record_and_the_new_one_is_charged_beside_it(dataset: Dataset, site: Path) -> None:
     """A row that 0.2.0 wrote names the strategy as text; ε is of both trainings, one after the other."""
     planned = tasks(dataset, site / "teachers", settings("dp-mac"), voters=1)
@@ -461,7 +480,7 @@ def test_settings_that_protect_nobody_or_make_no_sense_are_refused() -> None:
     )
     for bad in nonsense:
         with pytest.raises(InvalidInput):
-            PrivateSettings(**{"strategy": "dp-sgd", "epsilon": 8.0, "delta": 1e-5, **bad})  # type: ignore[arg-type]
+            PrivateSettings(**{"strategy": "dp-sgd", "epsilon": 8.0, "delta": 1e-5, **bad}).check_new()  # type: ignore[arg-type]
     assert {defaults(name, epsilon=8, delta=1e-5).strategy for name in ("dp-sgd", "dp-bbb")} == {
         "dp-sgd",
         "dp-bbb",
