@@ -14,7 +14,8 @@ import json
 import platform
 import sqlite3
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -200,8 +201,26 @@ def certificate_facts(
         InvalidInput: For a simulation, a study that the ledger does not contain, or an unreadable report.
     """
     sources = sources or Sources()
+    with verified_ledger(workspace, sources) as (ledger, report):
+        return facts_of(ledger, report, workspace, sources, clock=clock)
+
+
+@contextmanager
+def verified_ledger(workspace: Workspace, sources: Sources) -> Iterator[tuple[Ledger, VerifyReport]]:
+    """Open a consistent copy of a study's ledger that was verified first. The ledger may be in use.
+
+    Args:
+        workspace: The study's directory.
+        sources: Gives the server's public key, if there is one from outside the study's directory.
+
+    Returns:
+        A context with the copy and the verifier's report.
+
+    Raises:
+        LedgerCorrupt: If the ledger does not verify or is an older copy.
+        InvalidInput: For a simulation, or a study that the ledger does not contain.
+    """
     study = workspace.study()
-    sealed, audit = study.privacy.sealed, sources.audit or workspace.root / "audit.json"
     if study.name == SIMULATION:
         raise InvalidInput(
             "certificate of a simulation",
@@ -224,27 +243,50 @@ def certificate_facts(
                     limit="the id of a study that its ledger contains",
                     remedy="restore the study.toml with which it ran",
                 )
-            found = facts_in(ledger, workspace)
-            sites = max(workspace.admitted_count(), found.spending.largest_roster)
-            return {
-                "certificate": CERTIFICATE_SCHEMA,
-                "issued": clock().astimezone(UTC).isoformat(timespec="seconds"),
-                "study": _study_facts(study, sites=sites, spending=found.spending),
-                **_spent_facts(found, study, sites=sites),
-                **_history(ledger, study, found),
-                "ledger": _ledger_facts(ledger, report),
-                "audit": _audit(audit) if sources.audit or audit.exists() else None,
-                **site_facts(workspace, sources.sites, sources.reports),
-                **_measured(workspace),
-                "hashes": _hashes(workspace, study),
-                "versions": _versions(),
-                "proves": [one.format(charged=_SEALED_CHARGED if sealed else _OPEN_CHARGED) for one in PROVES],
-                "cannot_prove": [
-                    *(() if report.anchored else (NOT_ANCHORED,)),
-                    *(_SEALED_NOISE if sealed else _OPEN_NOISE),
-                    *CANNOT_PROVE,
-                ],
-            }
+            yield ledger, report
+
+
+def facts_of(
+    ledger: Ledger, report: VerifyReport, workspace: Workspace, sources: Sources, *, clock: Callable[[], datetime]
+) -> dict[str, Any]:
+    """Collect everything that a certificate states from a verified copy of the ledger.
+
+    Args:
+        ledger: The copy.
+        report: The verifier's report on it.
+        workspace: The study's directory.
+        sources: As for :func:`certificate_facts`.
+        clock: Source of the time of issue.
+
+    Returns:
+        Plain values.
+
+    Raises:
+        InvalidInput: If a report cannot be read.
+    """
+    study = workspace.study()
+    sealed, audit = study.privacy.sealed, sources.audit or workspace.root / "audit.json"
+    found = facts_in(ledger, workspace)
+    sites = max(workspace.admitted_count(), found.spending.largest_roster)
+    return {
+        "certificate": CERTIFICATE_SCHEMA,
+        "issued": clock().astimezone(UTC).isoformat(timespec="seconds"),
+        "study": _study_facts(study, sites=sites, spending=found.spending),
+        **_spent_facts(found, study, sites=sites),
+        **_history(ledger, study, found),
+        "ledger": _ledger_facts(ledger, report),
+        "audit": _audit(audit) if sources.audit or audit.exists() else None,
+        **site_facts(workspace, sources.sites, sources.reports),
+        **_measured(workspace),
+        "hashes": _hashes(workspace, study),
+        "versions": _versions(),
+        "proves": [one.format(charged=_SEALED_CHARGED if sealed else _OPEN_CHARGED) for one in PROVES],
+        "cannot_prove": [
+            *(() if report.anchored else (NOT_ANCHORED,)),
+            *(_SEALED_NOISE if sealed else _OPEN_NOISE),
+            *CANNOT_PROVE,
+        ],
+    }
 
 
 def _measured(workspace: Workspace) -> dict[str, Any]:

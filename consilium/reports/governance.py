@@ -22,7 +22,7 @@ from common.ledger.records import parse_record
 from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.site_figures import SiteFigures
 from common.site_verdict import SiteVerdict
-from consilium.reports.certificate import Sources, certificate_facts
+from consilium.reports.certificate import Sources, facts_of, verified_ledger
 from consilium.reports.papers import Blank, Paper, PaperSection, Row, Text
 from server.ledger.server_ledger import Ledger
 from server.study.gate import read_kept
@@ -103,26 +103,27 @@ def papers(
         InvalidInput: For a simulation, or a study that the ledger does not contain.
     """
     made = (now or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
-    facts = certificate_facts(workspace, Sources(public_key=public_key), clock=lambda: made)
-    left = tuple(_left(workspace, facts["study"]["id"]))
+    sources = Sources(public_key=public_key)
+    with verified_ledger(workspace, sources) as (ledger, report):
+        facts = facts_of(ledger, report, workspace, sources, clock=lambda: made)
+        left = tuple(_left(ledger, facts["study"]["id"]))
     make = _Papers(facts, left, _sent(workspace), made, sealed="sealed_sum" in facts["study"])
     return make.assessment(), make.checklist(), make.registry(), make.egress(), make.processing()
 
 
-def _left(workspace: Workspace, study: str) -> Iterator[Left]:
+def _left(ledger: Ledger, study: str) -> Iterator[Left]:
     named: dict[str, Roster] = {}
-    with Ledger.open(workspace.ledger_file) as ledger:
-        for row in ledger.rows():
-            if row.kind not in ("roster", "release"):
-                continue
-            record = parse_record("server", row.kind, row.body)
-            if isinstance(record, RosterRecord):
-                named[record.id] = record.roster
-            elif isinstance(record, ReleaseRecord) and record.study_id == study:
-                sites = tuple(entry.site for entry in record.roster_in(named))
-                mu_squared = parse_rational(str(record.event["mu_squared"]))
-                size = record.query.mechanism.dimension
-                yield Left(row.time_utc, row.seq, record.query_id, sites, size, mu_squared, record.draw)
+    for row in ledger.rows():
+        if row.kind not in ("roster", "release"):
+            continue
+        record = parse_record("server", row.kind, row.body)
+        if isinstance(record, RosterRecord):
+            named[record.id] = record.roster
+        elif isinstance(record, ReleaseRecord) and record.study_id == study:
+            sites = tuple(entry.site for entry in record.roster_in(named))
+            mu_squared = parse_rational(str(record.event["mu_squared"]))
+            size = record.query.mechanism.dimension
+            yield Left(row.time_utc, row.seq, record.query_id, sites, size, mu_squared, record.draw)
 
 
 def _sent(workspace: Workspace) -> tuple[Sent, ...]:

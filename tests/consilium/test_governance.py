@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,10 +21,13 @@ from common.privacy.figures import epsilon_text
 from common.site_figures import SiteFigures, StructureFigure
 from common.site_verdict import SiteVerdict
 from consilium.cli.governance import app
+from consilium.reports import certificate
 from consilium.reports.certificate import certificate_facts
 from consilium.reports.governance import papers
 from consilium.reports.papers import Blank, Paper, PaperSection
+from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
+from server.ledger.verify import VerifyReport
 from server.study.workspace import Workspace
 from tests.dashboard_study import Recorded, make_study_directory
 
@@ -61,6 +65,24 @@ def test_every_paper_is_there_in_three_forms_and_a_person_is_told_how_many_blank
             cells = [*section["paragraphs"], *section["points"], *(cell for row in section["rows"] for cell in row)]
             for cell in cells:
                 assert " ".join((cell.get("text") or cell["to_fill_in"]).split()) in said
+
+
+def test_every_paper_is_made_from_the_verified_copy_alone(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that is added while the papers are made is in none of them."""
+    shutil.copytree(recorded.workspace.root, tmp_path / "study", symlinks=True)
+    workspace = Workspace(tmp_path / "study")
+    before = [paper.to_json() for paper in papers(workspace, now=datetime(2026, 1, 1, tzinfo=UTC))]
+
+    def copied(ledger: Path, copy: Path) -> VerifyReport:
+        report = backup(ledger, copy)
+        ledger.unlink()
+        return report
+
+    monkeypatch.setattr(certificate, "backup", copied)
+    after = [paper.to_json() for paper in papers(workspace, now=datetime(2026, 1, 1, tzinfo=UTC))]
+    assert after == before
 
 
 def test_every_epsilon_in_a_paper_is_the_certificate_s_with_its_delta_unit_and_relation(
