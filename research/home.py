@@ -20,6 +20,7 @@ from client.adapting.ways import Way, usual
 from client.training.voter import LabelledScan
 from research.bench import Bench
 from research.kept import Numbers, array_hash
+from research.roles import Cases
 from research.scores import at_site
 
 HOME, CHOSEN = "home", "home-chosen"
@@ -41,7 +42,7 @@ def measure_home(
         report: Called with each hospital's name.
 
     Returns:
-        For each hospital its number of patients (every scan counts as one) and the Dice of each way, by a name like
+        For each hospital its number of patients and the Dice of each way, by a name like
         ``home own@site``. The part :data:`CHOSEN` also returns the Dice of the chosen way, ``home chosen@site``.
     """
     start = bench.start_file() if bench.begun else None
@@ -53,15 +54,32 @@ def measure_home(
     make = partial(Networks, terms, folder, on_step=lambda steps, loss: None)
     for site, cases in zip(bench.roles.sites, bench.roles.private, strict=True):
         report(f"{part}: {site}")
-        pairs = zip(cases.images, cases.labels, strict=True)
-        scans = [LabelledScan(image, label, (array_hash(image, label),)) for image, label in pairs]
-        networks, patients = make(scans), at_site("home patients", site)
+        patients = patients_of(cases)
+        networks, count = make([scan for patient in patients for scan in patient.scans]), at_site("home patients", site)
         for way in Way:
             if at_site(f"home {way}", site) not in cell.values():
                 dice = bench.dice(networks.of(way), bench.roles.held_out)
-                cell.add({at_site(f"home {way}", site): dice, patients: float(len(scans))})
+                cell.add({at_site(f"home {way}", site): dice, count: float(len(patients))})
         if part == CHOSEN and at_site("home chosen", site) not in cell.values():
-            checked = cross_validated([Patient(scan.hashes[0], (scan,), ()) for scan in scans], make, terms)
-            way = chosen_way(checked, default=usual(len(scans), public=True))
+            checked = cross_validated(patients, make, terms)
+            way = chosen_way(checked, default=usual(len(patients), public=True))
             cell.add({at_site("home chosen", site): cell.values()[at_site(f"home {way}", site)]})
     return cell.values()
+
+
+def patients_of(cases: Cases) -> list[Patient]:
+    """Return a hospital's patients, each with all of its scans, so that no patient is in two folds.
+
+    A patient is named by the hash of its first scan, as in earlier results, in which every scan counted as a patient.
+
+    Args:
+        cases: The hospital's cases.
+    """
+    scans = [
+        LabelledScan(image, label, (array_hash(image, label),))
+        for image, label in zip(cases.images, cases.labels, strict=True)
+    ]
+    by_patient: dict[str, list[LabelledScan]] = {}
+    for row, scan in enumerate(scans):
+        by_patient.setdefault(cases.patients[row] if cases.patients else str(row), []).append(scan)
+    return [Patient(own[0].hashes[0], tuple(own), ()) for own in by_patient.values()]

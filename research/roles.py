@@ -39,13 +39,16 @@ class Cases:
     Attributes:
         images: Float array [n, c, x, y, z].
         labels: Uint8 array [n, x, y, z].
+        patients: Name of each case's patient; empty if every case is another patient's.
     """
 
     images: Float[np.ndarray, "n c x y z"]
     labels: UInt8[np.ndarray, "n x y z"]
+    patients: tuple[str, ...] = ()
 
     def __getitem__(self, rows: np.ndarray) -> Cases:
-        return Cases(self.images[rows], self.labels[rows])
+        names = tuple(np.array(self.patients)[rows].tolist()) if self.patients else ()
+        return Cases(self.images[rows], self.labels[rows], names)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -235,5 +238,7 @@ def on_grid(cases: Sequence[Case], data: DataConfig) -> Cases:
         raise InvalidInput("labelled cases", value=0, limit="at least one", remedy="give a dataset with label maps")
     examples = [load_example(case, data) for case in cases]
     return Cases(
-        np.stack([example.volume.image for example in examples]), np.stack([example.label for example in examples])
+        np.stack([example.volume.image for example in examples]),
+        np.stack([example.label for example in examples]),
+        tuple(case.patient or case.id for case in cases),
     )

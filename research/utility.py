@@ -282,4 +282,5 @@ def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> t
 
 
 def _pooled(bench: Bench) -> Cases:
-    return Cases(*(np.concatenate([getattr(site, f) for site in bench.roles.private]) for f in ("images", "labels")))
+    private = bench.roles.private
+    return Cases(np.concatenate([site.images for site in private]), np.concatenate([site.labels for site in private]))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ import torch
 from rich.console import Console
 from scipy import stats
 
+from client.adapting import adapt
 from client.adapting.ways import Way
+from client.training.voter import LabelledScan
 from common.config import DataConfig, TrainingConfig
 from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
@@ -30,7 +33,9 @@ from research import utility
 from research.ablation import VARIANTS, ablate, likeness, student
 from research.asked import noised
 from research.bench import Bench
-from research.home import CHOSEN, HOME
+from research.home import CHOSEN, HOME, patients_of
+from research.kept import array_hash
+from research.roles import Cases
 from research.scores import at_site, named
 from research.setting import (
     ARMS,
@@ -54,6 +59,7 @@ from server.protocols.decode import decode_answer
 from server.protocols.query_protocol import WHOLE_VOXELS
 from server.protocols.stored_labels import StoredLabels, as_stored
 from server.protocols.student_fit import train_student
+from tests.consilium import balls as made
 
 SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
 SETTING = Setting("joint", 2, 2, 8.0, 1e-3, Unit.PATIENT, 4, SMALL, SMALL)
@@ -201,6 +207,35 @@ def test_each_hospital_adapts_the_student_in_every_way_and_as_the_product_choose
     text = io.StringIO()
     render(document, Console(file=text, width=200))
     assert "at home: Dice" in text.getvalue()
+
+
+def test_the_scans_of_a_patient_are_in_one_fold_at_home() -> None:
+    """Scans of one patient in two folds would score a network on a patient that trained it."""
+    images, labels = made.balls(14)
+    cases = Cases(images, labels, tuple(f"p{row // 2}" for row in range(14)))
+    trained: list[list[str]] = []
+
+    def make(scans: list[LabelledScan]) -> SimpleNamespace:
+        trained.append([scan.hashes[0] for scan in scans])
+        return SimpleNamespace(of=lambda way: None)
+
+    patients = patients_of(cases[np.arange(14)])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(adapt, "scored", lambda patient, models, terms, known: dict.fromkeys(models, (0.5,)))
+        folds = adapt.cross_validated(patients, make, SimpleNamespace(public={}))
+    assert [len(patient.scans) for patient in patients] == [2] * 7
+    assert [patient.name for patient in patients] == [array_hash(images[row], labels[row]) for row in range(0, 14, 2)]
+    for fold, seen in enumerate(trained):
+        own = {
+            scan.hashes[0]
+            for patient, of in zip(patients, folds.of, strict=True)
+            for scan in patient.scans
+            if of == fold
+        }
+        assert own
+        assert own.isdisjoint(seen)
+    alone = patients_of(Cases(images, labels))
+    assert [patient.name for patient in alone] == [array_hash(*pair) for pair in zip(images, labels, strict=True)]
 
 
 @pytest.mark.slow
