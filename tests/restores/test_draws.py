@@ -22,7 +22,7 @@ from common.messages import encode
 from common.peers import Peer
 from consilium.cli.ledger import app
 from consilium.cli.site import site_app
-from server.aggregation.sealed_sums import MOST_BELIEVED
+from server.aggregation.sealed_sums import MOST_AHEAD, MOST_BELIEVED
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
@@ -145,3 +145,9 @@ def test_a_server_restored_to_before_every_receipt_goes_on_after_the_printed_rem
         assert done.exit_code == 0, done.exception
     finishes(world)
     assert world.ledger.spent("pool-1").releases == 8, "the draws that were lost, and those that were made again"
+
+
+def test_the_page_says_how_far_a_restored_site_is_believed() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "ledger.md").read_text(encoding="utf-8").split())
+    times = {3: "three"}[MOST_BELIEVED]
+    assert f"a later draw {times} times, at most {MOST_AHEAD:,} draws ahead" in page
