@@ -16,7 +16,7 @@ from pathlib import Path
 
 from client.adapting.folder import FOLDER, TRAININGS, adapted_bundles
 from client.ledger.site_ledger import SiteLedger
-from client.policy import load_site
+from client.policy import SiteConfig, load_site
 from client.records.patient_deal import Place, Slots, save_slots
 from client.records.served import RETIRED, trained_hash, training_record
 from client.records.voter_files import voter_directory
@@ -146,7 +146,7 @@ def decide(directory: Path, study: str, decision: str) -> str:
     Raises:
         InvalidInput: If no study or several match, or the site has withdrawn already.
     """
-    with _ledger(directory) as ledger:
+    with _ledger(load_site(directory)) as ledger:
         terms = ledger.study_named(study)
         ledger.decide(terms.id, decision)
     return terms.id
@@ -246,7 +246,7 @@ def _seat(case: str, stored: dict[Path, Slots], ledger: SiteLedger) -> _Seat:
 
 def _withdraw(directory: Path, case: str, *, directories: tuple[Path, ...]) -> Withdrawal:
     stored = deals(directories[0])
-    with _ledger(directory) as ledger:
+    with _ledger(load_site(directory)) as ledger:
         seat = _seat(case, stored, ledger)
         found, places, sits = seat.found, seat.places, seat.sits
         for path in found:
@@ -323,12 +323,13 @@ def end_alarm(directory: Path, *, server_restored: bool = False) -> tuple[str, .
     Returns:
         Ids of the server ledgers with an alarm, then names of the ledgers of which two histories were signed.
     """
-    with _ledger(directory) as ledger:
-        server = ledger.server_ledger(joined_study(load_site(directory)).id) if server_restored else None
+    config = load_site(directory)
+    with _ledger(config) as ledger:
+        server = ledger.server_ledger(joined_study(config).id) if server_restored else None
         stopped = tuple(dict.fromkeys((*ledger.alarmed_ledgers(), *filter(None, [server]))))
         for ledger_id in stopped:
             ledger.recover(ledger_id)
-    memory = HeadMemory(load_site(directory).books_dir / WITNESSES)
+    memory = HeadMemory(config.books_dir / WITNESSES)
     forked = memory.conflicting()
     for origin in {*forked, *(origin_of("server", ledger_id) for ledger_id in stopped)}:
         memory.forget(origin)
@@ -423,7 +424,7 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
             remedy="ask the consortium for the newest notice",
         )
     if load_site(directory).ledger_file.exists():
-        with _ledger(directory) as ledger:
+        with _ledger(load_site(directory)) as ledger:
             ledger.take_sealing_key(notice.sealing_key, replaces=server.sealing_key)
     path = directory / "site.toml"
     line = rf'(?m)^(\s*sealing_key\s*=\s*"){server.sealing_key}"'
@@ -508,8 +509,7 @@ def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:
 
 
 @contextmanager
-def _ledger(directory: Path) -> Iterator[SiteLedger]:
-    config = load_site(directory)
+def _ledger(config: SiteConfig) -> Iterator[SiteLedger]:
     if not config.ledger_file.exists():
         raise InvalidInput(
             "the site ledger does not exist yet",

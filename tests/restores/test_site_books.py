@@ -14,11 +14,13 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_ledger import SiteLedger
+from client.operations import staff_decisions
 from client.operations.staff_decisions import recover_own
 from client.policy import load_site
 from client.site.books import open_books
@@ -119,3 +121,12 @@ def test_a_site_whose_key_alone_came_back_is_refused_until_a_copy_of_its_ledger_
     recover_own(folder, standing=None, charge_all=True)
     with open_books(load_site(folder)) as ledger:
         assert ledger.spent().mu_squared == ledger._books.limit
+
+
+def test_ending_an_alarm_reads_the_policy_once(lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two readings could be of two policies, and so of two ledgers."""
+    folder = restored(Case((), None, 1), PARTS, lived[1], tmp_path / "site")
+    read = Mock(wraps=load_site)
+    monkeypatch.setattr(staff_decisions, "load_site", read)
+    assert staff_decisions.end_alarm(folder, server_restored=True)
+    read.assert_called_once_with(folder)
