@@ -175,6 +175,7 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
             remedy="choose another folder with --out to keep both, or give --replace to lose it",
         )
     bundle = student_of(options.student or options.site_dir / STUDENT_DIR / "bundle", study)
+    recipe = _recipe_for(bundle, study, options)  # refuses wrong values before any case is read
     with writing_teachers({options.site_dir, config.books_dir}):
         found = own_patients(config, study, data=options.data)
         (folder / KEPT).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -185,7 +186,7 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
             before.fit.check_training()
             terms = Terms(
                 study.data.student,
-                _recipe_for(bundle, study, options),
+                recipe,
                 bundle.network,
                 start=study_start(options.site_dir, study) if study.data.finer == 1 else None,
                 strength=options.strength,

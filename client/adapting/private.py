@@ -119,6 +119,9 @@ def adapt_privately(
             any charge.
         Refused: If another training or a withdrawal is in progress at this site.
     """
+    settings = private.settings(begun=True)
+    if settings is None:
+        raise InvalidInput("private strategy", value=private.strategy, limit="dp-sgd, dp-mac or dp-bbb")
     config = load_site(site_dir)
     study = load_study(config.path(config.study))
     target = (out or site_dir / FOLDER) / f"{private.strategy}-{NAME}-{config.site}"
@@ -128,9 +131,6 @@ def adapt_privately(
         )
     folder = site_dir / STUDENT_DIR / "bundle"
     cost = _proven(site_dir)
-    settings = private.settings(begun=True)
-    if settings is None:
-        raise InvalidInput("private strategy", value=private.strategy, limit="dp-sgd, dp-mac or dp-bbb")
     bundle = student_of(folder, study)
     recipe = recipe_of(bundle, study)
     data = study.data.student

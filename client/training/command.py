@@ -11,6 +11,7 @@ If 1, 2 or 3 ends with an error, no training step is spent.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
@@ -104,7 +105,7 @@ class PrivateOptions:
             )
         try:
             neighbours, sampling = Neighbours(self.relation), Sampling(self.sampling)
-            asked |= {name: Fraction(asked[name]) for name in ("rate", "noise_multiplier") if name in asked}
+            asked |= {name: _rational(asked[name]) for name in ("rate", "noise_multiplier") if name in asked}
         except (ValueError, ZeroDivisionError) as error:
             written = (self.relation, self.sampling, self.rate, self.noise_multiplier)
             raise InvalidInput(
@@ -121,6 +122,13 @@ class PrivateOptions:
             made.sampling, made.rate, made.noise_multiplier, made.steps
         )  # ε is computed from the noise
         return replace(made, epsilon=epsilon_of(event, delta=made.delta, neighbours=made.neighbours))
+
+
+def _rational(text: str) -> Fraction:
+    """Return a typed number; raise ValueError for one whose digits or power of ten would fill the memory."""
+    if len(text) > 100 or re.search(r"[eE][+-]?\d{3}", text):
+        raise ValueError("more than 100 characters, or an exponent of more than two digits")
+    return Fraction(text)
 
 
 def _option(name: str) -> str:

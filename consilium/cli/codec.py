@@ -30,7 +30,11 @@ def fit(
     ],
     sites: Annotated[
         int,
-        typer.Option(help="Expected number of sites in a release. It determines the planned noise on the mean code."),
+        typer.Option(
+            help="Expected number of sites in a release. It determines the planned noise on the mean code.",
+            min=1,
+            max=1 << 20,
+        ),
     ],
     split: Annotated[
         Path | None,

@@ -14,6 +14,9 @@ from common.errors import InvalidInput
 from consilium.cli.options import CORES, Again, ResultAsJson, SiteDir, counting, folder_to_write
 from consilium.cli.say import interruptible, json_text, say
 
+STRENGTH, DELTA, RELATION = 1.0, 1e-5, "add-remove"
+"""Defaults of options. Another value is refused if the command would not read it."""
+
 
 def adapt(
     site_dir: SiteDir,
@@ -34,16 +37,21 @@ def adapt(
             "volumes it is half-way or averaged."
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of each training; the student's own by default.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of each training; the student's own by default.", min=1, max=1_000_000)
+    ] = None,
     learning_rate: Annotated[
         float | None, typer.Option(help="First learning rate; the student's own by default.")
     ] = None,
     strength: Annotated[
         float,
         typer.Option(
-            "--lambda", help="With --way near: how strongly weights are kept near the student's (λ of MR-MTL).", min=0
+            "--lambda",
+            help="With --way near: how strongly weights are kept near the student's (λ of MR-MTL).",
+            min=0,
+            max=1000,
         ),
-    ] = 1.0,
+    ] = STRENGTH,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -71,10 +79,10 @@ def adapt(
         ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="ε that the private training may cost each patient.")] = None,
-    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="δ of that ε.")] = DELTA,
     relation: Annotated[
         str, typer.Option(help="Neighbouring relation of that ε: add-remove or replace-one.")
-    ] = "add-remove",
+    ] = RELATION,
     noise_multiplier: Annotated[
         str | None,
         typer.Option(help="Noise multiplier of the private training; by default the smallest that --epsilon allows."),
@@ -107,11 +115,17 @@ def adapt(
     if way is not None and way not in tuple(Way):
         raise InvalidInput("--way", value=way, limit=", ".join(Way))
     torch.set_num_threads(threads)
-    private = {"--epsilon": epsilon, "--noise-multiplier": noise_multiplier, "--again": again}
-    if strategy is None and (unread := [name for name, value in private.items() if value]):
-        raise InvalidInput(", ".join(unread), limit="only together with --strategy", remedy="add --strategy dp-sgd")
+    pulled = {"--lambda": None if strength == STRENGTH else strength}
+    if strategy is None:
+        private = {"--epsilon": epsilon, "--noise-multiplier": noise_multiplier, "--again": again or None}
+        private |= {"--delta": None if delta == DELTA else delta}
+        private |= {"--relation": None if relation == RELATION else relation}
+        if unread := [name for name, value in private.items() if value is not None]:
+            raise InvalidInput(", ".join(unread), limit="only together with --strategy", remedy="add --strategy dp-sgd")
+        if way not in (None, Way.NEAR) and pulled["--lambda"] is not None:
+            raise InvalidInput("--lambda", value=strength, limit="only with --way near, or without --way")
     if strategy is not None:
-        chosen = {"--student": student, "--data": data, "--way": way, "--replace": replace or None}
+        chosen = {"--student": student, "--data": data, "--way": way, "--replace": replace or None, **pulled}
         chosen["--even-if-unfit"] = even_if_unfit or None
         if unread := [name for name, value in chosen.items() if value is not None]:
             raise InvalidInput(

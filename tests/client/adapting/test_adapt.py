@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import monai.bundle
 import nibabel as nib
@@ -669,6 +670,27 @@ def test_a_way_that_does_not_exist_is_refused(few: Path) -> None:
     done = RUN.invoke(site_app, ["adapt", "--site-dir", str(few), "--way", "best"])
     assert isinstance(done.exception, InvalidInput)
     assert "half-way" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        *((["--learning-rate", value], 1) for value in ("0", "-1", "1", "nan")),
+        *((["--steps", value], 2) for value in ("0", "-1", "1000001")),
+        *((["--lambda", value], 2) for value in ("-1", "1001", "inf")),
+        *((["--threads", value], 2) for value in ("0", "1025")),
+        (["--way", "own", "--lambda", "5"], 1),
+        *(([option, "/nowhere"], 1) for option in ("--data", "--student")),
+    ],
+)
+def test_a_wrong_value_is_refused_before_any_case_is_read(
+    few: Path, words: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main command refuses NaN, infinite and negative numbers of every option before this command sees them."""
+    monkeypatch.setattr("client.adapting.adapt.material_of", Mock(side_effect=AssertionError("a case was read")))
+    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(few), *words])
+    assert done.exit_code == code
+    assert isinstance(done.exception, InvalidInput if code == 1 else SystemExit), done.output
 
 
 def test_the_only_patient_with_a_score_is_the_one_in_the_picture():

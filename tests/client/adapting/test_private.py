@@ -158,11 +158,29 @@ def test_an_interrupted_training_goes_on_and_is_charged_once(site: Path, monkeyp
 def test_nothing_that_is_chosen_on_patients_goes_with_a_strategy(site: Path) -> None:
     for words in (["--way", "own"], ["--data", str(site / "data")], ["--student", str(site / "student" / "bundle")]):
         assert "not with --strategy" in refused(site, *DP, *words)
-    for words in (["--epsilon", "8"], ["--again"], ["--noise-multiplier", "2"]):
+    assert "not with --strategy" in refused(site, *DP, "--lambda", "2")
+    for words in (
+        *(["--epsilon", "8"], ["--epsilon", "0"], ["--again"], ["--noise-multiplier", "2"], ["--noise-multiplier", ""]),
+        *(["--delta", "0.1"], ["--relation", "replace-one"]),
+    ):
         assert "with --strategy" in refused(site, *words)
     assert "without an epsilon" in refused(site, "--strategy", "dp-sgd")
     words = refused(site, "--strategy", "standard")
     assert all(name in words for name in ("'standard'", "dp-sgd", "dp-mac", "dp-bbb"))
+    assert events(site) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--epsilon", value] for value in ("0", "nan", "65")),
+        *(["--epsilon", "1", option, "0"] for option in ("--delta", "--learning-rate", "--noise-multiplier")),
+        *(["--epsilon", "1", option, "2"] for option in ("--delta", "--learning-rate", "--relation")),
+        ["--noise-multiplier", "1e999999999"],
+    ],
+)
+def test_a_wrong_number_of_a_private_adaptation_is_refused_before_any_charge(site: Path, words: list[str]) -> None:
+    assert "allowed: " in refused(site, "--strategy", "dp-sgd", *words)
     assert events(site) == []
 
 

@@ -429,7 +429,9 @@ def test_a_stated_noise_is_used_and_costs_what_the_accountant_says(multiplier: s
         replace(options, epsilon=plan.epsilon / 2).settings(begun=False).plan(patients=40)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("multiplier", ["nan", "inf", "0", "-1", "1/0", "much", "0.01"])
+@pytest.mark.parametrize(
+    "multiplier", ["nan", "inf", "0", "-1", "1/0", "much", "0.01", "1e999999999999", "", "2" * 200]
+)
 def test_a_noise_that_is_no_noise_is_refused(multiplier: str) -> None:
     options = PrivateOptions("dp-sgd", noise_multiplier=multiplier, delta=1e-3)
     with pytest.raises(InvalidInput):
