@@ -473,18 +473,16 @@ class SiteBooks(RowState):
         """
         self.check_receipt(receipt)
         self.paid_bytes[receipt.ledger_id] = self.paid_bytes.get(receipt.ledger_id, 0) + len(row.body)
-        lost = self._lost_draws(receipt)
-        if lost != NOTHING:
-            self._counted_later |= all(link.kind != "lost" for link in receipt.links)
-            self._spent += lost
-            self._study_spent[receipt.study_id] = self.spent_in(receipt.study_id) + lost
+        lost, study = self._lost_draws(receipt), self.studies[receipt.study_id]
         for item in receipt.releases:
             draw = item.release.draw
             if item.release.query_id not in self.reservations:
-                study = self.studies[receipt.study_id]
                 self._regain(row, item.release.query, study, ledger=receipt.ledger_id, draw=draw)
             if draw is not None and item.release.masks is not None:
                 self.sealed.enter_receipted(item.release.query_id, draw, item.release.masks)
+        if lost != NOTHING:
+            self._counted_later |= all(link.kind != "lost" for link in receipt.links)
+            self._charge_lost(lost, study)
         self.rosters |= receipt.shown
         position = Position(receipt.head.seq, receipt.head.hash)
         self.known[receipt.ledger_id] = Known(position, receipt.after)
@@ -498,6 +496,18 @@ class SiteBooks(RowState):
             self.reopened.discard(query_id)
             if self._released(query_id) > self._paid(query_id):
                 self._charge(query_id, reservation.mechanism, self.studies[reservation.study_id])
+
+    def _charge_lost(self, lost: Spend, study: StudyTerms) -> None:
+        """Charge what the server marked as lost, less what the recovery of this ledger has charged for lost rows.
+
+        The releases of queries whose acceptance and receipt this ledger lost are in both charges. Their receipts would
+        have arrived before, so nothing else will be deducted from the recovery's charge for them.
+        """
+        if study.protection == self.declared.declaration.protection:
+            paid = self.lost.get(study.id, NOTHING)
+            self.lost[study.id], lost = paid.beyond(lost), lost.beyond(paid)
+        self._spent += lost
+        self._study_spent[study.id] = self.spent_in(study.id) + lost
 
     def _reserve(self, row: Row, record: ReservationRecord) -> None:
         if not self.is_new(record.query_id, record.draw):

@@ -51,6 +51,7 @@ from tests.common.ledger.ledger_world import (
     receipt_for,
     run_batch,
 )
+from tests.common.ledger.ledger_world import put_back as put_back_server
 
 CODE = np.array([3, -4, 0, 12], dtype=np.int64)
 
@@ -983,6 +984,28 @@ def test_receipts_of_lost_acceptances_are_part_of_what_was_charged_and_no_more(
     with pytest.raises(LedgerCorrupt, match="never accepted"):
         site.ledger.record_receipt(receipt_for(world, "b4"), public_key=key)
     assert verify(site.path, server_key=key).kinds["restored"] == 1
+
+
+def test_a_draw_that_the_restored_server_and_the_restored_site_both_lost_is_charged_once(
+    site: Hospital, world: World, tmp_path: Path
+) -> None:
+    key = world.key.public_key()
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    backup(site.path, tmp_path / "site")
+    backup(world.path, tmp_path / "server")
+    site.ledger.record_receipt(run_batch(world, site, "b2", 2, 3), public_key=key)
+    put_back_server(world, tmp_path / "server")
+    world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
+    world.ledger.recover(())
+    put_back(site, tmp_path / "site")
+    reopen_restored(site)
+    site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
+    site.ledger.decide(site.study.id, "resume")
+    site.ledger.record_receipt(run_batch(world, site, "b3", 2, 3, 4), public_key=key)
+    site.reopen()
+    assert site.ledger.spent() == site.ledger.spent(site.study.id) == world.ledger.spent("aachen-mri")
+    assert site.ledger.spent().releases == 6
+    assert verify(site.path, server_key=key).ok
 
 
 def test_without_a_standing_all_that_was_left_is_spent_and_a_new_cap_goes_on(
