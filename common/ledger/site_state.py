@@ -482,7 +482,7 @@ class SiteBooks(RowState):
                 self.sealed.enter_receipted(item.release.query_id, draw, item.release.masks)
         if lost != NOTHING:
             self._counted_later |= all(link.kind != "lost" for link in receipt.links)
-            self._charge_lost(lost, study)
+            self._charge_lost(lost, receipt)
         self.rosters |= receipt.shown
         position = Position(receipt.head.seq, receipt.head.hash)
         self.known[receipt.ledger_id] = Known(position, receipt.after)
@@ -497,17 +497,30 @@ class SiteBooks(RowState):
             if self._released(query_id) > self._paid(query_id):
                 self._charge(query_id, reservation.mechanism, self.studies[reservation.study_id])
 
-    def _charge_lost(self, lost: Spend, study: StudyTerms) -> None:
+    def _charge_lost(self, lost: Spend, receipt: Receipt) -> None:
         """Charge what the server marked as lost, less what the recovery of this ledger has charged for lost rows.
+
+        A receipt does not say in which study draws were lost. So every study of that server's ledger that may have lost
+        them is charged for all of them.
 
         The releases of queries whose acceptance and receipt this ledger lost are in both charges. Their receipts would
         have arrived before, so nothing else will be deducted from the recovery's charge for them.
         """
-        if study.protection == self.declared.declaration.protection:
-            paid = self.lost.get(study.id, NOTHING)
-            self.lost[study.id], lost = paid.beyond(lost), lost.beyond(paid)
-        self._spent += lost
-        self._study_spent[study.id] = self.spent_in(study.id) + lost
+        ledger, total = receipt.ledger_id, lost
+        restored = {study for study in self.lost if study == receipt.study_id or self.lines.get(study) == ledger}
+        awaiting = {
+            one.study_id
+            for one in self.reservations.values()
+            if (one.ledger or self.lines.get(one.study_id, ledger)) == ledger and self.awaits_release(one.query_id)
+        }
+        for study in {receipt.study_id} | awaiting | restored:
+            paid = NOTHING
+            if study in restored and self.studies[study].protection == self.declared.declaration.protection:
+                paid = self.lost[study]
+                self.lost[study], total = paid.beyond(lost), total.beyond(paid)
+            self._study_spent[study] = self.spent_in(study) + lost.beyond(paid)
+            self._counted_later |= study != receipt.study_id
+        self._spent += total
 
     def _reserve(self, row: Row, record: ReservationRecord) -> None:
         if not self.is_new(record.query_id, record.draw):

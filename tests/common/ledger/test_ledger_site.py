@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_ledger import SiteLedger
 from common.canonical import canonical_text, rational, sha256_bytes
+from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, ReleaseRecord, Spend, charge_of, event_json
@@ -1005,6 +1006,32 @@ def test_a_draw_that_the_restored_server_and_the_restored_site_both_lost_is_char
     site.reopen()
     assert site.ledger.spent() == site.ledger.spent(site.study.id) == world.ledger.spent("aachen-mri")
     assert site.ledger.spent().releases == 6
+    assert verify(site.path, server_key=key).ok
+
+
+def test_a_draw_that_a_restored_server_lost_counts_in_its_study_whichever_study_hears_of_it(
+    site: Hospital, world: World, tmp_path: Path
+) -> None:
+    key, other = world.key.public_key(), ledger_study("second")
+    world.ledger.register_study(other)
+    site.ledger.consent(other)
+    backup(world.path, tmp_path / "server")
+
+    def ask(study: Study, number: int) -> None:
+        site.ledger.reserve(study.id, queries(number), ledger=world.ledger.ledger_id)
+        world.release(queries(number), batch=f"b{world.ledger.row_count}", study=study.id)
+
+    ask(other, 1)
+    put_back_server(world, tmp_path / "server")
+    world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
+    world.ledger.recover(())
+    ask(world.study, 2)
+    ask(other, 1)
+    for receipt in world.ledger.site_receipts("aachen"):
+        site.ledger.record_receipt(receipt, public_key=key)
+    assert site.ledger.spent(other.id) == world.ledger.spent("aachen-mri", other.id)
+    assert site.ledger.spent(world.study.id).releases >= 1
+    assert site.ledger.spent() == world.ledger.spent("aachen-mri")
     assert verify(site.path, server_key=key).ok
 
 
