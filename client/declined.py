@@ -4,8 +4,9 @@ The worker calls it for every offer (the server's proposal of a batch of queries
 with the time at which it was made. The site declines two kinds of offer as ``stale``: an offer that is older than any
 honest delivery can take, and an offer that was not made later than one which the site declined before. Neither rule
 stops an honest server, because such a server makes a new offer for the queries that it still needs. The newest declined
-offer is written to a file before the site replies, so a restarted worker knows it. If the file cannot be read, the site
-acts as if it had declined an offer at that moment.
+offer is written to a file before the site replies, so a restarted worker knows it. If the file cannot be read, or names
+a time that is still to come because both clocks were ahead, the site acts as if it had declined an offer at that
+moment.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ class Declined:
             declined = last.study, last.batch, last.draw, last.issued
             if declined == (offer.study, offer.batch, offer.draw, offer.issued):
                 return last.reason
+        if self._newest > 1000 * (now + CLOCKS_S):  # remembered while this site's clock was ahead
+            self._newest = int(1000 * now)
         return "stale" if offer.issued <= self._newest else None
 
     def note(self, offer: Offer, reason: str) -> None:

@@ -18,7 +18,7 @@ from common.canonical import check_hash
 from common.document import Document
 from common.errors import InvalidInput
 from common.objects import write_atomically, write_json
-from common.reading import parse_json
+from common.reading import naming_file, parse_json
 from common.witness.merkle import grew
 from common.witness.messages import Growth
 from common.witness.notes import MAX_NOTE_BYTES, CheckpointNote, note_in, origin_of
@@ -302,11 +302,13 @@ class HeadMemory:
         path = self.folder / HEADS
         if not path.exists():
             return {}
+        found, what = path.read_bytes(), "heads that were countersigned"
         remedy = "restore it from a backup; without one, move it away, and heads are countersigned anew"
-        data = parse_json(path.read_bytes(), what="heads that were countersigned", remedy=remedy)
-        if not isinstance(data, dict):
-            raise InvalidInput("heads that were countersigned", value=str(path), remedy=remedy)
-        return {str(origin): KnownHead.from_json(item) for origin, item in data.items()}
+        with naming_file(path, remedy=remedy):
+            data = parse_json(found, what=what)
+            if not isinstance(data, dict):
+                raise InvalidInput(what, limit="a head for each ledger")
+            return {str(origin): KnownHead.from_json(item) for origin, item in data.items()}
 
     def _save(self, known: dict[str, KnownHead]) -> None:
         heads = {origin: one.to_json() for origin, one in sorted(known.items())}

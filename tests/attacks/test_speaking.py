@@ -186,6 +186,23 @@ def test_an_offer_from_a_clock_of_tomorrow_is_stale(fed: Federation) -> None:
     assert nothing_charged(fed, "site-1")
 
 
+def test_an_offer_declined_while_both_clocks_were_a_year_ahead_does_not_stop_the_site_for_a_year(
+    fed: Federation,
+) -> None:
+    right, year = 1_800_000_000, 365 * 86_400
+    ledger = fed.site_ledgers["site-1"]
+    ledger.decide(fed.study.id, "pause")
+
+    def offered(at: int) -> str:
+        message = asked(encode(replace(offer(fed), issued=1000 * at)), sign=fed.ledger.sign, site="site-1")
+        return brought(fed, message, now=at).reason
+
+    assert offered(right + year) == "paused"
+    ledger.decide(fed.study.id, "resume")
+    assert offered(right) == "stale", "it may have been declined before the clocks were set right"
+    assert offered(right + 60) == "accepted"
+
+
 def test_what_the_core_offers_says_when_it_was_made(fed: Federation) -> None:
     for worker in fed.workers.values():
         worker._now = lambda: 1.0

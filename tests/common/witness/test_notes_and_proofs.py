@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from common.errors import InvalidInput
 from common.ledger.keys import public_hex
-from common.witness.memory import blinded
+from common.witness.memory import HEADS, HeadMemory, blinded
 from common.witness.merkle import grew, has_leaf, prove_growth, prove_leaf, root
 from common.witness.notes import CheckpointNote, origin_of, parse_signature, witness_name
 
@@ -145,3 +145,13 @@ def test_a_blinding_key_of_another_size_is_refused(tmp_path: Path, size: int) ->
     with pytest.raises(InvalidInput, match="32 bytes"):
         blinded([bytes(32)], tmp_path, make=True)
     assert (tmp_path / "blind.key").stat().st_size == size
+
+
+@pytest.mark.parametrize("text", [b'{"a": {"ro', b"", b"null", b'{"a": "b"}', b'{"a": {"root": "zz", "size": 1}}'])
+def test_a_memory_of_heads_that_cannot_be_read_is_named_with_a_remedy(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / HEADS
+    path.write_bytes(text)
+    with pytest.raises(InvalidInput) as refused:
+        HeadMemory(tmp_path).conflicting()
+    assert str(path) in str(refused.value)
+    assert "to fix: restore it from a backup; without one, move it away" in str(refused.value)
