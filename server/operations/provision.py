@@ -43,7 +43,7 @@ from server.operations.one_port import BEHIND, BehindPort, read_behind, write_be
 from server.operations.supervisor import SOCKET, prepare_network
 from server.public.said import PEERS, said_file
 from server.study import create_study as setup
-from server.study.revocations import note_revoked
+from server.study.revocations import is_noted, note_revoked
 from server.study.workspace import Endpoint, Site, Workspace
 
 INTERNAL_DAYS = 3650
@@ -345,6 +345,14 @@ def _admit(
         return entry
     left = workspace.left()
     gone = entered - {node.site for node in admitted} | {site.name for site in left}
+    if request.site in gone and not _was_revoked(workspace, request.site):
+        raise InvalidInput(
+            "site is registered already, but is missing from the gateway's list of admitted sites",
+            value=request.site,
+            limit=f"a site that {workspace.nodes_file} lists, or a new one",
+            remedy="if that file was lost or restored from an older copy, put its newest copy back; if an earlier "
+            "version of Consilium revoked the site, create a new study here (`consilium study init`)",
+        )
     if request.site in gone or sha256_bytes(request.node_key.encode()) in {site.key_sha256 for site in left}:
         raise InvalidInput(
             "site is registered already, and was revoked",
@@ -516,6 +524,12 @@ def broken_off(workspace: Workspace) -> list[str]:
     """
     entered = {site.name for site in workspace.registered()}
     return sorted(node.site for node in read_admitted(workspace.nodes_file) if node.site not in entered)
+
+
+def _was_revoked(workspace: Workspace, site: str) -> bool:
+    """Return whether a list of the study or the ledger names a site as revoked or as deleted."""
+    named = workspace.revoked_names() | {one.name for one in workspace.left()}
+    return site in named or is_noted(workspace, site)
 
 
 def _admitted(workspace: Workspace) -> tuple[AdmittedNode, ...]:

@@ -1,18 +1,20 @@
 """Notes in the server's ledger which sites were revoked, so that a restored list of sites brings none of them back.
 
 ``provision revoke`` writes the note. A run reads the notes, and first writes those that could not be written before.
-The lists of sites are files of the study's directory, which a backup can make older. A run is refused while a list
-admits a site that the ledger names as revoked.
+The lists of sites are files of the study's directory, which a backup can make older, each for itself. A run is refused
+while a list, such as the gateway's, admits a site that the ledger names as revoked.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 from contextlib import suppress
 
 from common.config import Study
 from common.errors import ConsiliumError, InvalidInput
 from common.ledger.records import REVOKED
+from common.node_auth import read_admitted
 from server.ledger.server_ledger import Ledger
 from server.study.create_study import open_ledger
 from server.study.workspace import Workspace
@@ -60,8 +62,10 @@ def check_revoked(workspace: Workspace, ledger: Ledger, study: Study) -> None:
     """
     for site in sorted(workspace.revoked_names() - ledger.revoked(study.id)):
         ledger.note(f"{site}{REVOKED}{study.id}")
-    revoked = ledger.revoked(study.id)
-    if back := sorted({site.name for site in workspace.admitted()} & revoked):
+    revoked, listed = ledger.revoked(study.id), {site.name for site in workspace.admitted()}
+    if os.access(workspace.nodes_file, os.R_OK):  # the gateway's list may be older than the others
+        listed |= {node.site for node in read_admitted(workspace.nodes_file)}
+    if back := sorted(listed & revoked):
         again = (f"`{shlex.join(['consilium', 'provision', 'revoke', str(workspace.root), name])}`" for name in back)
         raise InvalidInput(
             "sites in the list of admitted sites that were revoked (an older copy of the list was perhaps restored)",

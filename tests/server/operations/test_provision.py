@@ -370,6 +370,36 @@ def test_a_revoked_site_does_not_come_back_with_an_older_list_of_sites(workspace
         check_revoked(workspace, ledger, study)
 
 
+def test_a_revoked_site_does_not_come_back_with_an_older_list_of_the_gateway_alone(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    approve(workspace, join(workspace, tmp_path / "a", "north"))
+    approve(workspace, join(workspace, tmp_path / "b", "south"), node_id=8)
+    older = workspace.nodes_file.read_bytes()
+    provision.revoke(workspace, "north", unregister=lambda node: None)
+    workspace.nodes_file.write_bytes(older)
+    with open_ledger(workspace) as ledger, pytest.raises(InvalidInput, match="north"):
+        check_revoked(workspace, ledger, workspace.study())
+    provision.revoke(workspace, "north", unregister=lambda node: None)
+    with open_ledger(workspace) as ledger:
+        check_revoked(workspace, ledger, workspace.study())
+
+
+def test_a_site_that_only_the_gateways_older_list_lacks_is_not_called_revoked(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    request = join(workspace, tmp_path / "a", "north")
+    approve(workspace, request)
+    newest = workspace.nodes_file.read_bytes()
+    workspace.nodes_file.unlink()
+    with pytest.raises(InvalidInput, match="put its newest copy back"):
+        approve(workspace, request)
+    workspace.nodes_file.write_bytes(newest)
+    provision.revoke(workspace, "north", unregister=lambda node: None)
+    with pytest.raises(InvalidInput, match="was revoked"):
+        approve(workspace, request)
+
+
 def test_a_revoked_site_does_not_come_back_with_an_older_ledger(workspace: Workspace, tmp_path: Path) -> None:
     """A recovery notes again what the copy lacks, so that older lists of sites are still refused."""
     approve(workspace, join(workspace, tmp_path / "a", "north"))
