@@ -243,14 +243,14 @@ class OpenLedger(ABC, Generic[B]):
         return key in self.public_keys or position in self._books.kept
 
     def check_signer(self, standing: KeptStanding, *, named: bool) -> None:
-        """Refuse, in a recovery of an older copy, a standing file that this ledger may not have written.
+        """Refuse, in a recovery, a standing file of another ledger, or one that somebody else may have written.
 
         Anyone can sign a standing file with a key of their own. A key of this ledger must therefore have signed the
         file's head. If this ledger has had a standing file from its first row on and the file shows lost rows, the
         whole file must be signed too.
 
         The ledger's newest key may be unknown to an older copy. A file that shows lost rows is therefore also accepted
-        if a person names it. A file of another ledger is not refused here.
+        if a person names it.
 
         Args:
             standing: The contents of the standing file.
@@ -259,12 +259,22 @@ class OpenLedger(ABC, Generic[B]):
         Raises:
             InvalidInput: If the file is refused.
         """
+        path = self._chain.path.with_suffix(".standing")
+        if standing.head.ledger_id != self.ledger_id:
+            raise InvalidInput(
+                "ledger id in the standing file",
+                value=standing.head.ledger_id,
+                limit=f"the id of this ledger, {self.ledger_id}",
+                remedy="give the standing file of this ledger"
+                if named
+                else f"replace {path} by the standing file of this ledger; if it is lost, delete {path}, and "
+                "--charge-all counts all remaining budget as spent",
+            )
         signed = standing.signature is not None or not self._books.has_standing or self.covers(standing.position)
-        if standing.head.ledger_id != self.ledger_id or (self._is_by_own_key(standing) and signed):
+        if self._is_by_own_key(standing) and signed:
             return
         if named and not self.covers(standing.position):
             return
-        path = self._chain.path.with_suffix(".standing")
         remedy = f"delete {path}, and --charge-all counts all remaining budget as spent"
         if not self.covers(standing.position):
             remedy = f"if you know that this ledger wrote the file, name it: --standing {path}; otherwise {remedy}"

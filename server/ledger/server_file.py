@@ -147,15 +147,8 @@ class ServerFile(OpenLedger[Books]):
         :meth:`recover` calls this method before it enters the lost charges.
 
         Raises:
-            InvalidInput: If the standing belongs to another ledger or counts a study that is not registered here.
+            InvalidInput: If the standing counts a study that is not registered here.
         """
-        if standing.head.ledger_id != self.ledger_id:
-            raise InvalidInput(
-                "ledger id in the standing file",
-                value=standing.head.ledger_id,
-                limit=f"the id of this ledger, {self.ledger_id}",
-                remedy="give the standing file of this ledger",
-            )
         unknown = sorted(standing.studies.keys() - self._books.studies.keys())
         if unknown:
             raise InvalidInput(

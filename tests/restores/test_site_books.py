@@ -130,3 +130,20 @@ def test_ending_an_alarm_reads_the_policy_once(lived: Lived, tmp_path: Path, mon
     monkeypatch.setattr(staff_decisions, "load_site", read)
     assert staff_decisions.end_alarm(folder, server_restored=True)
     read.assert_called_once_with(folder)
+
+
+def test_another_ledgers_standing_beside_a_sites_books_is_refused_with_a_remedy(lived: Lived, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    folder = restored(Case(("ledger", "standing"), 0, 6), PARTS, lived[1], tmp_path / "site")
+    beside, own = folder / "site-ledger.standing", tmp_path / "own"
+    beside.rename(own)
+    with SiteLedger.open(tmp_path / "other" / "site-ledger.sqlite", "bergen-mri", caps=load_site(folder).caps):
+        pass
+    (tmp_path / "other" / "site-ledger.standing").rename(beside)
+    for standing in (None, own):
+        with pytest.raises(InvalidInput, match="of this ledger") as refused:
+            recover_own(folder, standing=standing, charge_all=False)
+        assert f"replace {beside} by the standing file of this ledger" in str(refused.value)
+    own.rename(beside)
+    with open_books(load_site(folder)):
+        pass

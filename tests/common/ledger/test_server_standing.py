@@ -307,6 +307,32 @@ def test_a_ledger_of_another_id_does_not_pass_for_the_one_whose_standing_lies_th
         Ledger.open(world.path, signing_key=other.key)
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_another_ledgers_standing_beside_a_ledger_is_replaced_by_what_the_message_says(
+    world: World, tmp_path: Path, lost: bool
+) -> None:
+    world.release([make_query(1, MECHANISM)])
+    (tmp_path / "other").mkdir()
+    other = World.create(tmp_path / "other")
+    for one in (world, other):
+        one.ledger.close()
+    beside = standing_path(world.path)
+    shutil.copy(beside, tmp_path / "own")
+    shutil.copy(standing_path(other.path), beside)
+    recover = partial(recover_charges, world.path, signing_key=world.key, receipts=(), standing=None, studies=())
+    with pytest.raises(InvalidInput) as refused:
+        recover()
+    assert f"replace {beside} by the standing file of this ledger" in str(refused.value)
+    assert f"delete {beside}, and --charge-all" in str(refused.value)
+    if lost:
+        beside.unlink()
+        recover(charge_all=True)
+    else:
+        shutil.copy(tmp_path / "own", beside)
+    with Ledger.open(world.path, signing_key=world.key) as opened:
+        assert (opened.remaining(POOL) == 0) is lost
+
+
 def test_the_standing_is_durable_before_an_answer_is_returned_and_a_failed_one_is_made_good(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
