@@ -325,8 +325,8 @@ def end_alarm(directory: Path, *, server_restored: bool = False) -> tuple[str, .
     """
     config = load_site(directory)
     with _ledger(config) as ledger:
-        server = ledger.server_ledger(joined_study(config).id) if server_restored else None
-        stopped = tuple(dict.fromkeys((*ledger.alarmed_ledgers(), *filter(None, [server]))))
+        servers = _servers(config, ledger) if server_restored else ()
+        stopped = tuple(dict.fromkeys((*ledger.alarmed_ledgers(), *servers)))
         for ledger_id in stopped:
             ledger.recover(ledger_id)
     memory = HeadMemory(config.books_dir / WITNESSES)
@@ -334,6 +334,17 @@ def end_alarm(directory: Path, *, server_restored: bool = False) -> tuple[str, .
     for origin in {*forked, *(origin_of("server", ledger_id) for ledger_id in stopped)}:
         memory.forget(origin)
     return (*stopped, *forked)
+
+
+def _servers(config: SiteConfig, ledger: SiteLedger) -> tuple[str, ...]:
+    """Return the id of the ledger of a study's server; empty if this site has no receipt of it.
+
+    If the site has receipts of other studies in that ledger only, the ledger is found by the server's signing keys.
+    """
+    if (known := ledger.server_ledger(joined_study(config).id)) is not None:
+        return (known,)
+    keys, held = config.server.signing_public_keys, ledger.receipts(evidence=True)
+    return tuple({one.ledger_id: None for one in held if any(one.is_genuine(key) for key in keys)})
 
 
 def recover_own(directory: Path, *, standing: Path | None, charge_all: bool, studies: Sequence[Study] = ()) -> Spend:

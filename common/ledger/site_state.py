@@ -506,17 +506,19 @@ class SiteBooks(RowState):
         The releases of queries whose acceptance and receipt this ledger lost are in both charges. Their receipts would
         have arrived before, so nothing else will be deducted from the recovery's charge for them.
         """
-        ledger, total = receipt.ledger_id, lost
-        restored = {study for study in self.lost if study == receipt.study_id or self.lines.get(study) == ledger}
-        awaiting = {
+        ledger, total, of = receipt.ledger_id, lost, self.lines | {receipt.study_id: receipt.ledger_id}
+        may_have_lost = {receipt.study_id} | {
+            study for study, spend in self.lost.items() if spend.mu_squared and of.get(study, ledger) == ledger
+        }
+        may_have_lost |= {
             one.study_id
             for one in self.reservations.values()
-            if (one.ledger or self.lines.get(one.study_id, ledger)) == ledger and self.awaits_release(one.query_id)
+            if (one.ledger or of.get(one.study_id, ledger)) == ledger and self.awaits_release(one.query_id)
         }
-        for study in {receipt.study_id} | awaiting | restored:
+        for study in may_have_lost:
             paid = NOTHING
-            if study in restored and self.studies[study].protection == self.declared.declaration.protection:
-                paid = self.lost[study]
+            if of.get(study) == ledger and self.studies[study].protection == self.declared.declaration.protection:
+                paid = self.lost.get(study, NOTHING)
                 self.lost[study], total = paid.beyond(lost), total.beyond(paid)
             self._study_spent[study] = self.spent_in(study) + lost.beyond(paid)
             self._counted_later |= study != receipt.study_id

@@ -21,14 +21,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_ledger import SiteLedger
 from client.operations import staff_decisions
-from client.operations.staff_decisions import recover_own
+from client.operations.staff_decisions import end_alarm, recover_own
 from client.policy import load_site
 from client.site.books import open_books
+from common.config import render_study
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import public_hex
-from common.ledger.rows import SignedHead, head_message
+from common.ledger.rows import START, SignedHead, head_message
 from common.privacy.training import Neighbours, Sampling, TrainingEvent
-from tests.common.ledger.ledger_world import World
+from tests.common.ledger.ledger_world import World, ledger_study
 from tests.restores.harness import Case, Moment, cases, files, look_at, mixed, restored, unclassified
 from tests.restores.site_life import HARMLESS, PARTS, Facts, hear, live, look, revived
 
@@ -147,3 +148,16 @@ def test_another_ledgers_standing_beside_a_sites_books_is_refused_with_a_remedy(
     own.rename(beside)
     with open_books(load_site(folder)):
         pass
+
+
+def test_a_restored_server_is_accepted_in_a_study_of_which_only_another_study_shows_its_ledger(
+    lived: Lived, tmp_path: Path
+) -> None:
+    world, moments = lived
+    folder = tmp_path / "site"
+    shutil.copytree(moments[1].folder, folder)
+    (folder / "request.json").unlink()
+    (folder / "study.toml").write_text(render_study(ledger_study("second")))
+    assert end_alarm(folder, server_restored=True) == (world.ledger.ledger_id,)
+    with open_books(load_site(folder)) as ledger:
+        assert ledger.held(world.ledger.ledger_id) == START, "it still refuses what the restored ledger offers"

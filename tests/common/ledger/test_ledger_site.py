@@ -1009,13 +1009,15 @@ def test_a_draw_that_the_restored_server_and_the_restored_site_both_lost_is_char
     assert verify(site.path, server_key=key).ok
 
 
+@pytest.mark.parametrize("restored", [False, True])
 def test_a_draw_that_a_restored_server_lost_counts_in_its_study_whichever_study_hears_of_it(
-    site: Hospital, world: World, tmp_path: Path
+    site: Hospital, world: World, tmp_path: Path, restored: bool
 ) -> None:
     key, other = world.key.public_key(), ledger_study("second")
     world.ledger.register_study(other)
     site.ledger.consent(other)
     backup(world.path, tmp_path / "server")
+    backup(site.path, tmp_path / "site")
 
     def ask(study: Study, number: int) -> None:
         site.ledger.reserve(study.id, queries(number), ledger=world.ledger.ledger_id)
@@ -1025,10 +1027,16 @@ def test_a_draw_that_a_restored_server_lost_counts_in_its_study_whichever_study_
     put_back_server(world, tmp_path / "server")
     world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
     world.ledger.recover(())
+    if restored:
+        put_back(site, tmp_path / "site")
+        reopen_restored(site)
+        site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
+        for study in (other, world.study):
+            site.ledger.decide(study.id, "resume")
     ask(world.study, 2)
+    site.ledger.record_receipt(*world.ledger.site_receipts("aachen"), public_key=key)
     ask(other, 1)
-    for receipt in world.ledger.site_receipts("aachen"):
-        site.ledger.record_receipt(receipt, public_key=key)
+    site.ledger.record_receipt(world.ledger.site_receipts("aachen")[-1], public_key=key)
     assert site.ledger.spent(other.id) == world.ledger.spent("aachen-mri", other.id)
     assert site.ledger.spent(world.study.id).releases >= 1
     assert site.ledger.spent() == world.ledger.spent("aachen-mri")
