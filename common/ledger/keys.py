@@ -312,7 +312,12 @@ def _load_private(path: Path) -> object:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
-        raise InvalidInput("key file cannot be opened", value=str(path), limit="a readable file, not a link") from error
+        raise InvalidInput(
+            "key file cannot be opened",
+            value=str(path),
+            limit="a readable file, not a link",
+            remedy="put the key itself there, owned by this user; if it is lost, restore it from its offline copy",
+        ) from error
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
