@@ -23,7 +23,7 @@ from common.ledger.rows import SignedHead
 from common.planes import PLANES
 from common.privacy.coalitions import trade_sentences
 from server.dashboard.labels import labels_page, take_decisions
-from server.dashboard.pictures import LAYERS, VOXELS, VolumeFacts, picture_key
+from server.dashboard.pictures import DOWNLOADS, LAYERS, VolumeFacts, picture_key
 from server.dashboard.planning import Wishes, codec_stds, wishes_of
 from server.dashboard.rows import KINDS, MAX_TEXT, RowPage, in_words, newest_head, row_detail, row_page
 from server.dashboard.screens import OnScreen
@@ -278,7 +278,7 @@ def label(
         "planes": _planes(one.facts, {"axial": axial, "coronal": coronal, "sagittal": sagittal}),
         "layer": layer if layer in LAYERS else "label",
         "layers": [name for name in LAYERS if one.facts and _has(one.facts, name)],
-        "downloads": [name for name in VOXELS if one.facts and _has(one.facts, name)],
+        "downloads": [name for name in DOWNLOADS if one.facts and _has(one.facts, name)],
         "viewed": _viewed(one.facts, service.follower.study.data.labels),
         "previous": queue[at - 1] if at else None,
         "next": queue[at + 1] if at + 1 < len(queue) else None,
@@ -340,8 +340,10 @@ def decide(service: Here, session: Decider, form: Form, volume: str) -> Response
 
 @routes.post("/labels/decisions")
 def decide_many(service: Here, session: Decider, form: Form) -> Response:
-    """Store the same decision about every label that is selected on the Labels page."""
+    """Store the same decision about every label that is selected on the Labels page; refuse if none is."""
     volumes = [name for name in form if VOLUME.fullmatch(name)]
+    if not volumes:
+        raise InvalidInput("no label is chosen", remedy="tick the labels on the Labels page, then press the button")
     _decide(service, session.user, form, volumes, verdict=form.get("verdict", ""))
     return RedirectResponse("/labels", 303)
 
@@ -400,7 +402,7 @@ async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
         "plan": result.to_json(),
         "problem": problem,
         "spectrum": bool(stds),
-        "trade": trade_sentences(sealed=wishes.aggregation != "open"),
+        "trade": {kind: trade_sentences(sealed=kind == "sealed") for kind in ("sealed", "open")},
     }
     return await asyncio.to_thread(screen.show, "planner", facts)
 

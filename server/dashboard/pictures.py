@@ -327,7 +327,10 @@ def load_picture(folder: Path, volume: str) -> Picture:
         return {name: stored[name] for name in stored.files}
 
 
-VOXELS: tuple[str, ...] = ("image", "label", "centre", "doubt", "student")
+DOWNLOADS: tuple[str, ...] = ("image", "label", "centre", "doubt", "student")
+"""Arrays that can be downloaded as NIfTI files."""
+
+VOXELS: tuple[str, ...] = (*DOWNLOADS, "confidence")
 """Arrays that the viewer draws, in the order in which they are sent."""
 
 
@@ -374,10 +377,10 @@ def draw(
     """Draw one slice as PNG, with voxels in their true proportions.
 
     The layers ``label``, ``centre``, ``student``, ``own`` and ``adapted`` tint and outline each structure. ``centre``
-    is the label map before any answer. ``doubt`` shades voxels in blue whose label other noise could have changed: not
-    at all if the chance is 0, fully from a chance of 0.5 on. ``confidence`` shades voxels in blue in which the label's
-    own probability is low: not at all at 1, fully at 0.5 or less. ``disagreement`` marks the voxels in which label and
-    student differ. ``none`` shows the image alone.
+    is the label map before any answer. ``doubt`` shades in orange the voxels whose label other noise could have
+    changed: not at all if the chance is 0, fully from a chance of 0.5 on. ``confidence`` shades in orange the voxels in
+    which the label's own probability is low: not at all at 1, fully at 0.5 or less. ``disagreement`` marks the voxels
+    in which label and student differ. ``none`` shows the image alone.
 
     Args:
         arrays: The picture.
@@ -430,7 +433,7 @@ def _overlaid(
     elif layer in ("confidence", "doubt"):
         values = scaled(layer, Image.Resampling.BILINEAR) / 255.0
         unsure = np.clip(2 * (values if layer == "doubt" else 1 - values), 0, 1)[..., None]
-        picture = (1 - 0.85 * unsure) * picture + 0.85 * unsure * np.array((64, 132, 255), dtype=np.float32)
+        picture = (1 - 0.85 * unsure) * picture + 0.85 * unsure * np.array((255, 122, 47), dtype=np.float32)
     elif layer == "disagreement":
         ours = scaled("label", Image.Resampling.NEAREST)
         theirs = scaled("student", Image.Resampling.NEAREST)

@@ -150,10 +150,6 @@ def static_version(folder: Path) -> str:
     return total.hexdigest()[:8]
 
 
-def _clock(time: str | None) -> str:
-    return "" if time is None else datetime.fromisoformat(time).strftime("%H:%M:%S")
-
-
 def _day(time: str | None) -> str:
     return "" if time is None else datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M:%S")
 
@@ -208,7 +204,6 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "queued": lambda labels, queue: sorted(labels, key=lambda one: queue.index(one.volume)),
     "accountant": lambda name: ACCOUNTANTS[str(name)],
     "marked": _marked,
-    "clock": _clock,
     "day": _day,
     "percent": _percent,
     "epsilon": _maybe(epsilon_text),

@@ -225,6 +225,9 @@ def test_the_viewer_links_three_planes_and_lays_every_layer_over(dashboard, open
         seen.add(pixels(page))
     assert len(seen) >= 4
     alone = pixels(page)
+    page.get_by_label("where the label is unsure", exact=True).check()
+    assert pixels(page) != alone
+    page.get_by_label("image alone", exact=True).check()
     page.locator("[data-view=level]").fill("40")
     until_redrawn(page, alone)
     page.locator(".plane canvas").first.focus()
@@ -383,6 +386,12 @@ def test_the_planner_answers_while_a_slider_moves(dashboard, open_page):
     slider.evaluate("s => { s.value = 64; s.dispatchEvent(new Event('input', { bubbles: true })) }")
     until(page, "() => document.getElementById('r-verdict').classList.contains('informative')")
     assert page.locator("#p-hospitals").input_value() == "64"
+    assert page.get_by_text("Open: the server's operator is trusted.").first.is_visible()
+    page.locator("#p-aggregation").select_option("sealed-sum")
+    shown = [text for text in page.locator("#planner p").all_inner_texts() if text.startswith("The other choice.")]
+    assert len(shown) == 1
+    assert "Open" in shown[0]
+    page.locator("#p-aggregation").select_option("open")
     page.locator("#p-hospitals").fill("300")
     assert slider.input_value() == "300"  # what the planner advises can be reached
     page.locator("#p-unit").select_option("patient")

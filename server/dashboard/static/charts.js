@@ -74,6 +74,7 @@ function passLines(passes, c) {
     ctx.strokeStyle = c.ink;
     ctx.fillStyle = c.ink;
     ctx.setLineDash([4, 4]);
+    let from = bbox.left;
     passes.forEach((step, i) => {
       const x = Math.round(u.valToPos(step, "x", true));
       ctx.beginPath();
@@ -81,7 +82,10 @@ function passLines(passes, c) {
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
       ctx.textAlign = "right";
-      ctx.fillText(`pass ${i + 1} ends`, x - 4, bbox.top + 14 * devicePixelRatio);
+      const fits = (text) => ctx.measureText(text).width + 8 < x - from;
+      const text = [`pass ${i + 1} ends`, `pass ${i + 1}`, `${i + 1}`].find(fits);
+      if (text) ctx.fillText(text, x - 4, bbox.top + 14 * devicePixelRatio);
+      from = x;
     });
     ctx.restore();
   };

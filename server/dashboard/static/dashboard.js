@@ -15,6 +15,12 @@ function ago(seconds) {
   return "just now";
 }
 
+// The time of day, with its date unless it is of today.
+function clock(time, now) {
+  if (time.toDateString() === now.toDateString()) return time.toLocaleTimeString([], { hourCycle: "h23" });
+  return time.toLocaleString([], { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+}
+
 function tellTimes(root = document) {
   const now = Date.now();
   for (const one of root.querySelectorAll("time[data-ago]")) {
@@ -22,7 +28,7 @@ function tellTimes(root = document) {
     if (one.textContent !== text) one.textContent = text;
   }
   for (const one of root.querySelectorAll("time[data-clock]")) {
-    const text = new Date(one.dateTime).toLocaleTimeString([], { hour12: false });
+    const text = clock(new Date(one.dateTime), new Date(now));
     if (one.textContent !== text) one.textContent = text;
   }
 }
@@ -69,7 +75,7 @@ function live(how) {
 function lost(why) {
   if (body.dataset.connection === "lost") return;
   body.dataset.connection = "lost";
-  const since = new Date(heard).toLocaleTimeString([], { hour12: false, hour: "2-digit", minute: "2-digit" });
+  const since = new Date(heard).toLocaleTimeString([], { hourCycle: "h23", hour: "2-digit", minute: "2-digit" });
   banner.textContent = `Not live since ${since}: ${why} The page shows the figures of that time.`;
   banner.hidden = false;
 }
@@ -136,6 +142,7 @@ async function poll() {
   }
 }
 
+for (const one of document.querySelectorAll("[data-local]")) one.hidden = false;
 tellTimes();
 setInterval(tellTimes, 1000);
 follow();

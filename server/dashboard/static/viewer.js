@@ -54,8 +54,8 @@ function cut(plane) {
       const i = base + (w - 1 - u) * STRIDE[across] + (h - 1 - v) * STRIDE[up]; // right on the left, superior on top
       const grey = Math.max(0, Math.min(255, (image[i] - low) * scale));
       let r = grey, g = grey, b = grey, a = 0, c = null;
-      if (over && name === "doubt") {
-        a = Math.min(1, over[i] / 128);
+      if (over && (name === "doubt" || name === "confidence")) {
+        a = Math.min(1, (name === "doubt" ? over[i] : 255 - over[i]) / 128);
         c = [255, 122, 47];
       } else if (over && over[i]) {
         c = COLOURS[(over[i] - 1) % 6];

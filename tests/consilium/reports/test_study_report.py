@@ -208,6 +208,15 @@ def test_text_from_outside_is_escaped() -> None:
 
 
 @pytest.mark.slow
+def test_a_pictures_outlines_have_the_names_of_the_legend() -> None:
+    facts = make_facts(pictures=1)
+    (picture,) = facts.pictures
+    shown = replace(picture, outlines=dict.fromkeys(OUTLINES, next(iter(picture.outlines.values()))))
+    text = Outline(render_html(replace(facts, pictures=(shown,)))).text
+    assert "outlines: truth, before any query, all teachers without noise" in re.sub(r"\s+", " ", text)
+    assert "nobody asked" not in text
+
+
 def test_page_with_many_large_noisy_pictures_stays_under_3_mb() -> None:
     rng = np.random.default_rng(0)
     image = rng.standard_normal((96, 96, 96)).astype(np.float32)

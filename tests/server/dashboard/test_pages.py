@@ -229,6 +229,15 @@ def test_only_an_operator_with_the_sessions_token_decides(signed_in, collected, 
     assert not (state / "decisions.jsonl").exists()
 
 
+def test_deciding_about_no_label_says_what_to_do(signed_in, state):
+    client = signed_in("ada")
+    form = {"csrf": client.get("/api/me").json()["csrf"], "verdict": "accept"}
+    answer = client.post("/labels/decisions", data=form)
+    assert answer.status_code == 400
+    assert "tick the labels" in answer.text
+    assert not (state / "decisions.jsonl").exists()
+
+
 def test_the_verification_is_a_real_one(reader):
     client = reader
     assert client.get("/api/ledger/verify").json()["job"]["state"] == "never"
@@ -343,6 +352,14 @@ def test_the_study_page_says_who_sees_what_against_whom_in_the_words_that_were_c
     assert "<code>consilium certificate</code>" in text
 
 
+def test_no_link_on_a_page_of_rows_leads_past_the_newest_row(reader):
+    newest = reader.get("/api/ledger/head").json()["seq"]
+    assert f'href="/ledger/{newest}">After' in reader.get(f"/ledger/{newest - 1}").text
+    last = reader.get(f"/ledger/{newest}").text
+    assert ">Before<" in last
+    assert ">After<" not in last
+
+
 def test_row_pages_say_numbers_a_person_reads(reader):
     """A float64 in hex, as ledgers keep them, stands beside the decimal that it is."""
     for number in (2, 3):
@@ -408,6 +425,10 @@ def test_what_the_viewer_gets_is_the_arrays_x_fastest_and_nifti_says_where_they_
     np.testing.assert_array_equal(np.asarray(image.dataobj), given["label"])
     assert image.header.get_zooms() == (1.0, 2.0, 3.0)
     assert nib.aff2axcodes(image.affine) == ("R", "A", "S")
+
+
+def test_the_viewer_gets_the_array_of_every_layer_that_it_offers():
+    assert set(pictures.LAYERS) - {"none", "disagreement"} <= set(pictures.VOXELS)
 
 
 def test_a_voxels_doubt_is_the_share_of_draws_that_contradict_it():

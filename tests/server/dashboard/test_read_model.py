@@ -14,6 +14,7 @@ from common.privacy.mechanism import AccountantName
 from common.wording import duration
 from server.dashboard.ledger_fold import open_ledger
 from server.dashboard.read_model import Follower
+from server.dashboard.screens import environment
 from server.dashboard.views.overview import overview
 from server.dashboard.views.study import study_page
 from server.ledger.server_ledger import Ledger
@@ -147,6 +148,25 @@ def test_the_refusals_of_the_study_page_and_of_the_sites_page_are_one_count(coll
     east = next(site for site in overview(follower, now=now()).sites if site.name == "east")
     assert (east.declined, east.missed, east.codes_refused) == (3, 1, 2)
     assert study_status(workspace).sites["east"].refused == 2
+
+
+def test_a_batch_without_an_answer_is_in_progress_only_while_a_run_is(collected, tmp_path):
+    workspace = copy(collected, tmp_path / "study")
+    events = EventLog(workspace.events_file, study=workspace.study().id)
+    events.emit("run-started", run="2", pid=1, resumed=False)
+    events.emit("offer-answered", batch="b", site="east", accepted=True, reason="accepted")
+    follower = Follower(workspace)
+
+    def outcome() -> str:
+        follower.poll()
+        facts = {"study": study_page(follower), "overview": overview(follower, now=now())}
+        return environment().get_template("blocks/study_batches.html").render(facts)
+
+    with workspace.locked():
+        assert "in progress" in outcome()
+    assert "in progress" not in outcome()
+    events.emit("run-failed", run="2", reason="quorum")
+    assert "not released" in outcome()
 
 
 def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):

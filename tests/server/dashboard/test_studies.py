@@ -11,6 +11,7 @@ import pytest
 
 from server.dashboard.app import Options, create_app
 from server.dashboard.read_model import Follower
+from server.dashboard.screens import environment
 from server.dashboard.views.studies import study_rows
 from server.study import create_study as setup
 from server.study.workspace import Workspace
@@ -64,6 +65,16 @@ def test_a_gain_is_of_the_study_that_its_report_names(first, second):
     report["study"]["id"] = second.study().id
     (second.root / "report.json").write_text(json.dumps(report))
     assert {row.gain for row in rows(second) if row.here} == {None}, "of a study without answers nothing is gained"
+
+
+def test_no_gain_is_green_while_the_ledger_is_in_doubt(first):
+    report = {"study": {"id": first.study().id}, "student": {"dice": {"mean": 0.7, "cases": [0.69, 0.71]}}}
+    report["controls"] = {"zero_code": {"dice": {"mean": 0.6, "cases": [0.6, 0.6]}}}
+    (first.root / "report.json").write_text(json.dumps(report))
+    (row,) = (one for one in rows(first) if one.here)
+    table = environment().get_template("blocks/studies_table.html")
+    assert "tag good" in table.render(studies=[replace(row, word="proven")])
+    assert "tag good" not in table.render(studies=[replace(row, word="proven", doubt="the ledger is not valid")])
 
 
 def test_a_neighbour_that_is_no_study_changes_nothing(first):
