@@ -34,6 +34,7 @@ def governance(
     """
     from common.ledger.keys import read_public_key
     from common.objects import write_atomically
+    from common.wording import many
     from consilium.reports.governance import papers
 
     key = None if public_key is None else read_public_key(public_key)
@@ -43,6 +44,6 @@ def governance(
         text = json.dumps(paper.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         for ending, data in (("md", paper.markdown().encode()), ("json", text.encode()), ("pdf", pdf)):
             write_atomically(out / f"{paper.name}.{ending}", data)
-        say(f"{out / paper.name}.md, .json, .pdf: {len(paper.blanks)} blanks to fill in")
+        say(f"{out / paper.name}.md, .json, .pdf: {many(len(paper.blanks), 'blank')} to fill in")
     if key is None:
         say_not_anchored("this set of documents")

@@ -416,7 +416,7 @@ class _Papers:
                     ),
                 ],
             ),
-            _listed("What left", rows, nothing="Nothing yet."),
+            _listed("What left", rows, nothing="Nothing yet.", widths=(2, 1, 2.4, 2, 1.3, 1.5)),
             _listed(
                 "What hospitals sent by consent, under no ε",
                 sent,
@@ -466,9 +466,11 @@ class _Papers:
         return self.paper("processing", "Record of processing", sections, {"pools": self.facts["pools"]})
 
 
-def _listed(heading: str, rows: list[Row], *said: str, nothing: str) -> PaperSection:
+def _listed(heading: str, rows: list[Row], *said: str, nothing: str, widths: Sequence[float] = ()) -> PaperSection:
     """Return a section with a table, or with the text ``nothing`` if the table has no row besides its head."""
-    return PaperSection(heading, said, rows=rows) if len(rows) > 1 else PaperSection(heading, [nothing])
+    if len(rows) == 1:
+        return PaperSection(heading, [nothing])
+    return PaperSection(heading, said, rows=rows, widths=widths)
 
 
 def _time(text: str) -> str:

@@ -193,6 +193,7 @@ _TEMPLATE = """
 } else {
   text(fill: rgb("#a40000"), weight: "bold", "[TO FILL IN: " + cell.to_fill_in + "]")
 }
+#let prose(one) = if "text" in one and one.text.match(regex("^[0-9a-f]{64,}$")) == none { one.text } else { shown(one) }
 #title()
 #data.made
 #if data.lead.len() > 0 {
@@ -203,8 +204,8 @@ _TEMPLATE = """
 }
 #let set-section(section) = {
   heading(level: 1, section.heading)
-  for one in section.paragraphs { par(shown(one)) }
-  if section.points.len() > 0 { list(..section.points.map(shown)) }
+  for one in section.paragraphs { par(prose(one)) }
+  if section.points.len() > 0 { list(..section.points.map(prose)) }
   if section.rows.len() > 0 {
     let (head, ..rows) = section.rows
     let shares = if section.widths.len() > 0 { section.widths.map(one => one * 1fr) } else { (1fr,) * head.len() }
@@ -215,7 +216,7 @@ _TEMPLATE = """
       ..rows.flatten().map(shown),
     )
   }
-  for one in section.at("notes", default: ()) { par(shown(one)) }
+  for one in section.at("notes", default: ()) { par(prose(one)) }
   if "code" in section { block(mono(section.code.join("\\n"))) }
 }
 #let lines = grid(
