@@ -227,7 +227,7 @@ def _failed(request: Request, error: Exception) -> Response:
 def _said(
     request: Request, status: int, title: str, words: str, *, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Answer a program in JSON, and a browser with a page."""
+    """Return an error message, as JSON to a program and as a page to a browser."""
     if for_machines(request):
         return JSONResponse({"detail": words}, status_code=status, headers=headers)
     template = request.app.state.templates.get_template("error.html")

@@ -33,7 +33,9 @@ class StageState:
     Attributes:
         total: Number of the stage's steps.
         done: Number of these steps that are done.
-        base: Number of these steps that were done before this run; None before the first progress event.
+        base: Number of these steps that the estimate of the time left does not count, because an earlier run did them.
+            For the stage ``collect``, it is the number in the run's first progress event; for other stages, 0. None
+            before the first progress event.
         started: Time at which it began.
         finished: True if it has finished.
         seconds: Duration of a finished stage in seconds.
@@ -103,7 +105,7 @@ class BatchState:
         time: Time of the first event about the batch.
         accepted: Answer of each site to the offer: ``accepted``, or the reason for another outcome.
         replies: Site and seconds of each reply.
-        attempts: Number of requests for codes.
+        attempts: Number of times that the batch's sites were asked for their codes.
         refused: Number of queries that the budget does not cover.
         quorum_missed: True if too few sites accepted.
     """
@@ -151,7 +153,6 @@ class EventFold:
 
     Args:
         path: The event log.
-        study_id: Id of the study.
     """
 
     def __init__(self, path: Path) -> None:

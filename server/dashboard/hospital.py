@@ -144,7 +144,7 @@ def create_hospital_app(page: OwnPage, *, key: str) -> FastAPI:
 
 
 def serve_hospital(page: OwnPage, *, key: str, port: int) -> None:
-    """Serve the page on this machine's loopback until SIGINT or SIGTERM.
+    """Serve the page at 127.0.0.1 until SIGINT or SIGTERM.
 
     Args:
         page: The content.

@@ -101,7 +101,7 @@ class StudentPage:
     Attributes:
         losses: Step and loss of each logged training step.
         passes: Last step of each training pass.
-        validated: Step, mean Dice and number of validation cases of each time the student was scored.
+        validated: Training step, mean Dice and number of validation cases, for each time that the student was scored.
         steps: Total number of training steps.
         weights: SHA-256 of the student's weights; None before it is trained.
         trained: Time at which the student's training ended; None before that.
@@ -114,8 +114,9 @@ class StudentPage:
         exported: Time of the export; None before it.
         files: Path and size in bytes of each file of the bundle; empty before the export.
         guarantee: The privacy guarantee that the bundle states; empty before the export.
-        gate: The hospitals' verdicts on the student in words; empty if the study has no gate.
-        released: False while the study's gate lacks verdicts; then the bundle is for evaluation only.
+        gate: How many hospitals have given a verdict for the student, in words; empty if the study has no gate. A study
+            with a gate releases the student only after enough hospitals' verdicts for it.
+        released: False while the gate lacks verdicts; then the bundle is for evaluation only.
         problem: Reason why the bundle's statement no longer holds; None if it holds.
         examples: Volumes on which label and student agree least and most.
     """

@@ -76,7 +76,8 @@ class BatchSeen:
         time: Time of the batch's newest answer; of its first charge before there is an answer.
         first_row: Number of the batch's first row.
         last_row: Number of the row with its newest answer.
-        last_charge: Number of the row with its last charge, up to which each of its sites gets receipts.
+        last_charge: Number of the row with its last charge. A site has all receipts of the batch if it has a receipt
+            for this row or a later one.
         answers: Number of its answers.
         roster: Names of the sites that took part.
         voters: Number of voters.

@@ -106,7 +106,7 @@ def sites(screen: OnScreen) -> HTMLResponse:
 
 @routes.post("/sites/report")
 def report(service: Here, session: Decider, form: Form) -> Response:
-    """Store a site's report that its operator sent by mail.
+    """Store a site's report that was handed in on the Sites page.
 
     Args:
         service: The dashboard's service.

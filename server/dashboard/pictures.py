@@ -77,7 +77,8 @@ class VolumeFacts:
         label: SHA-256 of the label's file.
         grid: Number of voxels along x, y and z.
         spacing_mm: Voxel spacing along x, y and z, in mm.
-        centre: Indices of the voxel to show first.
+        centre: Indices (x, y, z) of the voxel through which the first slices go. It is the median of the labelled
+            voxels, or the middle of the grid if the label is empty. It has nothing to do with the layer ``centre``.
         has_student: True if the picture contains the student's prediction.
         doubt: Expected number of voxels whose label other noise would have changed, divided by the number of labelled
             voxels (those that are not background), and at most 1. None if the stored answers could not be read or the
@@ -376,11 +377,17 @@ def draw(
 ) -> bytes:
     """Draw one slice as PNG, with voxels in their true proportions.
 
-    The layers ``label``, ``centre``, ``student``, ``own`` and ``adapted`` tint and outline each structure. ``centre``
-    is the label map before any answer. ``doubt`` shades in orange the voxels whose label other noise could have
-    changed: not at all if the chance is 0, fully from a chance of 0.5 on. ``confidence`` shades in orange the voxels in
-    which the label's own probability is low: not at all at 1, fully at 0.5 or less. ``disagreement`` marks the voxels
-    in which label and student differ. ``none`` shows the image alone.
+    The layers are drawn as follows:
+
+    - ``label``, ``student``, ``own`` (a hospital's own teachers) and ``adapted`` (a hospital's adapted network): each
+      structure is tinted and outlined.
+    - ``centre``: the same, for the label map that public data alone gives, before any answer.
+    - ``doubt``: voxels whose label other noise could have changed are orange. The orange grows with the chance, from
+      nothing at 0 to full strength at 0.5.
+    - ``confidence``: voxels whose label has a low probability are orange, from nothing at 1 to full strength at 0.5.
+    - ``disagreement``: voxels are blue where the label has a structure and the student differs, and orange where only
+      the student has a structure.
+    - ``none``: the image alone.
 
     Args:
         arrays: The picture.

@@ -35,7 +35,7 @@ class Wishes(BaseModel, frozen=True):
     """The values that a user enters on the Planner page.
 
     ``dimension`` is the length l of a code. If the study's codec has codes of this length, the plan uses the standard
-    deviations of its coordinates (:class:`Spectrum`). Otherwise it assumes the same standard
+    deviation of each coordinate over public shapes (:func:`codec_stds`). Otherwise the plan assumes the same standard
     deviation for all coordinates.
     """
 
@@ -59,7 +59,7 @@ def wishes_of(study: Study, *, hospitals: int, stds: Sequence[float]) -> Wishes:
     Args:
         study: The study.
         hospitals: Number of registered hospitals.
-        stds: The result of :func:`codec_stds`, which has one number for each number of a code.
+        stds: The result of :func:`codec_stds`, one value for each coordinate of a code.
 
     Returns:
         The values; ``hospitals`` is at least the study's quorum.

@@ -154,7 +154,7 @@ def _read(path: Path, *, keys: Mapping[str, str]) -> HandedReport:
 
 
 def _report(data: Any, *, site: str, keys: Mapping[str, str], given: str = "") -> HandedReport:
-    """Return a site's report; ``given`` is the time of an unsigned one."""
+    """Return the report in a parsed JSON document; ``given`` is used as its time if it is not signed."""
     facts, signed = read_account(data, keys=keys)
     if facts.site != site:
         raise InvalidInput("the report names another site than its file", limit=site)

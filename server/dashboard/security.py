@@ -2,7 +2,7 @@
 
 The application runs :func:`admitted` before every route, so a new route needs a session by default. It refuses
 requests without a session (pages redirect to the sign-in, the API answers 401), forms without the session's token, and
-forms sent from another site. :data:`Decider` refuses changes by a role that may not make them.
+forms sent from another site. Routes that only an operator may use take :data:`Decider` as an argument.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from server.dashboard.auth import Session
 MAX_BODY_BYTES = 1 << 16
 BODY_S = 30.0
 MAX_FIELDS = 1_000
-"""Largest number of fields of a form. A body of :data:`MAX_BODY_BYTES` has room for fewer label decisions than this."""
+"""Largest number of fields of a form.
+
+The longest form decides about many labels at once. It cannot reach this number, because each label takes 67 bytes and
+a body has at most :data:`MAX_BODY_BYTES`.
+"""
 
 POLICY = "; ".join(
     (
@@ -209,13 +213,13 @@ async def _decider(session: SignedIn) -> Session:
 
 
 SignedIn = Annotated[Session, Depends(_session)]
-"""The session of a request."""
+"""Dependency that gives a handler the session of the request."""
 
 Form = Annotated[dict[str, str], Depends(_form)]
-"""The fields of a page's form; its token has been checked."""
+"""Dependency that gives a handler the fields of a page's form, after the form's token was checked."""
 
 Decider = Annotated[Session, Depends(_decider)]
-"""The session of a request; a role that may not decide about labels is answered 403."""
+"""Dependency that gives a handler the session of an operator; a user of another role is answered 403."""
 
 
 def for_machines(request: Request) -> bool:

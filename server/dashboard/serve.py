@@ -1,7 +1,7 @@
 """Runs the dashboard's HTTP server in the foreground, until SIGINT or SIGTERM.
 
-`consilium dashboard serve` calls it. It refuses a certificate without its key (or a key without its
-certificate), passwords over an unencrypted network, and a proxy without host names.
+`consilium dashboard` calls it. It refuses a certificate without its key (or a key without its certificate), passwords
+over an unencrypted network, and a proxy without host names.
 """
 
 from __future__ import annotations

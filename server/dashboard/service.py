@@ -64,7 +64,8 @@ class DashboardService:
         certifier: Function that returns the command line that writes a privacy certificate; None if this dashboard
             issues none.
         webhook: URL to which a message is posted when an alarm begins or ends; None for no messages.
-        log_state: File in which the dashboard's security log keeps its places; None without such a log.
+        log_state: File in which the dashboard's security log stores how far each of its targets has received the
+            events; None if the dashboard sends no security log.
         now: Function that returns the current time.
     """
 
@@ -217,7 +218,7 @@ class DashboardService:
         ]
 
     def _log_alarms(self) -> list[Alarm]:
-        """Return an alarm for the server's and for the dashboard's security log if a target does not accept it."""
+        """Return an alarm for each security log, the server's and the dashboard's, that a target does not accept."""
         workspace = self.follower.workspace
         found = with_backlog(standings((workspace.root / "logs", workspace.flower_dir / "logs")), workspace.root)
         offline = (one.why for one in found if one.daemon.partition(" ")[0] == ROLE and one.state == "offline")

@@ -72,13 +72,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayFiles:
-    """The files that the gateway reads.
+    """Paths of one study's files that the gateway reads.
 
     Attributes:
-        objects: Folder of the public objects.
-        nodes: List of the admitted nodes.
-        certificate: Certificate of the public port.
-        key: Private key of this certificate.
+        objects: Folder of the study's public objects.
+        nodes: File that lists the study's admitted nodes.
+        certificate: File of the TLS certificate of the public port.
+        key: File of this certificate's private key.
     """
 
     objects: Path
@@ -101,7 +101,7 @@ def gateway_app(
         files: The study's files.
         upstream: Client of the study's fleet proxy; closed when the application ends.
         hosts: Returns the host names of the server; by default those in the certificate.
-        keys: Checks signatures; by default against the list of nodes.
+        keys: Checks the signatures of requests; by default with the keys in the list of nodes.
         clock: Returns the current time, for the age of a signature.
 
     Returns:

@@ -115,16 +115,17 @@ def _set_up_inside(workspace: Workspace, endpoint: Endpoint, authority: Authorit
 
 
 def internal_port_for(workspace: Workspace, *, port: int) -> tuple[int, str]:
-    """Choose SuperLink's port on loopback for a study whose operator named none.
+    """Choose SuperLink's port on loopback for a study whose operator gave no port.
 
     Args:
         workspace: The study.
         port: The public port, which SuperLink cannot use.
 
     Returns:
-        The port, and the name of the other study that has the default port; an empty name if none has. If the study was
-        set up before, it keeps its port. Otherwise the result is the first port, counted from :data:`INTERNAL_PORT`
-        upward, that is used neither by another study in the same folder nor by the study whose ledger is shared.
+        The port, and the name of the other study that has the default port; the name is empty if no other study has it.
+        A study that was set up before keeps its port. A new study gets the first free port from :data:`INTERNAL_PORT`
+        on. A port is free if it is not the public port, and if it is used neither by another study in the same folder
+        nor by the study whose ledger this study shares.
     """
     if (workspace.root / "endpoint.json").exists():
         return workspace.endpoint().internal_port, ""
@@ -138,21 +139,24 @@ def internal_port_for(workspace: Workspace, *, port: int) -> tuple[int, str]:
 
 
 def set_up_behind(workspace: Workspace, keeper: Workspace, *, internal_port: int) -> datetime:
-    """Let the gateway of another study serve this study, too, with that study's certificate authority.
+    """Serve a study through the gateway of another study, the keeper.
 
-    This study keeps a SuperLink, a core and a ledger of its own. A second call with the same arguments changes nothing.
+    The study gets no public port and no certificate authority of its own: sites reach it at the keeper's port, whose
+    certificate is signed by the keeper's authority. It keeps a SuperLink, a core and a ledger of its own. A second call
+    with the same arguments changes nothing.
 
     Args:
-        workspace: The study to be served. No site may have been admitted to it at another address.
-        keeper: The study whose gateway listens. It must be set up and have a gateway of its own.
+        workspace: The study to be served. It must not have been set up at a port of its own.
+        keeper: The study whose gateway listens at the port. It must be set up and have a gateway of its own.
         internal_port: The port of this study's SuperLink on loopback.
 
     Returns:
         When the port's certificate expires.
 
     Raises:
-        InvalidInput: If the keeper has no gateway of its own or is this study, if a SuperLink of this deployment
-            already has the internal port, or if this study already has a certificate authority of its own.
+        InvalidInput: If the keeper has no gateway of its own, if both arguments name the same study, if another study
+            at the keeper's port already uses the internal port, or if the study already has a certificate authority of
+            its own.
     """
     at = keeper.endpoint()
     if at.behind:
@@ -203,7 +207,7 @@ def renew(workspace: Workspace, *, valid_days: int = 365, now: datetime | None =
     The running gateway loads the new certificate within a second.
 
     Args:
-        workspace: The study, or a study behind its port.
+        workspace: The study whose gateway listens at the port, or another study that is served at this port.
         valid_days: Days until it expires.
         now: The time, for tests.
 
@@ -272,12 +276,12 @@ def certificate(workspace: Workspace, *, now: datetime) -> CertificateStanding:
 
 
 def make_kit(workspace: Workspace, site: str, out: Path) -> None:
-    """Write the startup kit of one site; nothing in it is secret.
+    """Write the startup kit of one site, which contains no secret.
 
     Args:
         workspace: The study.
         site: The site's name.
-        out: Folder to write.
+        out: Folder in which to write the kit's files.
     """
     check_name(site, what="name of the site")
     endpoint = workspace.endpoint()
@@ -303,8 +307,8 @@ def approve(
 ) -> Site:
     """Admit a site: register its node key at SuperLink, its pool in the ledger, and its name at the gateway.
 
-    If an earlier version admitted the site without a key that verifies its replies, the key in the site's new request
-    is added. A call that was interrupted is completed by a second call.
+    A site that an earlier version admitted may have no key on record that verifies its replies. The key in the site's
+    new request is then added, and nothing else changes. If a call was interrupted, a second call completes it.
 
     Args:
         workspace: The study.
@@ -313,7 +317,8 @@ def approve(
         pool: Patient pool that the operator means to admit.
         fingerprint: Fingerprint of the request, as the site read it out.
         register: Registers the node key with SuperLink.
-        pool_epsilon: The pool's lifetime ε over all studies; None to keep the known or the study's budget.
+        pool_epsilon: The pool's lifetime ε over all studies. If it is None, a pool that the ledger knows keeps its
+            budget, and a new pool gets the budget that the study's configuration states.
 
     Returns:
         The site's entry in the study.
@@ -544,9 +549,9 @@ def _admitted(workspace: Workspace) -> tuple[AdmittedNode, ...]:
 def _other_keys(workspace: Workspace, site: str) -> set[str]:
     """Return the node keys that a new site must not use.
 
-    These are the keys that other sites of this study have or had, because a revoked key is never admitted again under
-    another name. For the other studies at the same port they are the keys of all sites, because the key alone decides
-    which study a request goes to.
+    In this study, these are the present and the former keys of all other sites, because a revoked key is never admitted
+    again under another name. In the other studies that are served at the same port, these are the keys of all sites,
+    because the gateway recognises by the key alone to which study a request belongs.
     """
     keeper = workspace.port_keeper()
     roots = [keeper.root, *(Path(other.directory) for other in read_behind(keeper.gateway_dir / BEHIND))]

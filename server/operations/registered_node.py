@@ -1,4 +1,4 @@
-"""Prints the id of the node that SuperLink has under a public key: ``python registered_node.py KEY_FILE CONNECTION``.
+"""Prints the id of the node that SuperLink lists with a public key: ``python registered_node.py KEY_FILE CONNECTION``.
 
 Flower's command that lists nodes prints no keys. This program therefore sends SuperLink the same request as that
 command, in a process of its own, and prints JSON of the same form. ``daemons.register_node`` runs it. Errors of

@@ -35,10 +35,10 @@ SILENT = frozenset({"roster"})
 """Kinds of ledger rows that give no security event. A roster needs none: each charge's event states how many sites."""
 
 FROM_LEDGER = frozenset({"draw-lost"})
-"""Kinds of the event log whose security event comes from a row of the ledger."""
+"""Kinds of the event log that give no security event, because a row of the ledger already gives the same event."""
 
 _NAMES = {"ledger_row": "row", "size": "row", "sha256": "bundle", "reason": "decision"}
-"""Name in the security log of a field that has another name in the event log, by that name."""
+"""Maps a field's name in the event log to its name in the security log, where the two names differ."""
 
 _LINES: Known = {
     ("server.operations.gateway", "refused"): (
@@ -95,7 +95,7 @@ def read_row(record: Document) -> tuple[str, Facts] | None:
 def read_event(line: str) -> Found | None:
     """Return the security event of a line of the study's event log; None if the security log does not define its kind.
 
-    Only fields that the schema defines are copied, and of a list only its length.
+    Only fields that the schema defines are copied. A list is replaced by its length.
     """
     record: dict[str, Any] = json.loads(line)
     event = record["event"]

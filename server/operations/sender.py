@@ -2,9 +2,10 @@
 
 SuperLink compares the node named in a request with the signing key, but it trusts the messages inside the request. The
 gateway therefore calls this module before it passes a request on. It reads the few fields of Flower's protobuf messages
-that state the sender. A node must push one message at a time. The message must be a reply from this node to the server.
-Its objects must form one tree: Message, RecordDict and ConfigRecord nested in each other, the first named as the
-message; or a Message alone, which reports an error.
+that state the sender. A node must push one message at a time, and the message must be a reply from this node to the
+server. Flower splits a message into objects, which form a tree. Only two trees are accepted. A reply is a Message that
+contains a RecordDict, which contains a ConfigRecord. A reply that reports an error is a Message alone. In both cases
+the root object must have the message's id as its name.
 
 Every encoding that two protobuf parsers could read differently is refused: a repeated field, a field of another wire
 type, an incomplete field, or a number in a longer encoding than needed.
@@ -47,7 +48,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MESSAGES, _METADATA, _ID, _SRC, _DST, _REPLY_TO = 2, 1, 2, 3, 4, 5
 _TREES, _OBJECT, _CHILD = 3, 1, 2
 _DEPTHS = (1, 3)
-"""Allowed numbers of objects in a message: 1 for an error; 3 for message, record dictionary and record."""
+"""Allowed numbers of objects in a reply: 1 for an error; 3 for Message, RecordDict and ConfigRecord."""
 _OWN_KEY = "give every site a node key of its own; if no site of yours sent the request, nothing needs to be done"
 _SUPERNODE = "start the site's node with `consilium site up` of the server's version, and let no proxy change requests"
 _NAME = re.compile(rb"[0-9a-f]{64}")
@@ -58,17 +59,17 @@ Field = int | bytes
 def check_sender(route: str, body: bytes, *, node_id: int) -> None:
     """Refuse a request unless it, and any message that it pushes, names the node whose key signed the request.
 
-    A request that names no node is passed on, and SuperLink refuses it; if it pushes a message, it is refused here.
+    A request that names no node passes this check if it pushes no message; SuperLink refuses it later.
 
     Args:
-        route: Last segment of the path; routes not in :data:`NODE_OF` are not checked.
-        body: The protobuf message.
+        route: Last segment of the request's path. Requests of routes that are not in :data:`NODE_OF` are not checked.
+        body: The request's body, a protobuf message.
         node_id: Flower's id of the node whose key signed the request; 0 if the gateway does not know it, in which case
             only SuperLink compares it.
 
     Raises:
-        Refused: ``sender`` for another node, ``shape`` for a push that is not one message with its tree of objects,
-            ``body`` for an ambiguous encoding.
+        Refused: With the reason ``sender`` if another node is named, ``shape`` if a push does not consist of one
+            message with its tree of objects, or ``body`` if the encoding is ambiguous.
     """
     if route not in NODE_OF:
         return
@@ -108,7 +109,7 @@ def check_sender(route: str, body: bytes, *, node_id: int) -> None:
 
 
 def _row(tree: bytes) -> list[bytes]:
-    """Return the names of the objects in a tree, from the root on.
+    """Return the names of the objects in a tree without branches, from the root to the innermost object.
 
     Raises:
         Refused: If an object has more than one child, if a name is repeated or invalid, or if the tree is too deep.
@@ -133,7 +134,10 @@ def _row(tree: bytes) -> list[bytes]:
 
 
 def _number(data: bytes, *path: int) -> int:
-    """Return the integer at ``path``, field by field; 0 if it is absent, as protobuf defines."""
+    """Return an integer field of a protobuf message; 0 if it is absent, which is protobuf's default.
+
+    ``path`` has the field numbers of the nested messages, from the outermost on, and then that of the integer.
+    """
     *above, last = path
     for number in above:
         data = _bytes(_only(data, number))
@@ -150,7 +154,7 @@ def _bytes(field: Field) -> bytes:
 
 
 def _only(data: bytes, number: int, *, default: Field = b"") -> Field:
-    """Return the value of the field with this number, or ``default`` if there is none; Refused if it is repeated."""
+    """Return the value of the field with this number, or ``default`` if there is none; refuse a repeated field."""
     found = [value for each, value in _fields(data) if each == number]
     if len(found) > 1:
         raise Refused("body", f"a protobuf field is repeated; to fix: {_SUPERNODE}")
@@ -158,7 +162,7 @@ def _only(data: bytes, number: int, *, default: Field = b"") -> Field:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Field]]:
-    """Yield every field's number with its value: an integer, or bytes."""
+    """Yield the number and the value of each field of a protobuf message; a value is an integer or bytes."""
     place = fields = 0
     while place < len(data):
         if (fields := fields + 1) > MAX_FIELDS:

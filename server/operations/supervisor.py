@@ -466,7 +466,7 @@ def detach(workspace: Workspace, command: Sequence[str] = ()) -> None:
 
 
 def _runs(workspace: Workspace) -> int:
-    """Return how many runs have begun."""
+    """Return the number of events ``run-started`` in the study's event log, which tells whether a new run has begun."""
     return sum(event["event"] == "run-started" for event in read_events(workspace.events_file))
 
 
@@ -549,8 +549,10 @@ def _reported_end(workspace: Workspace, run_id: int) -> bool:
 def _ended(workspace: Workspace, run_id: int, *, late: bool) -> bool:
     """Return whether SuperLink reports that a run has ended; False if SuperLink does not answer.
 
+    ``late`` is True if the run should have reported its start by now.
+
     Raises:
-        DaemonFailed: If the run is ``late`` and SuperLink does not report its end.
+        DaemonFailed: If ``late`` is True and SuperLink does not report that the run has ended.
     """
     try:
         state = run_status(flower_server(workspace), run_id)

@@ -219,7 +219,7 @@ def _of_what_is_spent(follower: Follower, sites: Sequence[SiteView], *, unfinish
 
 
 def _of_the_quorum(follower: Follower, sites: Sequence[SiteView], *, unfinished: bool) -> Iterator[Alarm]:
-    """Yield an alarm if fewer sites than the quorum can answer, or exactly the quorum while another site cannot."""
+    """Yield an alarm if fewer sites than the quorum can answer, or exactly the quorum can and another site cannot."""
     quorum = follower.study.privacy.quorum
     gone = [site.name for site in sites if not site.can_answer and not site.revoked]
     revoked = [site.name for site in sites if site.revoked]

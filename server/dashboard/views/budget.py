@@ -26,7 +26,8 @@ class Reading:
     Attributes:
         accountant: Name of the accountant: ``exact``, ``rdp`` or ``paper``.
         epsilon: ε by this accountant.
-        gate: True if this is the accountant that decides whether a release is allowed.
+        gate: True if this is the accountant whose ε decides whether the ledger allows a release. The gate of hospitals'
+            verdicts on the student is something else.
     """
 
     accountant: str

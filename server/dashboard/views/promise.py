@@ -20,7 +20,7 @@ from common.study_mechanism import sealed_sentences
 from server.study.consent_text import for_site
 
 SEEN, COLUMN = "Who sees what", 26
-"""Title of the consent text's section in two columns, and the position at which the second column begins."""
+"""Title of the one section of the consent text that has two columns, and the character at which the second begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Promise:
     """The guarantee as the Study page shows it.
 
     Attributes:
-        guarantee: The guarantee in one line.
+        guarantee: ε, δ, accountant, unit and relation of the study's budget, in one line.
         terms: Accountant, unit and relation.
         warning: Sentence that more was or may have been spent than promised; None if not.
         against: Pairs of an adversary and the ε that holds against it, or why none does.
@@ -99,7 +99,7 @@ def promise(study: Study, spending: Spending, *, sites: int) -> Promise:
 def _against(study: Study, spending: Spending, *, sites: int) -> tuple[tuple[str, str], ...]:
     """Return pairs of an adversary and the ε that holds against it.
 
-    They hold for the study's whole budget, or for the spent budget if that is larger.
+    Each ε is computed from the study's whole budget, or from what was spent if that is more.
     """
     privacy, guaranteed = study.privacy, spending.guaranteed
     everybody = "Anybody who sees everything that this study releases"
@@ -144,7 +144,7 @@ def _plainly(study: Study, spending: Spending) -> tuple[str, ...]:
 
 
 def _section(title: str, text: str) -> Section:
-    """Join the lines of a section that were wrapped for a terminal."""
+    """Parse a section of the consent text, and join its lines, which are wrapped for a terminal."""
     column, said = COLUMN if title == SEEN else 0, [("", "")]
     for line in text.splitlines():
         who, words = line[:column].strip(), line[column:].strip()

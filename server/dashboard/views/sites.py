@@ -27,7 +27,8 @@ class SiteView:
     Attributes:
         state: ``up``, ``idle``, ``spent``, ``late``, ``declined``, ``offline``, ``unseen`` or ``revoked``.
         words: The state in words.
-        receipts_behind: Number of batches that the site took part in and whose last charge no receipt of it covers.
+        receipts_behind: Number of batches in which the site took part and whose last charge is not covered by a receipt
+            that the site holds.
         declined_for: Reason why it declined its last offer; None if it did not decline.
         contradicted_row: Row number of a signed head that the site holds and the ledger does not contain; None if there
             is none.
@@ -92,7 +93,7 @@ def site_views(follower: Follower, *, run: RunView, now: datetime) -> tuple[Site
 
 
 def _batches_without_receipts(follower: Follower) -> Counter[str]:
-    """Count, for each site, the batches that the site took part in and whose last charge no receipt of it covers."""
+    """Count, for each site, its batches whose last charge is not covered by a receipt that the site holds."""
     held = {site.name: 0 for site in follower.sites} | {
         name: seen.receipts_row for name, seen in follower.events.sites.items()
     }
