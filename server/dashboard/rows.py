@@ -17,6 +17,7 @@ from common.errors import InvalidInput
 from common.ledger.records import KINDS as RECORDS
 from common.ledger.rows import SignedHead
 from common.privacy.figures import delta_text, epsilon_text
+from common.wording import many
 from server.dashboard.ledger_fold import open_ledger
 from server.dashboard.quarantine import parse_json
 
@@ -267,13 +268,14 @@ def subject(kind: str, body: dict[str, Any]) -> str:
         case "answer":
             return f"answer to query {body['query_id'][:10]}, the sum of draw {body['draw']}"
         case "lost-draw":
-            return f"draw {body['draw']} of {len(body['query_ids'])} queries lost: {body['reason']}"
+            return f"draw {body['draw']} of {many(len(body['query_ids']), 'query', 'queries')} lost: {body['reason']}"
         case "release":
-            return f"answer to query {body['query_id'][:10]} by {_sites(body)}, {body['voters']} voters"
+            return f"answer to query {body['query_id'][:10]} by {_sites(body)}, {many(body['voters'], 'voter')}"
         case "roster":
-            return f"list of {len(body['roster'])} sites, to which later rows refer"
+            return f"list of {many(len(body['roster']), 'site')}, to which later rows refer"
         case "refusal":
-            return f"{len(body['query_ids'])} queries not released: {body['reason']} of {body['pool'] or 'no pool'}"
+            refused = many(len(body["query_ids"]), "query", "queries")
+            return f"{refused} not released: {body['reason']} of {body['pool'] or 'no pool'}"
         case "pool":
             return f"pool {body['pool']} of {body['site']}, ε ≤ {epsilon_text(float.fromhex(body['epsilon']))}"
         case "study":
@@ -285,18 +287,20 @@ def subject(kind: str, body: dict[str, Any]) -> str:
         case "recovered":
             return f"charge known from a receipt of {body['origin']}"
         case "lost":
-            return f"lost charges of {len(body['pools'])} pools, entered again after an older copy was restored"
+            return f"lost charges of {many(len(body['pools']), 'pool')}, entered again after an older copy was restored"
         case "books":
             return f"site ledger {body['books'][:10]} of pool {body['pool']}"
         case "reuse":
-            return f"{len(body['query_ids'])} answers of another study used again"
+            return f"{many(len(body['query_ids']), 'answer')} of another study used again"
         case "genesis":
             return f"ledger {body['ledger_id'][:10]}, key {body['public_key'][:10]}"
     return ""
 
 
 def _sites(body: dict[str, Any]) -> str:
-    return f"{len(body['roster'])} sites" if "roster" in body else f"the sites of roster {body['roster_sha256'][:10]}"
+    return (
+        many(len(body["roster"]), "site") if "roster" in body else f"the sites of roster {body['roster_sha256'][:10]}"
+    )
 
 
 def _view(row: tuple[int, str, str, str, str]) -> RowView:

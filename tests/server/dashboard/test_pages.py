@@ -352,6 +352,12 @@ def test_the_study_page_says_who_sees_what_against_whom_in_the_words_that_were_c
     assert "<code>consilium certificate</code>" in text
 
 
+def test_one_query_is_no_queries_on_a_page_of_rows():
+    one = {"query_ids": ["a"], "reason": "pool-budget", "pool": "north", "draw": 1, "pools": ["north"], "roster": ["n"]}
+    words = [subject(kind, one) for kind in ("refusal", "lost-draw", "reuse", "lost", "roster")]
+    assert [text for text in words if re.search(r"\b1 \w+s\b", text)] == []
+
+
 def test_no_link_on_a_page_of_rows_leads_past_the_newest_row(reader):
     newest = reader.get("/api/ledger/head").json()["seq"]
     assert f'href="/ledger/{newest}">After' in reader.get(f"/ledger/{newest - 1}").text
