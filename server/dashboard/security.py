@@ -184,6 +184,8 @@ async def admitted(request: Request) -> None:
     session = gate.session(request)  # 3
     if session is None and page:
         asked = path + (f"?{request.url.query}" if request.url.query else "")
+        if changes:  # after the sign-in the browser asks for the page with the form, not for the form's own address
+            asked = urlsplit(request.headers.get("referer", "")).path or "/"
         why = "&ended=1" if request.cookies.get(gate.cookie) else ""
         raise HTTPException(303, headers={"location": f"/login?next={quote(asked, safe='')}{why}"})
     if session is None:

@@ -56,6 +56,11 @@ document.querySelector('form[action="/logout"]')?.addEventListener("submit", () 
 
 function signedOut() {
   if (leaving.signal.aborted) return;
+  const fields = [...document.querySelectorAll("main textarea, main form[method=post] input[type=text]")];
+  if (fields.some((one) => one.value !== one.defaultValue)) {
+    lost("your session has ended. Copy what you typed, then load the page again to sign in.");
+    return;
+  }
   location.assign(`/login?ended=1&next=${encodeURIComponent(location.pathname + location.search)}`);
 }
 

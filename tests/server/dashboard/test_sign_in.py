@@ -177,6 +177,15 @@ def test_guessing_from_many_addresses_is_slowed_down_and_the_user_is_not_where_s
     assert throttle.attempt(name="ada", address="home") == 0
 
 
+def test_a_form_sent_after_the_session_leads_back_to_its_page(client):
+    form = {"verdict": "accept", "csrf": "x"}
+    page = f"/labels/{'a' * 64}"
+    answer = client.post(f"{page}/decision", data=form, headers={"referer": f"http://localhost{page}"})
+    assert answer.status_code == 303
+    assert answer.headers["location"] == f"/login?next={page.replace('/', '%2F')}"
+    assert client.post("/certificate", data=form).headers["location"] == "/login?next=%2F"
+
+
 @pytest.mark.parametrize(
     "path", ["/login", "/api/ledger/verify", "/ledger/verify", "/api/labels/x/decision", "/", "/nowhere"]
 )
