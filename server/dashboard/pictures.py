@@ -429,7 +429,10 @@ def draw(
 def _overlaid(
     picture: Float[np.ndarray, "v u 3"], layer: PictureLayer, scaled: Callable[[str, Image.Resampling], np.ndarray]
 ) -> Float[np.ndarray, "v u 3"]:
-    """Draw a layer over an RGB image, which may be modified; ``scaled`` resamples an array's slice to its pixels."""
+    """Draw a layer over a slice's RGB image, which may be modified.
+
+    ``scaled`` takes the name of an array of the picture, and returns the array's slice resampled to the image's pixels.
+    """
     if layer in ("label", "student", "centre", "own", "adapted"):
         values = scaled(layer, Image.Resampling.NEAREST)
         for value in range(1, int(values.max()) + 1):

@@ -55,7 +55,7 @@ _COMPONENTS = ("server.app", "client.app")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowerServer:
-    """The server's Flower side: its folder, its port on loopback and its TLS identity.
+    """The server's Flower installation: its folders, SuperLink's port on loopback, and SuperLink's TLS identity.
 
     Attributes:
         folder: Holds ``superlink.db``, ``superexec.secret``, ``operator.secret``, ``home/`` (Flower's own) and
@@ -149,7 +149,7 @@ def prepare(server: FlowerServer) -> None:
     A second call keeps existing secrets.
 
     Args:
-        server: The server's Flower side. If its folder belongs to a group, the group may read the secrets.
+        server: The server's Flower installation. If its folder belongs to a group, the group may read the secrets.
     """
     given = shared(server.folder)
     for folder in (server.folder, server.home, server.logs):
@@ -199,7 +199,7 @@ def superlink(server: FlowerServer) -> DaemonSpec:
     deleted.
 
     Args:
-        server: The server's Flower side, after :func:`prepare`.
+        server: The server's Flower installation, after :func:`prepare`.
 
     Returns:
         The daemon's description.
@@ -243,7 +243,7 @@ def superexec(server: FlowerServer, *, relay: Path) -> DaemonSpec:
     It counts as ready once its health port accepts connections.
 
     Args:
-        server: The server's Flower side, after :func:`prepare`.
+        server: The server's Flower installation, after :func:`prepare`.
         relay: Folder of the core's socket, passed to each ServerApp in an environment variable.
 
     Returns:

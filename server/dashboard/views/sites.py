@@ -27,8 +27,19 @@ class SiteView:
     Attributes:
         state: ``up``, ``idle``, ``spent``, ``late``, ``declined``, ``offline``, ``unseen`` or ``revoked``.
         words: The state in words.
+        last_seen: Time at which the site was last heard from; None if never.
+        codes: Number of codes received.
+        codes_refused: Number of codes refused.
+        replies_missing: Number of requests for codes that the site did not answer.
+        asked_again: Number of its replies that came only after a second or later request.
+        accepted: Number of offers accepted.
+        declined: Number of offers declined.
+        missed: Number of offers without an answer.
+        latency_s: Median time until a reply in seconds; None before the first reply.
+        receipts_row: Ledger row up to which the site holds receipts; 0 if it holds none.
         receipts_behind: Number of batches in which the site took part and whose last charge is not covered by a receipt
             that the site holds.
+        receipts_problem: Reason why the site could not get its receipts; None if it got them.
         declined_for: Reason why it declined its last offer; None if it did not decline.
         contradicted_row: Row number of a signed head that the site holds and the ledger does not contain; None if there
             is none.
