@@ -45,8 +45,16 @@ PICTURES = 2
 """Version of the pictures' format; pictures of another version are made again."""
 
 SIDE = 420
-COLOURS = ((86, 180, 233), (230, 159, 0), (204, 121, 167), (0, 158, 115), (213, 94, 0), (240, 228, 66))
-"""Colours of structures 1 to 6, from Okabe and Ito's colour-blind safe palette; further structures repeat them."""
+COLOURS = (
+    *((86, 180, 233), (230, 159, 0), (204, 121, 167), (0, 158, 115), (213, 94, 0)),
+    *((240, 228, 66), (148, 103, 255), (255, 158, 171), (164, 222, 91), (176, 110, 72)),
+    *((0, 215, 215), (255, 64, 96), (96, 120, 255), (200, 200, 140), (255, 110, 255)),
+    *((90, 160, 60), (255, 200, 150), (130, 200, 190), (190, 150, 230), (160, 140, 0)),
+)
+"""Colours of structures 1 to 20; further structures repeat them.
+
+The first six are Okabe and Ito's colour-blind safe palette. The viewer's script and style sheet have the same colours.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,12 @@ const facts = JSON.parse(form.dataset.facts);
 const [nx, ny, nz] = facts.grid;
 const spacing = facts.spacing_mm;
 const at = [...facts.centre];
-const COLOURS = [[86, 180, 233], [230, 159, 0], [204, 121, 167], [0, 158, 115], [213, 94, 0], [240, 228, 66]];
+const COLOURS = [
+  [86, 180, 233], [230, 159, 0], [204, 121, 167], [0, 158, 115], [213, 94, 0],
+  [240, 228, 66], [148, 103, 255], [255, 158, 171], [164, 222, 91], [176, 110, 72],
+  [0, 215, 215], [255, 64, 96], [96, 120, 255], [200, 200, 140], [255, 110, 255],
+  [90, 160, 60], [255, 200, 150], [130, 200, 190], [190, 150, 230], [160, 140, 0],
+];
 const PLANES = [["axial", 2, 0, 1], ["coronal", 1, 0, 2], ["sagittal", 0, 1, 2]]; // name, fixed axis, across, up
 const SHAPE = [nx, ny, nz];
 const STRIDE = [1, nx, nx * ny];
@@ -58,7 +63,7 @@ function cut(plane) {
         a = Math.min(1, (name === "doubt" ? over[i] : 255 - over[i]) / 128);
         c = [255, 122, 47];
       } else if (over && over[i]) {
-        c = COLOURS[(over[i] - 1) % 6];
+        c = COLOURS[(over[i] - 1) % COLOURS.length];
         const edge = u === 0 || v === 0 || u === w - 1 || v === h - 1 || over[i + STRIDE[across]] !== over[i] || over[i - STRIDE[across]] !== over[i] || over[i + STRIDE[up]] !== over[i] || over[i - STRIDE[up]] !== over[i];
         a = edge ? 1 : 0.45;
       } else if (name === "disagreement" && student && label[i] !== student[i]) {

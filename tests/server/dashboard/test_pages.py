@@ -433,6 +433,16 @@ def test_what_the_viewer_gets_is_the_arrays_x_fastest_and_nifti_says_where_they_
     assert nib.aff2axcodes(image.affine) == ("R", "A", "S")
 
 
+def test_twenty_structures_have_twenty_colours_the_same_in_pictures_viewer_and_legend():
+    static = Path(pictures.__file__).parent / "static"
+    script = re.search(r"const COLOURS = \[(.*?)\];", (static / "viewer.js").read_text(), re.S)
+    legend = re.findall(r"\.s(\d+) \{ color: #(\w{6}); \}", (static / "dashboard.css").read_text())
+    assert len(set(pictures.COLOURS)) == 20
+    assert script is not None
+    assert re.findall(r"\[(\d+), (\d+), (\d+)\]", script[1]) == [tuple(map(str, one)) for one in pictures.COLOURS]
+    assert legend == [(str(n), bytes(one).hex()) for n, one in enumerate(pictures.COLOURS, start=1)]
+
+
 def test_the_viewer_gets_the_array_of_every_layer_that_it_offers():
     assert set(pictures.LAYERS) - {"none", "disagreement"} <= set(pictures.VOXELS)
 
