@@ -99,11 +99,6 @@ class Aggregator:
         keep_status: Callable[[Site, str], None] = lambda site, text: None,
         keep_words: Callable[[SiteWords], None] = lambda words: None,
     ) -> None:
-        if (registered := len(sites())) < study.privacy.quorum:
-            raise QuorumNotReached(
-                f"{registered} sites are registered and the study's quorum is {study.privacy.quorum}; "
-                "to fix: admit more sites with `consilium provision approve`"
-            )
         self._study, self._queries, self._sites = study, tuple(queries), sites
         self._ledger, self._sealing_key, self._events = ledger, sealing_key, events
         self._sampler, self._clock = sampler, clock
@@ -112,6 +107,7 @@ class Aggregator:
         self._receipts = ReceiptDelivery(ledger, events, keep_status=keep_status)
         self._away: frozenset[int] = frozenset()
         self._left_out: frozenset[str] = frozenset()
+        self._check_registered()
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
         """Return the planned queries that have no stored answer yet."""
@@ -143,7 +139,7 @@ class Aggregator:
         while queries and not should_stop():
             batch = ahead or self._plan(queries)
             if batch is None:
-                self._events.emit("budget-refused", batch="", queries=[query.id for query in queries])
+                self._end(queries, transport)
                 break
             after = self._answer(batch, queries[len(batch.queries) :], transport)
             queries, ahead = after.queries, after.ahead
@@ -163,6 +159,22 @@ class Aggregator:
         sums = self._collect(batch, roster, ahead, transport)  # steps 2 and 3
         answered = self._release(batch, roster, sums)  # step 4
         return Next((*batch.queries[answered:], *later), ahead, budget_ended=answered < len(batch.queries))
+
+    def _check_registered(self) -> None:
+        if (registered := len(self._sites())) < self._study.privacy.quorum:
+            raise QuorumNotReached(
+                f"{registered} sites are registered and the study's quorum is {self._study.privacy.quorum}; "
+                "to fix: admit more sites with `consilium provision approve`"
+            )
+
+    def _end(self, queries: Sequence[QuerySpec], _transport: Transport) -> None:
+        """Log that the run ends before these queries because the budgets of a quorum are used up.
+
+        Raises:
+            QuorumNotReached: If too few sites are registered, because some were revoked during the run.
+        """
+        self._check_registered()
+        self._events.emit("budget-refused", batch="", queries=[query.id for query in queries])
 
     def _send_receipts(self, transport: Transport) -> None:
         self._receipts.send(self._sites(), transport, timeout_s=self._study.collection.offer_deadline_s)

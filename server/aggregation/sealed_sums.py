@@ -36,6 +36,7 @@ from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
 from common.privacy.shares import Length, unmasked
 from common.public_keys import point_of
+from common.wording import many
 from server.aggregation.aggregator import SITES_CHARGED, Aggregator
 from server.aggregation.batch import Batch, Next, Opened
 from server.aggregation.exchange import Transport
@@ -149,6 +150,29 @@ class SealedSums(Aggregator):
         """
         room = super()._room(query, in_flight)
         return {site: left for site, left in room.items() if site.name not in self._left_out and site.answer_key}
+
+    def _end(self, queries: Sequence[QuerySpec], transport: Transport) -> None:
+        """End the run before these queries because too few sites are left.
+
+        Raises:
+            QuorumNotReached: If the sites with budget left reach the quorum, but not without those that left a draw
+                incomplete in this run.
+        """
+        able = tuple(site for site in super()._room(queries[0]) if site.answer_key)
+        silent = [site for site in able if site.name in self._left_out]
+        if len(able) < self._study.privacy.quorum:
+            super()._end(queries, transport)
+            return
+        batch = Batch(self._offer(tuple(queries), able), able=frozenset())
+        for site in silent:
+            self._note_answer(site, batch, "left-out")
+        left = len(able) - len(silent)
+        self._below_quorum(batch, left, transport)
+        raise QuorumNotReached(
+            f"{', '.join(sorted(site.name for site in silent))} sent no codes in this run; {many(left, 'other site')} "
+            f"with budget left, and the quorum is {self._study.privacy.quorum}; to fix: bring the silent sites back or "
+            f"admit others, then `consilium study resume`{self._or_finish()}"
+        )
 
     def _unable(self, site: Site) -> str:
         return super()._unable(site) if site.answer_key or site.name in self._left_out else "unsigned"
@@ -309,11 +333,11 @@ class SealedSums(Aggregator):
         """Leave out sites one by one until all remaining sites have confirmed each other's keys; return the remaining
         sites.
 
-        Let t be the number of sites that may collude. If more than t sites have not confirmed the key of a site A, at
-        least one of them is honest, so A is left out. If this holds for several sites, the one whose key the most sites
-        have not confirmed is left out first. If it holds for none, the site that has not confirmed the largest number
-        of keys is left out. The sites with these keys stay, because a single dishonest site could otherwise exclude any
-        site.
+        Let t be the number of sites that may collude, or 1 if that is more. If more than t sites have not confirmed the
+        key of a site A, at least one of them is honest, so A is left out. If this holds for several sites, the one
+        whose key the most sites have not confirmed is left out first. If it holds for none, the site that has not
+        confirmed the largest number of keys is left out. The sites with these keys stay, because a single dishonest
+        site could otherwise exclude any site.
         """
         strangers = {site.name: set(batch.replies[site.name].unconfirmed or ()) for site in sites}
         for name, unknown in sorted(strangers.items()):
@@ -325,7 +349,7 @@ class SealedSums(Aggregator):
             unknown_there = {name: len(strangers[name] & left.keys()) for name in left}
             if not any(unknown_there.values()):
                 break
-            credible = {name: said for name, said in unknown_to.items() if said > self._study.privacy.colluders}
+            credible = {name: said for name, said in unknown_to.items() if said > max(1, self._study.privacy.colluders)}
             against = credible or unknown_there
             del left[max(against, key=lambda name: (against[name], unknown_there[name], name))]
         return tuple(sorted(left.values(), key=lambda site: site.name))

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -83,16 +84,20 @@ class Endpoint(Document):
             raise InvalidInput("--internal-port", value=self.port, limit="a port other than --port")
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*", self.host):
             raise InvalidInput("--host", value=self.host[:80], limit="a name or an address, without https:// and port")
+        if ":" in self.host:
+            with parsing("--host", value=self.host[:80], limit="a name, an IPv4 address or an IPv6 address"):
+                ip_address(self.host)
 
     @property
     def superlink(self) -> str:
-        """The gateway's ``host:port``."""
-        return f"{self.host}:{self.port}"
+        """The gateway's ``host:port``, an IPv6 address in brackets, as a URL needs it."""
+        host = f"[{ip_address(self.host)}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
     @property
     def objects_url(self) -> str:
         """Address of the public objects."""
-        return f"https://{self.host}:{self.port}"
+        return f"https://{self.superlink}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,9 @@ LIAR, HONEST = 100, "site-3"
 
 
 @contextmanager
-def of_four(root: Path, *, quorum: int, spare_draws: int) -> Iterator[Federation]:
-    study = make_study(quorum=quorum, planned_queries=4, aggregation="sealed-sum", spare_draws=spare_draws)
+def of_four(root: Path, *, quorum: int, spare_draws: int, colluders: int = 1) -> Iterator[Federation]:
+    terms = {"quorum": quorum, "spare_draws": spare_draws, "colluders": colluders}
+    study = make_study(planned_queries=4, aggregation="sealed-sum", **terms)
     collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
     federation = Federation(root, study=replace(study, collection=collection), sites=4)
     yield federation
@@ -44,9 +45,10 @@ def sealed(tmp_path: Path) -> Iterator[Federation]:
         yield federation
 
 
+@pytest.mark.parametrize("colluders", [0, 1])
 @pytest.mark.parametrize("named", [(HONEST,), (HONEST, "site-2"), ("site-1", "site-2", HONEST)])
 def test_one_word_of_a_dishonest_site_keeps_no_honest_one_from_any_roster(
-    sealed: Federation, named: tuple[str, ...]
+    tmp_path: Path, named: tuple[str, ...], colluders: int
 ) -> None:
     def lie(node: int, body: bytes, reply: bytes) -> bytes:
         message = decode(reply)
@@ -58,12 +60,13 @@ def test_one_word_of_a_dishonest_site_keeps_no_honest_one_from_any_roster(
         ]
         return encode(Several(tuple(told)) if isinstance(message, Several) else told[0])
 
-    sealed.transport.intercept = lie
-    sealed.core().run(sealed.transport)
-    answers = sealed.core().answers()
-    assert len(answers) == 4
-    assert {tuple(entry.site for entry in answer.roster) for answer in answers} == {("site-1", "site-2", HONEST)}
-    assert {event["site"] for event in sealed.events("peers-unconfirmed")} == {"site-0"}
+    with of_four(tmp_path, quorum=3, spare_draws=4, colluders=colluders) as sealed:
+        sealed.transport.intercept = lie
+        sealed.core().run(sealed.transport)
+        answers = sealed.core().answers()
+        assert len(answers) == 4
+        assert {tuple(entry.site for entry in answer.roster) for answer in answers} == {("site-1", "site-2", HONEST)}
+        assert {event["site"] for event in sealed.events("peers-unconfirmed")} == {"site-0"}
 
 
 @pytest.fixture
@@ -211,3 +214,48 @@ def test_no_run_ends_as_finished_without_an_answer(whole_roster: Federation) -> 
     whole_roster.transport.intercept = declining({100, 101, 102}, "budget")
     with pytest.raises(QuorumNotReached, match="site-2 states lack of budget"):
         whole_roster.core().run(whole_roster.transport)
+
+
+@pytest.mark.parametrize("batch", [2, 4])
+def test_a_site_that_sends_nothing_in_the_last_draw_ends_no_run_as_finished(tmp_path: Path, batch: int) -> None:
+    """No batch is offered ahead there, so that the next one is planned without the silent site."""
+    with of_four(tmp_path, quorum=4, spare_draws=20) as fed:
+        fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=batch))
+        asked = 0
+
+        def silent(node: int, body: bytes, reply: bytes) -> bytes | None:
+            nonlocal asked
+            if node != LIAR or part(body, CodesRequest) is None:
+                return reply
+            asked += 1
+            return reply if asked < 4 // batch else None
+
+        fed.transport.intercept = silent
+        with pytest.raises(QuorumNotReached, match=r"site-0 sent no codes in this run.*resume") as missed:
+            fed.core().run(fed.transport)
+        stored = len(fed.core().answers())
+        assert stored == 4 - batch
+        assert (f"or finish with the {stored} answers" in str(missed.value)) is (stored > 0)
+        assert fed.events("quorum-missed")[-1]["accepted"] == 3
+        assert fed.events("offer-answered")[-1]["reason"] == "left-out"
+        assert not fed.events("budget-refused")
+        charged = fed.site_ledgers["site-1"].spent().releases
+        fed.transport.intercept = lambda node, body, reply: reply
+        fed.core().run(fed.transport)
+        assert len(fed.core().answers()) == 4
+        assert charged == 4
+
+
+def test_a_site_that_is_revoked_in_the_last_draw_ends_no_run_as_finished(tmp_path: Path) -> None:
+    with of_four(tmp_path, quorum=4, spare_draws=20) as fed:
+
+        def revoked(node: int, body: bytes, reply: bytes) -> bytes | None:
+            if node != LIAR or part(body, CodesRequest) is None or not fed.core().answers():
+                return reply
+            fed.sites = tuple(site for site in fed.sites if site.node_id != LIAR)
+            return None
+
+        fed.transport.intercept = revoked
+        with pytest.raises(QuorumNotReached, match="3 sites are registered"):
+            fed.core().run(fed.transport)
+        assert not fed.events("budget-refused")

@@ -10,6 +10,7 @@ import shutil
 import socket
 import ssl
 import threading
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,6 +37,7 @@ from server.ledger.backup import backup
 from server.ledger.recovery import recover_charges
 from server.ledger.server_ledger import Ledger
 from server.operations import provision
+from server.operations.exact import CertificateHosts
 from server.operations.leaving import forget
 from server.public.said import PEERS, said_file
 from server.study import create_study as setup
@@ -120,6 +122,17 @@ def test_an_operator_who_changes_the_servers_address_is_told_who_knows_only_the_
     other = CliRunner().invoke(app, [*words, "9444"])
     assert other.exit_code == 0
     assert f"warning: the server's address was {before}" in other.stderr
+
+
+@pytest.mark.parametrize("host", ["::1", "2001:0DB8:0::0001"])
+def test_sites_reach_a_server_at_an_ipv6_address_by_the_address_in_their_kit(workspace: Workspace, host: str) -> None:
+    endpoint = Endpoint(host=host, port=9443, internal_port=8000)
+    provision.set_up_server(workspace, endpoint)
+    asked = urllib.request.Request(endpoint.objects_url).host
+    assert asked == endpoint.superlink
+    assert asked.removesuffix(":9443") in CertificateHosts(workspace.gateway_dir / "server.crt")()
+    with pytest.raises(InvalidInput, match="IPv6"):
+        Endpoint(host="1:2", port=9443, internal_port=8000)
 
 
 def test_two_approvals_at_once_admit_both(workspace: Workspace, tmp_path: Path) -> None:
