@@ -133,7 +133,8 @@ def judge(
             "sites in the roster of the evidence whose mask key is not signed with their identity key",
             value=list(unproven),
             limit="none: every mask key is signed with the site's identity key in the list of peers",
-            remedy="ask these hospitals for the fingerprint of their key; the list of peers may be wrong",
+            remedy="give the list that `consilium dispute evidence` wrote beside the evidence, which has revoked "
+            "hospitals too; if it is that list, it may be wrong: ask these hospitals for the fingerprint of their key",
         )
     words = _words(evidence, identities)
     keys, false, doubts = _keys(evidence, disclosures, identities, auditor=auditor)

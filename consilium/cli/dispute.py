@@ -57,14 +57,15 @@ def evidence(
         Path | None, typer.Option(help="New file for the auditor; evidence-ID.json by default, with the draw's id.")
     ] = None,
 ) -> None:
-    """List a study's draws (attempts at a sealed sum), or write the signed masked codes of one draw to a file.
+    """List a study's draws (attempts at a sealed sum), or write one draw's signed masked codes and its sites' keys.
 
-    The file is for the auditor.
+    Both files are for the auditor. The list of keys, with -peers in its name, has revoked sites too.
 
-    Example: consilium dispute evidence trial 3f9a1c04b7d2 --out evidence.json
+    Example: consilium dispute evidence trial 3f9a1c04b7d2 --out draw.json
     """
     from common.objects import write_atomically
-    from server.study.evidence import draws, evidence_of
+    from common.peers import write_peers
+    from server.study.evidence import draws, evidence_of, peers_of
     from server.study.workspace import Workspace
 
     workspace = Workspace(directory)
@@ -74,13 +75,17 @@ def evidence(
         return
     found = evidence_of(workspace, draw)
     target = out or Path(f"evidence-{found.roster.id[:12]}.json")
-    if target.exists():
-        raise InvalidInput("output file exists already", value=str(target), remedy="choose another with --out")
+    keys = target.with_name(f"{target.stem}-peers.json")
+    for path in (target, keys):
+        if path.exists():
+            raise InvalidInput("output file exists already", value=str(path), remedy="choose another with --out")
+    write_peers(keys, peers_of(workspace, found))
     write_atomically(target, found.render(), mode=0o600)
     say(
         f"{target}: draw {found.roster.id[:16]} of {len(found.queries)} queries, signed masked codes of "
         f"{len(found.sites)} of {len(found.roster.members)} sites"
     )
+    say(f"{keys}: the identity keys of these sites; the auditor gets both files")
     say(
         f"next: each of {', '.join(found.roster.sites)} decides on `consilium site disclose {found.roster.id[:12]} "
         "--to auditor.json`"
@@ -92,7 +97,9 @@ def judge(
     evidence: Annotated[Path, typer.Argument(help="The evidence of the draw, from the consortium.")],
     disclosures: Annotated[list[Path], typer.Argument(help="The hospitals' disclosures, one file each.")],
     folder: Keys,
-    peers: Annotated[Path, typer.Option(help="The hospitals' identity keys: the study's peers.json.")],
+    peers: Annotated[
+        Path, typer.Option(help="The hospitals' identity keys: the list that `consilium dispute evidence` wrote.")
+    ],
     out: Annotated[Path, typer.Option(help="The new file for the signed judgement.")],
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +108,7 @@ def judge(
     A draw is one attempt at a sealed sum. Compare the printed fingerprints with the hospitals: the judgement is about
     the owners of these keys.
     Exit code 11: a finding is against a hospital.
-    Example: consilium dispute judge evidence.json disclosure-*.json --keys auditor --peers peers.json --out judged.json
+    Example: consilium dispute judge draw.json disclosure-* --keys auditor --peers draw-peers.json --out judged.json
     """
     from common.disclosure import SealedDisclosure
     from common.evidence import DrawEvidence
@@ -123,7 +130,7 @@ def judge(
             "study of the list of peers",
             value=listed.study[:16],
             limit=f"{found.roster.study[:16]}, the study of the evidence",
-            remedy="give the peers.json of this study",
+            remedy="give the list that `consilium dispute evidence` wrote beside the evidence",
         )
     identities = {peer.site: peer.key for peer in listed.peers}
     sealed = []

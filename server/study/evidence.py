@@ -13,6 +13,7 @@ from pathlib import Path
 from common.errors import InvalidInput
 from common.evidence import DrawEvidence, SiteWords
 from common.objects import write_atomically
+from common.peers import Peer, Peers
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 
@@ -59,6 +60,20 @@ def evidence_of(workspace: Workspace, draw: str) -> DrawEvidence:
     evidence = DrawEvidence(found.roster, found.queries, tuple(map(SiteWords.parse, kept)))
     evidence.check()
     return evidence
+
+
+def peers_of(workspace: Workspace, evidence: DrawEvidence) -> Peers:
+    """Return the identity keys of a draw's sites for an auditor, with those of sites that were revoked since.
+
+    Args:
+        workspace: The study.
+        evidence: The evidence of the draw (attempt at a sealed sum).
+
+    Returns:
+        The list of the draw's sites, without sites whose records were deleted.
+    """
+    known = (site for site in workspace.registered() if site.name in evidence.roster.sites and site.answer_key)
+    return Peers.of(evidence.roster.study, (Peer(site.name, site.answer_key) for site in known))
 
 
 def draws(workspace: Workspace) -> Iterator[str]:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from typer.testing import CliRunner
 
 from client.site.disclose import sealed_disclosure
-from common.config import CollectionConfig
+from common.config import CollectionConfig, render_study
 from common.disclosure import SealedDisclosure
 from common.errors import InvalidInput, Refused
 from common.evidence import DrawEvidence, SiteWords
@@ -24,7 +25,9 @@ from common.messages import CodesReply, Several, decode, encode
 from common.peers import Peer
 from common.privacy.mechanism import Protection
 from consilium.audit.dispute import Judgement, judge
+from consilium.cli.main import app
 from server.study.evidence import keep_words
+from server.study.workspace import Workspace
 from tests.federation import Federation, make_study
 from tests.worlds import silent
 
@@ -149,6 +152,32 @@ def test_a_culprit_that_discloses_nothing_is_found_by_the_keys_of_the_others(wor
     assert judged.blamed == (CULPRIT,)
     finding = next(one for one in judged.findings if one.site == CULPRIT)
     assert (finding.disclosure, finding.part) == ("none", "outside")
+
+
+def test_a_culprit_that_was_revoked_at_once_is_judged_with_the_files_that_the_consortium_hands_over(
+    world: Study, tmp_path: Path
+) -> None:
+    world.workers[101]._sampler = lambda size, std: np.full(size, 1 << 60, dtype=np.int64)
+    with pytest.raises(Refused):
+        world.run()
+    workspace = Workspace(world.root)
+    workspace.study_file.write_text(render_study(world.study))
+    workspace.save_sites(world.sites)
+    workspace.save_revoked({CULPRIT})
+    draw, evidence, files = world.evidence().roster.id, tmp_path / "draw.json", []
+    signing, sealing = Ed25519PrivateKey.generate(), AUDITOR
+    for name in WITHIN.keys() - {CULPRIT}:
+        files.append(tmp_path / f"{name}.disclosure")
+        files[-1].write_bytes(world.disclosed(name, draw).render())
+    written = CliRunner().invoke(app, ["dispute", "evidence", str(world.root), draw, "--out", str(evidence)])
+    assert written.exit_code == 0, written.output
+    words = ["dispute", "judge", str(evidence), *map(str, files), "--keys", "auditor"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("consilium.audit.auditor.load_auditor", lambda folder: (signing, sealing))
+        listed = ["--peers", str(tmp_path / "draw-peers.json"), "--out", str(tmp_path / "judged.json")]
+        done = CliRunner().invoke(app, [*words, *listed])
+    assert done.exit_code == 11, done.output
+    assert f"against: {CULPRIT}\n" in done.output
 
 
 def test_two_that_disclose_nothing_are_named_and_nobody_is_blamed_for_them(world: Study) -> None:
