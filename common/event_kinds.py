@@ -135,8 +135,9 @@ EVENTS: dict[str, EventKind] = {
     "ledger-contradicted": EventKind(
         {"site": _text, "ledger_row": _count},
         lambda e: (
-            f"{e['site']} holds a signed head of row {e['ledger_row']} that this ledger does not contain: the "
-            "ledger was rolled back or forked; to fix: stop the study, and see `consilium ledger recover`"
+            f"{e['site']} states a head of row {e['ledger_row']} that this ledger does not contain: the ledger was "
+            "rolled back or forked, or the statement is false; to fix: ask the site for its receipt of that row; if it "
+            "has one, stop the study, and see `consilium ledger recover`"
         ),
         "critical",
     ),

@@ -112,7 +112,7 @@ class ReceiptDelivery:
         """Record the newest signed head that a site reports.
 
         If the ledger does not contain this head, nothing is released with the site. The site is then sent all its
-        receipts from this ledger, which prove together with the site's head that the ledger was rolled back or forked.
+        receipts from this ledger. If its head has a receipt, they prove that the ledger was rolled back or forked.
 
         Args:
             site: The site.
@@ -137,10 +137,11 @@ class ReceiptDelivery:
         """Return the error text for the sites whose heads this ledger does not contain, with the remedy."""
         held = ", ".join(f"{site} (row {row})" for site, row in sorted(self.contradicted.items()))
         return (
-            f"this ledger does not contain signed heads that sites hold: {held}; it was rolled back or forked, and "
-            "nothing is released with these sites; to fix: have them write their receipts (`consilium site heads "
-            "--out`), enter the lost charges with `consilium ledger recover`, have each run `consilium site recover "
-            "--server-restored`, then resume"
+            f"this ledger does not contain heads that sites state: {held}; it was rolled back or forked, or a "
+            "statement is false, and nothing is released with these sites; to fix: have them write their receipts "
+            "(`consilium site heads --out`), enter the lost charges with `consilium ledger recover`, have each run "
+            "`consilium site recover --server-restored`, then resume; a site without a receipt of its row made a false "
+            "statement: `consilium provision revoke`"
         )
 
 

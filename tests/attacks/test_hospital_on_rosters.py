@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from common.config import CollectionConfig
-from common.errors import QuorumNotReached
+from common.errors import LedgerCorrupt, QuorumNotReached
+from common.event_kinds import EVENTS
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
 from tests.federation import Federation, make_study, part
 
@@ -259,3 +260,20 @@ def test_a_site_that_is_revoked_in_the_last_draw_ends_no_run_as_finished(tmp_pat
         with pytest.raises(QuorumNotReached, match="3 sites are registered"):
             fed.core().run(fed.transport)
         assert not fed.events("budget-refused")
+
+
+def test_a_false_head_proves_nothing_against_the_servers_ledger(tmp_path: Path) -> None:
+    with of_four(tmp_path, quorum=4, spare_draws=4) as fed:
+
+        def lie(node: int, body: bytes, reply: bytes) -> bytes:
+            told = decode(reply)
+            false = node == LIAR and isinstance(told, OfferReply)
+            return encode(replace(told, ledger_row=7, ledger_head="a" * 64)) if false else reply  # type: ignore[type-var]
+
+        fed.transport.intercept = lie
+        with pytest.raises(LedgerCorrupt, match=r"site-0 \(row 7\).*or a statement is false.*a site without a receipt"):
+            fed.core().run(fed.transport)
+        (event,) = fed.events("ledger-contradicted")
+        words = EVENTS["ledger-contradicted"].words
+        assert words is not None
+        assert "or the statement is false" in words(event)

@@ -247,10 +247,10 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
         yield Alarm(
             "ledger-contradicted",
             "critical",
-            f"{site.name} holds a signed head of row {site.contradicted_row:,} that this ledger does not contain",
-            "The ledger was rolled back or forked. Stop the run. If an older copy was restored, `consilium ledger "
-            "recover` enters the charges for which the sites hold receipts. Nothing is released with the site until "
-            "then.",
+            f"{site.name} states a head of row {site.contradicted_row:,} that this ledger does not contain",
+            "The ledger was rolled back or forked, or the statement is false. Ask the site for its receipt of that "
+            "row. If it has one, stop the run; if an older copy was restored, `consilium ledger recover` enters the "
+            "charges for which the sites hold receipts. Nothing is released with the site until then.",
             site.name,
         )
     if site.unwitnessed == "disagrees":

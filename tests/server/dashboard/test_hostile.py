@@ -238,6 +238,7 @@ def test_a_site_that_holds_what_the_ledger_lacks_is_a_critical_alarm_until_it_ac
     assert (alarm.level, alarm.site) == ("critical", "north")
     assert "row 11" in alarm.title
     assert "recover" in alarm.remedy
+    assert "or the statement is false" in alarm.remedy
     accepted = {"batch": "c", "site": "north", "accepted": True, "reason": "accepted"}
     emit(workspace, ("offer-answered", accepted))
     assert "ledger-contradicted" not in names(seen(workspace))
