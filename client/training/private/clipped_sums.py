@@ -24,8 +24,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 
 from common.errors import InvalidInput
+from common.privacy.gaussian import MAX_SIZE, rounded_gaussian
 from common.privacy.gaussian import Sampler as NoiseSampler
-from common.privacy.gaussian import rounded_gaussian
 
 RADIUS_INT = 1 << 24
 """R, the number of grid steps in norm 1. Truncation changes a coordinate by less than 6e-8 of the norm."""
@@ -109,7 +109,8 @@ def integer_sum(
     """Sum the clipped, scaled and truncated contributions over patients.
 
     Guarantee: adding or removing one patient moves the concatenated sum by at most :data:`RADIUS_INT` in ℓ2, exactly. A
-    patient with a non-finite entry, or a norm that is not finite in the dtype, counts as zero.
+    patient with a non-finite entry counts as zero, and so does one whose norm or scaling factor is not finite in the
+    dtype.
 
     Args:
         vectors: Gradients by entry name, each of shape [b, *shape]. # sensitive
@@ -127,9 +128,9 @@ def integer_sum(
     for index, names in enumerate(parts.names):
         norm = torch.stack([norms[name].square() for name in names]).sum(dim=0).sqrt()
         factor = torch.clamp(parts.clips[index] / norm, max=1.0) * (RADIUS_INT * _SHRINK / parts.scale(index))
-        factor = torch.where(used & torch.isfinite(factor), factor, torch.zeros_like(factor))
         for name in names:
-            entry = vectors[name] * _wide(factor, vectors[name])
+            fits = used & torch.isfinite(factor.to(vectors[name].dtype))
+            entry = vectors[name] * _wide(torch.where(fits, factor, 0.0), vectors[name])
             scaled[name] = torch.where(_wide(used, entry), entry, 0.0)
     # integers in float64 are exact, and so are the sums of their squares: all are below 2^53
     whole = {name: torch.trunc(entry).double() for name, entry in scaled.items()}
@@ -178,7 +179,8 @@ def noised(
         The private mean by entry name, float64.
     """
     sizes = [total[name].numel() for name in parts.order]
-    drawn = torch.from_numpy(noise(sum(sizes), noise_multiplier * RADIUS_INT))
+    blocks = [min(MAX_SIZE, sum(sizes) - start) for start in range(0, sum(sizes), MAX_SIZE)]
+    drawn = torch.cat([torch.from_numpy(noise(size, noise_multiplier * RADIUS_INT)) for size in blocks])
     result: dict[str, torch.Tensor] = {}
     pieces = dict(zip(parts.order, torch.split(drawn, sizes), strict=True))
     for index, names in enumerate(parts.names):

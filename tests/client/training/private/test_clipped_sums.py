@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from client.training.private import clipped_sums
 from client.training.private.clipped_sums import (
     RADIUS_INT,
     Parts,
@@ -71,6 +72,28 @@ def test_a_patient_with_a_bad_number_counts_as_zero_and_changes_nobody(bad: floa
 def test_a_network_without_gradient_contributes_zero() -> None:
     total = integer_sum({"a": torch.zeros(2, 3), "b": torch.zeros(2, 2)}, TWO)
     assert norm(total) == 0
+
+
+@pytest.mark.parametrize("clip", [1e-33, 1e-40, 1e-305])
+@pytest.mark.parametrize("entry", [0.0, 1e-36, 1e-3])
+def test_one_patient_moves_the_sum_by_at_most_r_however_small_the_clip_is(entry: float, clip: float) -> None:
+    assert norm(integer_sum({"a": torch.tensor([[entry, 0.0]])}, one_part(("a",), clip))) <= RADIUS_INT**2
+
+
+def test_a_network_with_more_weights_than_one_draw_of_noise_gets_noise_on_every_weight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clipped_sums, "MAX_SIZE", 5, raising=False)
+    drawn: list[int] = []
+
+    def noise(size: int, noise_std: Fraction) -> np.ndarray:
+        drawn.append(size)
+        return np.full(size, len(drawn) * int(noise_std))
+
+    zeros = {"a": torch.zeros(3, 4, dtype=torch.int64), "b": torch.zeros(1, dtype=torch.int64)}
+    mean = noised(zeros, one_part(("a", "b"), 1.0), noise_multiplier=Fraction(1), expected=1.0, noise=noise)
+    assert drawn == [5, 5, 3]
+    assert [*mean["a"].flatten().tolist(), *mean["b"].tolist()] == [1.0] * 5 + [2.0] * 5 + [3.0] * 3
 
 
 @pytest.mark.parametrize("parts", [one_part(("a", "b"), 0.7), TWO])
