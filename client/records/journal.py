@@ -33,7 +33,7 @@ from common.canonical import checked_fields
 from common.errors import InvalidInput, Refused
 from common.objects import sync_directory
 from common.privacy.figures import epsilon_text
-from common.privacy.training import Neighbours, TrainingEvent, epsilon_of
+from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of
 from common.reading import lenient_json
 
 JOURNAL_SCHEMA = 1
@@ -51,7 +51,8 @@ class TrainingPlan:
         patients: Number of patient slots n, at least 1.
 
     Raises:
-        InvalidInput: If ``patients`` is below 1, or the event costs more than ``epsilon``.
+        InvalidInput: If ``patients`` is below 1 or below the number of fixed batches, or the event costs more than
+            ``epsilon``.
     """
 
     event: TrainingEvent
@@ -63,6 +64,13 @@ class TrainingPlan:
     def __post_init__(self) -> None:
         if self.patients < 1:
             raise InvalidInput("patients of a private training", value=self.patients, limit="at least 1")
+        if self.event.sampling is Sampling.FIXED_PARTITION and self.event.rate.denominator > self.patients:
+            raise InvalidInput(
+                "batches of a fixed partition",
+                value=self.event.rate.denominator,
+                limit=f"at most {self.patients}, the number of training patients of this teacher",
+                remedy=f"give --rate 1/{self.patients} or a larger one, or --sampling poisson",
+            )
         spent = epsilon_of(self.event, delta=self.delta, neighbours=self.neighbours)
         if not spent <= self.epsilon:
             raise InvalidInput(

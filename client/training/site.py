@@ -63,7 +63,7 @@ def plan_site(
     Raises:
         InvalidInput: If labels or channels are not the study's; for an unknown trainer, a network the private strategy
             cannot train, or a start with other weights; for a seed with real patients; if there is no patient, or for a
-            private training fewer patients than voters; or if
+            private training fewer patients than voters, or a plan that a voter cannot run; or if
             :func:`~client.records.scan_patients.check_scans` refuses the patients of the scans.
     """
     trainer_of(trainer)  # refuses a name that nobody registered
@@ -110,6 +110,9 @@ def plan_site(
             absent=dataset.absent,
         )
         tasks.append(task)
+    if private is not None:  # every voter's plan is tested before the first voter is charged
+        for patients_of_one in sorted({task.training_slots for task in tasks}):
+            private.plan(patients=patients_of_one)
     return tuple(tasks)
 
 

@@ -315,6 +315,18 @@ def _record(task: VoterTask, report: VoterReport, identity: str, *, result: Trai
     write_json(task.directory / "train.json", record, mode=0o600)
 
 
+def is_finished(task: VoterTask) -> bool:
+    """Tell whether a private task's folder holds the finished teacher of this training, with these data settings.
+
+    Args:
+        task: The task of a private training.
+
+    Returns:
+        True if training the task again would keep that teacher.
+    """
+    return _finished(task.directory, _identity(task, [], [])) is not None
+
+
 def _finished(directory: Path, identity: str) -> VoterReport | None:
     """Return the report of an earlier run with the same identity.
 

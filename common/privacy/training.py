@@ -298,7 +298,7 @@ def _least(cost: Callable[[Fraction], float], epsilon: float, *, high: Fraction,
             raise InvalidInput(
                 "no noise multiplier is large enough for the planned epsilon",
                 limit=f"at most {MAX_MULTIPLIER}",
-                remedy="plan a larger epsilon, fewer steps, a smaller sampling rate, or more noise on the PCA",
+                remedy="plan a larger epsilon or delta, fewer steps, a smaller sampling rate, or more noise on the PCA",
             )
         of_high = cost(high)
     low = max(high / factor, MIN_MULTIPLIER)

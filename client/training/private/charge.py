@@ -163,14 +163,14 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
         _record(ledger, charge)
         ledger.record_drawn(charge.training_id, charge.event.steps, after=0)
     if ledger.has_training(charge.training_id):
-        older = _older_copy(ledger, charge, task, spent=spent)
+        older = _why_not_resumed(ledger, charge, task, spent=spent)
         if older is None:
             return
         if not again:
             raise InvalidInput(
                 f"the private training of {_whose(task)} cannot resume from this folder",
                 value=older,
-                limit="the newest copy of its folder",
+                limit="the newest copy of its folder, and the settings of the study's data with which it began",
                 remedy=f"restore the newest copy of {task.directory}; or train again from the beginning with --again, "
                 "which charges its patients once more",
             )
@@ -200,15 +200,20 @@ def _record(ledger: SiteLedger, charge: Charge) -> None:
     )
 
 
-def _older_copy(ledger: SiteLedger, charge: Charge, task: VoterTask, *, spent: int) -> str | None:
-    """Return the reason why a voter's folder may be an older copy, in which steps of the recorded training are missing.
+def _why_not_resumed(ledger: SiteLedger, charge: Charge, task: VoterTask, *, spent: int) -> str | None:
+    """Return the reason why a recorded training cannot continue in a voter's folder, or None.
 
-    A training continued from such a folder would draw these steps again. Returns None if nothing indicates an older
-    copy. ``spent`` is the number of steps in the folder's journal.
+    If the folder may be an older copy, steps that it lacks would be drawn again. If a finished teacher was made with
+    other settings of the study's data, no step is left to train another one. ``spent`` is the number of steps in the
+    folder's journal.
     """
+    from client.training.voter import is_finished
+
     made, drawn = ledger.made(charge.training_id), ledger.drawn(charge.training_id)
     if made:
-        return None if trained_hash(task.directory) in made else "the folder lacks the teacher that this training made"
+        if trained_hash(task.directory) not in made:
+            return "the folder lacks the teacher that this training made"
+        return None if is_finished(task) else "its teacher was made with other settings of the study's data"
     if spent < drawn and ledger.lost_rows_since(charge.training_id):
         return "the site's ledger was restored after this training began, so the number of drawn steps is unknown"
     if drawn - spent >= steps_a_row(charge.event.steps):

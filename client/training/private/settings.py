@@ -32,6 +32,9 @@ STRATEGIES: dict[str, str] = {
 
 It is written as ``module:function`` and imported when it is first used."""
 
+LEAST_RATE = Fraction(1, 2**64)
+"""Smallest sampling rate: patients are chosen by 64 random bits, so a smaller one would choose nobody."""
+
 MAC_ONLY = ("mu", "mu_growth", "z_steps", "z_rate")
 """Settings that only dp-mac reads; the records of other strategies do not contain them."""
 
@@ -114,6 +117,13 @@ class PrivateSettings:
             )
         if not 0 < self.delta < 1:
             raise InvalidInput("delta of a training", value=self.delta, limit="above 0 and below 1")
+        if not self.rate >= LEAST_RATE:
+            raise InvalidInput(
+                "sampling rate of a training",
+                value=float(self.rate),
+                limit="at least 2^-64",
+                remedy="give a larger --rate, for example 1/4",
+            )
         for name in MOST:
             if not (isfinite(value := getattr(self, name)) and value > 0):
                 raise InvalidInput(name, value=value, limit="a finite number above 0", remedy=_DEFAULT)

@@ -23,11 +23,11 @@ from client.training.command import PrivateOptions
 from client.training.contract import Part
 from client.training.private import clipped_sums as sums
 from client.training.private import engine
-from client.training.private.charge import record_trainings
+from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import PrivateSettings, defaults
 from client.training.private.teachers import train_privately
 from client.training.private.trainer import planned_charge, private_trainer
-from client.training.site import plan_site
+from client.training.site import plan_site, site_report
 from client.training.task import VoterTask
 from common.config import TrainingConfig
 from common.data.msd import Case, Dataset, write_dataset
@@ -313,6 +313,38 @@ def test_a_training_is_charged_before_its_first_step_and_only_once(dataset: Data
     event = planned[0].private.plan(patients=3).event  # type: ignore[union-attr]
     assert found.epsilon == epsilon_of(event, delta=1e-3, neighbours=Neighbours.REPLACE_ONE)
     assert facts.trainings.count == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"sampling": Sampling.FIXED_PARTITION}, "batches of a fixed partition"),  # 2 batches, voters of 2 and 1
+        ({"rate": Fraction(1, 10**400)}, "sampling rate"),
+    ],
+)
+def test_a_sampling_that_a_voter_cannot_run_is_refused_before_any_voter_is_charged(
+    dataset: Dataset, site: Path, change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        record_trainings(site, tasks(dataset, site / "teachers", replace(settings(), **change), voters=4), again=False)
+    assert not (site / "site-ledger.sqlite").exists()
+
+
+def test_a_teacher_is_not_replaced_by_an_untrained_one_where_the_studys_data_settings_changed(
+    dataset: Dataset, site: Path
+) -> None:
+    planned = tasks(dataset, site / "teachers", settings(), voters=1)
+    record_trainings(site, planned, again=False)
+    record_trained(site, planned, site_report(one_after_another(planned, lambda place, step, loss: None)))
+    other = [replace(planned[0], data=replace(DATA, spacing_mm=(2.0, 2.0, 2.0)))]
+    with pytest.raises(InvalidInput, match=r"other settings of the study's data.*--again"):
+        record_trainings(site, other, again=False)
+    record_trainings(site, planned, again=False)
+    record_trainings(site, other, again=True)
+    (outcome,) = one_after_another(other, lambda place, step, loss: None)
+    assert outcome.report.steps == 3
+    with ledger_of(site) as ledger:
+        assert len(ledger.trainings().private) == 2, "charged again"
 
 
 def test_a_second_training_on_the_same_patients_is_refused_unless_asked_for_and_then_adds_up(
