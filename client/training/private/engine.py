@@ -14,6 +14,7 @@ data would be another release. ``client.training.private.teachers`` calls :func:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from common.models.checkpoint import load_checkpoint, save_checkpoint
 from common.privacy.gaussian import Sampler as NoiseSampler
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.training import TrainingEvent
+
+log = logging.getLogger(__name__)
 
 CHECKPOINT_SCHEMA = 1
 
@@ -159,11 +162,15 @@ def _resume(path: Path | None, journal: TrainingJournal, strategy: Strategy) -> 
     """Load a checkpoint of this journal, and return the number of steps that moved the weights.
 
     A journal restored from an older copy may lack steps that the checkpoint contains. They were drawn, so they are
-    counted first.
+    counted first. A checkpoint that does not fit the strategy's network is not used, as one that cannot be read.
     """
     saved = load_checkpoint(path, run=_run(journal))
     if saved is None:
         return 0
     journal.catch_up(int(saved["spent"]))
-    strategy.restore(saved["state"])
+    try:
+        strategy.restore(saved["state"])
+    except (KeyError, RuntimeError, ValueError):  # the study's data settings changed, so the weights have other shapes
+        log.warning("checkpoint=of_another_network starting_from=0")
+        return 0
     return int(saved["applied"])

@@ -128,6 +128,24 @@ def test_a_checkpoint_of_another_journal_is_not_used(tmp_path: Path) -> None:
     assert strategy.calls == len(strategy.batches) == 6
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, ValueError])
+def test_a_checkpoint_of_another_network_ends_no_training_and_gives_no_step_back(
+    tmp_path: Path, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a change of the study's labels: the weights have other shapes."""
+    path, checkpoint = tmp_path / "journal", tmp_path / "checkpoint.pt"
+    with pytest.raises(KeyboardInterrupt):
+        run(Counting(dies_at=2), TrainingJournal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
+    other = Counting()
+
+    def restore(_state: dict[str, Any]) -> None:
+        raise error("shape")
+
+    monkeypatch.setattr(other, "restore", restore)
+    spent = run(other, TrainingJournal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
+    assert (spent.event, spent.applied, other.calls) == (EVENT, 3, 3), "three of six steps were spent before"
+
+
 def test_the_charge_is_on_disk_before_the_batch_is_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
