@@ -525,7 +525,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         record = CapsRecord(declaration, caps.queries_per_day)
         if self._books.caps == record:
             return
-        self._books.check_caps(record)
+        record.check_after(self._books.caps)
         if self._books.caps is not None and record in self._books.earlier_caps:
             _check_not_looser(record, self._books.caps)
         with self._writing():

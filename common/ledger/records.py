@@ -249,6 +249,29 @@ class CapsRecord(Document):
     declaration: PoolDeclaration
     queries_per_day: Annotated[int, Between("queries per day", 0)]
 
+    def check_after(self, before: CapsRecord | None) -> None:
+        """Refuse caps that change the pool, or the pool's unit or relation. The site may lower or raise its own ε.
+
+        Args:
+            before: The caps that these replace; None for the first ones.
+
+        Raises:
+            InvalidInput: If the pool or the protection differs.
+        """
+        if before is None:
+            return
+        for what, first, now in (
+            ("pool", before.declaration.pool, self.declaration.pool),
+            ("protection", before.declaration.protection, self.declaration.protection),
+        ):
+            if first != now:
+                raise InvalidInput(
+                    f"{what} of this site's ledger",
+                    value=str(now),
+                    limit=f"{first}, as first declared",
+                    remedy="a pool keeps its ledger for life; another pool needs another ledger",
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class ReservationRecord(Document):

@@ -233,7 +233,7 @@ class SiteBooks(RowState):
                 once(terms.id, self.studies, "study")
                 self.studies[terms.id] = terms
             case CapsRecord():
-                self.check_caps(record)
+                record.check_after(self.caps)
                 self.earlier_caps += [] if self.caps is None else [self.caps]
                 self.caps = record
             case DecisionRecord():
@@ -326,29 +326,6 @@ class SiteBooks(RowState):
         self.recovered_at[record.ledger_id] = row.seq
         receipted = self.reservations.receipted.items()
         self.reopened |= {query_id for query_id, ledger_id in receipted if ledger_id == record.ledger_id}
-
-    def check_caps(self, new: CapsRecord) -> None:
-        """Refuse caps that change the pool, or the pool's unit or relation. The site may lower or raise its own ε.
-
-        Args:
-            new: The new caps.
-
-        Raises:
-            InvalidInput: If the pool or the protection differs from the first caps.
-        """
-        if self.caps is None:
-            return
-        for what, before, after in (
-            ("pool", self.caps.declaration.pool, new.declaration.pool),
-            ("protection", self.caps.declaration.protection, new.declaration.protection),
-        ):
-            if before != after:
-                raise InvalidInput(
-                    f"{what} of this site's ledger",
-                    value=str(after),
-                    limit=f"{before}, as first declared",
-                    remedy="a pool keeps its ledger for life; another pool needs another ledger",
-                )
 
     def check_peer(self, record: PeerRecord) -> None:
         """Refuse the record of a peer (another site and its key) that breaks a rule of this ledger.
