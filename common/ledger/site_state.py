@@ -416,13 +416,10 @@ class SiteBooks(RowState):
                     "newer ones",
                 ) from None
             raise
-        if not known.recovering and self._lost_draws(receipt).mu_squared > receipt.losses * self.open_to_loss():
+        if not known.recovering and never_receipted(receipt, known).mu_squared > receipt.losses * self.open_to_loss():
             raise LedgerCorrupt(
                 "the receipt charges as lost more than the cost of all accepted queries without a receipt"
             )
-
-    def _lost_draws(self, receipt: Receipt) -> Spend:
-        return never_receipted(receipt, self.known.get(receipt.ledger_id, Known()))
 
     def open_to_loss(self) -> Fraction:
         """Return the largest Σμ² that a restored server can have charged this pool without sending a receipt.
@@ -450,7 +447,8 @@ class SiteBooks(RowState):
         """
         self.check_receipt(receipt)
         self.paid_bytes[receipt.ledger_id] = self.paid_bytes.get(receipt.ledger_id, 0) + len(row.body)
-        lost, study = self._lost_draws(receipt), self.studies[receipt.study_id]
+        lost = never_receipted(receipt, self.known.get(receipt.ledger_id, Known()))
+        study = self.studies[receipt.study_id]
         for item in receipt.releases:
             draw = item.release.draw
             if item.release.query_id not in self.reservations:
@@ -461,18 +459,17 @@ class SiteBooks(RowState):
             self._counted_later |= all(link.kind != "lost" for link in receipt.links)
             self._charge_lost(lost, receipt)
         self.rosters |= receipt.shown
-        position = Position(receipt.head.seq, receipt.head.hash)
-        self.known[receipt.ledger_id] = Known(position, receipt.after)
+        self.known[receipt.ledger_id] = Known(Position(receipt.head.seq, receipt.head.hash), receipt.after)
         self.lines[receipt.study_id] = receipt.ledger_id
         self.heads.setdefault(receipt.ledger_id, {})[receipt.head.seq] = receipt.head.hash
         for query_id in receipt.query_ids:
-            reservation = self.reservations[query_id]
             if query_id in self.reservations.receipted:
                 self._released_again[query_id] = self._released_again.get(query_id, 0) + 1
             self.reservations.receipted[query_id] = receipt.ledger_id
             self.reopened.discard(query_id)
             if self._released(query_id) > self._paid(query_id):
-                self._charge(query_id, reservation.mechanism, self.studies[reservation.study_id])
+                held = self.reservations[query_id]
+                self._charge(query_id, held.mechanism, self.studies[held.study_id])
 
     def _charge_lost(self, lost: Spend, receipt: Receipt) -> None:
         """Charge what the server marked as lost, less what the recovery of this ledger has charged for lost rows.
@@ -483,22 +480,18 @@ class SiteBooks(RowState):
         The releases of queries whose acceptance and receipt this ledger lost are in both charges. Their receipts would
         have arrived before, so nothing else will be deducted from the recovery's charge for them.
         """
-        ledger, total, of = receipt.ledger_id, lost, self.lines | {receipt.study_id: receipt.ledger_id}
-        may_have_lost = {receipt.study_id} | {
-            study for study, spend in self.lost.items() if spend.mu_squared and of.get(study, ledger) == ledger
-        }
-        may_have_lost |= {
-            one.study_id
-            for one in self.reservations.values()
-            if (one.ledger or of.get(one.study_id, ledger)) == ledger and self.awaits_release(one.query_id)
-        }
+        total, lines = lost, self.lines | {receipt.study_id: receipt.ledger_id}
+        awaiting = (one for one in self.reservations.values() if self.awaits_release(one.query_id))
+        may_have_lost = {one.study_id for one in awaiting if one.ledger in ("", receipt.ledger_id)}
+        may_have_lost |= {receipt.study_id, *(study for study, spend in self.lost.items() if spend.mu_squared)}
         for study in may_have_lost:
-            paid = NOTHING
-            if of.get(study) == ledger and self.studies[study].protection == self.declared.declaration.protection:
-                paid = self.lost.get(study, NOTHING)
-                self.lost[study], total = paid.beyond(lost), total.beyond(paid)
-            self._study_spent[study] = self.spent_in(study) + lost.beyond(paid)
-            self._counted_later |= study != receipt.study_id
+            if lines.get(study, receipt.ledger_id) == receipt.ledger_id:
+                comparable = self.studies[study].protection == self.declared.declaration.protection
+                paid = self.lost.get(study, NOTHING) if comparable and study in lines else NOTHING
+                if paid != NOTHING:
+                    self.lost[study], total = paid.beyond(lost), total.beyond(paid)
+                self._study_spent[study] = self.spent_in(study) + lost.beyond(paid)
+                self._counted_later |= study != receipt.study_id
         self._spent += total
 
     def _reserve(self, row: Row, record: ReservationRecord) -> None:
@@ -625,9 +618,8 @@ class SiteBooks(RowState):
         self._study_spent[study.id] = self.spent_in(study.id).plus(own, mechanism.dimension)
 
     def _costs(self, mechanism: Mechanism, study: StudyTerms) -> tuple[Fraction, Fraction]:
-        protection = self.declared.declaration.protection
         own = charge_of(mechanism, study.protection, study.protection)
-        return charge_of(mechanism, protection, study.protection), own
+        return charge_of(mechanism, self.declared.declaration.protection, study.protection), own
 
     def _decide(self, record: DecisionRecord) -> None:
         if record.study_id not in self.studies:

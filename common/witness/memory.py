@@ -302,12 +302,12 @@ class HeadMemory:
         path = self.folder / HEADS
         if not path.exists():
             return {}
-        found, what = path.read_bytes(), "heads that were countersigned"
+        found = path.read_bytes()
         remedy = "restore it from a backup; without one, move it away, and heads are countersigned anew"
         with naming_file(path, remedy=remedy):
-            data = parse_json(found, what=what)
+            data = parse_json(found, what="heads that were countersigned")
             if not isinstance(data, dict):
-                raise InvalidInput(what, limit="a head for each ledger")
+                raise InvalidInput("heads that were countersigned", limit="a head for each ledger")
             return {str(origin): KnownHead.from_json(item) for origin, item in data.items()}
 
     def _save(self, known: dict[str, KnownHead]) -> None:
