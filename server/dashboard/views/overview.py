@@ -16,6 +16,7 @@ from server.dashboard.views.run import RunView, run_view
 from server.dashboard.views.sites import SiteView, site_views
 from server.dashboard.views.verdict import StudyVerdict, verdict
 from server.planning.planner import Plan
+from server.study.workspace import VALIDATION
 
 RECENT_SHOWN = 12
 NO_REPORTS: Mapping[str, HandedReport] = MappingProxyType({})
@@ -110,6 +111,7 @@ def overview(
             answers=facts.answers,
             running=run.state == "running",
             trained=follower.events.student is not None,
+            cases=(follower.workspace.root / VALIDATION).exists(),
         ),
         gate=gate,
         alarms=alarms(follower, run=run, sites=sites, reports=reports, more=more, now=now),

@@ -51,6 +51,7 @@ def verdict(
     answers: int,
     running: bool = False,
     trained: bool = False,
+    cases: bool = False,
     broken: bool = False,
 ) -> StudyVerdict:
     """Return the verdict from the measured gain; if none was measured, from the planner's prediction, marked as such.
@@ -63,6 +64,7 @@ def verdict(
         answers: Number of stored answers.
         running: True if a run is active.
         trained: True if the student is trained.
+        cases: True if labelled cases are published, on which a run scores the student.
         broken: True if the ledger has a problem. Then nothing is shown as a success, and the advice is to repair the
             ledger.
 
@@ -73,22 +75,29 @@ def verdict(
         found = of_measured(gain)
     else:
         found = _unmeasured(
-            study, outlook, hospitals=hospitals, begun=running or answers > 0, how=_how(answers, running, trained)
+            study,
+            outlook,
+            hospitals=hospitals,
+            begun=running or answers > 0,
+            how=_how(answers, running, trained, cases),
         )
     return replace(found, learned=False, next=MEND_FIRST) if broken else found
 
 
-def _how(answers: int, running: bool, trained: bool) -> str:
+def _how(answers: int, running: bool, trained: bool, cases: bool) -> str:
     """Return the steps from the study's current state to a measured gain."""
-    score = "score student and controls on labelled cases that nobody trained on. This page then shows the gain."
-    before = (
-        "Wait for the run to end; then "
+    first = (
+        "Wait for the run to end."
         if running
-        else "Continue the run with `consilium study resume`; then "
+        else "Score the student and its controls with `consilium student export`."
+        if trained
+        else "Continue the run with `consilium study resume`."
         if answers
-        else "Start the run with `consilium study run`; then "
+        else "Start the run with `consilium study run`."
     )
-    return f"{score[0].upper()}{score[1:]}" if trained else before + score
+    publish = "Publish labelled cases that nobody trained on: `consilium study publish --validation`. "
+    scored = "" if trained and not running else " It scores the student and its controls on the labelled cases."
+    return f"{'' if cases else publish}{first}{scored} This page then shows the gain."
 
 
 def _unmeasured(study: Study, outlook: Plan | None, *, hospitals: int, begun: bool, how: str) -> StudyVerdict:

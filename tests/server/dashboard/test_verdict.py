@@ -58,6 +58,20 @@ def test_nothing_is_green_before_it_was_measured_however_good_the_plan(hospitals
     assert found.words.startswith("Not measured yet")
 
 
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"cases": True, "running": True}, "Wait for the run to end. It scores the student"),
+        ({"cases": True, "trained": True}, "`consilium student export`. This page"),
+        ({"cases": True}, "Continue the run with `consilium study resume`. It scores"),
+        ({}, "`consilium study publish --validation`. Continue the run"),
+    ],
+)
+def test_the_next_step_names_the_command_that_leads_to_a_measured_gain(state, words):
+    study = replace(STUDY, codec=replace(STUDY.codec, joint=True))
+    assert words in verdict(study, gain=None, outlook=None, hospitals=8, answers=4, **state).next
+
+
 @pytest.mark.parametrize(("paired", "expected"), [(8, "8 public pairs"), (0, "hippocampus task")])
 def test_beside_public_pairs_no_gain_is_promised_that_was_measured_without_any(paired, expected):
     study = replace(STUDY, codec=replace(STUDY.codec, joint=True, paired=paired))
