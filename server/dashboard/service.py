@@ -27,7 +27,7 @@ from server.dashboard.pictures import Picture
 from server.dashboard.planning import Desk, codec_stds, planned, wishes_of
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import HandedReport, read_reports, take_report
-from server.dashboard.views.alarms import Alarm
+from server.dashboard.views.alarms import STOP, Alarm
 from server.dashboard.views.overview import Overview, overview
 from server.dashboard.views.studies import StudyRow, study_rows
 from server.dashboard.views.study import NoiseView, StudyPage, noise_view, study_page
@@ -49,7 +49,7 @@ NOT_VERIFIED = Alarm(
     "ledger-not-verified",
     "critical",
     "The ledger failed the verification that was started here",
-    "The Ledger page shows the first invalid rows. Stop the run; restore the ledger from a copy that verifies.",
+    f"The Ledger page shows the first invalid rows. {STOP} Restore the ledger from a copy that verifies.",
 )
 KEPT_VOLUMES = 6
 

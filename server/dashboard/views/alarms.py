@@ -16,6 +16,7 @@ from server.dashboard.reports import HandedReport
 from server.dashboard.views.run import RunView
 from server.dashboard.views.sites import QUIET_S, SiteView
 
+STOP = "Stop the run with `consilium study stop`."
 NEARLY_SPENT = 0.9
 AWAY_S = 3600.0
 """An alarm is raised for a site that was not heard from for this many seconds, if other sites were."""
@@ -123,14 +124,14 @@ def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
             "ledger-broken",
             "critical",
             f"The ledger cannot be followed: {ledger.problem}",
-            "Stop the run. Then run `consilium verify` on the ledger file, which names the first bad row.",
+            f"{STOP} Then run `consilium verify` on the ledger file, which names the first bad row.",
         )
     if ledger.cut:
         yield Alarm(
             "ledger-cut",
             "critical",
             f"The ledger was cut or replaced while it was followed: {ledger.cut}",
-            "Stop the run. If an older copy was restored, `consilium ledger recover` enters the charges for which the "
+            f"{STOP} If an older copy was restored, `consilium ledger recover` enters the charges for which the "
             "sites hold receipts. Then restart the dashboard.",
         )
     if ledger.forgotten:
@@ -249,8 +250,8 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
             "critical",
             f"{site.name} states a head of row {site.contradicted_row:,} that this ledger does not contain",
             "The ledger was rolled back or forked, or the statement is false. Ask the site for its receipt of that "
-            "row. If it has one, stop the run; if an older copy was restored, `consilium ledger recover` enters the "
-            "charges for which the sites hold receipts. Nothing is released with the site until then.",
+            f"row. If it has one: {STOP} If an older copy was restored, `consilium ledger recover` enters the charges "
+            "for which the sites hold receipts. Nothing is released with the site until then.",
             site.name,
         )
     if site.unwitnessed == "disagrees":
@@ -258,7 +259,7 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
             "witness-disagrees",
             "critical",
             f"{site.name} knows another history of a ledger than the signed head that it was shown",
-            "A ledger was rolled back or forked. Stop the run. Run `consilium verify` on the study, and compare the "
+            f"A ledger was rolled back or forked. {STOP} Run `consilium verify` on the study's ledger, and compare the "
             "heads in witnesses/ there and at the site.",
             site.name,
         )

@@ -119,6 +119,7 @@ def test_a_ledger_that_is_cut_while_it_is_followed_stays_an_alarm(workspace):
         follower.poll()
         view = overview(follower, now=datetime.now(UTC))
         assert "ledger-cut" in names(view)
+        assert all("`consilium study stop`" in one.remedy for one in view.alarms if "Stop the run" in one.remedy)
         assert view.budget.answers_left == 0
         assert "cut" in view.budget.doubt
 
