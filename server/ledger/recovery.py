@@ -102,10 +102,17 @@ def recover_charges(
     own_key = next((key for key in keys if public_hex(key) == current), signing_key)
     with Ledger.open(ledger, signing_key=own_key, restored=True) as opened:
         if not receipts and standing is None and opened.forgotten() is None and own_key is signing_key:
+            evidence = "give the receipts file of every site, each with --receipts FILE"
+            if kept_standing(ledger) is None:
+                raise InvalidInput(
+                    "evidence of lost charges",
+                    value="neither receipts nor a standing file",
+                    remedy=evidence,
+                )
             raise InvalidInput(
                 "evidence of lost charges",
-                value="neither receipts nor a standing file",
-                remedy="give the receipts file of every site, each with --receipts FILE",
+                value="none: the standing file beside this ledger names its newest row",
+                remedy=f"go on without a recovery; if a site holds receipts that this ledger lacks, {evidence}",
             )
         kept = None if standing is None else ServerStanding.load(standing)
         shows_loss = kept is not None and not opened.covers(kept.position)

@@ -561,7 +561,8 @@ def _command(command: list[str], *, folder: Path) -> str:
             )
         except subprocess.TimeoutExpired as error:
             raise DaemonFailed(
-                f"the command {name} did not end within {COMMAND_TIMEOUT_S:g} s; to fix: {_SUPERLINK_LOG}"
+                f"the command {name} did not end within {COMMAND_TIMEOUT_S:g} s, but SuperLink may still carry it out; "
+                f"to fix: repeat the command once this machine is less busy; if that does not help, {_SUPERLINK_LOG}"
             ) from error
         out = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0 and "{" not in out:

@@ -23,6 +23,7 @@ from common.errors import DaemonFailed, InvalidInput
 from common.pki import NodeKeys, ServerIdentity, create_authority, create_node_keys, issue_server_certificate
 from common.process import DaemonSpec, ProcessGroup, base_env, executable
 from common.sockets import free_port
+from server.operations import daemons
 from server.operations.daemons import (
     FlowerServer,
     app_dir,
@@ -31,6 +32,7 @@ from server.operations.daemons import (
     healthy,
     prepare,
     register_node,
+    submit,
     superexec,
     superlink,
 )
@@ -288,6 +290,19 @@ def test_a_foreign_key_is_not_registered(server: FlowerServer, tmp_path: Path) -
 def test_an_absent_server_is_one_clear_error(server: FlowerServer, node: SiteNode) -> None:
     with pytest.raises(DaemonFailed, match=rf"{server.address}; to fix: `consilium server up`"):
         register_node(server, node.keys.public, name="A")
+
+
+def test_a_command_that_superlink_is_slow_to_answer_says_that_it_may_be_carried_out(
+    server: FlowerServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "flwr"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    slow.chmod(0o700)
+    monkeypatch.setattr(daemons, "COMMAND_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(daemons, "executable", lambda _name: str(slow))
+    monkeypatch.setattr(daemons, "accepts", lambda _host, _port: True)
+    with pytest.raises(DaemonFailed, match=r"flwr run did not end within 0.05 s, but SuperLink may still.*repeat"):
+        submit(server, tmp_path)
 
 
 def test_the_app_is_our_own_code_without_dependencies(tmp_path: Path) -> None:

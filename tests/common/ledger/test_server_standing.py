@@ -286,6 +286,16 @@ def test_recovery_without_receipts_and_standing_is_refused(tmp_path: Path) -> No
     assert isinstance(done.exception, InvalidInput)
 
 
+def test_recovery_of_the_newest_copy_says_that_nothing_is_missing(world: World, tmp_path: Path) -> None:
+    world.release([make_query(1, MECHANISM)])
+    backup(world.path, tmp_path / "tuesday.sqlite")
+    put_back(world, tmp_path / "tuesday.sqlite")
+    with pytest.raises(InvalidInput, match=r"names its newest row.*go on without a recovery") as refused:
+        recover_charges(world.path, signing_key=world.key, receipts=(), standing=None, studies=())
+    assert "neither" not in str(refused.value)
+    Ledger.open(world.path, signing_key=world.key).close()
+
+
 def test_no_new_ledger_takes_the_place_of_one_that_is_gone(world: World) -> None:
     world.release([make_query(1, MECHANISM)])
     world.ledger.close()
