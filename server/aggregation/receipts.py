@@ -141,7 +141,18 @@ class ReceiptDelivery:
             "statement is false, and nothing is released with these sites; to fix: have them write their receipts "
             "(`consilium site heads --out`), enter the lost charges with `consilium ledger recover`, have each run "
             "`consilium site recover --server-restored`, then resume; a site without a receipt of its row made a false "
-            "statement: `consilium provision revoke`"
+            f"statement: `consilium provision revoke`{self._charged_already()}"
+        )
+
+    def _charged_already(self) -> str:
+        """Return what to do if a recovery from the standing file may have entered these rows' charges already."""
+        recovered = self._ledger.charged_again_up_to()
+        if recovered < max(self.contradicted.values()):
+            return ""
+        return (
+            f". If nothing was released since `consilium ledger recover` entered the charges up to row {recovered} "
+            "from the standing file, give it no receipts, which would charge these rows once more: only have each site "
+            "run `consilium site recover --server-restored`"
         )
 
 

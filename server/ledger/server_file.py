@@ -109,6 +109,14 @@ class ServerFile(OpenLedger[Books]):
         self._keep_standing()
         return entered
 
+    def charged_again_up_to(self) -> int:
+        """Return the number of the newest lost row whose charges a recovery entered from a standing; 0 if none did.
+
+        A receipt of these rows that is entered later charges them a second time, because the row of a recovery names
+        only the newest lost row, and not the receipts' heads before it.
+        """
+        return max((one.kept_row for one in self._books.kept.values() if isinstance(one, LostRecord)), default=0)
+
     def _all_that_is_left(self) -> LostRecord:
         """Return a charge of all remaining budget of every pool and study."""
         books, last = self._books, self._chain.last

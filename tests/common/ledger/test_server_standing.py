@@ -21,17 +21,21 @@ from typer.testing import CliRunner
 from client.ledger.site_ledger import SiteLedger
 from common.document import Document
 from common.errors import InvalidInput, LedgerCorrupt, Refused, StorageFailed
+from common.events import EventLog
 from common.ledger.keys import create_signing_key, load_signing_key, public_hex
 from common.ledger.receipts import Receipt
 from common.ledger.records import LostRecord
 from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.ledger.rows import SignedHead, head_message
+from common.messages import OfferReply
 from common.privacy.mechanism import Budget
 from consilium.cli.ledger import app
+from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.backup import backup
 from server.ledger.recovery import recover_charges, rotate_signing_key
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
+from server.study.workspace import Site
 from tests.common.ledger.ledger_world import (
     Answers,
     Caps,
@@ -545,6 +549,29 @@ def test_receipts_first_and_the_standing_later_charge_a_draw_once(world: World, 
     assert world.ledger.spent(POOL).releases == 1
     recovered(world, new / "ledger.standing")
     assert world.ledger.spent(POOL).releases == len(world.answers.drawn) == 2
+
+
+def test_who_recovered_from_the_standing_is_not_told_to_charge_the_same_rows_by_receipts(
+    world: World, tmp_path: Path
+) -> None:
+    node = Site("aachen", POOL, 1)
+    told = partial(OfferReply, "d" * 64, "ledger-contradicted")
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    head = world.ledger.head()
+    put_back(world, tmp_path / "monday.sqlite")
+
+    def remedy() -> str:
+        delivery = ReceiptDelivery(world.ledger, EventLog(tmp_path / "events.jsonl", study=world.study.id))
+        assert not delivery.note_held(node, told(ledger_row=head.seq, ledger_head=head.hash))
+        return delivery.contradiction()
+
+    world.ledger = Ledger.open(world.path)
+    assert "give it no receipts" not in remedy()
+    recovered(world)
+    assert f"up to row {head.seq}" in remedy()
+    assert "give it no receipts" in remedy()
+    assert world.ledger.spent(POOL).releases == len(world.answers.drawn)
 
 
 def test_a_later_standing_of_rows_charged_in_part_charges_the_rest(world: World, tmp_path: Path) -> None:
