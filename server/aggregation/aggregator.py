@@ -78,6 +78,7 @@ class Aggregator:
         before: Number of planned queries that were answered in earlier rounds; it only shifts the reported progress.
         keep_status: Stores the report that a site shares about itself.
         keep_words: Stores a site's signed masked codes (sealed studies only).
+        after: The aggregator of this run's previous round; sites that it left out stay left out.
 
     Raises:
         QuorumNotReached: If fewer sites than the quorum are registered.
@@ -98,6 +99,7 @@ class Aggregator:
         before: int = 0,
         keep_status: Callable[[Site, str], None] = lambda site, text: None,
         keep_words: Callable[[SiteWords], None] = lambda words: None,
+        after: Aggregator | None = None,
     ) -> None:
         self._study, self._queries, self._sites = study, tuple(queries), sites
         self._ledger, self._sealing_key, self._events = ledger, sealing_key, events
@@ -105,8 +107,9 @@ class Aggregator:
         self._retry_pause_s, self._before = retry_pause_s, before
         self._keep_words = keep_words
         self._receipts = ReceiptDelivery(ledger, events, keep_status=keep_status)
-        self._away: frozenset[int] = frozenset()
-        self._left_out: frozenset[str] = frozenset()
+        self._away: frozenset[int] = frozenset() if after is None else after._away
+        self._left_out: frozenset[str] = frozenset() if after is None else after._left_out
+        self._believed: frozenset[str] = frozenset() if after is None else after._believed  # only in sealed sums
         self._check_registered()
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
@@ -364,13 +367,16 @@ class Aggregator:
 
         ``missing`` returns the ids of the queries for which a site has sent nothing yet. ``take`` receives a site's
         name and the codes of its reply. At least one attempt is made. Each site that is offline is logged once a batch.
+        A site that is revoked meanwhile is not waited for.
 
         Returns:
             The number of attempts made, plus one.
         """
         until = self._clock() + self._study.collection.patience_s
         for attempt in count(1):
-            waiting = {site.node_id: codes for site in roster if (codes := missing(site.name))}
+            registered = {site.node_id for site in self._sites()}
+            expected = [site for site in roster if site.node_id in registered]
+            waiting = {site.node_id: codes for site in expected if (codes := missing(site.name))}
             if not waiting or (attempt > 1 and self._clock() >= until):  # make at least one attempt
                 break
             online = transport.online()
@@ -382,7 +388,7 @@ class Aggregator:
                     )
             if reachable := {node: waiting[node] for node in sorted(online & waiting.keys())}:
                 self._ask(batch, attempt, reachable, roster, ahead, transport, take, until=until)
-            if any(missing(site.name) for site in roster):
+            if any(missing(site.name) for site in expected):
                 time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
         return attempt
 

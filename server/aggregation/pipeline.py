@@ -29,6 +29,7 @@ from common.ledger.keys import load_signing_key
 from common.objects import write_atomically
 from common.sealing_rotation import load_sealing_keys
 from common.witness.memory import FOLDER as WITNESSES
+from server.aggregation.aggregator import Aggregator
 from server.aggregation.exchange import Transport
 from server.aggregation.sealed_sums import aggregator_of
 from server.aggregation.witnessing import Witnesses
@@ -98,6 +99,7 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
     ):
         check_answered(workspace, ledger, study)
         check_revoked(workspace, ledger, study)
+        core: Aggregator | None = None
         for queries in protocol_of(study).configure(workspace.public(), ledger.answer):
             core = aggregator_of(study)(
                 study=study,
@@ -109,6 +111,7 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
                 before=queries[0].round - 1,
                 keep_status=partial(keep_status, workspace.reports_dir),
                 keep_words=partial(keep_words, workspace.evidence_dir),
+                after=core,
             )
             core.run(transport, should_stop=workspace.stop_file.exists)
             if workspace.stop_file.exists():

@@ -101,9 +101,6 @@ class SealedSums(Aggregator):
     _length: Length | None = None
     """Joint norm of all the study's noisy sums, in units of their noise; None until it is computed from the ledger."""
 
-    _believed: frozenset[str] = frozenset()
-    """Names of the sites for which alone a batch was redrawn in this run."""
-
     def open_queries(self) -> tuple[QuerySpec, ...]:
         """Return the open queries, those with the fewest draws first, because sites may have accepted these already."""
         return tuple(sorted(super().open_queries(), key=lambda query: self._ledger.last_draw(query.id)))

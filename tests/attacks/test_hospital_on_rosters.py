@@ -15,6 +15,8 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,9 @@ import pytest
 from common.config import CollectionConfig
 from common.errors import LedgerCorrupt, QuorumNotReached
 from common.event_kinds import EVENTS
+from common.events import read_events
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
+from tests.dashboard_study import make_study_directory
 from tests.federation import Federation, make_study, part
 
 pytestmark = pytest.mark.slow
@@ -118,6 +122,22 @@ def test_some_of_the_codes_are_a_sites_last_word_on_all_of_them(open_sum: Federa
     open_sum.core().run(open_sum.transport)
     assert asked == [1, 1, 1]
     assert {event["codes"] for event in open_sum.events("reply-received") if event["site"] == "site-0"} == {1}
+
+
+def test_a_silent_site_is_waited_for_once_in_a_run_of_several_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.dashboard_study.CollectionConfig", partial(CollectionConfig, patience_s=1))
+    joint = make_study_directory(tmp_path, rounds=3)
+    joint.transport.intercept = lambda node, body, reply: (
+        None if node == LIAR and part(body, CodesRequest) is not None else reply
+    )
+    joint.collect()
+    events = list(read_events(joint.workspace.events_file))
+    waited = [event for event in events if event["event"] == "reply-missing" and event["reason"] == "patience"]
+    assert [event["site"] for event in waited] == ["north"]
+    assert [len(event["roster"]) for event in events if event["event"] == "released"] == [4, 3, 3]
+    joint.opened.close()
 
 
 @pytest.fixture
@@ -277,3 +297,22 @@ def test_a_false_head_proves_nothing_against_the_servers_ledger(tmp_path: Path) 
         words = EVENTS["ledger-contradicted"].words
         assert words is not None
         assert "or the statement is false" in words(event)
+
+
+def test_a_run_does_not_wait_for_a_site_that_is_revoked_in_mid_draw(tmp_path: Path) -> None:
+    with of_four(tmp_path, quorum=3, spare_draws=4) as fed:
+        fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=600))
+        seconds = count()
+
+        def revoked(node: int, body: bytes, reply: bytes) -> bytes | None:
+            if node != LIAR or part(body, CodesRequest) is None:
+                return reply
+            fed.sites = tuple(site for site in fed.sites if site.node_id != LIAR)
+            fed.transport.offline.add(LIAR)
+            return None
+
+        fed.transport.intercept = revoked
+        fed.core(clock=lambda: float(next(seconds))).run(fed.transport)
+        assert next(seconds) < 600
+        assert [lost["sites"] for lost in fed.events("draw-lost")] == [["site-0"]]
+        assert len(fed.core().answers()) == 4
