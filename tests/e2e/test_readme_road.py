@@ -299,7 +299,7 @@ def hospital(road: Road, name: str) -> None:
         for beginning in ("site doctor --site-dir site", "site doctor --site-dir site --data data/north"):
             doctor = CliRunner().invoke(app, shlex.split(party._words(beginning, ()))[1:])
             assert re.search("FAIL admission: .*not know", doctor.stdout)
-        assert "`consilium site doctor`" in party.wrong("consilium site student pull --site-dir site")
+        assert "send it request.json" in party.wrong("consilium site student pull --site-dir site")
     shutil.copy(party.folder / "site" / "request.json", office.folder / "request.json")
     printed = re.findall(r"SHA256:\S+", of_the_docs("provision approve trial"))[0]
     if name == "north":  # the one in the document is somebody else's
