@@ -422,7 +422,7 @@ class _Following:
 
 
 def _codes_reply(document: dict[str, Any], follows: _Following) -> CodesReply:
-    """Read a reply whose line contains the lengths of its codes."""
+    """Read a reply of codes; its JSON line contains the codes' lengths, and their bytes follow the line."""
     codes = document.get("codes")
     if not isinstance(codes, list) or not all(isinstance(one, list) and len(one) == 2 for one in codes):
         raise InvalidInput(

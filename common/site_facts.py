@@ -87,7 +87,8 @@ class TrainingFacts:
             The facts.
 
         Raises:
-            Exception: InvalidInput or a built-in exception, for another form. :meth:`SiteFacts.from_json` converts it.
+            Exception: InvalidInput or a built-in exception, if the values do not have this form.
+                :meth:`SiteFacts.from_json` raises InvalidInput in its place.
         """
         guarantees = [None if one is None else _training(one) for one in _listed(stated["guarantees"])]
         return cls(
@@ -339,7 +340,7 @@ def site_facts(
         today: Today's date, as the ledger writes it.
         doubt: Reason why more may have been spent than the ledger shows; None if there is none.
         alarms: Sentences about receipts that contradict the record.
-        trainings: The recorded trainings; None for an account that leaves them out.
+        trainings: The recorded trainings; None to leave them out of the figures.
         consents: By study, one sentence for each consent: who gave it, and when.
 
     Returns:

@@ -79,11 +79,11 @@ def _load_digits(directory: str, data: str) -> Digits:
 
 
 def event_of(cell: Cell, *, examples: int) -> TrainingEvent:
-    """Return the cell's training event.
+    """Return the training event of a cell (one setting of a published table).
 
-    The noise is the one that the paper prints, or the smallest that reaches the cell's ε at its batch size and epochs.
-    The ε includes the release of the private PCA. For a cell without ε the event's noise multiplier is a placeholder,
-    because no noise is added.
+    The noise is the one that the table's paper prints, or the smallest that reaches the cell's ε at its batch size and
+    epochs. The ε includes the release of the private PCA. For a cell without ε the event's noise multiplier is a
+    placeholder, because no noise is added.
 
     Args:
         cell: The cell.

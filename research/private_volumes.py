@@ -8,7 +8,8 @@ its steps, so the ratio to dp-sgd compares trainings of one run.
 The module also compares the gradients of DP-MAC's blocks with those of back-propagation, before and after DP-MAC's
 training, on cases of the site (:func:`heard`). For every block it reports the norm of the mean gradient divided by that
 of the last block, which shows vanishing gradients; the cosine of the two mean gradients; and the distance of the two
-clipped sums. These figures have no noise: use public data only. The module refuses unknown methods and starts.
+clipped sums. These figures have no noise: use public data only. The module refuses names of
+methods and of initial weights that it does not know.
 """
 
 from __future__ import annotations

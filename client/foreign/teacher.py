@@ -292,8 +292,8 @@ def _only_output(folder: Path) -> Path:
 def on_grid(found: Scan, volume: Volume, labels: Mapping[int, int], *, classes: int) -> Float[np.ndarray, "k x y z"]:
     """Convert a teacher's output to class probabilities on the study's grid.
 
-    An output with one channel is a label map in the model's numbers; one with several channels holds the probabilities
-    of its outputs. Outside the output everything is background.
+    An output with one channel is a label map in the model's own numbers. An output with several channels holds one
+    probability map for each of these numbers. Voxels outside the output are background.
 
     Args:
         found: The output.

@@ -289,7 +289,7 @@ def _teachers(directories: Sequence[Path], deal: Path) -> list[Path]:
 
 
 def _is_older(teachers: Path, voter: int, ledger: SiteLedger, *, deal: str) -> bool:
-    """Return whether a voter may have been trained before its last withdrawal, and is not marked as withdrawn.
+    """Return whether a voter may have been trained before one of its patients withdrew last, without being marked so.
 
     An earlier withdrawal can miss a training, for example if a restored list of directories lacked its study.
     """

@@ -61,8 +61,8 @@ def fill(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> Filled:
         shape: Shape of the slice.
 
     Returns:
-        The voxels inside. A centre that is exactly on an edge belongs to the side of the larger coordinate. The part of
-        the contour outside the slice is left out.
+        The voxels inside. A centre that is exactly on an edge counts as inside if the contour lies on the edge's side
+        of larger coordinates. The part of the contour outside the slice is left out.
 
     >>> corners = np.array([[0.5, 0.5], [2.5, 0.5], [2.5, 1.5], [0.5, 1.5]])
     >>> filled = fill(corners, (4, 4))

@@ -145,7 +145,7 @@ def check_elements(stream: BinaryIO, *, most: int) -> None:
 
 
 def _walked(stream: BinaryIO, *, most: int) -> tuple[_Walk, str] | None:
-    """Walk up to a file's pixels; return the walk and the transfer syntax, or None if the file is not DICOM."""
+    """Read a file's header up to its pixels; return the reader and the transfer syntax, or None if it is not DICOM."""
     size = stream.seek(0, 2)
     stream.seek(0)
     preamble = stream.read(132)[128:] == b"DICM"

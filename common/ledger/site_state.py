@@ -79,10 +79,10 @@ class SiteBooks(RowState):
     def spent(self) -> Spend:
         """Return the total over all studies, for the pool's own unit and relation.
 
-        It contains the charge of every accepted query, and of every further release of a query that receipts show (a
-        server that restored an old backup may have released an answer twice). It also contains releases that the server
-        charged as lost without sending a receipt, and the charges that this ledger lost when it was itself restored
-        from an older copy.
+        It contains the charge of every accepted query. A server that restored an old backup may have released an answer
+        twice; if receipts show a second release, its charge is contained too. The total also contains releases that the
+        server charged as lost without sending a receipt, and the charges that this ledger lost when it was itself
+        restored from an older copy.
         """
         return self._spent
 
@@ -477,8 +477,8 @@ class SiteBooks(RowState):
         A receipt does not say in which study draws were lost. So every study of that server's ledger that may have lost
         them is charged for all of them.
 
-        The releases of queries whose acceptance and receipt this ledger lost are in both charges. Their receipts would
-        have arrived before, so nothing else will be deducted from the recovery's charge for them.
+        A release can be in both amounts: this ledger lost the rows about it, and the server lost it too. The server
+        sends receipts in the order of its rows, so no later receipt will show such a release. It is deducted here.
         """
         total, lines = lost, self.lines | {receipt.study_id: receipt.ledger_id}
         awaiting = (one for one in self.reservations.values() if self.awaits_release(one.query_id))

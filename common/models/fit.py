@@ -117,7 +117,7 @@ class Pull:
         return repr(self.strength), sha256_bytes(tensors_to_bytes(self.weights))
 
     def apply(self, model: torch.nn.Module, *, rate: float) -> None:
-        """Move a model's weights towards w₀ by one step, in place.
+        """Move a model's weights towards the reference weights w₀ by one step, in place.
 
         Args:
             model: The network.

@@ -263,7 +263,7 @@ def weights_from_bytes(content: bytes, model: torch.nn.Module) -> None:
         model: The network; its weights are replaced.
 
     Raises:
-        InvalidInput: If the bytes are not exactly finite weights of this network.
+        InvalidInput: If the bytes do not hold this network's weights and nothing else, or if a weight is not finite.
     """
     with parsing("weights file holds something other than weights", remedy="train or fetch it again"):
         _check_plain_zip(content)

@@ -165,7 +165,7 @@ def _settle(n: int, noise_std: Fraction, entropy: Entropy) -> int:
 
 
 def _between_boundaries(n: int, bits: int, noise_std: Fraction) -> int | None:
-    """Return k if every P in [n, n + 1]·2^-bits gives a sample of rounded magnitude k; None if that is not certain."""
+    """Return k if every probability in [n, n + 1]·2^-bits gives a sample of rounded magnitude k; otherwise None."""
     mp = _context(bits + 128)
     low, high = mp.mpf(n) * mp.mpf(2) ** -bits, mp.mpf(n + 1) * mp.mpf(2) ** -bits
     slack = mp.mpf(2) ** -(bits + 60)  # mpmath's erfc is accurate to a few units of bits + 128

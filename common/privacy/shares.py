@@ -215,9 +215,9 @@ def push_unseen(mechanism: Mechanism, *, sites: int) -> float:
 def unmasked(total: UInt64[np.ndarray, "l"], mechanism: Mechanism, *, sites: int) -> Int64[np.ndarray, "l"]:
     """Return the noisy sum from the sum modulo 2⁶⁴ of all masked codes of a roster.
 
-    A sum beyond :func:`sum_bound` is refused, because it is nearly certain that some site then sent something other
-    than a code within its norm bound plus its noise share and its masks. Masks that do not cancel leave uniform values,
-    which pass with probability below 2⁻⁹.
+    Each site must send its code, within the norm bound, plus its noise share and its masks. A sum beyond
+    :func:`sum_bound` is refused, because it is nearly certain that some site then sent something else. Masks
+    that do not cancel leave uniform values, which pass with probability below 2⁻⁹.
 
     Args:
         total: Uint64 array of shape [l].

@@ -366,7 +366,7 @@ def say_not_anchored(what: str) -> None:
 
 
 def say_unit(unit: Unit) -> None:
-    """With unit patient, print that a study of `consilium study init` protects whole hospitals by default.
+    """If the command's privacy unit is the patient, print that `study init` protects whole hospitals by default.
 
     Args:
         unit: The privacy unit of the command.

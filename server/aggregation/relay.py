@@ -35,7 +35,7 @@ _NODE = struct.Struct(">Q")
 
 
 class Kind(IntEnum):
-    """The kind of a frame. If a kind is a request, the text below it names the kinds of the frames that answer it."""
+    """The kind of a frame. The text below each request's kind names the kinds that answer it."""
 
     RUN = 1
     """The ServerApp's first frame, with Flower's run id."""

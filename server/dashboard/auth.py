@@ -354,7 +354,7 @@ class Throttle:
         return 0.0
 
     def succeeded(self, *, name: str, address: str) -> None:
-        """Reset the count of a name at an address after a successful sign-in, and remember the address as known.
+        """After a successful sign-in, forget the failed ones of this name from this address, and remember the address.
 
         Args:
             name: The user's name.

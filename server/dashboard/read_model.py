@@ -99,7 +99,7 @@ class Follower:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last pass; 0 before the first."""
+        """Seconds since the study's files were last read; 0 before the first time."""
         return 0.0 if self.looked is None else self._clock() - self.looked
 
     def poll(self) -> bool:

@@ -1,8 +1,8 @@
 """Stores the masked codes that sites signed in sealed sums, as evidence in a dispute.
 
 Each draw, one attempt at a sealed sum, has a folder with one file for each site. The aggregator checks the signatures
-and writes the files; `consilium dispute` reads them. Without the masks, masked codes are uniformly distributed, so a
-stolen folder reveals no code.
+and writes the files; `consilium dispute` reads them. To somebody who does not know the masks, masked codes are
+uniformly distributed, so a stolen folder reveals no code.
 """
 
 from __future__ import annotations
