@@ -306,7 +306,7 @@ def _a_journal_is_believed(patch: pytest.MonkeyPatch) -> None:
     """Break 4: how far a training got is what its folder says, and a second teacher of one training counts nothing."""
     whole = TeacherBooks.made
     patch.setattr(TeacherBooks, "made", lambda self, training_id: frozenset(sorted(whole(self, training_id))[:1]))
-    patch.setattr(charge, "_older_copy", lambda *given, **named: None)
+    patch.setattr(charge, "_why_not_resumed", lambda *given, **named: None)
     patch.setattr(TrainingJournal, "watched_by", lambda self, witness: None)
 
 
