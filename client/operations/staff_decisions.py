@@ -418,7 +418,8 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
         InvalidInput: If no signing key in ``site.toml`` signed the notice, if the notice does not replace the sealing
             key in ``site.toml``, or if the line with that key cannot be found there.
     """
-    server = load_site(directory).server
+    config = load_site(directory)
+    server = config.server
     if not any(notice.is_genuine(key) for key in server.signing_public_keys):
         raise InvalidInput(
             "notice of a sealing key with a wrong signature",
@@ -434,8 +435,8 @@ def take_sealing_key(directory: Path, notice: SealingNotice) -> bool:
             limit=f"a notice that replaces the key in site.toml, {server.sealing_key}",
             remedy="ask the consortium for the newest notice",
         )
-    if load_site(directory).ledger_file.exists():
-        with _ledger(load_site(directory)) as ledger:
+    if config.ledger_file.exists():
+        with _ledger(config) as ledger:
             ledger.take_sealing_key(notice.sealing_key, replaces=server.sealing_key)
     path = directory / "site.toml"
     line = rf'(?m)^(\s*sealing_key\s*=\s*"){server.sealing_key}"'

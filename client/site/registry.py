@@ -149,14 +149,13 @@ class Registry:
             join = "use that directory, which was set up for this study"
         again = f"run this command again with {FORGET} {kept.directory}"
         others = f"if these are other patients, remove its entry from {self.file}"
-        if not gone:
-            policy = Path(kept.directory) / "site.toml"
-            others = f"if that site names the wrong folder, correct data in {policy}; {others}"
         if gone:
             return (
                 f"put that directory back and {join}; if it was deleted on purpose, {again}: whatever it charged to "
                 f"these patients is then counted no more; {others}"
             )
+        policy = Path(kept.directory) / "site.toml"
+        others = f"if that site names the wrong folder, correct data in {policy}; {others}"
         if _has_only(Path(kept.directory), _BEGUN):
             return f"{join}; if it is in the wrong place: it has charged nothing, so delete it and {again}; {others}"
         return f"{join}; {others}"

@@ -236,8 +236,10 @@ def create(
 
     if (study is None) == (not template):
         raise InvalidInput("file of the new study", limit="either --study or --template", remedy="give --study FILE")
-    terms = {"what": "study file", "remedy": "check the path"}
-    text = studies.template(template) if study is None else read_text(study, most_bytes=MAX_TOML_BYTES, **terms)
+    if study is None:
+        text = studies.template(template)
+    else:
+        text = read_text(study, what="study file", most_bytes=MAX_TOML_BYTES, remedy="check the path")
     draft = parse_draft(text)
     given = given_network(start, draft.study.data)
     made = draft.study

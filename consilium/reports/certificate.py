@@ -202,7 +202,7 @@ def certificate_facts(
     """
     sources = sources or Sources()
     with verified_ledger(workspace, sources) as (ledger, report):
-        return facts_of(ledger, report, workspace, sources, clock=clock)
+        return verified_facts(ledger, report, workspace, sources, clock=clock)
 
 
 @contextmanager
@@ -246,7 +246,7 @@ def verified_ledger(workspace: Workspace, sources: Sources) -> Iterator[tuple[Le
             yield ledger, report
 
 
-def facts_of(
+def verified_facts(
     ledger: Ledger, report: VerifyReport, workspace: Workspace, sources: Sources, *, clock: Callable[[], datetime]
 ) -> dict[str, Any]:
     """Collect everything that a certificate states from a verified copy of the ledger.

@@ -22,7 +22,7 @@ from common.ledger.records import parse_record
 from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.site_figures import SiteFigures
 from common.site_verdict import SiteVerdict
-from consilium.reports.certificate import Sources, facts_of, verified_ledger
+from consilium.reports.certificate import Sources, verified_facts, verified_ledger
 from consilium.reports.papers import Blank, Paper, PaperSection, Row, Text
 from server.ledger.server_ledger import Ledger
 from server.study.gate import read_kept
@@ -105,7 +105,7 @@ def papers(
     made = (now or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
     sources = Sources(public_key=public_key)
     with verified_ledger(workspace, sources) as (ledger, report):
-        facts = facts_of(ledger, report, workspace, sources, clock=lambda: made)
+        facts = verified_facts(ledger, report, workspace, sources, clock=lambda: made)
         left = tuple(_left(ledger, facts["study"]["id"]))
     make = _Papers(facts, left, _sent(workspace), made, sealed="sealed_sum" in facts["study"])
     return make.assessment(), make.checklist(), make.registry(), make.egress(), make.processing()
