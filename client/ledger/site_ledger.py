@@ -535,8 +535,9 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
 def new_site_key(ledger: Path) -> Ed25519PrivateKey:
     """Return the signing key for a ledger that does not exist yet; create it if needed.
 
-    The key has a draft's name until the ledger exists, so a key under its own name shows that there was a ledger. A
-    crash before that leaves the draft, with which the next call goes on.
+    The key's file is called ``site-ledger.key.new`` until the ledger exists, and is then renamed. A file
+    ``site-ledger.key`` therefore shows that there was a ledger. After a crash before the renaming, the next call uses
+    the key of ``site-ledger.key.new``.
 
     Args:
         ledger: File of the new ledger.
@@ -545,7 +546,7 @@ def new_site_key(ledger: Path) -> Ed25519PrivateKey:
         The private key.
 
     Raises:
-        InvalidInput: If a key has its own name. A new ledger would start with nothing spent.
+        InvalidInput: If ``site-ledger.key`` exists. A new ledger would start with nothing spent.
     """
     if (key := ledger.with_suffix(".key")).exists():
         raise InvalidInput(
@@ -560,7 +561,7 @@ def new_site_key(ledger: Path) -> Ed25519PrivateKey:
 
 
 def _own_key(ledger: Path) -> Ed25519PrivateKey:
-    """Return the signing key of an existing ledger; if it has a draft's name after a crash, give it its own name."""
+    """Return the signing key of an existing ledger; rename its file if a crash left it as ``site-ledger.key.new``."""
     key = ledger.with_suffix(".key")
     if not key.exists():
         with suppress(FileNotFoundError):  # there is no draft, or another process has renamed it

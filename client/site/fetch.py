@@ -234,7 +234,7 @@ _REFUSED = {
     "unknown-key": (
         "this site is not admitted yet, or its key was revoked",
         "if the consortium has not admitted this site yet, send it request.json (`consilium site request` writes it); "
-        "otherwise ask the consortium, since a revoked key is never admitted again",
+        "otherwise ask the consortium whether this site was revoked; a revoked key is never admitted again",
     ),
     "unsigned": ("a proxy removed the request's signature", _PROXY),
     "signature": ("a proxy changed the request", _PROXY),

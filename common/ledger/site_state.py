@@ -477,8 +477,9 @@ class SiteBooks(RowState):
         A receipt does not say in which study draws were lost. So every study of that server's ledger that may have lost
         them is charged for all of them.
 
-        A release can be in both amounts: this ledger lost the rows about it, and the server lost it too. The server
-        sends receipts in the order of its rows, so no later receipt will show such a release. It is deducted here.
+        Both this ledger and the server's may have lost the rows of one release. Then the server marked it as lost, and
+        the recovery of this ledger has charged it already. No receipt will show it, since the server has no row of it.
+        So the recovery's charge is deducted here.
         """
         total, lines = lost, self.lines | {receipt.study_id: receipt.ledger_id}
         awaiting = (one for one in self.reservations.values() if self.awaits_release(one.query_id))

@@ -150,9 +150,9 @@ class ReceiptDelivery:
         if recovered < max(self.contradicted.values()):
             return ""
         return (
-            f". If nothing was released since `consilium ledger recover` entered the charges up to row {recovered} "
-            "from the standing file, give it no receipts, which would charge these rows once more: only have each site "
-            "run `consilium site recover --server-restored`"
+            f". `consilium ledger recover` has already charged the rows up to row {recovered} by the standing file. If "
+            "nothing was released since then, give it no receipts: they would charge these rows a second time. Only "
+            "have each site run `consilium site recover --server-restored`"
         )
 
 

@@ -203,9 +203,9 @@ def _record(ledger: SiteLedger, charge: Charge) -> None:
 def _why_not_resumed(ledger: SiteLedger, charge: Charge, task: VoterTask, *, spent: int) -> str | None:
     """Return the reason why a recorded training cannot continue in a voter's folder, or None.
 
-    If the folder may be an older copy, steps that it lacks would be drawn again. If a finished teacher was made with
-    other settings of the study's data, no step is left to train another one. ``spent`` is the number of steps in the
-    folder's journal.
+    The folder may be an older copy: the steps that it lacks would then be trained twice and charged once. Or the
+    training has finished with other settings of the study's data: all its steps are used, so it cannot train another
+    teacher. ``spent`` is the number of steps in the folder's journal.
     """
     from client.training.voter import is_finished
 
