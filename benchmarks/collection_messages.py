@@ -21,8 +21,12 @@ from pathlib import Path
 
 from client.worker import Worker
 from common.messages import CodesRequest
+from common.privacy.mechanism import QuerySpec
+from common.privacy.release import CodeSum
 from server.aggregation.aggregator import Aggregator
+from server.aggregation.batch import Batch
 from server.aggregation.exchange import Reply, Transport
+from server.study.workspace import Site
 from tests.federation import Federation, make_study, part
 
 QUERIES, BATCH, MESSAGE_S = 16, 4, 0.6
@@ -42,10 +46,12 @@ class SlowNodes:
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
         replies: queue.Queue[Reply] = queue.Queue()
 
-        def handle(node: int, body: bytes, slower: float) -> None:
-            request, reply = part(body, CodesRequest), self._workers[node].handle(body)
+        def handle(node: int, message: bytes, slower: float) -> None:
+            worker = self._workers[node]
+            body = worker.asked(message)
+            request, reply = part(body, CodesRequest), worker.handle(body)
             time.sleep(slower * (MESSAGE_S + self._query_s * (len(request.queries) if request else 0)))
-            replies.put(Reply(node_id=node, body=reply))
+            replies.put(Reply(node_id=node, body=worker.replied(reply, request=message)))
 
         self.messages += len(bodies)
         for node, body in bodies.items():
@@ -63,12 +69,14 @@ class OneByOne(Aggregator):
         self.transport = transport
         super().run(transport, should_stop=should_stop)
 
-    def _plan(self, queries, *, before=None, roster=()):
+    def _plan(
+        self, queries: Sequence[QuerySpec], *, before: Batch | None = None, roster: Sequence[Site] = ()
+    ) -> Batch | None:
         return None if before else super()._plan(queries)
 
-    def _release(self, batch, roster: Sequence, codes) -> int:
-        released = super()._release(batch, roster, codes)
-        self._send_receipts(roster, self.transport)
+    def _release(self, batch: Batch, roster: Sequence[Site], sums: Mapping[str, CodeSum]) -> int:
+        released = super()._release(batch, roster, sums)
+        self._send_receipts(self.transport)
         return released
 
 

@@ -71,13 +71,13 @@ class World:
             out: Folder of the demo.
             seed: Seed of phantoms, split and training.
         """
-        quiet = Watch(*[lambda *_: None] * 5)  # type: ignore[list-item]
+        quiet = Watch(*[lambda *_: None] * 5)
         seconds = _Stopwatch(out / "seconds.json", quiet)
         places, _, _, teach = _prepared(out, DemoOptions(seed=seed, simulated=True), watch=quiet, seconds=seconds)
         teach()
         made = places.workspace.public()
         public = replace(made, kept=_before(made), images={volume: made.image(volume) for volume in made.volumes})
-        (query,) = next(iter(protocol_of(public.study).configure(public, {}.get)))
+        (query,) = next(iter(protocol_of(public.study).configure(public, lambda _: None)))
         encoder = _encoder(public, query)
         codes = []
         for folder in sorted(places.sites.glob("hospital-*")):

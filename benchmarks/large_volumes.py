@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import nibabel as nib
 import numpy as np
+from nibabel.openers import Opener
 
 from common.config import CodecConfig, DataConfig, Study, TrainingConfig
 from common.privacy.mechanism import Unit
@@ -111,7 +112,7 @@ def save(path: Path, array: np.ndarray, affine: np.ndarray) -> None:
         affine: Affine matrix, in mm.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    nib.openers.Opener.default_compresslevel = 1
+    Opener.default_compresslevel = 1
     nib.save(nib.Nifti1Image(array, affine), path)
 
 

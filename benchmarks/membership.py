@@ -67,7 +67,8 @@ def confidences(x: torch.Tensor, y: torch.Tensor, member: np.ndarray, epsilon: f
     run(net, TrainingJournal(plan), noise=silent if epsilon is None else rounded_gaussian)
     _, preacts = forward([w.detach() for w in net.weights], x, "relu")
     gap = (preacts[-1] * (2 * y - 1)).sum(dim=1)
-    return gap.double().numpy()
+    scores: np.ndarray = gap.double().numpy()
+    return scores
 
 
 VOLUMES = DataConfig(labels=("background", "anterior", "posterior"), spacing_mm=(2, 2, 2), grid=(24, 32, 24))
@@ -92,7 +93,8 @@ def patient_scores(cases: Cases, member: np.ndarray, epsilon: float | None, seed
             soft_dice_ce(model(torch.tensor(x, dtype=torch.float32)[None]), y[None])
             for x, y in zip(cases.images, targets, strict=True)
         ]
-    return -torch.cat(losses).double().numpy()
+    scores: np.ndarray = -torch.cat(losses).double().numpy()
+    return scores
 
 
 def area(score: np.ndarray, member: np.ndarray) -> float:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import grpc
 import numpy as np
 
 from benchmarks.round import cpu_s, releases, run_for, until
@@ -98,7 +99,7 @@ def _study(root: Path) -> Workspace:
     workspace = Workspace(root / "server")
     setup.create_study(workspace, study)
     setup.publish_volumes(workspace, [case.image for case in cases[:volumes]])
-    setup.fit_study_codec(workspace, [case.label for case in cases[volumes:]], sites=COUNTS[0])
+    setup.fit_study_codec(workspace, [case.label for case in cases[volumes:] if case.label], sites=COUNTS[0])
     write_server(workspace)
     return workspace
 
@@ -126,10 +127,14 @@ def _join(
             tick_s=REPLY_TICK_S,
         )
         serving = serve(worker, socket=sockets / f"{name}.sock")
-        stack.callback(lambda serving=serving: serving.stop(None).wait())
+        stack.callback(_stop, serving)
         write_link(directory)
         nodes.append(site_node(directory / "node", socket=sockets / f"{name}.sock", port=port))
     group.start_all([_patient(daemon) for node in nodes for daemon in (supernode(node), launcher(node))])
+
+
+def _stop(serving: grpc.Server) -> None:
+    serving.stop(None).wait()
 
 
 def _patient(spec: DaemonSpec) -> DaemonSpec:
@@ -140,9 +145,12 @@ def _measured(group: ProcessGroup, workspace: Workspace, count: int) -> Iterator
     """Yield what :data:`ROUNDS` rounds of this many nodes took."""
     spent: list[Counter[str]] = []
 
+    def reached(count: int) -> bool:
+        return len(releases(workspace)) >= count
+
     def between(first: int) -> None:
         for released in (first + 1, first + 1 + ROUNDS):
-            until(lambda released=released: len(releases(workspace)) >= released)
+            until(partial(reached, released))
             spent.append(_by_role(group.daemons, cpu_s))
 
     rounds = run_for(workspace, ROUNDS + 1, meanwhile=between)

@@ -21,12 +21,13 @@ from pathlib import Path
 from benchmarks.run import RATIO, Figure, figure
 from client.app import POLL_S as TASK_POLL_S
 from common.config import CollectionConfig
+from common.engine import flower_env
 from common.events import read_events
 from common.pki import create_authority, issue_server_certificate
 from common.process import Daemon, DaemonSpec, ProcessGroup, executable
 from common.sockets import accepts, free_ports
 from server.aggregation.core import POLL_S as REPLY_POLL_S
-from server.operations.daemons import HOST, FlowerServer, flower_env, run_status, submit
+from server.operations.daemons import HOST, FlowerServer, run_status, submit
 from server.operations.supervisor import flower_server, request_stop, start_run
 from server.study.workspace import Workspace
 from tests.e2e.daemons import running
@@ -51,10 +52,10 @@ fab-include = ["*.py"]
 serverapp = "serverapp:app"
 clientapp = "clientapp:app"
 [tool.flwr.app.config]
-out = ""
-nodes = 0
-rounds = 0
-poll = 0.0
+out = "{out}"
+nodes = {nodes}
+rounds = {rounds}
+poll = {poll}
 """,
     "clientapp.py": """
 from flwr.app import Message
@@ -97,7 +98,7 @@ def figures() -> Iterator[Figure]:
     """Yield the load of idle daemons, then rounds of our study, of plain Flower and of the empty app, in turn."""
     with tempfile.TemporaryDirectory(prefix="round-") as folder:
         root = Path(folder)
-        app = _app(root / "app")
+        app, ends = _app(root / "app", root / "ends"), root / "ends"
         planned = make_privacy(planned_queries=TURNS * (ROUNDS + 2), quorum=SITES)
         workspace, sites = build(
             root, [f"site-{k}" for k in range(SITES)], collection=CollectionConfig(batch_size=1), privacy=planned
@@ -106,8 +107,8 @@ def figures() -> Iterator[Figure]:
             yield from _idle(federation.group.daemons)
             ways: dict[str, Callable[[], list[float]]] = {
                 "ours": lambda: run_for(workspace, ROUNDS),
-                "bare": lambda: _empty(bare, app, root / "ends"),
-                "empty": lambda: _empty(flower_server(workspace), app, root / "ends"),
+                "bare": lambda: _empty(bare, app, ends),
+                "empty": lambda: _empty(flower_server(workspace), app, ends),
             }
             rounds: dict[str, list[list[float]]] = {name: [] for name in ways}
             for _ in range(TURNS):
@@ -167,7 +168,7 @@ def releases(workspace: Workspace) -> list[float]:
 def _empty(server: FlowerServer, app: Path, out: Path) -> list[float]:
     """Return the seconds between rounds of the app that does nothing."""
     out.unlink(missing_ok=True)
-    run = submit(server, app, {"out": str(out), "nodes": SITES, "rounds": ROUNDS, "poll": REPLY_POLL_S})
+    run = submit(server, app)
     until(out.exists)
     until(lambda: run_status(server, run).finished)
     return _between(json.loads(out.read_text()))
@@ -212,9 +213,10 @@ def _bare(folder: Path) -> Iterator[FlowerServer]:
         yield server
 
 
-def _app(folder: Path) -> Path:
+def _app(folder: Path, out: Path) -> Path:
     folder.mkdir()
-    for name, text in APP.items():
+    config = APP["pyproject.toml"].format(out=out, nodes=SITES, rounds=ROUNDS, poll=REPLY_POLL_S)
+    for name, text in (APP | {"pyproject.toml": config}).items():
         (folder / name).write_text(text)
     return folder
 

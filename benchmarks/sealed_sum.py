@@ -106,7 +106,7 @@ def measured(sites: int, dimension: int) -> Cost:
     adding, opening = cpu(add), cpu(lambda: noisy_sum([code] * sites, mechanism))
     if sites <= 16:  # compute one whole sum, to check that the timed functions give a valid one
         total = np.sum([one(name) for name in identities], axis=0, dtype=np.uint64)
-        unmasked(total, mechanism, sites=sites)
+        unmasked(np.asarray(total), mechanism, sites=sites)
     sent = len(canonical_bytes([member.to_json() for member in members]))
     return Cost(checking, noise, masking - noise, sent, 8 * dimension, adding, opening)
 
@@ -147,7 +147,7 @@ class MaskingSites(RecordedSites):
 def through_the_core(sites: int, dimension: int) -> dict[str, Any]:
     """Measure one query over this many masking sites by the core, with its ledger, sealing and signatures."""
     with TemporaryDirectory() as folder:
-        terms = {"quorum": 3, "aggregation": "sealed-sum"}
+        terms: dict[str, Any] = {"quorum": 3, "aggregation": "sealed-sum"}
         return federation(Path(folder), sites=sites, dimension=dimension, volumes=1, answering=MaskingSites, **terms)
 
 

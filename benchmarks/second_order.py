@@ -110,7 +110,8 @@ class SecondOrder(VolumeMac):
         s = torch.softmax(logits(given, *own), dim=1)
         bend = s * (1 - s) / (2 * s[:, 0].numel())
         diagonal = grad(lambda *v: (logits(given.square(), *v) * bend).sum(), argnums=(0, 1))(*own)
-        return slopes | {f"{name}.c": entry for name, entry in zip(self.last, diagonal, strict=True)}
+        curvature = {f"{name}.c": entry for name, entry in zip(self.last, diagonal, strict=True)}
+        return {**slopes, **curvature}
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
         for name in self.last:
