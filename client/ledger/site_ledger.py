@@ -82,7 +82,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         clock: Clock = utc_now,
         restored: bool = False,
     ) -> SiteLedger:
-        """Open a pool's ledger for writing, or create it; record the caps if they changed.
+        """Open a pool's ledger for writing. Create the ledger if it does not exist. Record the caps if they changed.
 
         Args:
             path: The ledger file.
@@ -92,19 +92,19 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             signing_key: The key that signs rows; by default the one beside the file (``site-ledger.key``), which
                 is created with a new ledger.
             clock: Source of the rows' time stamps.
-            restored: True if :meth:`charge_lost` is called next; then an older copy of the ledger is opened too,
-                not refused.
+            restored: True to open the ledger although it is an older copy, which is refused otherwise. The caller must
+                call :meth:`charge_lost` next.
 
         Returns:
             The open ledger.
 
         Raises:
-            InvalidInput: If the file is another pool's, if the pool's unit of privacy or neighbouring relation changed,
-                if the caps are earlier ones that were replaced by tighter ones, or if the file and its standing are
-                missing, but the key exists.
-            LedgerCorrupt: If a row breaks the hash chain or a rule; if the file is missing, but its standing (the small
-                file beside it that records the newest row) exists; or if the file lacks rows that the standing records
-                and ``restored`` is False.
+            InvalidInput: If the file belongs to another pool; if the pool's unit of privacy or neighbouring relation
+                changed; if ``caps`` are earlier caps, which tighter ones replaced since; or if ledger and standing are
+                missing although the ledger's signing key exists.
+            LedgerCorrupt: If a row breaks the hash chain or another rule for rows; if the file is missing although its
+                standing (the small file beside it that records the newest row) exists; or if the file lacks rows that
+                the standing records and ``restored`` is False.
         """
         check_ledger_name(pool, what="pool name")
         if not path.exists():
@@ -550,7 +550,7 @@ def new_site_key(ledger: Path) -> Ed25519PrivateKey:
     """
     if (key := ledger.with_suffix(".key")).exists():
         raise InvalidInput(
-            "the pool's ledger is missing, but its signing key is here",
+            "the site ledger of this patient pool is missing, but its signing key is here",
             value=str(ledger),
             remedy="put back the ledger and its standing (the file site-ledger.standing); if you have only an older "
             "copy, put it there and run `consilium site recover --own-ledger`. Only if this site has never sent a join "

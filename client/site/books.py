@@ -55,7 +55,7 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
     path, stated = config.ledger_file, _stated_ledger(config)
     remedy = _BACK
     if not path.exists() and not standing_path(path).exists() and (config.joined or stated):
-        raise InvalidInput("the pool's ledger is missing", value=str(path), remedy=remedy)
+        raise InvalidInput("the site ledger of this patient pool is missing", value=str(path), remedy=remedy)
     ledger = SiteLedger.open(path, config.pool, caps=config.caps, site=config.holder, restored=restored)
     found = ledger.head().ledger_id
     if stated not in (None, found):
@@ -143,7 +143,9 @@ def read_books(config: SiteConfig) -> SiteLedger:
         InvalidInput: If it is missing.
     """
     if not config.ledger_file.exists():
-        raise InvalidInput("the pool's ledger is missing", value=str(config.ledger_file), remedy=_BACK)
+        raise InvalidInput(
+            "the site ledger of this patient pool is missing", value=str(config.ledger_file), remedy=_BACK
+        )
     return SiteLedger.read(config.ledger_file)
 
 
@@ -180,7 +182,7 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
             if absent_ok:
                 continue
             raise InvalidInput(
-                "a directory that shares this pool's ledger is missing",
+                "a study's directory that shares this pool's site ledger is missing",
                 value=str(directory),
                 remedy=f"restore it; if it was deleted for good, remove its line from {books / JOINED}",
             )

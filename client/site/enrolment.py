@@ -216,7 +216,7 @@ def join_site(
     _check_not_joined(books, study)
     if not first.ledger_file.exists():
         raise InvalidInput(
-            "the pool's ledger is missing",
+            "the site ledger of this patient pool is missing",
             value=str(first.ledger_file),
             remedy="put the ledger back, with its key and its standing (the file site-ledger.standing)",
         )

@@ -1,8 +1,9 @@
-"""Delivers receipts to sites, and detects a site that holds a receipt whose head is not in the ledger.
+"""Delivers receipts to sites, and detects that this ledger lacks a row for which a site holds a receipt.
 
-A *receipt* tells a site what was charged to its pool and contains the ledger's *head*, the signed hash of its newest
-row. The aggregator uses this module in every run. If the head of a site's newest receipt is not in the ledger, nothing
-is released with that site.
+A *receipt* states what was charged to a site's pool. It contains the ledger's *head*, the signed hash of the row that
+was the newest then. In every run the aggregator compares the head of each site's newest receipt with the ledger. If the
+ledger does not contain this head, it was rolled back or forked, or the site's statement is false. Nothing is then
+released with that site.
 """
 
 from __future__ import annotations
@@ -112,11 +113,12 @@ class ReceiptDelivery:
         """Record the newest signed head that a site reports.
 
         If the ledger does not contain this head, nothing is released with the site. The site is then sent all its
-        receipts from this ledger. If its head has a receipt, they prove that the ledger was rolled back or forked.
+        receipts from this ledger. If the site also holds a receipt with the other head, both receipts together prove
+        that the ledger was rolled back or forked.
 
         Args:
             site: The site.
-            message: Its reply, which names the newest row it holds and that row's signed hash.
+            message: Its reply, which states the number and the hash of the newest ledger row that the site knows.
 
         Returns:
             True if the ledger contains the head.
@@ -134,18 +136,22 @@ class ReceiptDelivery:
         return False
 
     def contradiction(self) -> str:
-        """Return the error text for the sites whose heads this ledger does not contain, with the remedy."""
+        """Return the error text, with its remedy, about sites that state a head which this ledger does not contain."""
         held = ", ".join(f"{site} (row {row})" for site, row in sorted(self.contradicted.items()))
         return (
-            f"this ledger does not contain heads that sites state: {held}; it was rolled back or forked, or a "
-            "statement is false, and nothing is released with these sites; to fix: have them write their receipts "
-            "(`consilium site heads --out`), enter the lost charges with `consilium ledger recover`, have each run "
-            "`consilium site recover --server-restored`, then resume; a site without a receipt of its row made a false "
+            f"sites state ledger rows that this ledger does not contain, or contains with another hash: {held}; the "
+            "ledger was restored from an older copy or altered, or a site's statement is false, and nothing is "
+            "released with these sites; to fix: have them write their receipts (`consilium site heads --out`), enter "
+            "the lost charges with `consilium ledger recover`, have each run `consilium site recover "
+            "--server-restored`, then resume; a site that has no receipt for the row that it states made a false "
             f"statement: `consilium provision revoke`{self._charged_already()}"
         )
 
     def _charged_already(self) -> str:
-        """Return what to do if a recovery from the standing file may have entered these rows' charges already."""
+        """Return a warning for the remedy if `consilium ledger recover` may have charged the missing rows already.
+
+        Empty if it cannot have charged them.
+        """
         recovered = self._ledger.charged_again_up_to()
         if recovered < max(self.contradicted.values()):
             return ""

@@ -1,14 +1,14 @@
-"""Runs the queries of a sealed study: adds up masked codes that it cannot read, and learns only the sum of a whole
-roster.
+"""Runs the queries of a sealed study: adds up masked codes, and learns only the noisy sum of a whole roster.
 
-``pipeline.collect`` runs it for studies whose privacy is ``sealed``. A *draw* is one attempt at a batch of queries. It
-takes these steps in order; the code repeats their numbers:
+``pipeline.collect`` calls it for studies whose ``privacy.aggregation`` is ``sealed-sum``. A *draw* is one attempt at a
+batch of queries. It takes these steps in order; the code repeats their numbers:
 
-1. The roster is fixed: sites that accepted the offer, gave a key for this draw and have confirmed each other's keys.
+1. The roster is fixed. It consists of sites that accepted the offer, gave a key for this draw and have confirmed each
+   other's keys.
 2. The draw is charged.
 3. The sites are asked for their masked codes for ``collection.patience_s`` seconds. If one stays silent, the draw is
    lost but stays charged, and another draw is started without that site while the budget lasts.
-4. The masks cancel in the sum of all masked codes. The noisy sum remains. It is checked and stored.
+4. The masked codes are added. The masks cancel, and the noisy sum remains. It is checked and stored.
 
 After a crash, an unfinished draw is requested again under the same roster, and the sites send the same masked codes. A
 sum that honest sites cannot have produced is refused. Masked codes are integers modulo 2⁶⁴.
@@ -46,17 +46,19 @@ from server.study.spoiled import question, spoiled_draws
 from server.study.workspace import Site
 
 RESTORED = " stated that it answered a draw unknown to this ledger; the queries are drawn again: study "
-"""Text of the ledger's note, after the site's name, that the server has believed a site's statement of a later draw."""
+"""Text of a note in the ledger, after a site's name. It records that the server believed the site's statement that it
+had answered a later draw than this ledger contains.
+"""
 _REDRAWN = re.compile(r"drawn again as draw (?P<draw>[0-9]{1,7}) of batch (?P<batch>[0-9a-f]{64})")
 """Note in the ledger about a batch that was offered again with a later draw number."""
 MOST_BELIEVED = 3
-"""How often a study offers its queries again because one site alone states a later draw. After that, a person must run
-`consilium ledger recover` before the study does so again.
+"""How many times a study offers its queries again because one site alone states that it answered a later draw. After
+that, a person must run `consilium ledger recover` before the study believes such a site again.
 """
 MOST_AHEAD = 1_000
-"""Largest difference between the draw number that one site alone states and the number that was offered, for the site
-to be believed. A site may have answered draws that a restored server's ledger lacks. Without a limit, one site could
-use up all draw numbers.
+"""Largest difference between the draw number that was offered and a later one that one site alone states. A site that
+states a larger one is not believed. A site may have answered draws that the server's ledger lacks because it was
+restored. Without a limit, one dishonest site could use up all draw numbers.
 """
 LATER_DRAW = (
     "; if a site still states a later draw after `consilium study resume`, ask its staff whether its ledger was "
@@ -64,7 +66,7 @@ LATER_DRAW = (
     "this ledger lacks none of them, then resume: the study believes the site again; if that does not help, this study "
     "can only go on without the site: bring back, or admit, other sites until they reach the quorum"
 )
-"""What a person can do if this study does not believe a site that states a later draw."""
+"""Remedy in an error: what a person can do if the study does not believe a site that states a later draw."""
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ class _Sum:
 
 
 class SealedSums(Aggregator):
-    """An :class:`Aggregator` that never holds a site's code in the clear. It takes the same arguments."""
+    """An :class:`Aggregator` that receives only masked codes. It takes the same arguments."""
 
     _length: Length | None = None
     """Joint norm of all the study's noisy sums, in units of their noise; None until it is computed from the ledger."""
@@ -128,11 +130,10 @@ class SealedSums(Aggregator):
     def _plan(
         self, queries: Sequence[QuerySpec], *, before: Batch | None = None, roster: Sequence[Site] = ()
     ) -> Batch | None:
-        """Return the next batch as :meth:`Aggregator._plan` does, but only of queries with the same newest draw number.
+        """Return the next batch by :meth:`Aggregator._plan`, but only with queries that have had equally many draws.
 
-        The batch is taken from the beginning of ``queries``, up to the first query whose newest draw number differs.
-
-        An offer has one draw number for all its queries. Suppose sites have accepted a query already. If it were then
+        The batch is taken from the beginning of ``queries``, up to the first query whose newest draw has another
+        number. An offer has one draw number for all its queries. If a query that sites have accepted already were
         offered together with a query that has had more draws, it would get a later number, and the sites would charge
         it again.
         """
@@ -166,8 +167,9 @@ class SealedSums(Aggregator):
         left = len(able) - len(silent)
         self._below_quorum(batch, left, transport)
         raise QuorumNotReached(
-            f"{', '.join(sorted(site.name for site in silent))} sent no codes in this run; {many(left, 'other site')} "
-            f"with budget left, and the quorum is {self._study.privacy.quorum}; to fix: bring the silent sites back or "
+            f"these sites accepted queries in this run, but did not answer them in time: "
+            f"{', '.join(sorted(site.name for site in silent))}; without them, {many(left, 'site')} with budget can "
+            f"take part, and the quorum is {self._study.privacy.quorum}; to fix: bring these sites back online or "
             f"admit others, then `consilium study resume`{self._or_finish()}"
         )
 
@@ -184,16 +186,16 @@ class SealedSums(Aggregator):
 
     @cached_property
     def _noted_draws(self) -> dict[str, int]:
-        """The newest draw number that each batch was offered again with, by batch id; read from the ledger once a run.
+        """For each batch that was offered again with a later draw number, this number, by batch id.
 
-        The next run offers the same number, not a later one, because sites that accepted that draw have already
-        charged themselves for it.
+        It is read from the notes in the ledger once in a run. The next run offers the same number, not a later one,
+        because sites that accepted that draw have already charged it to their own ledgers.
         """
         found = filter(None, (_REDRAWN.fullmatch(text) for text in self._ledger.notes()))
         return {one["batch"]: int(one["draw"]) for one in found}
 
     def _redrawn(self, batch: Batch, *, draw: int) -> Batch:
-        """Return a batch of the same queries with a later draw number, after noting the number in the ledger."""
+        """Note a later draw number for a batch in the ledger, and return the batch with this number."""
         able = tuple(site for site in self._sites() if site.name in batch.able)
         again = Batch(self._offer(batch.queries, able, draw=draw), able=batch.able)
         offered = again.offer.draw or draw
@@ -241,14 +243,17 @@ class SealedSums(Aggregator):
         return credible and said > len(answers) - self._study.privacy.quorum
 
     def _masked_roster(self, batch: Batch, transport: Transport) -> tuple[Batch, tuple[Site, ...], MaskedRoster]:
-        """Fix the roster: sites that accepted, gave a key for this draw, and have confirmed each other.
+        """Offer the batch, and choose the sites of the draw's roster.
 
-        If too few sites accept because they have answered a draw that this ledger does not know, the batch is offered
-        again with the next draw number. It is offered again only once, because every honest site charges its own ledger
-        for each offer.
+        A site is on the roster if it accepted the offer, gave a mask key for this draw, and is left by :meth:`_mutual`,
+        which excludes sites whose long-term keys were not confirmed by people.
+
+        A site declines a draw number that it has answered already. This ledger may not know that draw, because a ledger
+        was restored from a copy. If too few sites accept for this reason, the batch is offered a second time, with a
+        higher draw number. There is no third offer, because every honest site charges its own ledger for each offer.
 
         Returns:
-            The batch as accepted, the sites, and the roster with their keys.
+            The batch that the sites accepted, the sites of the roster, and the roster with their mask keys.
 
         Raises:
             QuorumNotReached: If fewer sites than the quorum remain.
@@ -276,7 +281,7 @@ class SealedSums(Aggregator):
             return batch, roster, MaskedRoster(offer.study, offer.ledger, offer.batch, offer.draw or 0, members)
 
     def _newest_draw(self, batch: Batch) -> int:
-        """Return the number of the last draw that sites say they have answered, if this is credible; otherwise -1.
+        """Return the number of the newest draw that sites state they have answered, if it is credible; otherwise -1.
 
         A site that declines a draw with the reason ``old-draw`` states the number of the last draw that it answered.
         The t sites that may collude can state any number. The max(t, 1) largest numbers are therefore ignored, and the
@@ -386,12 +391,12 @@ class SealedSums(Aggregator):
     def _store(self, draw: Draw, totals: dict[str, NDArray[np.uint64]]) -> tuple[StoredAnswer, ...]:
         """Unmask, check and store each query's noisy sum.
 
-        Each sum is checked alone, and all the study's sums together: if their joint norm exceeds what honest sites can
-        produce, all sums of this draw are refused. The joint check detects a site that adds too little to each single
-        sum to be seen beside the noise.
+        Each sum is checked by its norm. Then the joint norm of all the study's sums is checked: if it exceeds what
+        honest sites can produce, all sums of this draw are refused. The joint check detects a site that adds so little
+        to each sum that the noise hides it in a single one.
 
         Raises:
-            Refused: ``sum-spoiled`` if a sum was refused, after the others are stored.
+            Refused: ``sum-spoiled`` if a sum was refused. The other sums are stored before.
         """
         sums: dict[str, NDArray[np.int64]] = {}
         together, sites = self._length or self._length_so_far(), len(draw.roster.members)
@@ -412,9 +417,9 @@ class SealedSums(Aggregator):
         return tuple(answers)
 
     def _length_so_far(self) -> Length:
-        """Return the joint norm of the sums stored after the study's last spoiled draw.
+        """Return the joint norm of the sums that were stored after the study's last spoiled draw.
 
-        Earlier sums are not counted again, because they were in doubt at that draw already.
+        Sums from before that draw are left out, because they were part of the check that failed then.
         """
         spoiled = spoiled_draws(self._ledger, self._study)
         after = spoiled[-1].row if spoiled else 0
@@ -447,9 +452,10 @@ class SealedSums(Aggregator):
 
 
 def _named(error: QuorumNotReached, batch: Batch) -> QuorumNotReached:
-    """Return the error with further text: which sites declined for lack of budget or because of a later draw.
+    """Return the error with a text before it that names the sites which declined for a reason the server cannot check.
 
-    The server cannot check these two reasons. If a site states a later draw, the remedy for this is added, too.
+    These reasons are a lack of budget in the site's own ledger, and a later draw that the site has answered. If a site
+    states a later draw, its remedy is added at the end.
     """
     words = {"budget": "lack of budget", "old-draw": "having answered a later draw"}
     said = [f"{site} states {words[reason]}" for site, reason in sorted(batch.answers.items()) if reason in words]

@@ -157,7 +157,7 @@ class Person:
         elif "site.toml" in text and os.strerror(errno.ENOENT) in text:
             self.did.add("put a file back")
             shutil.copy(self.first / "site.toml", site / "site.toml")
-        elif re.search("the site ledger .*missing.* standing|the pool's ledger .*missing", text):
+        elif re.search("the site ledger .*missing.* standing|the site ledger of this patient pool is missing", text):
             self.did.add("put a file back")
             shutil.copy(self.first / "site-ledger.sqlite", site / "site-ledger.sqlite")
         elif "recover --own-ledger" in text:

@@ -216,7 +216,7 @@ def test_no_directory_of_a_pool_begins_books_where_the_pools_are_gone(north: Pat
             open_books(load_site(directory))
     (north / "site-ledger.standing").unlink()
     for directory in (joined, north):
-        with pytest.raises(InvalidInput, match=r"ledger is missing.*site-ledger"):
+        with pytest.raises(InvalidInput, match=r"ledger of this patient pool is missing.*site-ledger"):
             open_books(load_site(directory))
     assert not (north / "site-ledger.sqlite").exists()
 

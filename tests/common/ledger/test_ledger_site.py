@@ -1089,7 +1089,7 @@ def test_a_key_restored_without_its_ledger_and_standing_begins_no_ledger_with_no
     key = site.path.with_suffix(".key").read_bytes()
     for path in (site.path, standing_path(site.path)):
         path.unlink()
-    with pytest.raises(InvalidInput, match=r"ledger is missing, but its signing key is here.*site recover"):
+    with pytest.raises(InvalidInput, match=r"patient pool is missing, but its signing key is here.*site recover"):
         SiteLedger.open(site.path, "aachen-mri", caps=site.caps)
     assert not site.path.exists()
     assert site.path.with_suffix(".key").read_bytes() == key, "the refusal leaves the key for the copy of its ledger"
