@@ -2,7 +2,7 @@
 
 `site doctor` calls it. Cases are read one at a time. The module makes the checks of training, and two more that compare
 cases: whether two cases have identical voxels, and whether a structure is much larger or smaller than in the other
-cases. Each verdict carries the case's number in the dataset's order, so that a report can omit names.
+cases. Each verdict states the case's number in the dataset's order, so that a report can omit names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Opens a site's dataset as ``site.toml`` describes it, and records on which cases its teachers were trained.
 
-The record (``teachers/cases.json``, mode 0600) names the cases left out, with reasons; it must not leave the site. The
-number of a hospital's patients, or of its unusable files, is a fact about its data that no noise protects. The server's
-operator therefore gets only numbers (:func:`counts_for_server`), and only if ``[share] case_counts`` is true.
+The record (``teachers/cases.json``, mode 0600) states the number of cases, and names those that were left out, with
+reasons. It must not leave the site. The number of a hospital's patients, or of its unusable files, is a fact about its
+data that no noise protects. The server's operator therefore gets only numbers (:func:`counts_for_server`), and only if
+``[share] case_counts`` is true.
 """
 
 from __future__ import annotations

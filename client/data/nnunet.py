@@ -1,8 +1,8 @@
 """Reads the nnU-Net v2 layout: ``dataset.json``, ``imagesTr/CASE_0000.nii.gz``, ``labelsTr/CASE.nii.gz``.
 
 Each channel is a separate file. Overlapping labels (``"whole tumor": [1, 2, 3]``) are read as regions of exclusive
-labels. A case without its label or one of its channels is a :class:`Problem` and left out. It refuses files that are
-not NIfTI.
+labels. A case without its label or one of its channels, or with a file that is not NIfTI, is a :class:`Problem` and
+left out. A dataset whose ``file_ending`` is not that of NIfTI is refused.
 """
 
 from __future__ import annotations

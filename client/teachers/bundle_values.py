@@ -35,7 +35,7 @@ class BundleValues:
     """Everything taken from a bundle that another program packed.
 
     Attributes:
-        recipe: Network, channels and patch. A recipe is not part of what a site consents to.
+        recipe: Network, channels and patch. They come from the bundle, because a site does not consent to a recipe.
         weights: The bytes of the weights' file.
         privacy: The bundle's figures on privacy: ε by accountant, δ, unit and relation.
         figures: Scores by name.

@@ -49,7 +49,7 @@ class Reference:
     Attributes:
         name: Name in texts.
         answer: The model, as a function from a volume to probabilities.
-        public: True if it was made without any site's data. A student that is worse is then of no use.
+        public: True if it was made without any site's data. A student that scores lower than it is of no use.
         without: Function that takes a voter's number and returns the model without this voter; None if no other voter
             has a teacher. The result scores the cases that the voter was trained on.
     """
@@ -70,7 +70,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A structure that the student misses entirely in most of the cases that contain it.
+    """A structure for which the student has Dice 0 in most cases.
 
     Attributes:
         structure: Name of the structure.
@@ -269,7 +269,7 @@ def codec_of(bundle: Path) -> str | None:
 
 
 def gone(structures: Sequence[str], student: Sequence[Dice], *, who: str = "student") -> list[Gone]:
-    """Find the structures that the student misses in most cases. No reference is needed.
+    """Find the structures for which the student has Dice 0 in most cases. No reference is needed.
 
     Args:
         structures: Names of the structures.
@@ -277,7 +277,8 @@ def gone(structures: Sequence[str], student: Sequence[Dice], *, who: str = "stud
         who: Name of the scored model in sentences.
 
     Returns:
-        The structures with Dice 0 in more than half of the cases that contain them.
+        The structures with Dice 0 in more than half of the cases in which they are in the student's label map or in the
+        hospital's.
     """
     found = []
     for structure, column in zip(structures, zip(*student, strict=True), strict=True):

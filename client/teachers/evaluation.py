@@ -104,7 +104,7 @@ class CaseScore:
 
     Attributes:
         case: The case's id.
-        part: How the teachers used the case (:data:`PARTS`).
+        part: How the site's teachers used the case (:data:`PARTS`).
         dice: Dice of each structure; nan if it is in neither map.
         hd95_mm: HD95 in mm of each structure; nan if it is in neither map, inf if it is in one only.
         sure: Calibration: how often the model is right at each level of confidence.
@@ -204,9 +204,10 @@ class Evaluation:
 
     @property
     def own_better(self) -> tuple[str, ...]:
-        """The findings that this site's own teachers are better, or clearly better calibrated.
+        """Sentences, if this site's own teachers score proven better than the student or are clearly better calibrated.
 
-        They say what to use at this site. They do not change the verdict, because no other hospital has these teachers.
+        They advise this site which network to use. They do not change the verdict, because no other hospital has these
+        teachers.
         """
         own = [one for one in self.comparisons if not one.public and one.word is GainWord.WORSE]
         sure, theirs = (self.reliability.get(name, NOTHING).error for name in (f"the {self.who}", OWN_TEACHERS))
@@ -234,7 +235,7 @@ class Evaluation:
         return ADAPTED_OWN_BETTER if self.adapted else OWN_BETTER
 
     def told(self, comparison: CaseComparison) -> str:
-        """Return a comparison as a sentence. If the cases do not fit (:attr:`fit`), it gives figures but no verdict.
+        """Return a comparison as a sentence; if the cases do not fit (:attr:`fit`), with figures but without a verdict.
 
         Args:
             comparison: One of :attr:`comparisons`.

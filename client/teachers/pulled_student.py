@@ -259,7 +259,10 @@ def own_verdict(site_dir: Path, bundle: str) -> SiteVerdict | None:
 
 
 def _known_rows(ledger: SiteLedger, ledger_id: str) -> dict[int, str]:
-    """Return the hash, by number, of every row of a server's ledger in this site's receipts since the last recovery."""
+    """Return the hashes, by row number, of the rows of a server's ledger that this site's receipts contain.
+
+    Receipts from before the last recovery of that ledger are left out.
+    """
     known: dict[int, str] = {}
     for row in ledger.rows():
         if row.kind not in ("recovery", "receipt"):

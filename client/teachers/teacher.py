@@ -1,9 +1,9 @@
 """Loads a site's trained teachers once, and asks them for predictions.
 
-The worker calls it. If a teacher cannot be loaded, only its voter has no teacher, and the site still takes part. This
-concerns a teacher that is missing, broken, not the recorded one, or made for another grid or other labels. Taking part
-therefore reveals nothing about the patients. Only a directory where no training was ever started is refused.
-Predictions are sensitive until coded, summed and noised.
+The worker calls it. A teacher may be missing or broken, may differ from the recorded one, or may be made for another
+grid or other labels. Only its voter then has no teacher, and the site still takes part. The fact that a site takes part
+therefore reveals nothing about its patients. A directory where no training was ever started is refused. Predictions are
+sensitive until they are encoded, summed and noised.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class Teachers:
     ) -> Teachers:
         """Load every voter's teacher that can be loaded.
 
-        A voter whose teacher the hospital added from elsewhere has no teacher here (:mod:`client.foreign`).
+        Teachers that the hospital trained elsewhere and added are not loaded here, but by :mod:`client.foreign`. Their
+        voters have no teacher in the result.
 
         Args:
             directory: A site's folder ``teachers``.
@@ -241,7 +242,7 @@ SAMPLES = 10
 
 @dataclass(frozen=True, slots=True)
 class Posterior:
-    """The standard deviation of every parameter around a teacher's weights.
+    """A normal distribution of networks around a teacher's weights, with a standard deviation for every parameter.
 
     Attributes:
         deviations: Standard deviations, in the order of the parameters.

@@ -1,9 +1,9 @@
 """The autoencoder codec ``ball-ae``: 3D convolutions on either side of a bottleneck whose codes lie in the ball.
 
-The bottleneck is the activation φ of :mod:`common.codecs.ball`; it has l + 1 inputs for a code of length l. Follows Fay
-et al. 2021, Algorithm 2: convolutions, ReLU and max-pooling, a fully connected layer, φ, noise on the code while
-fitting, transposed convolutions, softmax, cross-entropy. It departs from the paper in four points, which make fitting
-fast and reliable:
+The bottleneck is the activation φ of :mod:`common.codecs.ball`; it has l + 1 inputs for a code of length l. The codec
+follows Fay et al. 2021, Algorithm 2: convolutions, ReLU and max-pooling, a fully connected layer, φ, noise on the code
+while fitting, transposed convolutions, softmax, cross-entropy. It departs from the paper in four points, which make
+fitting fast and reliable:
 
 1. It starts as the linear codec. A linear map beside the convolutions is initialised from the water-filled principal
    components of the public shapes, and the last layer of the convolutions is zero. No coordinate is unused at the
@@ -12,9 +12,9 @@ fast and reliable:
    0, φ(o₀, v) = v / (1 + ‖v‖^l)^(1/l): the components themselves, softly clipped to the ball.
 3. The decoder computes log-odds = m + Δ(z) − Δ(0) from a code z, where m is the log-odds of the public mean shape and Δ
    the output of its layers. The zero code is therefore the mean shape.
-4. Noisy codes are shrunk before the decoder by p/(p + σ²) in a coordinate of variance p with noise of variance σ², as
-   in the linear codec. The noise varies around the planned one while fitting, so that the decoder also suits the noise
-   of smaller rosters.
+4. Before the decoder, each coordinate of a noisy code is multiplied by p/(p + σ²), where p is its variance and σ² that
+   of its noise. The linear codec does the same. While fitting, the noise is varied around the planned noise, so that
+   the decoder also suits an answer of fewer sites, which has more noise.
 
 The module imports torch, so it is registered by name and loaded on first use. Weights are plain float32 arrays in the
 codec's npz. Fitting is deterministic on one machine. Refuses arrays whose shapes do not fit the header.
@@ -64,8 +64,8 @@ NOISE_RANGE = (math.log(0.2), math.log(1.5))
 """Range of ln(noise / planned noise), from which the noise of a fitting step is drawn uniformly."""
 
 SOFTEST = 0.75
-"""Smallest factor for a label map's log-ratios while fitting; the largest factor is 1. Smaller log-ratios imitate
-teachers, whose predictions are less certain than label maps."""
+"""While fitting, each label map's log-ratios are multiplied by a random factor from this value to 1. Smaller log-ratios
+imitate teachers, whose predictions are less certain than label maps."""
 
 WIDE, NARROW = 16, 8  # feature maps
 _SMALLEST_NORM = 1e-12
@@ -430,7 +430,9 @@ def _train(
     noise_std: float,
     rng: np.random.Generator,
 ) -> dict[str, np.ndarray]:
-    """Minimise the voxel-wise cross-entropy between decoded noisy codes and the label maps they came from."""
+    """Train the weights: minimise the voxel-wise cross-entropy between label maps and the maps decoded from their noisy
+    codes. Return the trained weights.
+    """
     coarse = metric.shape
     with _one_deterministic_thread():
         weights = {name: torch.tensor(array, requires_grad=True) for name, array in initial.items()}
@@ -469,7 +471,7 @@ def _train(
 
 
 def _learning_rate(step: int) -> float:
-    """Return the step's factor of the learning rate: a linear warm-up, then a cosine down to zero."""
+    """Return the factor of the learning rate at a step: a linear warm-up times a cosine that falls to zero."""
     return min(1.0, (step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / STEPS))
 
 

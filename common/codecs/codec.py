@@ -1,12 +1,14 @@
-"""Defines the codec protocol, registers codecs, and fits, stores and reads them.
+"""Defines the interface of codecs, registers codecs, and fits, stores and reads them.
 
-A codec turns class probabilities into a code of ``dimension`` numbers, and a noisy mean code back into probabilities. A
-codec is public: it is fitted on public label maps only, sent to every site by content hash, and part of every query's
-id. The planner and studies fit codecs; sites and the server load them. Refuses to fit on a label map whose hash is
-known as private, and refuses bytes that a codec would not have written.
+A codec turns the class probabilities of a volume into a code, a vector of ``dimension`` numbers. It also turns a noisy
+mean of codes back into probabilities. A codec is public: it is fitted on public label maps only, every site fetches it
+by its content hash, and this hash is part of every query's id. The planner and studies fit codecs; sites and the server
+load them. :func:`fit_codec` refuses a label map whose hash is in a list of private cases. :func:`load_codec` refuses
+bytes that differ from those that :meth:`Codec.to_bytes` returns for the codec in them.
 
-Shapes of arrays in all codecs: l numbers of a code, k classes with the background, s = k − 1 structures, x × y × z the
-study's grid, u × v × w the coarser grid of the log-ratios.
+The shapes of arrays in all codecs use these letters: l is the length of a code, k the number of classes with the
+background, s = k − 1 the number of structures. The study's grid has x × y × z voxels. Most codecs compute log-ratios
+(:mod:`common.codecs.shapes`) on a coarser grid of u × v × w voxels.
 """
 
 from __future__ import annotations
@@ -99,8 +101,9 @@ class CodecHeader(Document):
 
 @runtime_checkable
 class Codec(Protocol):
-    """A fitted codec, which turns class probabilities into codes, and mean codes into class probabilities. All of it is
-    public.
+    """A fitted codec, which turns class probabilities into codes, and mean codes into class probabilities.
+
+    All its attributes are public.
 
     Attributes:
         name: Key of the codec in :data:`CODECS`.
@@ -156,7 +159,7 @@ class Codec(Protocol):
 
         Returns:
             Float32 array of shape [k, x, y, z] that sums to 1 in every voxel. The zero code gives the public mean
-            shape, whatever ``noise_std`` is.
+            shape for every ``noise_std``.
 
         Raises:
             InvalidInput: For another shape, or a value that is NaN or infinite.
@@ -391,7 +394,7 @@ def load_codec(data: bytes, *, expected_hash: str | None = None) -> Codec:
         The codec.
 
     Raises:
-        InvalidInput: If the hash differs, the codec is unknown, or the bytes are damaged or hold anything else.
+        InvalidInput: If the hash differs, the codec is unknown, or the bytes are not exactly those of a codec.
 
     >>> codec = c.fit_codec(study, maps, sites=8)
     >>> c.load_codec(codec.to_bytes()).to_bytes() == codec.to_bytes()

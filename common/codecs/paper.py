@@ -3,8 +3,8 @@
 A study that uses this codec with the accountant ``paper`` has the noise of the paper's eq (15) at sensitivity √d/K,
 where d = classes · voxels and K is the number of teachers. The codec has neither water-filling nor Wiener weights; the
 length l of a code is the number of variances above the planned noise (the paper's eq (7)).
-The codec serves as a baseline for ``pca``. At any budget that protects anybody, its sensitivity is so large that noise
-hides the signal.
+The codec serves as a baseline for ``pca``. Its sensitivity is so large that, at any budget that protects patients, the
+noise hides the signal.
 
 Three points differ from the algorithm in the paper, because that algorithm cannot be run as written:
 
@@ -15,8 +15,8 @@ Three points differ from the algorithm in the paper, because that algorithm cann
 3. The paper's eq (7) can leave no component. Here at least one stays. Decoded numbers are cut at 0 and normalised to
    probabilities.
 
-Refuses another radius than √d/2, since then the noise would not be the paper's, and grids whose maps do not fit in
-memory.
+The codec refuses every radius but √d/2, because with another radius the noise would not be that of the paper. It also
+refuses grids whose maps do not fit in memory.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Follows Fay et al. 2021, Algorithm 1, with four changes:
 
 1. The public mean shape is subtracted.
 2. The components are those of log-ratios, which are bounded; the paper's logits are not.
-3. Water-filling spreads the radius over the coordinates and chooses l, which is at least 1. It replaces the threshold
-   of the paper's eq (7).
+3. Water-filling spreads the radius over the coordinates and chooses the length l of a code, which is at least 1. It
+   replaces the threshold of the paper's eq (7). If the study's protocol uses frames (joint, appearance), the frame
+   spreads the radius instead: the codec then keeps every component, and a coordinate varies as its component does.
 4. Decoding shrinks every coordinate by its signal-to-noise ratio.
 
 Everything is computed from public label maps, the planned noise and a seed. The planner and the joint protocol use the
@@ -58,7 +59,7 @@ class PcaCodec:
         metric: Weight of each voxel, float64 [u, v, w]: √(1 − Σ_j p̄_j² + .02), where p̄_j is the mean probability of
             class j. Voxels whose label is uncertain weigh most.
         variances: Variances λ_i of z_i over public shapes, [l].
-        powers: Variances p_i of the code's coordinates, [l]; their sum is at most C².
+        powers: Variances p_i of the code's coordinates over public shapes, [l]; their sum is at most C².
         radius: Clipping norm C.
         grid: Shape of a volume in voxels.
         provenance: Which public label maps it was fitted on.
@@ -265,7 +266,7 @@ def principal_components(
 
     Args:
         samples: Array of shape [n, d].
-        most: Most components to return.
+        most: Largest number of components to return.
 
     Returns:
         Components [l, d] and variances [l].

@@ -1,9 +1,10 @@
 """Converts label maps to log-ratios on a coarser grid, and log-ratios back to label probabilities.
 
-A log-ratio is the logarithm of a structure's probability over the background's. Called by the codecs, the planner and
-the joint protocol. Log-ratios of pooled probabilities behave like a truncated signed distance, so a linear combination
-of shapes is again a shape, and any vector maps back to probabilities. The module also makes deformed copies of public
-label maps, which stand in for a larger population.
+A log-ratio is the logarithm of a structure's probability divided by that of the background. The codecs, the planner and
+the joint protocol call this module. Log-ratios of pooled probabilities behave like a truncated signed distance to a
+structure's surface. A linear combination of several shapes' log-ratios is therefore again a shape, and any log-ratios
+map back to probabilities. The module also makes deformed copies of public label maps, which stand in for a larger
+population.
 
 Shapes of arrays: k classes with the background, s = k − 1 structures, x × y × z the grid, u × v × w the pooled grid.
 """
@@ -23,12 +24,12 @@ MAX_FEATURES = 1 << 17
 
 
 def pooling_factor(grid: tuple[int, int, int], *, labels: int, most: int = MAX_FEATURES) -> int:
-    """Return the smallest pooling factor of 2, 4 and 8 that leaves at most ``most`` numbers per map, else 8.
+    """Return the smallest of the pooling factors 2 and 4 with which a map has at most ``most`` numbers, else 8.
 
     Args:
         grid: Shape of a volume in voxels.
         labels: Number of classes.
-        most: Most numbers per map.
+        most: Largest number of log-ratios in a pooled map: structures times coarse voxels.
 
     Returns:
         The factor.

@@ -1,3 +1,1 @@
-"""Modules for the segmentation networks, the training loop that teachers and students share, and the student's
-bundle.
-"""
+"""Segmentation networks, the training loop that teachers and students share, and the files of a released network."""

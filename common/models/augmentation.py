@@ -1,6 +1,7 @@
 """Augments a training volume: applies the same spatial transform to image and target, and varies intensities.
 
-Called by the training loop. The result depends only on the tensors and one seed, and is computed on their device.
+The training loop calls this module. The result depends only on the tensors and one seed. It is computed on the device
+where the tensors are.
 
 ``smooth``         Small rotations, scalings, shears and shifts (up to a twelfth of the grid), and changes of contrast,
                    brightness and noise. Nothing is mirrored, because left and right are different labels in many
@@ -44,7 +45,8 @@ class Ranges:
         rotate: Rotation about each axis, in rad.
         scale: Relative change of the size along each axis.
         gamma: Lowest and highest exponent of the contrast.
-        bright: Relative change of all values, and shift of all values in standard deviations.
+        bright: Relative change of all values. It is also the largest shift added to all values, in standard deviations
+            of the normalised image.
         noise: Largest standard deviation of the noise.
         mirrored: Axes that are mirrored, each with probability ½.
     """

@@ -1,7 +1,8 @@
-"""Opens a student's bundle that ``student_bundle`` wrote: returns its network and the data settings it needs.
+"""Opens a bundle that ``student_bundle`` wrote: returns its network and the data settings that the network needs.
 
-Called for predictions and evaluations. The configuration is read as data: nothing in a bundle is executed, and the
-weights file is read as weights only. Refuses bundles that Consilium did not export.
+Predictions and evaluations call this module. A bundle is the folder in which a student, or a network that a hospital
+adapted, is stored (MONAI's bundle format). Its configuration is read as data: nothing in a bundle is executed, and the
+weights file may contain weights only. Bundles that Consilium did not export are refused.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Bundle:
 
     @property
     def who(self) -> str:
-        """What the network is, in words for texts and files."""
+        """Name of this kind of network in texts and files: ``student`` or ``adapted network``."""
         return "adapted network" if self.adapted else "student"
 
 

@@ -1,8 +1,9 @@
 """Makes the texts of a bundle from a study and its facts: MONAI's metadata and inference workflow, README and licence.
 
-Called when a bundle is exported, and by a site that generates the texts itself. The inference workflow repeats the
-study's preprocessing and writes label maps on each file's own voxels; it needs only MONAI and nibabel. MONAI evaluates
-expressions in a bundle's configuration, so the whole configuration is generated here and nothing is copied from input.
+The server calls this module when it exports a bundle. A site calls it to generate the same texts itself, so that it
+need not trust those of the server. The inference workflow repeats the study's preprocessing and writes label maps on
+the voxels of each input file; it needs only MONAI and nibabel. MONAI executes expressions in a bundle's configuration.
+The whole configuration is therefore generated here, and nothing in it is copied from received files.
 """
 
 from __future__ import annotations

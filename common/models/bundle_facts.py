@@ -1,7 +1,7 @@
 """Defines the facts that a bundle contains beside its weights: privacy facts, library versions, measured figures.
 
-Exports write them; sites read them from a bundle that another party packed. Every value is therefore checked when the
-object is created. Refuses values outside their ranges and unknown fields.
+The server writes them when it exports a bundle. Sites read them from bundles that another party packed, so every value
+is checked when the object is created. Values outside their ranges and unknown fields are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BundlePrivacy:
         delta: δ at which every ε holds.
         protection: Unit and relation for which every ε holds.
         accountant: The accountant that decided the budget.
-        noise_multiplier: Noise multiplier z of one release: the noise's standard deviation over the sensitivity.
+        noise_multiplier: Noise multiplier z of one release: the noise's standard deviation divided by the sensitivity.
         queries: Number of answers.
         sites: Number of sites.
         voters_per_site: Number of voters at each site.
@@ -106,8 +106,9 @@ class BundlePrivacy:
         return f"(ε, δ) = ({epsilon_text(self.guaranteed)}, {self._terms()}"
 
     def spent(self) -> str:
-        """Return the spent (ε, δ) and the number of answers, in one line. Charged attempts that gave no answer count as
-        spent.
+        """Return the spent (ε, δ) and the number of answers, in one line.
+
+        The spent ε includes charges for attempts that gave no answer.
         """
         return f"(ε, δ) = ({epsilon_text(self.epsilon)}, {self._terms()}, with {self.queries} answers"
 
@@ -166,7 +167,7 @@ class BundlePrivacy:
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """Versions of the libraries that the student was trained with, as the metadata states them."""
+    """Versions of the libraries with which the student was trained. The bundle's metadata states them."""
 
     monai: str
     pytorch: str

@@ -1,4 +1,8 @@
-"""Stores the state of an interrupted training. Only a training with the same identifying facts reads it again."""
+"""Stores the state of an unfinished training, so that it can be continued.
+
+The file also holds facts that identify the training, such as a hash of its data and recipe. A training with other facts
+does not read the state.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Trains and applies networks: teachers learn from label maps, the student from pseudo-label probabilities.
 
-Called by every trainer except the private ones, which use parts of it. Every random draw (the order of the cases, the
-augmentation) depends only on seed and step. A stopped run therefore resumes from its checkpoint to bit-identical
-weights on the same machine with the same number of threads, and no global random state is touched. Refuses shapes that
-do not match, targets that are not probabilities, and a loss that is not finite.
+All trainings without differential privacy call :func:`fit`; those with differential privacy use parts of this module.
+Every random draw (the order of the cases, the augmentation) depends only on the seed and the number of the step. A run
+that was stopped and continues from its checkpoint therefore ends with bit-identical weights, on the same machine with
+the same number of threads. No global random state is read or changed. Shapes that do not match, targets that are not
+probabilities, and a loss that is not finite are refused.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class FitResult:
         steps: Number of steps done.
         loss: Mean loss of the last tenth of the steps.
         seconds: Wall time of this process.
-        resumed_from: Step at which a checkpoint was continued; 0 for a fresh start.
+        resumed_from: Number of steps in the checkpoint from which the run continued; 0 if there was none.
     """
 
     steps: int
@@ -64,9 +65,7 @@ class FitResult:
 
 
 NEAR = 0.3
-"""Weight of the trained network when it is averaged with the network that was trained on public cases with label maps
-(:func:`near`).
-"""
+"""Weight of the trained network in :func:`near`, which averages it with a network trained on public pairs."""
 
 
 def near(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
@@ -163,7 +162,7 @@ def fit(
         classes: Number of classes if ``targets`` are label maps, else None.
         augment: False to train on the volumes unchanged.
         weights: Weight of each volume in the loss, ≥ 0, [n]; normalised to mean 1.
-        pull: Weights to which the training is pulled.
+        pull: Reference weights towards which every step also moves the network; None for no such term.
         checkpoint: File that is written every 50 steps and from which an interrupted run continues. A checkpoint of
             other data, seed, recipe or start weights is ignored. The caller deletes it.
         on_step: Called after every step.
@@ -220,7 +219,10 @@ def fit(
 def _resume(
     checkpoint: Path | None, run: Mapping[str, object], model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[int, list[float]]:
-    """Load the checkpoint of exactly this run; return the number of steps done and their losses."""
+    """Load the checkpoint into model and optimiser, if it belongs to exactly this run.
+
+    Returns the number of steps done and their losses; 0 and an empty list without such a checkpoint.
+    """
     saved = load_checkpoint(checkpoint, run=run)
     if saved is None:
         return 0, []
@@ -425,7 +427,10 @@ def _sample(
     classes: int | None,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Crop, convert to one-hot, then augment on the device. Cropping comes first, so only a patch becomes one-hot."""
+    """Return image and target of one training sample: cropped to a patch, converted to one-hot, and augmented.
+
+    Cropping comes first, so that only the patch needs memory for the one-hot form. The tensors are on the device.
+    """
     if patch:
         where = _corner(image.shape[1:], patch, seed=seed)
         image, target = image[where], target[where]

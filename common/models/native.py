@@ -1,6 +1,6 @@
-"""Predicts a case on its file's own voxels, and scores it there if it has a label map.
+"""Predicts a label map on the voxels of a case's own file, and scores it there if the case has a label map.
 
-Called by `consilium predict` and by a site's evaluation. Refuses a case whose image or label map is unusable.
+`consilium predict` and a site's evaluation call this module. A case whose image or label map is unusable is refused.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class NativePrediction:
         label_map: Predicted label map on the file's voxels.
         dice: Dice of each structure; empty without a label map.
         hd95_mm: HD95 of each structure in mm; empty without a label map.
-        sure: Calibration of the probabilities (:class:`common.calibration.Reliability`); it counts no voxel without a
-            label map.
+        sure: Calibration of the probabilities (:class:`common.calibration.Reliability`). Without a label map it counts
+            no voxel.
         uncertainty: Entropy of each voxel's probabilities divided by its largest possible value, from 0 (certain) to 1;
             None unless requested.
-        lesions: (Dice, HD95) of every structure, lesion by lesion; empty unless requested.
+        lesions: For each structure its lesion-wise (Dice, HD95 in mm), where each lesion is scored separately; empty
+            unless requested.
     """
 
     volume: Volume

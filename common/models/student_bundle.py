@@ -1,10 +1,10 @@
 """Writes the student as a MONAI bundle, with the privacy facts of its training data beside the weights.
 
-Called by the server to export the student and by sites that rebuild it. Layout:
-``configs/{metadata,inference,privacy}.json``, ``models/model.pt`` (a plain state dict), ``docs/README.md``,
+The server calls this module to export the student. Sites call it to make the same files themselves. A bundle contains
+``configs/{metadata,inference,privacy}.json``, ``models/model.pt`` (a plain state dict), ``docs/README.md`` and
 ``LICENSE``. Every file except the weights is generated from the study, the privacy facts, a few numbers and the
-versions of four libraries. A site can therefore generate these files itself, and needs only values from the server.
-Refuses to overwrite a directory that is not a bundle.
+versions of four libraries. A site can therefore generate these files itself, if the server sends it these values and
+the weights. A directory that holds something other than a bundle is not overwritten.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def export_bundle(
 
 
 def write_bundle(directory: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
-    """Write a bundle's files to a directory, replacing it once all of them are written.
+    """Write a bundle's files. An earlier directory is replaced only when all new files are written.
 
     Args:
         directory: The bundle's directory.

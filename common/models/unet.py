@@ -1,8 +1,9 @@
 """Builds the segmentation networks, MONAI's own U-Nets with instance norm, and reads and writes their weights.
 
-Called by every trainer and by predictions. A network is initialised from an explicit seed. Instance norm without
-parameters keeps no running statistics, so the weights are all that a network stores about its training volumes. Weights
-are read with ``weights_only`` and checked against the network. Refuses a file that holds anything else.
+Every training and every prediction calls this module. A network is initialised from an explicit seed. Its instance norm
+has no parameters and keeps no running statistics, so the weights are all that a network stores about its training
+volumes. Weights are read with ``weights_only`` and compared with the network's names and shapes. A file that holds
+anything but the network's weights is refused.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ atexit.register(gc.freeze)
 def definition(network: str, channels: tuple[int, ...], *, in_channels: int, out_channels: int) -> dict[str, object]:
     """Return a network's definition in MONAI's configuration language, which bundles contain.
 
-    ``unet``        UNet with one convolution per level and stride 2 from the first level on: small and fast, with its
-                    finest features at half resolution.
-    ``residual``    The same, with two convolutions per level and residual connections.
+    ``unet``        MONAI's UNet with one convolution per level and stride 2 from the first level on. It is small and
+                    fast; its finest features have half the image's resolution.
+    ``residual``    As ``unet``, with two convolutions per level and residual connections.
     ``paper-unet``  BasicUNet of five levels with two convolutions each, max-pooling between them, and the finest skip
                     at full resolution: the "vanilla 3D U-Net with four layers of pooling" of Fay et al. 2021.
     ``dynunet``     nnU-Net's plain network: two convolutions per level, strides for pooling, the finest skip at full

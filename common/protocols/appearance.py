@@ -1,15 +1,16 @@
 """Encodes the appearance of structures: statistics of the grey values of the structures that a voter segments.
 
-For each public volume the code holds sums over the voxels that the voter labels as a structure: the number of voxels,
-and for every channel the sum of the values and of their squares. Summed over all volumes, they give each structure's
-mean and the logarithm of its standard deviation. For J structures and C channels these are J · 2C numbers, which are
-taken relative to a public frame (centre and weights) and clipped as one vector.
+For each public volume and each structure, a voter computes three sums over the voxels that it labels as this structure:
+the number of voxels, the sum of their values and the sum of the squares, the last two for every channel. These sums are
+added over all volumes. They give the mean and the logarithm of the standard deviation of each structure's values in
+each channel. For J structures and C channels these are J · 2C numbers. A public frame (centre and weights) turns them
+into one vector, which is then clipped.
 
 Each volume's values are first scaled to mean 0 and standard deviation 1, so that one set of statistics fits all
 volumes. Mean and standard deviation are weighted: voxels near the public mean shape weigh most (the window of
 :func:`window_of`). If a voter finds a structure in fewer than :data:`LEAST_VOXELS` voxels, the frame's centre is used
-for that structure. Called by the site's worker through :class:`~common.protocols.site_protocol.SiteProtocol`. Refuses
-frames of another shape.
+for that structure. The site's worker calls this module through
+:class:`~common.protocols.site_protocol.SiteProtocol`. It refuses frames of another shape.
 """
 
 from __future__ import annotations
@@ -75,8 +76,10 @@ def standardised(
 
 
 class AppearanceSite(SiteProtocol):
-    """The appearance protocol at a site. A query's ``centre`` is the content hash of its frame, which has one row: the
-    statistics of all volumes together.
+    """The appearance protocol at a site: one query asks for the grey values of structures in all public volumes.
+
+    The field ``QuerySpec.centre`` of a query holds the content hash of its frame. The centre of this frame has one row,
+    because the statistics of all volumes are added.
     """
 
     def describes(self, query: QuerySpec) -> bool:
@@ -102,7 +105,8 @@ class AppearanceSite(SiteProtocol):
             The encoder.
 
         Raises:
-            InvalidInput: If the frame was made for another codec or has more than one row of statistics.
+            InvalidInput: If the frame was made for another codec, has more than one row of statistics, or has another
+                dimension than the query.
         """
         frame = Frame.from_bytes(fetch(query.centre))
         channels, rest = divmod(frame.centre.shape[1], 2 * (codec.labels - 1))
@@ -131,7 +135,7 @@ class AppearanceEncoder:
     channels: int
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
-        """Return number of voxels, sums of values and sums of squares of every structure in turn. # sensitive
+        """Return a volume's sums for one structure after another: voxels, values and squares of values. # sensitive
 
         Args:
             probabilities: The voter's prediction, [k, x, y, z].
@@ -141,7 +145,7 @@ class AppearanceEncoder:
             Float64 array of shape [J · (1 + 2C)], for J structures and C channels.
 
         Raises:
-            InvalidInput: If the prediction or the image has another shape.
+            InvalidInput: If the prediction or the image has another shape, or the prediction holds no probabilities.
         """
         grid = (self.window.shape[0], self.window.shape[1], self.window.shape[2])
         found = check_probabilities(probabilities, labels=self.labels, grid=grid).argmax(axis=0)
@@ -155,13 +159,13 @@ class AppearanceEncoder:
         return np.concatenate(rows)
 
     def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
-        """Return the unclipped code of a voter: means and log standard deviations, relative to the frame. # sensitive
+        """Return the unclipped code of a voter: means and log standard deviations, encoded by the frame. # sensitive
 
         Args:
-            codes: The sums of all volumes, [n, J · (1 + 2C)].
+            codes: The sums of each volume by :meth:`of_volume`, [n, J · (1 + 2C)].
 
         Returns:
-            Float64 array of shape [d].
+            Float64 array of shape [d], where d is the frame's dimension.
         """
         sums = codes.sum(axis=0).reshape(self.labels - 1, 1 + 2 * self.channels)
         looks = np.array(self.frame.centre[0]).reshape(self.labels - 1, 2 * self.channels)

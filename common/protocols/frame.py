@@ -1,17 +1,19 @@
 """Defines the frame of a joint query, which combines the codes of many volumes into one code and decodes the answer.
 
-A joint study asks for a few releases about N volumes together instead of N releases. For each release:
+A joint study makes a few releases about all N volumes together, instead of one release for each volume. Each release is
+computed in these steps:
 
 1. A public centre is subtracted from the codes of all volumes.
 2. The offsets are projected on a public orthonormal basis of all volumes together.
 3. The projections are weighted, and clipped as one vector.
-4. In the next round, the centre is the estimate after the releases so far. The clipping radius is therefore used for
-   the remaining uncertainty.
+
+The centre of the next release is the estimate from the releases so far, so the clipping radius is used for what is
+still uncertain.
 
 A frame is public: it is made from public images, a public network, the codec and released answers. It is sent by
 content hash as ``QuerySpec.centre``. It does not affect the guarantee, because the vector is clipped to the same norm
-for any frame. The server plans frames; sites encode with them. Refuses shapes that do not match, numbers that are not
-finite, bases that are not orthonormal, and bytes that :meth:`Frame.to_bytes` did not write.
+for any frame. The server makes frames; sites encode with them. The module refuses shapes that do not match, numbers
+that are not finite, bases that are not orthonormal, and bytes that :meth:`Frame.to_bytes` did not write.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ from common.reading import parsing
 
 FRAME = "round-frame"
 FILL = 1.0
-"""Expected norm of a code, as a share of the radius."""
+"""Root mean square norm of a joint code before clipping, as a share of the clipping radius."""
 
 MAX_COORDINATES = 512
-"""Largest number of a frame's directions. The largest frame has this number times the size of all volumes' codes."""
+"""Largest number of directions in a frame. It limits a frame's size, because each direction has n · q numbers."""
 
 SMALLEST_SHARE = 1e-9
 """Directions with less than this share of the largest variance contain only rounding errors."""
@@ -51,10 +53,9 @@ class Frame:
     Attributes:
         basis: Orthonormal directions over the first q coordinates of the n volumes' codes together. Float32
             [r, n, q] for r directions.
-        variances: Expected square of the projection on each direction, above 0, [r]. What is projected are the codes
-            minus ``centre``.
+        variances: Expected square of the projection of the codes minus ``centre`` on each direction, above 0, [r].
         weights: Factor for the projection on each direction, [r]. Exactly d factors are above 0. The others are 0,
-            because this round leaves their directions out.
+            because this round does not use their directions.
         centre: The code that is subtracted from each volume's code, [n, l] for codes of length l.
         temperature: Temperature with which predictions are sharpened (:func:`sharpen`), in (0, 1].
         codec: Content hash of the codec.
@@ -151,8 +152,9 @@ class Frame:
         return result
 
     def across(self, offsets: Float[np.ndarray, "d"]) -> Float[np.ndarray, "n l"]:
-        """Return the volumes' offsets with the given projections, the inverse of :meth:`along` on this round's
-        directions.
+        """Return the volumes' offsets from the centre that have the given projections, and none on other directions.
+
+        It inverts :meth:`along` on this round's directions.
 
         Args:
             offsets: Projections on this round's directions, [d].
@@ -165,8 +167,9 @@ class Frame:
         return result
 
     def read(self, mean_code: Float[np.ndarray, "d"], *, noise_std: float) -> Observation:
-        """Convert a released mean code to noisy projections of the offsets (the mean codes minus this round's public
-        centre).
+        """Convert a released mean code to noisy projections of the offsets, by dividing by the weights.
+
+        The offsets are the volumes' mean codes minus this round's centre.
 
         Args:
             mean_code: The released mean code, [d].
@@ -199,10 +202,10 @@ class Frame:
         return result
 
     def surprise(self, seen: Observation) -> float:
-        """Return Σ value² / (expected variance of the offset + variance of its noise).
+        """Return how large an observation is, compared with what the frame expects.
 
-        If the offsets are the Gaussians that the frame expects, the result is χ² with :attr:`dimension` degrees of
-        freedom.
+        The result is Σ value² / (expected variance of the offset + variance of its noise). If the offsets are Gaussian
+        with the frame's variances, it is χ² distributed with :attr:`dimension` degrees of freedom.
 
         Args:
             seen: The observation of this round.
@@ -238,9 +241,10 @@ class Frame:
     def after(self, seen: Observation, *, noise_std: float, radius: float) -> Frame:
         """Return the frame of the next round, centred on the estimate so far, with new weights.
 
-        The radius is spread over the directions that are still uncertain. Such feedback uses the radius better than
-        equal rounds, because the known part of a code takes none of it (Schalkwijk & Kailath 1966). The frame is
-        computed from released numbers, so it is post-processing.
+        The radius is spread over the directions that are still uncertain. The part of a code that is known already is
+        subtracted with the centre and takes none of the radius (Schalkwijk & Kailath 1966). Rounds that all use the
+        same centre would spend the radius on it again. The frame is computed from released numbers, so it is
+        post-processing.
 
         Args:
             seen: The observation of this round.
@@ -267,7 +271,8 @@ class Frame:
             Probabilities of the same shape.
 
         Raises:
-            InvalidInput: If the input holds no probabilities. It is checked first, since the power could hide that.
+            InvalidInput: If the input holds no probabilities. The input is checked, because after the power and the
+                normalisation invalid numbers could look valid.
         """
         values = check_probabilities(probabilities, labels=len(probabilities), grid=probabilities.shape[1:])
         return sharpen(values, temperature=self.temperature)
@@ -320,7 +325,12 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """Noisy projections of the offsets on a frame's directions, [d], and the variances of their noise, [d]."""
+    """What a release tells about the volumes, along a frame's directions.
+
+    Attributes:
+        value: Noisy projections of the offsets from the centre, [d].
+        variance: Variances of their noise, [d].
+    """
 
     value: Float[np.ndarray, "d"]
     variance: Float[np.ndarray, "d"]
@@ -339,15 +349,16 @@ def plan_frame(
 ) -> Frame:
     """Make the first frame of a joint query about n public volumes.
 
-    The basis is the kernel's leading directions, at most :data:`MAX_COORDINATES`. Water-filling spreads the radius over
-    them.
+    The basis consists of the kernel's eigenvectors with the largest eigenvalues, at most :data:`MAX_COORDINATES`.
+    Water-filling spreads the radius over them.
 
     Args:
-        kernel: Expected covariance of the volumes' offsets up to a factor, [n · q, n · q], over the first q coordinates
-            of each volume in turn. It describes how the codes change together when a public network is trained.
+        kernel: Expected covariance of the offsets of all volumes' codes from the centre, up to a factor,
+            [n · q, n · q]. It covers the first q coordinates of each volume, one volume after another. It describes how
+            the codes change together when a public network is trained.
         centre: Public estimate of the volumes' codes, [n, l].
         variances: Variances of a code's coordinates over patients, [l].
-        residual: Share of these variances that the centre leaves unexplained, above 0, at most 4.
+        residual: Expected square of the offsets from the centre, divided by these variances. Above 0, at most 4.
         temperature: Temperature with which predictions are sharpened.
         noise_std: Noise on the mean code.
         radius: Clipping norm C.
@@ -385,10 +396,9 @@ def plan_frame(
 
 
 def _spread(variances: Float[np.ndarray, "r"], *, noise_std: float, radius: float) -> Float[np.ndarray, "r"]:
-    """Return the factor for each direction that spreads the radius over the directions with the least error after
-    decoding.
+    """Return a frame's weights: those that minimise the error after decoding, for the given radius.
 
-    ``variances`` are the expected squares of the projections on the directions. A factor is 0 if its direction would
+    ``variances`` are the expected squares of the projections on the directions. A weight is 0 if its direction would
     not reduce the error.
     """
     order = np.argsort(-variances, kind="stable")

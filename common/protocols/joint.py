@@ -1,7 +1,7 @@
 """Implements joint queries at a site: sharpens predictions, and combines the codes of all volumes by the query's frame.
 
-A *frame* is the public centre, axes and weights of one round. Called by the site's worker. Refuses a frame made for
-another codec, another number of volumes or another dimension.
+A *frame* is the public centre, axes and weights of one round (:mod:`common.protocols.frame`). The site's worker calls
+this module. It refuses a frame made for another codec, another number of volumes or another dimension.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol
 
 
 class JointSite(SiteProtocol):
-    """The joint protocol at a site. A query's ``centre`` is the content hash of its frame."""
+    """The joint protocol at a site: one query covers all public volumes.
+
+    The field ``QuerySpec.centre`` of a joint query holds the content hash of its frame.
+    """
 
     def describes(self, query: QuerySpec) -> bool:
         """Return whether a query belongs to this protocol.
@@ -44,7 +47,8 @@ class JointSite(SiteProtocol):
             The encoder.
 
         Raises:
-            InvalidInput: If the frame was made for another codec or another number of volumes.
+            InvalidInput: If the frame was made for another codec or another number of volumes, or has another dimension
+                than the query.
         """
         frame = Frame.from_bytes(fetch(query.centre))
         if (frame.codec, frame.volumes) != (query.codec, len(query.volumes)):

@@ -1,6 +1,6 @@
 """Implements, at a site, the protocol with one query for each public volume: a voter sends its code of that volume.
 
-Called by the site's worker. Refuses a query of another dimension than the codec's.
+The site's worker calls this module. It refuses a query whose dimension is not the codec's.
 """
 
 from __future__ import annotations

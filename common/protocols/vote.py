@@ -1,7 +1,7 @@
 """Turns a voter's codes into the integers that it sends: combined by the query's encoder, clipped and quantised.
 
-The worker of a site and a study in memory (:mod:`consilium.memory`) call this same function. The result is sensitive
-until noise is added. Refuses codes that are not finite or have another length.
+The worker of a site and a study in memory (:mod:`consilium.memory`) both call this function. The result is sensitive
+until noise is added. The function refuses codes that are not finite or have another length.
 """
 
 from __future__ import annotations

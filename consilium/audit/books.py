@@ -1,8 +1,9 @@
 """Recomputes the figures in an audited study's ledgers from their rows and the claimed noise, and compares them.
 
-``consilium.audit.run`` calls it. A *life* is one complete run of the study. The field ``measured`` of a finding is the
-worst value in this run. Sums must agree to a relative error of 1e-9. The cheapest query with which the budgets are
-tested costs a hundredth of all planned releases, or as much as one release if that is less.
+``consilium.audit.run`` calls it. A *life* is one complete run of the study, from its first query to its end. The field
+``measured`` of a finding is the worst value in this run. Sums must agree to a relative error of 1e-9. To test whether a
+nearly spent budget is enforced, the audit also asks a cheap query. It costs a hundredth of all planned releases, or as
+much as one release if that is less.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def life_findings(service: Service, life: Life, *, ended: str | None) -> list[Fi
 
 
 def allowed(service: Service) -> dict[str, int]:
-    """Return how many releases each site's pool allows: the least of the server's budget, the site's and the plan.
+    """Return how many releases each site's pool allows: by its budget at the server, its caps, and the study's plan.
 
     Args:
         service: The study's server and sites.
@@ -107,9 +108,9 @@ class _Account:
 def further_findings(service: Service) -> list[Finding]:
     """Ask further queries after the study's end, and check that exactly those that fit the budgets are answered.
 
-    It asks for the same answers again, for one query more, for a query that costs a hundredth of all planned releases
-    (at most as much as one release), and for queries of another study. Sites must decline a query that is cheaper than
-    a planned release, because they consented only to the noise of a planned release.
+    The audit asks for the stored answers again, for one query more, for a query that costs a hundredth of all planned
+    releases (at most as much as one release), and for queries of another study. Sites must decline a query that is
+    cheaper than a planned release, because they consented only to the noise of a planned release.
 
     Args:
         service: The study's server and sites, after a complete run.
@@ -164,7 +165,7 @@ def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> 
     Args:
         service: The study's server and sites.
         life: Contents of their ledgers after one complete run.
-        refused: Number of codes refused; in a sealed study, of sums refused.
+        refused: Number of refused codes; in a sealed study, number of refused sums.
         ended: Name of the error that ended the run; empty if none did.
 
     Returns:

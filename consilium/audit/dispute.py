@@ -246,9 +246,9 @@ def _part(
     words: Mapping[str, Mapping[str, NDArray[np.uint64]]],
     keys: Mapping[str, X25519PrivateKey],
 ) -> bool | None:
-    """Return whether a site's part (code plus noise share) is within the bounds for honest sites (rules 4 and 5).
+    """Return whether a site's code plus noise share is within the bounds for honest sites (rules 4 and 5).
 
-    Returns None if a mask is unknown.
+    None if a mask of the site is unknown, so that its code plus noise share cannot be computed.
     """
     roster = evidence.roster
     by_name = {member.site: member for member in roster.members}

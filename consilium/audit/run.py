@@ -4,9 +4,11 @@
 
 * Ledger lives continue beyond the end of the budget. In some of them a pool has a smaller or a larger budget than the
   study's, a site sends codes beyond the clipping norm, or only as many sites as the quorum take part.
-* One life has a lost draw (an attempt at a sealed sum), a stopped server and a site restored from a backup.
-* Exchange lives use the same entropy for the noise in neighbouring worlds, so that the noise cancels and the effect of
-  one unit is measured exactly.
+* Fault lives have a lost draw (an attempt at a sealed sum), a stopped server and a site restored from a backup. One has
+  all sites, another only as many as the quorum.
+* Exchange lives run in neighbouring worlds, which differ in the data of one unit (a patient or a hospital). They use
+  the same random bytes, so that their noise is equal and cancels in the difference of the answers. The effect of the
+  unit is therefore measured exactly.
 * Measurement lives measure the noise.
 
 If the claim holds, an audit alarms with probability at most :data:`FALSE_ALARM`: at most 20 findings are statistical,
@@ -56,8 +58,8 @@ WORLDS = (
     World("far+", others=("far-", "inside")),
     World(FAILS),
 )
-"""The worlds in which the noise is measured. In them the audited unit's voters give other predictions than the
-remaining voters or the same, are absent, or fail.
+"""The worlds in which the noise is measured. The voters of the audited unit give the same predictions as the other
+voters or different ones, or they are absent, or they fail.
 """
 
 Progress = Callable[[int, int], None]

@@ -1,8 +1,9 @@
 """Checks a sealed study from the view of its server together with the t sites that may collude.
 
-The server then knows the noise shares and masks of the t sites. The module measures the noise that remains without
-these shares. It also checks that a site's masked codes look uniform without the masks that it shares with the
-colluders. It reads the ledger files with every site's key, which only an audit has.
+Together they know the noise shares of the t sites, and the masks that these sites share with others. The module
+measures the noise that remains after their shares are subtracted. It also checks that the masked codes of another site
+still look uniform after the masks that it shares with the t sites are subtracted. It reads the ledger files with every
+site's key, which only an audit has.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from common.privacy.audit import Finding
 from consilium.audit.service import AuditedRelease, Life, Service, read_rows, vector
 
 READABLE_BITS = 49
-"""A vector whose numbers all have fewer than this many of 63 bits counts as not uniform. A uniform vector of two or
-more numbers counts as not uniform with probability ≤ 2⁻²⁸.
+"""A vector counts as not uniform if the magnitude of each of its numbers has fewer than this many bits, of 63. A
+uniform vector of two or more numbers counts as not uniform with probability ≤ 2⁻²⁸.
 """
 
 

@@ -1,10 +1,10 @@
 """Runs a study once in a folder, with production's pipeline, aggregator, workers and both kinds of ledger.
 
-Such a complete run is called a *life*. Its *world* prescribes each voter's answers. ``consilium.audit.run`` calls the
-module. Only the transport and the teachers are replaced: messages go directly to the workers' ``handle``, and a
-voter answers as the world prescribes. Results are read from the SQLite files by plain SQL, independently of the objects
-that wrote them. The module adds no checks to those of production. If an error ends a life, its name is part of the
-result.
+Such a complete run is called a *life*. A *world* states which answer each voter gives. ``consilium.audit.run`` calls
+the module. Only the transport and the teachers are replaced: messages go directly to the method ``handle`` of the
+workers, and the voters give the world's answers. Results are read from the SQLite files by plain SQL, independently of
+the objects that wrote them. The module adds no checks to those of production. If an error ends a life, the error's name
+is part of the result.
 """
 
 from __future__ import annotations
@@ -313,13 +313,13 @@ class Service:
         return made
 
     def config(self, index: int) -> SiteConfig:
-        """Return a site's policy. Its caps are the budget limit that this audit run gives the site (``site_limits``).
+        """Return a site's policy. Its caps are the limit that this run gives the site (``site_limits``).
 
         Args:
-            index: Number of the site.
+            index: Number of the site, from 0.
 
         Returns:
-            The settings.
+            The policy.
         """
         limit, privacy = self.site_limits[index], self.study.privacy
         caps = Caps(
@@ -333,7 +333,7 @@ class Service:
         return site_config(self.sites[index], self.study, server_keys(self.workspace), caps=caps)
 
     def limits(self) -> dict[str, float]:
-        """Return the least Σμ² that a pool's budgets allow, the server's or the site's.
+        """Return the Σμ² that each site's pool may spend: the smaller of its limits in the server's and its own ledger.
 
         Returns:
             Σμ² by site.

@@ -1,10 +1,11 @@
 """Defines the subject of an audit: a study with its sites, codec and frame, and the possible answers of a voter.
 
-A frame is the coordinate system of a joint query's round. The audited study has the original study's roster, dimension,
-rounds, unit, relation, voters and budgets. The claimed μ and noise come from :mod:`common.privacy.claim` only. If the
-study's codec is not available or not linear, a stand-in of the same dimension is used, because the released mechanism
-depends on nothing else of a codec. Predictions are synthetic: a unit's code is slightly outside the clipping ball, far
-outside, or zero, or the prediction fails. Refuses a dimension that no codec of the study can have.
+A frame is the public centre, axes and weights of a joint query's round. The audited study has the original study's
+roster, dimension, rounds, unit, relation, voters and budgets. The claimed μ and noise come from
+:mod:`common.privacy.claim` only. If the study's codec is not available or not linear, a stand-in of the same dimension
+is used, because the released mechanism depends on no other property of a codec. Predictions are synthetic: a unit's
+code is slightly outside the clipping ball, far outside, or zero, or the prediction fails. A dimension outside 2 to 4096
+is refused.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Subject:
         study: The study.
         limits: The budget of each site's pool.
         codec: The codec, or its stand-in.
-        volumes: Names of public volumes; in a study without a frame one more than the planned queries need.
+        volumes: Names of public volumes. In a study without a frame there is one more than the plan asks about, for
+            further queries.
         frame: Frame of the first round of a joint study; None otherwise.
         sayings: Synthetic predictions by name, such as ``near+``.
 
@@ -316,8 +318,8 @@ def _code(predicted: Float[np.ndarray, "k x y z"], codec: LinearCodec, frame: Fr
 def _sayings(codec: LinearCodec, frame: Frame | None, radius: float) -> dict[str, Float[np.ndarray, "k x y z"]]:
     """Make the synthetic predictions, by name.
 
-    The codes of ``near`` and ``far`` lie outside the ball along one direction, with opposite signs. ``inside`` and
-    ``aside`` are answers of the other voters.
+    The codes of ``near+`` and ``far+`` lie outside the ball along one direction, those of ``near-`` and ``far-`` in the
+    opposite direction. ``inside`` and ``aside`` are answers of the other voters.
     """
     sharpness = 1.0 if frame is None else frame.temperature
     factor = codec.grid[0] // codec.metric.shape[0]

@@ -5,9 +5,9 @@ A *draw* is one attempt at a sealed sum.
 1. Run the study. One site's first codes are lost, and the server stops after one batch.
 2. Restart the server twice until the study ends. Record all messages to the first site.
 3. Ask for stored answers on behalf of another study of the same ledger.
-4. Replace the first site's ledger by an older copy, recover it from its standing file as the documents say, and ask the
-   site everything again. One copy is from before the first query. The other is from the moment when the site had
-   accepted a sum but not yet sent its masked code.
+4. Replace the first site's ledger by an older copy, recover it from its standing file by the documented steps, and send
+   the site all messages again. This is done with two copies. One is from before the first query. The other is from the
+   moment when the site had accepted a sum but not yet sent its masked code.
 
 In a study that needs every site, step 1 ends at the lost draw.
 """
@@ -50,7 +50,7 @@ class EventfulWire(Wire):
 
     Attributes:
         silent: Nodes whose codes for the first batch are lost.
-        stop_after: Stop once codes were requested in more than this number of batches; None for never.
+        stop_after: Number of batches; stop when codes are requested for one batch more. None to never stop.
         recorded: Signed messages of each node, in order.
         before_codes: Called before codes of another batch are requested, when sites have accepted but not sent codes.
     """

@@ -1,8 +1,8 @@
 """Runs a study's queries in memory: every teacher's answer is clipped, quantised, summed, noised and decoded.
 
-``consilium.ask``, the notebook and the README's example call it. The functions are those of a site's worker and of the
-server's core: encoders, :func:`~common.protocols.vote.vote_of`, :func:`~common.privacy.release.noisy_sum` or a sealed
-sum's shares, the query protocol's questions, labels and controls.
+``consilium.ask``, the notebook and the README's example call it. It uses the functions of a site's worker and of the
+server's core: the encoders, :func:`~common.protocols.vote.vote_of`, :func:`~common.privacy.release.noisy_sum` or the
+noise shares of a sealed sum, and the query protocol's queries, labels and controls.
 
 Signatures, encryption, masks and ledgers are left out, because they change no number. One person holds every teacher,
 code and noise value, so the result protects nobody. The module refuses a study that publishes volumes with their label
@@ -64,9 +64,15 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeInMemory:
-    """The guarantee that the releases would have if each hospital held its own data, as in a real study.
+    """The guarantee that these releases would have in a real study, where each hospital keeps its own data.
 
-    In memory one person holds everything, so nobody is protected; ``str`` states that, too.
+    Here one person holds all data, so nobody is protected. The text that ``str`` returns says so.
+
+    Attributes:
+        spent: ε and δ of all releases, with their unit and relation.
+        releases: Number of releases.
+        sites: Number of sites.
+        colluders: Number of sites that may tell the server what they know; None in a study without sealed sums.
     """
 
     spent: Guarantee
@@ -87,7 +93,7 @@ class Asked:
 
     Attributes:
         public: Everything about the study that is public.
-        answers: The releases; each has its noisy sum, int64 of shape [l] in grid steps of 2⁻¹⁶.
+        answers: The releases. The noisy sum of each is int64 of shape [d], in grid steps of 2⁻¹⁶.
         sites: Number of sites in each release.
 
     >>> asked = c.ask(study, c.fit_codec(study, maps, sites=8), volumes=images[:2], teachers=teachers)
@@ -125,9 +131,9 @@ class Asked:
         return tuple(self._labels[volume].copy() for volume in self.public.volumes)
 
     def student(self, *, seed: int = STUDENT_SEED) -> Network:
-        """Train the student as the study's protocol does.
+        """Train the student by the study's protocol.
 
-        The training begins from the protocol's public start if it has one, otherwise from random weights.
+        The training begins from the public start if the protocol trains one, otherwise from random weights.
 
         Args:
             seed: Seed of the first weights, the batches and the augmentation.
@@ -185,9 +191,9 @@ def ask(
         volumes: The public volumes as networks see them: on the study's grid and normalised. Each is [c, x, y, z], or
             [x, y, z] if the study has one channel. There must be as many as the study asks about.
         teachers: Callables from a float32 image [c, x, y, z] to probabilities [k, x, y, z] or to a label map of
-            integers [x, y, z]. Give one flat list with ``voters_per_site`` teachers for each site in turn, or one list
-            for each site. In the latter a site may have fewer; its missing teachers count as the zero code. A teacher
-            is asked once for each volume and round.
+            integers [x, y, z]. Give one flat list with ``voters_per_site`` teachers of the first site, then as many of
+            the second, and so on; or give one list for each site. In a list of its own, a site may have fewer
+            teachers; the missing ones count as the zero code. A teacher is asked once for each volume and round.
         sampler: Draws the noise; by default from the operating system's secure random generator. Only tests give
             another.
 

@@ -1,16 +1,16 @@
 """Runs the queries of one study: offers batches to sites, decrypts and checks their codes, and releases aggregates.
 
-``pipeline.collect`` runs it. It imports neither Flower nor torch and opens no files: messages go through a
-:class:`Transport`, charges and noisy answers through the ledger, facts into the event log. Each batch takes these steps
-in order; the code repeats their numbers:
+``pipeline.collect`` calls it. It imports neither Flower nor torch and opens no files. It sends messages through a
+:class:`Transport`, stores charges and noisy answers in the ledger, and logs events in the event log. Each batch takes
+these steps in order; the code repeats their numbers:
 
 1. The batch is offered to the sites. Those that accept form its roster, which is fixed before any site computes.
 2. The sites on the roster are asked for their codes until all have answered or ``collection.patience_s`` has passed.
 3. Each code is decrypted, checked against its norm bound and added to a running sum.
 4. The ledger charges the batch and only then stores the sums with noise: the release.
 
-A failure at a site after step 1 counts as the zero code and leaves the roster unchanged, so that participation reveals
-nothing about data. A roster below the quorum is refused before anything is requested or charged.
+If a site fails after step 1, its code counts as zero and the roster stays unchanged, so that the roster reveals nothing
+about data. If fewer sites than the quorum accept, nothing is requested or charged.
 """
 
 from __future__ import annotations
@@ -75,10 +75,11 @@ class Aggregator:
         sampler: Draws the noise; the default draws Gaussian noise rounded to integers.
         clock: Returns seconds.
         retry_pause_s: Pause between two attempts to reach missing sites.
-        before: Number of planned queries that were answered in earlier rounds; it only shifts the reported progress.
+        before: Number of planned queries that were answered in earlier rounds. It is only used to report progress.
         keep_status: Stores the report that a site shares about itself.
         keep_words: Stores a site's signed masked codes (sealed studies only).
-        after: The aggregator of this run's previous round; sites that it left out stay left out.
+        after: The aggregator of this run's previous round; sites that it did not wait for any more are not waited for
+            in this round.
 
     Raises:
         QuorumNotReached: If fewer sites than the quorum are registered.
@@ -191,9 +192,9 @@ class Aggregator:
     ) -> Batch | None:
         """Return the next batch, or None if too few sites have budget left.
 
-        The batch consists of the first ``queries``: at most ``collection.batch_size``, and at most as many as each site
-        with budget left can pay for. The batch ``before`` is not charged yet. Its cost is subtracted from the budget of
-        the sites on its ``roster``.
+        The batch consists of the first ``queries``: at most ``collection.batch_size``, and at most as many as every
+        site with budget left can pay for. If ``before`` is given, it is a batch that the sites on ``roster`` have
+        accepted and that is not charged yet. Its cost is then subtracted from what these sites have left.
         """
         in_flight = {site.name: len(before.queries) for site in roster} if before else {}
         room = self._room(queries[0], in_flight) if queries else {}
@@ -234,7 +235,7 @@ class Aggregator:
     def _settle(self, batch: Batch, transport: Transport) -> tuple[Site, ...]:
         """Return the batch's roster: the sites that are online, can pay for the batch and accept it.
 
-        Sites that have not answered the offer yet are asked now. The roster is fixed before any site computes codes.
+        Sites that have not answered the offer yet are asked now.
 
         Raises:
             QuorumNotReached: If the roster is smaller than the quorum.
@@ -287,8 +288,8 @@ class Aggregator:
     def _await_sites(self, sites: Sequence[Site], transport: Transport) -> frozenset[int]:
         """Wait until all these sites are online or the offer's deadline has passed; return the nodes that are online.
 
-        If a node stays offline until the deadline, later calls do not wait for it while the other nodes reach the
-        quorum. Once the node has been online again, calls wait for it again.
+        If a node stays offline until the deadline, later calls do not wait for it, as long as the other nodes reach the
+        quorum. After the node has been online again, calls wait for it again.
         """
         expected = frozenset(site.node_id for site in sites)
         until = self._clock() + self._study.collection.offer_deadline_s
@@ -306,9 +307,9 @@ class Aggregator:
     def _hear(self, site: Site, message: AnyMessage | None, batch: Batch, *, problem: str = "") -> None:
         """Record a site's answer to the offer of a batch.
 
-        If the site holds a signed head that the ledger does not contain, ``ledger-contradicted`` is recorded as its
-        answer. If the message does not answer this offer, ``problem`` is recorded as the site's answer, unless it is
-        empty.
+        If the site states a signed head (hash of a ledger row) that the ledger does not contain,
+        ``ledger-contradicted`` is recorded as its answer. If the message does not answer this offer, ``problem`` is
+        recorded, unless it is empty.
         """
         if isinstance(message, OfferReply) and message.batch == batch.id:
             batch.replies[site.name] = message
@@ -324,7 +325,7 @@ class Aggregator:
         self._events.emit("offer-answered", batch=batch.id, site=site.name, accepted=accepted, reason=reason)
 
     def _below_quorum(self, batch: Batch, accepted: int, transport: Transport) -> None:
-        """Log that the quorum was missed, and send the sites the receipts that they lack, because the run ends here."""
+        """Log that the quorum was missed. Send the sites the receipts that they lack, because the run ends here."""
         self._events.emit("quorum-missed", batch=batch.id, accepted=accepted, needed=self._study.privacy.quorum)
         self._send_receipts(transport)
 
@@ -335,10 +336,9 @@ class Aggregator:
     ) -> dict[str, CodeSum]:
         """Ask for codes until all have arrived or ``patience_s`` has passed; return their sums by query id.
 
-        A site that cannot be reached is asked again, so an outage only costs time. A code that was refused is final: it
-        counts as the zero code and is not requested again. A site whose computation fails still replies, so a missing
-        reply means an outage. If fewer sites than the quorum have answered at the end, nothing is released or charged.
-        # sensitive
+        A site that cannot be reached is asked again, so an outage costs only time. A code that was refused counts as
+        zero and is not requested again. A site whose computation fails still replies, so a missing reply means an
+        outage. If fewer sites than the quorum have answered at the end, nothing is released or charged. # sensitive
         """
         answering = Answering(batch.queries, (site.name for site in roster))
         attempt = self._gather(batch, roster, ahead, transport, answering.missing, answering.take)
@@ -365,9 +365,9 @@ class Aggregator:
     ) -> int:
         """Ask sites for their missing codes until none is missing or ``patience_s`` has passed.
 
-        ``missing`` returns the ids of the queries for which a site has sent nothing yet. ``take`` receives a site's
-        name and the codes of its reply. At least one attempt is made. Each site that is offline is logged once a batch.
-        A site that is revoked meanwhile is not waited for.
+        ``missing`` is a function that returns the ids of the queries for which a site has sent nothing yet. ``take`` is
+        called with a site's name and the codes of its reply. At least one attempt is made, even if the time has passed.
+        A site that is offline is logged once for each batch. A site that is revoked meanwhile is not waited for.
 
         Returns:
             The number of attempts made, plus one.
@@ -404,12 +404,14 @@ class Aggregator:
         *,
         until: float,
     ) -> None:
-        """Make one attempt: ask sites for their missing codes, and offer them the next batch, ``ahead``.
+        """Ask sites once for the codes that they have not sent yet, and offer the next batch at the same time.
 
-        ``missing`` contains, by node id, the ids of the queries whose codes are missing. A reply's codes are passed to
-        ``take`` when it arrives and are not kept. The attempt ends when every node in ``missing`` has replied. It ends
-        without the missing replies at ``until``, or :data:`REPLY_MARGIN_S` after the study's ``collection.deadline_s``,
-        whichever is earlier. # sensitive until noised
+        ``missing`` gives, for each node id, the ids of the queries whose codes this node has not sent. ``ahead`` is the
+        next batch, or None. When a reply arrives, its codes are passed to ``take`` and not stored elsewhere.
+
+        The call returns when every node in ``missing`` has replied. It returns earlier in two cases: at the time
+        ``until``, or when ``collection.deadline_s`` and :data:`REPLY_MARGIN_S` seconds have passed since the sites were
+        asked. # sensitive until noised
         """
         questions = self._questions(batch, attempt, missing, roster, ahead, transport)
         started, deadline_s = self._clock(), self._study.collection.deadline_s

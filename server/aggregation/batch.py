@@ -41,7 +41,7 @@ class Batch:
         able: Names of the sites that can pay for the batch.
         answers: By site, ``accepted`` or the reason why the site declined.
         replies: By site, the whole reply to the offer.
-        roster: In a sealed sum, the roster once it is fixed.
+        roster: In a sealed study the draw's roster, once it is fixed; otherwise None.
         unreached: Sites on the roster that were offline when their codes were requested.
     """
 
@@ -94,7 +94,7 @@ class Answering:
         self.sums = {query.id: CodeSum(query.mechanism) for query in queries}
         self._open = {query.id: set(names) for query in queries}
         self.heard: set[str] = set()
-        """Names of the sites of which at least one code was added."""
+        """Names of the sites that sent at least one code that was added."""
 
     def take(self, site: str, opened: Opened) -> None:
         """Add the codes of one reply of a site. # sensitive
@@ -129,7 +129,7 @@ class Next:
 
     Attributes:
         queries: The queries that are still open.
-        ahead: The next batch of open queries, if it has been offered already.
+        ahead: The next batch, if sites have been offered it already; otherwise None.
         budget_ended: True if the ledger refused a query of the batch because a budget does not suffice for it.
     """
 

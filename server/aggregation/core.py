@@ -1,8 +1,8 @@
 """Runs the core: the daemon that alone opens a study's keys and ledger, and talks to sites through a ServerApp.
 
 ``supervisor.core_daemon`` starts it. It listens on a Unix socket in the study's folder ``relay/``. For each ServerApp
-that connects, one at a time, it starts a process that runs or resumes the study. That process ends with the ServerApp,
-and the ServerApp ends with it.
+that connects, one at a time, it starts a process that runs or resumes the study. If this process or the ServerApp ends,
+the other ends too.
 
 It accepts connections only from processes of its own user, or of the group that ``relay/`` belongs to. A ServerApp can
 withhold or replace messages, as any network can. It cannot forge them, because they are signed, and it cannot read the
@@ -51,8 +51,8 @@ log = logging.getLogger(__name__)
 class RelayTransport:
     """The core's transport over a ServerApp: pushes messages once, then polls until all replies are in or time is up.
 
-    If the ServerApp disconnects, stays silent or breaks the protocol, this process exits with status 1 (SystemExit). It
-    then does not tell the ServerApp that the run has ended. The next run resumes the study.
+    If the ServerApp disconnects, does not answer or breaks the protocol, this process exits with status 1 (SystemExit),
+    without a last message to the ServerApp. The next run resumes the study.
 
     Args:
         connection: Connected socket of the ServerApp.

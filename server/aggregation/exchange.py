@@ -37,7 +37,10 @@ class Reply:
 
 
 class Transport(Protocol):
-    """Carries messages to sites and replies back: through a ServerApp in production, to worker objects in tests."""
+    """Carries messages to sites and their replies back.
+
+    In production a ServerApp carries them; in tests they go directly to worker objects.
+    """
 
     def online(self) -> frozenset[int]:
         """Return the ids of the nodes that are connected now."""
@@ -75,7 +78,9 @@ class Heard:
 
 
 Questions = Mapping[int, tuple[Site, Callable[[], AnyMessage]]]
-"""By node id: the site, and a function that makes its message when it is sent, so that only one is held in memory."""
+"""For each node id, the site and a function that makes the site's message. The function is called when the message is
+sent, so that only one message at a time is in memory.
+"""
 
 
 class _Signed(Mapping[int, bytes]):

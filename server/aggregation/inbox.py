@@ -1,7 +1,7 @@
 """Reads replies from SuperLink one by one, each within a time limit of its own.
 
-The ServerApp uses it in place of Flower's ``pull_messages``, which reads all replies in one call: there, one reply that
-is incomplete makes the call fail or wait for all sites. Flower splits a reply into objects. Here each reply is read
+The ServerApp uses it in place of Flower's ``pull_messages``, which reads all replies in one call. If one reply is
+incomplete, that call fails or waits, for all sites. Flower splits a reply into objects. This module reads each reply
 object by object without waiting. An object that has not arrived is requested again at the next poll, until
 :data:`READ_S` seconds have passed since the reply was announced. A reply that cannot be read is reported as
 ``malformed`` and deleted at SuperLink.
@@ -73,7 +73,7 @@ def post_of(grid: Grid) -> Post:
 
 @dataclass(slots=True)
 class _Coming:
-    """A reply that SuperLink has announced, as far as it has arrived.
+    """A reply that SuperLink has announced, with the part of it that has arrived so far.
 
     Attributes:
         node: Flower's id of the node that sent it.

@@ -1,6 +1,6 @@
 """Runs a study from its open queries to the exported bundle, in stages that can each be resumed.
 
-The core and the demo call it. The stages, in order; the code repeats their numbers:
+The core and the demo call it. A run has these stages; the code repeats their numbers:
 
 1. ``collect``: the aggregator answers the open queries; the answers are in the ledger.
 2. ``decode``: stored answers become pseudo-labels.
@@ -9,8 +9,8 @@ The core and the demo call it. The stages, in order; the code repeats their numb
 5. ``export``: the student is written as a bundle.
 
 Stages 2 to 5 are post-processing of released answers. After a crash or a stop, the next run begins at the first
-unfinished stage; stored answers are read, and their queries are not asked again. A run is refused while another run
-holds the study.
+unfinished stage. It reads the stored answers and asks only the queries that have none. A run is refused while another
+run holds the study's lock.
 """
 
 from __future__ import annotations

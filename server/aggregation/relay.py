@@ -27,7 +27,7 @@ FOLDER = "CONSILIUM_RELAY"
 """Environment variable that tells the ServerApp the folder of the core's socket."""
 
 SAME_VERSION = f"install the same version of Consilium for the core and the ServerApp; {__version__} runs here"
-"""What to do if one of the two sends something that the other does not expect."""
+"""Remedy in an error about an unexpected frame."""
 
 MAX_BODY = 64 << 20
 _HEAD = struct.Struct(">BQI")
@@ -154,7 +154,7 @@ def unpack_nodes(body: bytes) -> frozenset[int]:
 def lifeline(connection: socket.socket) -> Iterator[None]:
     """End this process at once, as if killed, if the other end of the connection closes inside the block.
 
-    Neither of a run's two processes therefore outlives the other.
+    A run has two processes, the core's and the ServerApp's. Neither continues without the other.
 
     Args:
         connection: The connected socket.

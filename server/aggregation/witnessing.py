@@ -2,12 +2,13 @@
 
 A *head* is the signed hash of a ledger's newest row. A site that has countersigned a head notices if rows up to this
 row change later.
-``pipeline.collect`` runs one round at the end of a run. A round asks every site that is online, up to three times,
-until no site reports anything new: first for its signature on the server's head, then with the other sites' heads and
-signatures. A round charges nothing and delays no query. A site that is offline or contradicts a head is logged as an
-event.
-The heads and their signatures are stored in the study's ``witnesses/``. If no site has ever answered, as sites of
-earlier versions do not, nothing is logged.
+``pipeline.collect`` runs one round at the end of a run. A round asks every site that is online up to three times, until
+no site reports anything new. The first request asks for the site's signature on the server's head. The later requests
+also contain the other sites' heads and their signatures. A round charges nothing and delays no query. A site that is
+offline or contradicts a head is logged as an event.
+
+The heads and their signatures are stored in the study's folder ``witnesses/``. Sites of earlier versions do not answer
+these requests. If no site has ever answered, nothing is logged.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class SiteKnown(Document):
     """What the server knows of a site as a witness.
 
     Attributes:
-        own: Name under which the head of the site's own ledger is stored: the ledger name in the head (its *origin*),
-            or another name if another site's ledger has the same origin; empty if the site shares no head.
+        own: Name under which the head of the site's own ledger is stored. This is the ledger's name in the head (its
+            *origin*), with an appendix if the head of another site has the same origin. Empty if the site shares no
+            head.
         held_row: Newest row of the server's ledger for which the site holds a receipt.
         sizes: By the name of each ledger, the number of rows that the ledger had at the head which this site
             countersigned last.

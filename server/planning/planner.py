@@ -56,7 +56,7 @@ MAX_SPECTRUM = 1e200
 
 
 class Outlook(StrEnum):
-    """Verdict on a plan: how much the noisy answers can contribute at best."""
+    """Verdict on a plan: how much the noisy answers can tell at best. The module's docstring defines the values."""
 
     PRIOR = "prior"
     WEAK = "weak"
@@ -71,7 +71,7 @@ class SpectrumErrors:
     coordinate.
 
     Attributes:
-        total: Σλ, the error of answering with the public mean.
+        total: Σλ, the error if the public mean is used in place of an answer.
         hard_threshold: Σ min(λ, s²): eq (7) of Fay et al. 2021 for the best number l of coordinates.
         kept: Number of coordinates that hard thresholding keeps: those with λ > s².
         wiener: Error if each coordinate is multiplied by λ/(λ + s²).
@@ -87,7 +87,7 @@ class SpectrumErrors:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The privacy arithmetic of a planned study. Lengths are in code units unless a name says otherwise.
+    """The noise, guarantees and expected information of a planned study. Norms are in code units.
 
     Attributes:
         budget: ε and δ of the study.
@@ -499,7 +499,7 @@ def verdict_of(bits: float, explained: float) -> Outlook:
 
 
 def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: float) -> SpectrumErrors:
-    """Return the expected squared errors of decoded codes by three methods, without the error of clipping.
+    """Return the expected squared errors of decoded codes for three methods of decoding, without the error of clipping.
 
     Water-filling gives coordinate i, of variance λ_i, the signal power p_i = max(0, √(λ_i·s²/ν) − s²), where s² is the
     noise variance and the water level ν is chosen so that Σp = C². The error that remains is λ_i·s²/(p_i + s²). Hard

@@ -51,7 +51,7 @@ from server.planning.public_shapes import PublicShapes
 OCTAVES = (0.088, 0.067, 0.102, 0.128, 0.108, 0.091, 0.080, 0.077, 0.076, 0.072)
 """Share of the variance of the teachers' knowledge in directions 1, 2, 3–4, 5–8 … 257–512 of the tangent kernel.
 
-The variance in further directions counts as not recovered.
+The variance in all other directions counts as not recovered.
 """
 
 DICE_OF_ALL = 0.095
@@ -61,7 +61,9 @@ Measured on the hippocampus task with 120 patients and 30 public images.
 """
 
 FIRST_PARTS = 0.62
-"""Exponent of :func:`recovered_share` in the formula for the gain. It is below 1: the first directions contribute most.
+"""Exponent of :func:`recovered_share` in the formula for the gain (:func:`predicted_gain`).
+
+It is below 1, because the first directions contribute most.
 
 This exponent and :data:`DICE_OF_ALL` are fitted to three settings of a query in four rounds, each measured on five
 splits of the data: a gain of .065 at a share of 51 %, .063 at 55 % and .085 at 82 %.
@@ -71,7 +73,9 @@ WORTH_ASKING = 0.02
 """Smallest gain in Dice worth spending a budget on; smaller gains are within the differences between random seeds."""
 
 OFF = 0.02
-"""Half the width of the interval around :func:`predicted_gain`: slightly more than the largest measured deviation."""
+"""Half the width of the interval around :func:`predicted_gain`, in Dice. It is slightly more than the largest measured
+deviation.
+"""
 
 TASKS = (0.48, 0.56, 0.67, 0.41, -0.01)
 """For each measured task: gain in Dice divided by (recovered share × :attr:`PublicShapes.room`), mean over its studies.
@@ -487,7 +491,7 @@ def recovered_share(noise: float, *, rounds: int = JOINT_ROUNDS, spectrum: Seque
         spectrum: Shares of the variance by direction, descending; by default those of a tangent kernel.
 
     Returns:
-        A share between 0 and 1, which falls with noise and grows with rounds.
+        A share between 0 and 1. It is smaller for more noise and larger for more rounds.
 
     Raises:
         InvalidInput: If the noise or the number of rounds is outside its range.

@@ -1,8 +1,8 @@
-"""Stores decisions about labels in an append-only file, each line with the hash of the line before.
+"""Stores decisions about labels in an append-only file. Each line contains the hash of the line before.
 
 A decision accepts or rejects the label of one public volume for training. The dashboard writes the file; training reads
-it. A decision names the label's file by SHA-256, so it does not hold for a label that was decoded to another file. The
-newest decision counts, and every earlier one stays readable. A file with a broken hash chain, an unknown field or an
+it. A decision names the label's file by SHA-256, so it does not hold for a label with other content. The newest
+decision on a volume counts; all earlier ones stay in the file. A file with a broken hash chain, an unknown field or an
 unknown verdict is refused.
 """
 
@@ -70,7 +70,7 @@ class _Line(Document):
 
 
 def read_decisions(path: Path) -> tuple[Decision, ...]:
-    """Return every decision in a file, without a last line that a crash left incomplete.
+    """Return every decision in a file. A last line that a crash left incomplete is ignored.
 
     Args:
         path: The file.

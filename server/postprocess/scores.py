@@ -1,7 +1,7 @@
 """Scores the student and its controls on the validation set, case by case.
 
 ``bundle.export_student`` calls it. The validation cases are public and the networks are made from released answers, so
-the scores cost no privacy budget. No model is selected by the scores. They are stored in the study's ``report.json``,
+the scores cost no privacy budget. No network is selected by the scores. They are stored in the study's ``report.json``,
 which the commands, the dashboard and the demo read.
 """
 

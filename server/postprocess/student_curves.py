@@ -1,8 +1,8 @@
 """Logs the student's training, so that its loss, its passes and its Dice on validation cases can be drawn as curves.
 
-The Dice is that of checkpoints that the training writes, each loaded into a separate network. The training itself is
-not affected: with and without validation cases the same seed gives the same student. At most :data:`POINTS` checkpoints
-of a training are scored, each on at most :data:`MOST_CASES` cases. Nothing is selected by these scores.
+To compute the Dice, a checkpoint that the training wrote is loaded into a separate network. The training itself is not
+affected: with and without validation cases the same seed gives the same student. At most :data:`POINTS` checkpoints of
+a training are scored, each on at most :data:`MOST_CASES` cases. No network is selected by these scores.
 `server.postprocess.networks` calls this module after every step.
 """
 
@@ -78,7 +78,7 @@ class StudentCurves:
     def _newest(self) -> tuple[Path, int, int] | None:
         """Return path, modification time and inode of the newest checkpoint; None if there is none.
 
-        A new checkpoint differs from the one before in the last two.
+        Modification time and inode show whether the checkpoint was written since the last call.
         """
         first = self._files.checkpoint
         there = [path for path in (first, *first.parent.glob(f"{first.name}.[0-9]*")) if path.is_file()]

@@ -1,1 +1,1 @@
-"""The server's half of the query protocols: makes queries, turns answers into labels, and trains the student."""
+"""The server's side of the query protocols: makes queries, turns answers into labels, and trains the student."""

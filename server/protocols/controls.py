@@ -9,7 +9,7 @@ Only its labels differ:
 * ``shuffled_codes``: each volume gets another volume's answer, by a fixed derangement. The set of codes and the noise
   stay the same; only the link from volume to code is broken. With only one labelled volume, this control equals
   ``zero_code`` in a joint query, and does not exist in the other protocols.
-* ``public_only``: self-training on public data, which a consortium can do without asking anyone. This is usually the
+* ``public_only``: self-training on public data, which a consortium can do without any hospital. This is usually the
   control with the highest Dice. How it is trained depends on the protocol:
 
   * per volume: a fresh student learns the soft labels that the student of ``zero_code`` predicts;

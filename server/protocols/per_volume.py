@@ -1,4 +1,4 @@
-"""Runs the protocol with one query per public volume: each answer becomes a label, and a fresh student learns them.
+"""Runs the protocol with one query per public volume: each answer becomes a label, from which the student learns.
 
 ``protocol_of`` creates the protocol by name.
 """
@@ -121,8 +121,8 @@ class SaidOfEach(Said):
     def weighed(self) -> Plausible | None:
         """Test whether the answers are as large as expected.
 
-        The expected variance of each coordinate is its variance over public shapes, plus that of the noise. The size of
-        each structure in the labels is compared with its size in the public mean shape, too.
+        The expected variance of each coordinate is its variance over public shapes, plus that of the noise. Each
+        structure's volume in the labels is also compared with its volume in the public mean shape.
 
         Returns:
             The comparison; None if no answer has a linear codec.

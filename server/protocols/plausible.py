@@ -33,7 +33,9 @@ task. Measured ratios were .5 to 1.1 (docs/lab/utility-measured.md).
 """
 
 CHANGED = 3.0
-"""Operators are warned if a structure's volume in the labels and in the public mean shape differ by a larger factor."""
+"""Operators are warned if a structure's volume in the labels differs from that in the public mean shape by more than
+this factor.
+"""
 
 REMEDY = "Ask sites to run `consilium site evaluate` before anybody uses the student."
 

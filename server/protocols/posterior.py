@@ -1,8 +1,8 @@
 """Measures how uncertain labels are, by samples from their posterior given the answers and the known noise.
 
-The protocols and the dashboard use it. A voxel's *doubt* is the share of samples in which the voxel has another label.
-It depends only on the answers, the codec and the noise. No student is used, because students are trained on these
-labels. This is post-processing and does not import torch.
+The protocols and the dashboard use it. A voxel's *doubt* is the share of samples in which its label differs from the
+one that is released. It depends only on the answers, the codec and the noise. A student's uncertainty is not used,
+because the student is trained on these labels. This is post-processing and does not import torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Trains the public start, a network trained on public data alone, and the student that continues from it.
 
-The joint and the appearance query call it. Everything here is post-processing: it uses public images and label maps,
-the codec, and stored answers. The student is trained in passes. In the first pass a volume's label is its decoded code.
+The joint and the appearance protocol call it. Everything here is post-processing: it uses public images and label maps,
+the codec, and stored answers. A joint query's student is trained in passes. In the first pass a volume's label is its
+decoded code.
 In later passes the label is the student's own prediction, shifted to where the released code places the structures.
 Details that the codec cannot express then come from the network, while the answers correct errors of position. With
 public pairs (public images with label maps) the shifted prediction is used from the first pass. A recipe with fewer
@@ -384,7 +385,7 @@ def restore_spread(
     Args:
         codes: Float array [n, l].
         variances: Variance [l] of the public label maps' codes.
-        share: Least ratio between the codes' summed variance and that of ``variances``.
+        share: Least ratio between the codes' variance and that of public shapes.
 
     Returns:
         Float array [n, l]; ``codes`` is not modified.

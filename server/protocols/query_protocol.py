@@ -1,13 +1,14 @@
-"""Defines the server's half of a query protocol, in the order in which a study uses it.
+"""Defines the interface of a query protocol at the server. A study uses it in this order:
 
-1. ``agenda`` states what the study will ask, as plain data, before anything else exists.
-2. ``prepare`` makes what the first query needs besides the codec.
-3. ``configure`` gives the queries of a round, from the answers to the rounds before.
+1. ``agenda`` states what the study will ask, as plain data. It needs only the study's terms.
+2. ``prepare`` computes and stores what the first query needs besides the codec.
+3. ``configure`` gives the queries of a round, which may depend on the answers to the rounds before.
 4. ``aggregate`` computes each volume's label from the stored answers.
 5. ``finish`` defines how the student is trained on the labels, and ``control`` how its controls are.
 
 Steps 2 to 4 correspond to a Flower strategy's ``initialize_parameters``, ``configure_train`` and ``aggregate_train``.
-The site's half is :mod:`common.protocols.site_protocol`; protocols are registered in :mod:`common.protocol_terms`.
+The interface at a site is :mod:`common.protocols.site_protocol`; protocols are registered in
+:mod:`common.protocol_terms`.
 Everything after an answer is post-processing of the stored answers. The functions take values (a study's public
 material, its answers, its labels) and do not read the study's directory. No protocol imports torch before a network is
 to be trained, because queries are made while the ledger is open.
@@ -75,8 +76,8 @@ class Agenda:
         plan: The plan in words, for the consortium.
         which: Words that complete "teachers segment … public volumes" in the consent sheet, such as ``up to 80``.
         each: Words that complete "For … your site sends the sum of the teachers' codes", such as ``each volume,``.
-        asks: Number of queries if each is about one public volume, in the volumes' order; None if every query is about
-            all volumes.
+        asks: Number of queries if each is about one public volume (the first volumes in order); None if every query is
+            about all volumes.
         an_answer: Number of volumes that get a label with each answer; None if every answer labels all volumes.
     """
 
@@ -241,7 +242,7 @@ class NetworkTraining:
 
 
 class Said(Protocol):
-    """Computes labels from a study's stored answers, and tests of whether the answers are plausible.
+    """What a study's stored answers say: computes the volumes' labels, and tests whether the answers are plausible.
 
     A method computes its result when it is called. All results are post-processing of released answers.
     """
@@ -273,7 +274,7 @@ class Said(Protocol):
 
 
 class QueryProtocol(Protocol):
-    """The server's half of a query protocol: plans queries, reads answers, defines trainings. It has no state."""
+    """A query protocol at the server: plans queries, reads answers and defines trainings. It has no state."""
 
     def agenda(self, study: Study) -> Agenda:
         """Return what the study will ask (step 1).
@@ -356,7 +357,7 @@ class QueryProtocol(Protocol):
 
 
 def protocol_of(study: Study) -> QueryProtocol:
-    """Return the server's half of a study's protocol.
+    """Return the implementation of a study's protocol for the server.
 
     Args:
         study: The study.

@@ -1,9 +1,9 @@
-"""Rehearses a study on public cases: measures how much teachers of few patients exceed a network of public data alone.
+"""Rehearses a study on public cases: measures how far teachers score above a network trained on public data alone.
 
 `consilium plan --cases` and the dashboard call it. Stand-in teachers are trained, like a hospital's teachers, on some
 public cases with labels and scored on others. A control, trained without any hospital's answer, is scored on the same
-cases. If the stand-in teachers do not exceed the control, no budget can bring a gain. A rehearsal charges nothing and
-reads no private case. Fewer than four cases with a structure are refused.
+cases. If the stand-in teachers do not score higher than the control, the study can bring no gain at any budget. A
+rehearsal charges nothing and reads no private case. Fewer than four cases with a structure are refused.
 """
 
 from __future__ import annotations

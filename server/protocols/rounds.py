@@ -1,10 +1,10 @@
-"""Asks in rounds: each round is one release about all public volumes, relative to the answers of the rounds before.
+"""Asks in rounds: each round is one query about all public volumes, which depends on the answers of earlier rounds.
 
-The joint and the appearance query build on it. A *frame* is the centre, axes and weights relative to which a round's
-codes are computed. Each round's frame is computed from the frame and the stored answer of the round before, which is
+The joint and the appearance protocol build on it. A *frame* is the public centre, axes and weights with which sites
+compute their codes in one round. It is computed from the frame and the stored answer of the round before, which is
 post-processing. The frame's hash is part of the query's id, and a query with another id is charged anew. The frame is
-therefore computed once and stored before anything is asked, so that a resumed run asks the same query. This module does
-not import torch, because it runs while the ledger is open. A codec that is not linear is refused.
+therefore stored before its query is asked, so that a resumed run asks the same query. This module does not import
+torch, because it runs while the ledger is open. A codec that is not linear is refused.
 """
 
 from __future__ import annotations
@@ -82,17 +82,17 @@ def answered_rounds(public: Public, answer_of: AnswerOf) -> tuple[Answer, ...]:
 
 
 def query_after(public: Public, answers: Sequence[Answer]) -> QuerySpec:
-    """Return the query of the next round; if the round has no frame yet, compute and store it.
+    """Return the query of the next round. Compute and store its frame first, if that was not done before.
 
     Args:
         public: The study's public material (terms, codec, volumes).
-        answers: The stored answers of all rounds so far, in order.
+        answers: The stored answers of all rounds so far, in order. The newest one determines the next frame.
 
     Returns:
-        The query.
+        The query. Its id depends on the frame.
 
     Raises:
-        InvalidInput: If the first frame has not been made.
+        InvalidInput: If the frame of round 1 is missing, which `consilium codec fit` makes.
     """
     kept = frames(public)
     if len(kept) == len(answers):
@@ -154,7 +154,7 @@ def keep_frame(public: Public, frame: Frame, *, after: tuple[CodecRecord, ...]) 
 
 
 def frame_of(public: Public, answer: Answer) -> Frame:
-    """Return the frame that an answer is relative to.
+    """Return the frame of the round that an answer belongs to.
 
     Args:
         public: The study's public material (terms, codec, volumes).
@@ -167,7 +167,7 @@ def frame_of(public: Public, answer: Answer) -> Frame:
 
 
 def observation(answer: Answer, frame: Frame) -> Observation:
-    """Return the offsets along the directions of a frame that an answer measures, each with its noise variance.
+    """Convert an answer to the offsets from its frame's centre along the frame's directions, with their noise variance.
 
     Args:
         answer: The stored answer.

@@ -75,7 +75,7 @@ class LabelsInMemory(Labels):
 
 
 class StoredLabels(Labels):
-    """Decoded labels in the files of a folder, read one at a time: together they may exceed the memory.
+    """Decoded labels in the files of a folder. They are read one at a time, because all of them may not fit in memory.
 
     Args:
         folder: The folder; ``store`` creates it.

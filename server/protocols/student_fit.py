@@ -120,7 +120,7 @@ def read_start(weights: bytes, study: Study) -> torch.nn.Module:
     """Return the network of a public start.
 
     Args:
-        weights: Its stored weights.
+        weights: The stored weights of the public start.
         study: The study, whose student recipe defines the network's architecture.
 
     Returns:

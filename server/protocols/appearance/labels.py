@@ -1,13 +1,20 @@
 """Computes labels of public volumes from how structures look.
 
-The appearance query calls it. A voxel's probability for a structure is proportional to two factors: the public atlas
-at this voxel, and the likelihood of the voxel's values for the structure. A mean-field approximation makes the label
-agree with those of neighbouring voxels. After each pass a volume's own prior replaces the atlas. If public shapes
-overlap enough (:data:`PLACED`), this prior is the public shape nearest to the label. Otherwise it is the atlas,
-shifted as a whole to where the structures were found. A bias gives the structures the mean size of public shapes. If
-there is a public start, a network trained on public data alone, its prediction is a further factor. Controls use the
-same function, with the appearance that is assumed before any answer. Everything here is post-processing. The module
-imports torch only to measure how far public shapes overlap.
+The appearance protocol calls it after each answer. The answer tells how structures look: the mean and the spread of
+their grey values. The *atlas* is the mean of public shapes; it states how probable each class is at each voxel. The
+labels are computed in :data:`PASSES` passes:
+
+1. The probability of a class at a voxel is proportional to the prior at this voxel times the likelihood of the voxel's
+   values for this class. In the first pass the prior is the atlas. If there is a public start, a network trained on
+   public data alone, its prediction is a third factor.
+2. A mean-field approximation makes each voxel's label agree with those of its neighbours.
+3. A prior for each volume is computed for the next pass. If public shapes overlap enough (:data:`PLACED`), it is the
+   public shape nearest to the volume's label. Otherwise it is the atlas, shifted most of the way towards the structures
+   found in this volume.
+4. A bias for each class is updated, so that the structures have the mean size that they have in public shapes.
+
+Controls use the same function, with the appearance that is assumed before any answer. Everything here is
+post-processing. The module imports torch only to measure how far public shapes overlap.
 """
 
 from __future__ import annotations
@@ -45,17 +52,19 @@ NEAR = 1.0
 """Standard deviation, in voxels, of the Gaussian that weights the neighbours' labels."""
 
 START_SHARE = 0.5
-"""Exponent of the public start's prediction. It is below 1 because the start and the atlas come from the same maps."""
+"""Exponent of the public start's prediction. It is below 1 because the prediction and the atlas are no independent
+evidence: both come from the same public label maps.
+"""
 
 PLACED = 0.15
 """Smallest mean Dice, between shapes drawn from the codec and their mean, at which public shapes count as overlapping.
-Only if they overlap is a public start trained, and does a label's nearest public shape serve as its prior.
+If they do not overlap, no public start is trained, and the prior of a volume is the shifted atlas.
 """
 
 PASSES, FIELD_PASSES = 4, 4
 BINS = 64
 VERSION = 2
-"""Version of this computation. Increase it for a change that no constant above shows and that changes labels."""
+"""Version of this computation. Increase it with a change that changes labels and that shows in no constant above."""
 
 LABELS = (VERSION, SHAPES, BLUR, FLOOR, SHARPNESS, FAR, COUPLING, NEAR, START_SHARE, PLACED, PASSES, FIELD_PASSES, BINS)
 """All constants of this module that change labels. The digest of a network trained on the labels includes them."""
@@ -145,7 +154,9 @@ def _evidence(
 ) -> Float[np.ndarray, "k x y z"]:
     """Return the log-likelihood of each voxel's values for each class, up to a constant per voxel.
 
-    Structures have Gaussian values. The background has the volume's own histogram where the atlas has no structure.
+    The values of a structure are assumed Gaussian. Those of the background are assumed to follow the volume's own
+    histogram, in which each voxel counts with ``outside``, its probability of background in the atlas. The differences
+    between classes are scaled by :data:`SHARPNESS` and limited to :data:`FAR`.
     """
     variances = look.stds**2 + look.mean_variances
     evidence = np.zeros((1 + len(variances), *image.shape[1:]))
@@ -167,9 +178,10 @@ def _nearest(codec: LinearCodec, label: Float[np.ndarray, "k x y z"]) -> Float[n
 
 
 def _moved(atlas: Float[np.ndarray, "k x y z"], label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
-    """Return the atlas shifted by 80 % of the way to the label's structures.
+    """Return the atlas, shifted by 80 % of the distance between the centres of its structures and the label's.
 
-    The label's voxels are weighted by the atlas, so structures that the atlas does not expect there count little.
+    The label's voxels are weighted by the atlas's probability of a structure, so structures found where the atlas
+    expects none have little influence.
     """
     expected = 1 - atlas[0]
     seen = (1 - label[0]) ** 2 * np.maximum(expected, 20 * FLOOR)

@@ -1,7 +1,8 @@
 """Estimates how structures look, from a public prior that is updated with the stored answer of every round.
 
-The appearance query calls it. It is post-processing and does not import torch. A structure's *look* is the mean and
-spread of its values in each channel, relative to its surroundings.
+The appearance protocol calls it. It is post-processing and does not import torch. A structure's *look* is the mean and
+the standard deviation of its values in each channel, after :func:`~common.protocols.appearance.standardised`: with the
+mean of its surroundings as 0 and their standard deviation as 1.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from server.protocols.rounds import frame_of, observation
 from server.public.material import Public
 
 MEAN_STD = 1.6
-"""Prior standard deviation of a structure's mean value. The unit is the spread of the values around the structure.
+"""Prior standard deviation of a structure's mean value. The unit is the standard deviation of the surroundings' values.
 
-It is large because tumours differ from their surroundings by two of these spreads in each of four MRI contrasts. With a
-smaller one, every voter's code would be clipped in every round.
+It is large because tumours differ from their surroundings by two of these units in each of four MRI contrasts. With a
+smaller value, every voter's code would be clipped in every round.
 """
 
 LOG_STD = -0.4

@@ -1,10 +1,11 @@
 """Runs the appearance query at the server: a few rounds about how structures look, then labels and a student.
 
-``protocol_of`` creates the protocol by name. Describing where a structure is in every volume takes many numbers.
-Describing its intensities takes few, and at the same privacy cost the relative noise on few numbers is smaller. Frames
-and rounds are those of a joint query. Everything after an answer is post-processing. If public shapes overlap enough, a
-public start as in a joint query contributes to the labels, and the student's training begins from it. Controls are
-trained by the student's recipe. A training without an answer or a label is refused.
+``protocol_of`` creates the protocol by name. To describe where a structure is in every volume takes many numbers. To
+describe its intensities takes few, and at the same privacy cost few numbers have less relative noise. As in a joint
+query, the study asks in rounds, each with a frame. Everything after an answer is post-processing. If public shapes
+overlap enough, a public start (a network trained on public data alone) is trained as in a joint query. It contributes
+to the labels, and the student's training begins from it. Controls are trained by the student's recipe. A training
+without an answer or a label is refused.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class Appearance(InRounds):
     def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage) -> None:
         """Store the first frame and, if public shapes overlap enough, train and publish the public start.
 
-        The first frame needs no data, but the volumes must be published, since every round is about all of them. If the
-        study was given a network to begin from, that network is the public start, even if shapes do not overlap.
+        The first frame is computed without data. The volumes must nevertheless be published before, because every round
+        is about all of them. If the study was given a network to begin from, that network is the public start, even if
+        shapes do not overlap.
 
         Args:
             public: Returns the study's public material (terms, codec, volumes).
@@ -116,7 +118,7 @@ class Appearance(InRounds):
 
 @dataclass(frozen=True, slots=True)
 class SaidOfLooks(Said):
-    """Computes from the answers of all rounds how structures look, and from that each volume's label.
+    """Computes how structures look from the answers of all rounds, and each volume's label from how structures look.
 
     Attributes:
         public: The study's public material (terms, codec, volumes).

@@ -1,4 +1,4 @@
-"""Trains, for a rehearsal of an appearance query, its public start (if it has one) and the student without any answer.
+"""Trains the public start (if any) and a student without answers, for a rehearsal of an appearance query.
 
 :mod:`server.protocols.rehearsal` calls it. The student learns from labels computed with the prior: the appearance of
 structures that is assumed before any hospital answers.

@@ -1,4 +1,4 @@
-"""Computes how the codes of all public volumes move together when a network learns: its empirical tangent kernel.
+"""Computes how the codes of all public volumes change together when a network learns: its empirical tangent kernel.
 
 ``Joint.prepare`` calls it. A teacher is the public start trained for a few steps, so its codes differ from the start's
 mostly along the leading directions of the kernel K = J D⁻¹ Jᵀ. Here J is the Jacobian of the codes with respect to the
