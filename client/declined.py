@@ -1,12 +1,15 @@
-"""Remembers the newest declined offer, so that a replayed offer is not accepted later.
+"""Remembers the newest declined offer, so that an old offer that is sent again is not accepted.
 
-The worker calls it for every offer (the server's proposal of a batch of queries). The server signs each offer together
-with the time at which it was made. The site declines two kinds of offer as ``stale``: an offer that is older than any
-honest delivery can take, and an offer that was not made later than one which the site declined before. Neither rule
-stops an honest server, because such a server makes a new offer for the queries that it still needs. The newest declined
-offer is written to a file before the site replies, so a restarted worker knows it. If the file cannot be read, or names
-a time that is still to come because both clocks were ahead, the site acts as if it had declined an offer at that
-moment.
+The worker calls it for every offer, which is the server's announcement of a batch of queries. The server signs each
+offer together with the time at which it was made. The site declines an offer as ``stale`` in two cases:
+
+1. The offer is older than an honest delivery can be.
+2. The offer was made no later than the newest offer that the site declined before.
+
+Neither rule stops an honest server, because such a server makes a new offer for the queries that it still needs. The
+newest declined offer is written to a file before the site replies, so that a restarted worker knows it. If the file
+cannot be read, the site acts as if it had declined an offer when the worker started. If the file names a time in the
+future, which happens after both clocks were ahead, the site acts as if it had declined an offer now.
 """
 
 from __future__ import annotations

@@ -274,7 +274,11 @@ class Bench:
         return np.stack(result)
 
     def _looks(self, model: torch.nn.Module) -> Float[np.ndarray, "n l"]:
-        """Return a teacher's codes of the public volumes for an appearance query, before a frame is applied."""
+        """Return a teacher's statistics of grey values in each public volume, which an appearance query sums.
+
+        The result of :meth:`AppearanceEncoder.of_volume` for each of the n volumes, float [n, l]. It does not depend on
+        the frame.
+        """
         frame = first_frame(self.study, codec=self.codec_hash, noise_std=self.noise_std)
         window, channels = window_of(self.codec), self.images.shape[1]
         encoder = AppearanceEncoder(frame, window, labels=self.classes, channels=channels)

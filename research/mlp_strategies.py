@@ -405,21 +405,22 @@ def onto_ball(rows: torch.Tensor, radius: float) -> torch.Tensor:
 
 
 def _curvature_sum(i: torch.Tensor, s: torch.Tensor, clip: float, share: float, *, coordinates: int) -> torch.Tensor:
-    """Return the clipped sum of the second derivatives ½∂²T over the examples of a batch, on the grid of integers.
+    """Return the sum over a batch of each example's clipped half second derivatives by a layer's weights, as integers.
 
-    For unit h it is Σ_n c_n·½·s_nh·i_n·i_nᵀ. Here i_n is the layer's input for example n. The number s_nh is the second
-    derivative of the example's objective T by the pre-activation of unit h. The factor c_n clips the norm ½‖i_n‖²‖s_n‖
-    to ``clip``.
+    The sum for unit h is Σ_n c_n·½·s_nh·i_n·i_nᵀ. The vector i_n is the layer's input for example n. The number s_nh is
+    the second derivative of the example's objective by the pre-activation of unit h. The factor c_n reduces the norm
+    ½‖i_n‖²‖s_n‖ of an example's term to at most ``clip``.
 
     Args:
-        i: Inputs [n, D].
-        s: Second derivatives [n, h].
-        clip: Clipping norm.
-        share: Share of this part in the joint release: the sum is divided by ``clip``·``share``.
+        i: Inputs i_n of the layer, [n, D].
+        s: Second derivatives s_nh, [n, h].
+        clip: Largest norm of one example's term.
+        share: Factor r by which this sum is reduced, because it is released together with other sums. It is divided by
+            ``clip``·r and multiplied by :data:`SUMMED_NORM`. The sum of 1/r² over all released sums is at most 1.
         coordinates: Number of coordinates of the whole release, for the rounding.
 
     Returns:
-        Int64 array [h, D, D].
+        Int64 array [h, D, D], in the integer steps of :func:`grid_sum`.
     """
     i, s = i.double(), s.double()
     norm = i.square().sum(dim=1) * s.norm(dim=1) / 2

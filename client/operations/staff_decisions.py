@@ -312,16 +312,19 @@ def _retire(teachers: Path, voter: int) -> None:
 
 
 def end_alarm(directory: Path, *, server_restored: bool = False) -> tuple[str, ...]:
-    """End every alarm, after a person has looked into it.
+    """End every alarm about a ledger, after a person has found its cause.
+
+    A site raises an alarm about a ledger that contradicts what the site has stored about it. While an alarm stands, the
+    site answers nothing.
 
     Args:
         directory: The site's directory.
-        server_restored: True if a person knows that the ledger of the study's server was restored and recovered. The
-            site then accepts that ledger even without an alarm: a restored ledger that has no receipt for the site
-            raises none.
+        server_restored: True if a person knows that the ledger of the study's server was restored from a copy and then
+            recovered. The site then also accepts this ledger if it has raised no alarm about it yet.
 
     Returns:
-        Ids of the server ledgers with an alarm, then names of the ledgers of which two histories were signed.
+        Ids of the server ledgers that the site accepts again, then names of the ledgers of which two contradicting
+        histories were signed.
     """
     config = load_site(directory)
     with _ledger(config) as ledger:

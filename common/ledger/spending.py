@@ -174,10 +174,12 @@ class Spending:
         return guess_right_at_most(self.mu_squared)
 
     def odds_sentence(self, *, colluders: int | None, yours: bool = False) -> str:
-        """Return :attr:`odds_guaranteed` as a sentence (:func:`common.privacy.consent.guess_sentence`).
+        """Return a sentence that states :attr:`odds_guaranteed`, the odds of a guess after all releases.
+
+        :func:`common.privacy.consent.guess_sentence` writes it.
 
         Args:
-            colluders: Number of hospitals whose noise shares the guesser may know; None in an open study.
+            colluders: Number of hospitals whose shares of the noise the guesser may know; None in an open study.
             yours: True if the sentence addresses the hospital that is asked for consent.
 
         Returns:
@@ -186,10 +188,13 @@ class Spending:
         return self.if_known(guess_sentence(self.protection, self.bound, colluders=colluders, yours=yours))
 
     def odds_spent_sentence(self, *, sealed: bool) -> str:
-        """Return :attr:`odds_spent` as a sentence (:func:`common.privacy.consent.spent_sentence`).
+        """Return a sentence that states :attr:`odds_spent`, the odds of a guess after the releases so far.
+
+        :func:`common.privacy.consent.spent_sentence` writes it.
 
         Args:
-            sealed: True for a sealed study.
+            sealed: True for a study with sealed sums. Its masks rest on ciphers, so the sentence then does not claim
+                that the odds hold against unlimited computing power.
 
         Returns:
             The sentence.

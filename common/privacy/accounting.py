@@ -283,19 +283,21 @@ def compose(mechanisms: Iterable[Mechanism], protection: Protection) -> Fraction
 
 
 def max_mu_squared(accountant: AccountantName, budget: Budget) -> Fraction:
-    """Return the largest Σμ² that a budget allows by an accountant, rounded down.
+    """Return the largest sum of the μ² of all releases that a budget allows, computed by an accountant, rounded down.
 
-    The accountant works at ``budget.analytic_delta`` = δ − 2⁻⁴⁰. The part set aside covers the noise sampler. A
-    mechanism within total variation τ of an (ε, δ')-DP one is (ε, δ' + (1 + e^ε)·τ)-DP, and τ is at most
-    :data:`MAX_POOL_COORDINATES` times the bound for each coordinate that :mod:`common.privacy.gaussian` states. The
-    term (1 + e^ε)·τ stays below 2⁻⁴⁰ for ε ≤ :data:`MAX_EPSILON`.
+    The accountant uses ``budget.analytic_delta`` = δ − 2⁻⁴⁰ in place of δ. The 2⁻⁴⁰ cover the difference between the
+    sampled noise and an exact Gaussian. Let τ be the total variation distance between the mechanism with sampled noise
+    and the exact mechanism. If the exact mechanism is (ε, δ')-DP, the sampled one is (ε, δ' + (1 + e^ε)·τ)-DP. The
+    distance τ is at most :data:`MAX_POOL_COORDINATES` times the bound for one coordinate that
+    :mod:`common.privacy.gaussian` states. For ε ≤ :data:`MAX_EPSILON`, (1 + e^ε)·τ is therefore below 2⁻⁴⁰.
 
     Args:
         accountant: The accountant that decides.
         budget: ε and δ, with ε at most :data:`MAX_EPSILON`.
 
     Returns:
-        Σμ² as a dyadic rational with 56 significant bits. It is checked to satisfy ε(Σμ²) ≤ ε.
+        Σμ² as a dyadic rational with 56 significant bits. The function checks that releases of this Σμ² cost at most
+        the budget's ε.
 
     Raises:
         InvalidInput: If ε is above :data:`MAX_EPSILON`, or if the budget is so small that it allows no release, or so

@@ -415,7 +415,7 @@ def certificate_file(service: Here, ending: Literal["pdf", "json"]) -> FileRespo
 
 @routes.get("/labels", tags=["labels"])
 def labels(service: Here) -> LabelsPage:
-    """Return every public volume, with the figures of its label and the decision about it.
+    """Return every public volume, with the measures of its label and the newest decision of a person about it.
     \f
     Args:
         service: The dashboard's service.
@@ -428,7 +428,7 @@ def labels(service: Here) -> LabelsPage:
 
 @routes.get("/labels/{volume}", tags=["labels"], responses={404: _NONE})
 def label(service: Here, volume: Volume) -> LabelView:
-    """Return one public volume, with the figures of its label and the decision about it.
+    """Return one public volume, with the measures of its label and the newest decision of a person about it.
     \f
     Args:
         service: The dashboard's service.

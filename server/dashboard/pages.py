@@ -55,7 +55,7 @@ def overview(screen: OnScreen) -> HTMLResponse:
 
 @routes.get("/study")
 def study(screen: OnScreen) -> HTMLResponse:
-    """Show the Study page, with the study's guarantee, the newest certificate and the newest signed head.
+    """Show the Study page: the study's guarantee, its newest certificate, and the signed hash of the newest ledger row.
 
     Args:
         screen: The request's screen.
@@ -77,13 +77,14 @@ def study(screen: OnScreen) -> HTMLResponse:
 
 
 def newest(service: DashboardService) -> SignedHead | None:
-    """Return the newest signed head of the ledger, which is the signed hash of its newest row.
+    """Return the ledger's newest head, which is the signed hash of its newest row.
 
     Args:
         service: The dashboard's service.
 
     Returns:
-        The head; None before the first, or if the ledger cannot be read (the Overview page then shows an alarm).
+        The head. None if no head was signed yet, or if the ledger cannot be read; the Overview page then shows an
+        alarm.
     """
     try:
         return newest_head(service.ledger_file, ledger_id=service.ledger_id)

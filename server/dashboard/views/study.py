@@ -194,10 +194,15 @@ def _batch(follower: Follower, name: str) -> BatchView:
 
 @dataclass(frozen=True, slots=True)
 class NoiseView:
-    """The standard deviation of each code coordinate over public shapes, largest first, and of the noise.
+    """Compares how much the coordinates of a code vary over public shapes with the noise on an answer.
 
-    ``noise`` is the standard deviation of the noise on the mean of ``voters`` codes. ``above`` is the number of
-    coordinates whose standard deviation is larger than ``noise``.
+    Attributes:
+        stds: Standard deviation of each coordinate over public shapes, largest first, in code units.
+        noise: Standard deviation of the noise on each coordinate of the mean of ``voters`` codes.
+        written: ``noise`` as text.
+        voters: Number of voters' codes in an answer.
+        above: Number of coordinates whose standard deviation is larger than ``noise``.
+        words: The comparison as a sentence.
     """
 
     stds: tuple[float, ...]
