@@ -22,6 +22,10 @@ from common.canonical import check_hash, sha256_bytes
 from common.errors import InvalidInput
 
 MAX_OBJECT_BYTES = 1 << 30
+_MISSING = (
+    "restore the file from a backup, or publish it again: volumes with `consilium study publish`, the student with "
+    "`consilium student export`"
+)
 
 
 class Objects(Protocol):
@@ -134,10 +138,13 @@ class ObjectStore:
         try:
             data = (self._directory / check_hash(name)).read_bytes()
         except FileNotFoundError as error:
-            raise InvalidInput("public object is not in the store", value=name, remedy="publish it again") from error
+            raise InvalidInput("public object is not in the store", value=name, remedy=_MISSING) from error
         if sha256_bytes(data) != name:
             raise InvalidInput(
-                "public object was altered on disk", value=name, remedy="delete the file and fetch again"
+                "content of a public object's file, whose name is the SHA-256 of its content, was altered",
+                value=name,
+                remedy="delete the file; a site then fetches it again; at the server, restore it from a backup or "
+                "publish it again",
             )
         return data
 
@@ -155,7 +162,7 @@ class ObjectStore:
         """
         path = self._directory / check_hash(name)
         if not path.is_file():
-            raise InvalidInput("public object is not in the store", value=name, remedy="publish it again")
+            raise InvalidInput("public object is not in the store", value=name, remedy=_MISSING)
         return path
 
     def __contains__(self, name: str) -> bool:

@@ -76,7 +76,7 @@ class BidsLayout:
             raise closed_error(shared_closed[0])
         left_out = _left_out(directory, found)
         if not found.images and not any(_holds_raw(directory, folder) for folder in found.closed):
-            raise InvalidInput("the dataset holds no case", limit=self.says)
+            raise InvalidInput("the dataset holds no case", value=str(directory), limit=self.says)
         names = _names(found.tables.get(None, ()))
         known = found.images.keys() | found.maps.keys()
         unlabelled = {case for case, reason in left_out.items() if reason.other_image}

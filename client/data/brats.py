@@ -76,7 +76,7 @@ class BratsLayout:
                 outcomes.append(_case(folder, {kind: path for kind, (_, path) in files.items()}, doubled, others))
                 signs |= {sign for sign, _ in files.values()}
         if not outcomes:
-            raise InvalidInput("dataset holds no case", limit=self.says)
+            raise InvalidInput("the dataset holds no case", value=str(directory), limit=self.says)
         if len(signs) > 1:
             raise InvalidInput(
                 "the folder mixes two BraTS editions, which number enhancing tumour differently",

@@ -82,7 +82,9 @@ class NnunetLayout:
             known = Problem(case, twice) if case in outcomes else unfit_tests.get(case)
             outcomes[case] = known or case_of_channels(Case(case, directory), test[case], channels)
         if not outcomes:
-            raise InvalidInput("dataset holds no case", limit=self.says, remedy="put images into imagesTr")
+            raise InvalidInput(
+                "the dataset holds no case", value=str(directory), limit=self.says, remedy="put images into imagesTr"
+            )
         return Dataset(
             name=str(index.get("name") or directory.name),
             labels=labels,

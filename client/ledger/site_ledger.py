@@ -195,7 +195,10 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         with self._writing():
             if self._books.paused.get(study_id) == "withdraw":
                 raise InvalidInput(
-                    "decision", value=decision, limit="no further decision, because this site has withdrawn for good"
+                    "decision about a study from which this site has withdrawn for good",
+                    value=decision,
+                    limit="none, because a withdrawal cannot be undone",
+                    remedy="join another study with `consilium site join`",
                 )
             if study_id not in self._books.studies:
                 raise InvalidInput("study", value=study_id, limit="the id of a study that this site consented to")

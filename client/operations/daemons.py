@@ -546,8 +546,8 @@ def expect_refused(group: ProcessGroup, node: SiteNode, *, timeout_s: float = 60
     code, answer = _EXIT_CODE.search(text), _API_ERROR.search(text)
     if code is None or answer is None:
         raise DaemonFailed(
-            f"the node {node.site!r} ended without an answer from SuperLink; to fix: correct what its log, {node.log}, "
-            "names"
+            f"the node {node.site!r} ended without an answer from SuperLink; to fix: remove the cause that its "
+            f"log states, {node.log}, then run the same command again"
         )
     return Refusal(
         exit_code=int(code[1]),

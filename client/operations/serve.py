@@ -127,7 +127,12 @@ def serve(worker: Worker, *, socket: Path) -> grpc.Server:
     before = os.umask(0o117 if shared(socket.parent) else 0o177)
     try:
         if server.add_insecure_port(f"unix:{socket}") == 0:
-            raise InvalidInput("worker socket", value=str(socket), limit="a writable path of at most 100 bytes")
+            raise InvalidInput(
+                "path of the worker's socket",
+                value=str(socket),
+                limit="at most 100 bytes, in a folder to which this user may write",
+                remedy="give another path with --socket, or let this user write to the folder",
+            )
         server.start()
     finally:
         os.umask(before)

@@ -217,7 +217,7 @@ class PublicObjects:
                 looked, seen = time.monotonic(), stream.tell()
                 while missing != 0 and (chunk := reply.read1(CHUNK_BYTES)):  # read() would wait for the whole chunk
                     if stream.tell() + len(chunk) > limit:
-                        raise InvalidInput("size of a public object", value=path, limit=f"at most {limit} bytes")
+                        raise InvalidInput(f"public object {path} is too large", limit=f"at most {limit} bytes")
                     stream.write(chunk)
                     missing = None if missing is None else missing - len(chunk)
                     on_bytes(stream.tell())

@@ -72,7 +72,7 @@ def check_outputs(site_dir: Path, *, verdict: Path | None, figures: Path | None)
         if out is not None and os.path.lexists(out) and not _is_left_over(out, begun):
             raise InvalidInput("the output file exists already", value=str(out), remedy=f"choose another with {option}")
     if verdict is not None and figures is not None and verdict.resolve() == figures.resolve():
-        raise InvalidInput("--verdict and --figures", value=str(figures), limit="two files")
+        raise InvalidInput("--verdict and --figures name the same file", value=str(figures), limit="two files")
     if verdict is not None or figures is not None:
         _judged(site_dir)
 

@@ -45,6 +45,7 @@ from common.ledger.rows import (
 )
 from common.ledger.sqlite_file import (
     APPLICATION_ID,
+    LOCKED_REMEDY,
     SCHEMA_VERSION,
     appearing,
     connect,
@@ -115,7 +116,11 @@ class Chain:
             InvalidInput: If the path exists, or its folder does not.
         """
         if path.exists():
-            raise InvalidInput("ledger file exists", value=str(path), remedy="open it; a ledger is never overwritten")
+            raise InvalidInput(
+                "ledger file exists already, and a ledger is never overwritten",
+                value=str(path),
+                remedy="use this ledger, or give another path for the new one",
+            )
         if not path.parent.is_dir():
             raise InvalidInput("folder of the ledger", value=str(path.parent), limit="an existing folder")
         with appearing(path, what="ledger file") as draft:
@@ -491,9 +496,9 @@ class Chain:
             if isinstance(failed := ledger_error(error, ""), StorageFailed):
                 raise failed from error
             raise InvalidInput(
-                "ledger cannot be locked for writing",
+                "ledger cannot be locked for writing, because another process holds the lock",
                 value=str(error),
-                remedy="end the process that holds it; try again",
+                remedy=LOCKED_REMEDY,
             ) from error
 
     @property

@@ -22,6 +22,7 @@ from common.objects import name_new, sync_directory
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x434F4E53  # "CONS", shown by file(1)
 BUSY_TIMEOUT_S = 60.0
+LOCKED_REMEDY = "wait until the other command or daemon has finished, or end it; then run the same command again"
 
 Migration = Callable[[sqlite3.Connection, str], None]
 
@@ -157,7 +158,7 @@ def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
             "to fix: free space on the ledger's disk (`df`); if there is space, check the system's log for disk errors"
         )
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return InvalidInput("ledger is locked", value=str(error), remedy="end the process that holds it; try again")
+        return InvalidInput("another process holds the ledger's lock", value=str(error), remedy=LOCKED_REMEDY)
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
         remedy = "let this user write to the ledger's file and folder, and check that the disk is not full"
         return InvalidInput("ledger file cannot be opened", value=str(error), remedy=remedy)
@@ -207,7 +208,12 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
         LedgerCorrupt: If the file is no ledger or is damaged.
     """
     if sqlite3.sqlite_version_info < (3, 37):
-        raise InvalidInput("SQLite library", value=sqlite3.sqlite_version, limit="3.37 or newer")
+        raise InvalidInput(
+            "version of the SQLite library",
+            value=sqlite3.sqlite_version,
+            limit="3.37 or newer",
+            remedy="use a Python that is built with a newer SQLite",
+        )
     if not path.is_file():
         raise InvalidInput(
             "ledger file does not exist",
@@ -233,7 +239,10 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
             mode_now = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if mode_now != "wal":
                 raise InvalidInput(
-                    "journal mode", value=mode_now, limit="WAL", remedy="put the ledger on a local disk, not a share"
+                    "journal mode of the ledger's SQLite file",
+                    value=mode_now,
+                    limit="wal, which SQLite cannot use on a network share",
+                    remedy="move the ledger to a local disk",
                 )
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA secure_delete = ON")  # deleted content is overwritten

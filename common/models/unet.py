@@ -243,14 +243,18 @@ def load_weights(path: Path, model: torch.nn.Module, *, expected_hash: str | Non
             raise InvalidInput("weights file is too large", value=path.name, limit=f"{MAX_WEIGHTS_BYTES} bytes")
         content = path.read_bytes()
     except OSError as error:
-        raise InvalidInput("weights file cannot be read", value=str(path), remedy="train again") from error
+        raise InvalidInput(
+            f"weights file cannot be read ({error.strerror or type(error).__name__})",
+            value=str(path),
+            remedy="check that the file is there and readable; if it is lost, train again",
+        ) from error
     found = sha256_bytes(content)
     if expected_hash is not None and found != expected_hash:
         raise InvalidInput(
             "SHA-256 of the weights file differs from the one on record",
             value=found,
             limit=expected_hash,
-            remedy="train again",
+            remedy="put the recorded file back from a backup, or train again",
         )
     weights_from_bytes(content, model)
     return found

@@ -348,7 +348,11 @@ def read_file(path: Path) -> bytes:
     try:
         return read_given(path, most_bytes=MAX_FILE_BYTES)
     except OSError as error:
-        raise InvalidInput("file cannot be read", value=str(path), remedy="check the path") from error
+        raise InvalidInput(
+            f"file cannot be read ({error.strerror or type(error).__name__})",
+            value=str(path),
+            remedy="check the path, and that this user may read the file",
+        ) from error
 
 
 def say_not_anchored(what: str) -> None:

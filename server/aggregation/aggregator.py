@@ -57,7 +57,7 @@ REPLY_MARGIN_S = 30.0
 """Seconds allowed for a reply after the site's own deadline, because messages wait in queues in both directions."""
 SITES_CHARGED = (
     "the server charged nothing for it, but sites that accepted have charged their own ledgers; "
-    "the same offer charges them no more"
+    "when the same offer is repeated, they are not charged again"
 )
 """Part of an error text: which ledgers have charged an offer that misses the quorum."""
 
@@ -167,8 +167,8 @@ class Aggregator:
     def _check_registered(self) -> None:
         if (registered := len(self._sites())) < self._study.privacy.quorum:
             raise QuorumNotReached(
-                f"{registered} sites are registered and the study's quorum is {self._study.privacy.quorum}; "
-                "to fix: admit more sites with `consilium provision approve`"
+                f"only {registered} sites are registered, fewer than the study's quorum of "
+                f"{self._study.privacy.quorum}; to fix: admit more sites with `consilium provision approve`"
             )
 
     def _end(self, queries: Sequence[QuerySpec], _transport: Transport) -> None:
@@ -262,10 +262,10 @@ class Aggregator:
             if self._receipts.contradicted:
                 raise LedgerCorrupt(self._receipts.contradiction())
             raise QuorumNotReached(
-                f"{len(roster)} of {len(self._sites())} sites accepted the batch and the quorum is "
-                f"{self._study.privacy.quorum}; no code was requested and {SITES_CHARGED}; "
-                "to fix: see the sites' reasons in "
-                f"`consilium study status`, then `consilium study resume`{self._or_finish()}"
+                f"only {len(roster)} of {len(self._sites())} sites accepted the batch of queries, fewer than the "
+                f"quorum of {self._study.privacy.quorum}; no site was asked for an answer, and {SITES_CHARGED}; "
+                "to fix: read in `consilium study status` why the others did not accept, have these sites remove the "
+                f"cause, then `consilium study resume`{self._or_finish()}"
             )
         return tuple(sorted(roster, key=lambda site: site.name))
 
@@ -349,8 +349,9 @@ class Aggregator:
         if answered < quorum:
             self._below_quorum(batch, answered, transport)
             raise QuorumNotReached(
-                f"{answered} of the {len(roster)} sites that accepted the batch sent codes and the quorum is {quorum}; "
-                "nothing was released or charged; to fix: bring the sites back, then `consilium study resume`"
+                f"only {answered} of the {len(roster)} sites that accepted the batch of queries answered in time, "
+                f"fewer than the quorum of {quorum}; nothing was released, and {SITES_CHARGED}; to fix: bring the "
+                "other sites back online, then `consilium study resume`"
             )
         return answering.sums
 

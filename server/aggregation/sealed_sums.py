@@ -272,9 +272,10 @@ class SealedSums(Aggregator):
             if len(roster) < self._study.privacy.quorum:
                 self._below_quorum(batch, len(roster), transport)
                 raise QuorumNotReached(
-                    f"{len(roster)} of the {len(accepted)} sites that accepted have confirmed each other's keys and "
-                    f"the study needs {self._study.privacy.quorum}; {SITES_CHARGED}; to fix: have them run "
-                    f"`consilium site peers`, then `consilium study resume`{self._or_finish()}"
+                    f"only {len(roster)} of the {len(accepted)} sites that accepted have confirmed each other's keys, "
+                    f"fewer than the quorum of {self._study.privacy.quorum}; {SITES_CHARGED}; to fix: have the sites "
+                    "compare and confirm the missing keys with `consilium site peers`, then `consilium study resume`"
+                    f"{self._or_finish()}"
                 )
             members = tuple(Member(site.name, mask) for site in roster if (mask := batch.replies[site.name].mask))
             offer = batch.offer

@@ -98,7 +98,7 @@ def options_for(listen: Listen, options: Options, *, hosts: str) -> Options:
             a proxy has no host name.
     """
     if (listen.certificate is None) != (listen.key is None):
-        raise InvalidInput("--certificate and --key", limit="both options, or neither")
+        raise InvalidInput("one of --certificate and --key without the other", limit="both options, or neither")
     secure = listen.certificate is not None or listen.proxy is not None
     if not secure and not is_loopback(listen.host):
         raise InvalidInput(

@@ -122,8 +122,8 @@ def recover_charges(
             raise InvalidInput(
                 "missing standing file (the small file beside the lost ledger that counts its charges)",
                 value=str(ledger.with_suffix(".standing") if kept is None else standing),
-                limit="this file as it was after the copy was made, and receipts; receipts alone lack answers whose "
-                "receipts reached no site"
+                limit="a standing file that was written after this copy of the ledger, because receipts alone lack "
+                "answers whose receipts reached no site"
                 if kept is None
                 else "a standing file that names a row which this copy of the ledger lacks",
                 remedy="give it with --standing FILE; if it is lost, --charge-all counts all remaining budget as spent",

@@ -184,8 +184,8 @@ class AnswersQueries(IssuesReceipts):
             study = self._study(study_id)
             if len(ordered) < study.least_roster:
                 raise QuorumNotReached(
-                    f"{len(ordered)} sites are on the roster and the study needs at least {study.least_roster}; "
-                    "nothing was charged; to fix: wait for more sites, then ask again"
+                    f"only {len(ordered)} sites are on the roster, and the study needs at least {study.least_roster}; "
+                    "nothing was charged; to fix: bring more sites online, then `consilium study resume`"
                 )
             obstacle: Obstacle | None = None
             for query in queries:
@@ -400,8 +400,9 @@ class AnswersQueries(IssuesReceipts):
         roster = self._books.releases[query_id].roster
         if len(roster) < study.quorum:
             raise QuorumNotReached(
-                f"query {query_id[:12]} has a stored answer of another study with {len(roster)} sites, and the quorum "
-                f"of this study is {study.quorum}; to fix: change a setting of the query, so that it is asked anew"
+                f"query {query_id[:12]} was answered for another study by {len(roster)} sites, fewer than this study's "
+                f"quorum of {study.quorum}, so that this study cannot use the answer; to fix: create a study with a "
+                "quorum of at most as many sites, or with other public volumes, which is asked anew"
             )
         planned = self._books.plan_reuse(query_id, study_id=study.id)
         if isinstance(planned, Obstacle):

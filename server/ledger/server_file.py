@@ -373,9 +373,9 @@ class ServerFile(OpenLedger[Books]):
                 self._catch_up()
                 if self._chain.public_key != self._books.key.public_key:
                     raise InvalidInput(
-                        "signing key that was replaced",
+                        "signing key, which another command has replaced meanwhile",
                         limit="the ledger's current key",
-                        remedy="open the ledger with the new key",
+                        remedy="run the same command again, which reads the new key",
                     )
                 self._books.begin()
                 yield

@@ -80,7 +80,8 @@ def forget(workspace: Workspace, name: str) -> Forgotten:
             deleted = list(_delete(workspace, name))
     except DaemonFailed as error:
         raise DaemonFailed(
-            "the server's daemons are running and write logs that name the site; to fix: end `server up` first"
+            "the logs that name the site cannot be deleted, because the server's daemons are running and write to "
+            "them; to fix: end `server up`, then run the same command again"
         ) from error
     for folder in folders:
         if folder.is_dir():

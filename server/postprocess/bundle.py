@@ -66,7 +66,9 @@ def export_student(
         ledger.check_newest()
         answers = ledger.answers(study.id)
         if not answers:
-            raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
+            raise InvalidInput(
+                "number of stored answers", value=0, limit="at least one", remedy="run `consilium study run` first"
+            )
         found, head = facts_in(ledger, workspace), ledger.head()
         facts = privacy_of(study, found, answers, head=head.hash)
         links = tuple(

@@ -79,7 +79,12 @@ def lesson_of(released: Released) -> Lesson:
         InvalidInput: If there is no label.
     """
     if not released.labels:
-        raise InvalidInput("pseudo-labels", value=0, limit="at least one", remedy="run the study first")
+        raise InvalidInput(
+            "number of pseudo-labels to train on",
+            value=0,
+            limit="at least one",
+            remedy="run `consilium study run` first, or accept a rejected label on the dashboard's page Labels",
+        )
     return Lesson(released.public, released.answers, released.labels)
 
 

@@ -249,7 +249,9 @@ def rounds_to_learn(lesson: Lesson) -> tuple[Answer, ...]:
     """
     rounds = rounds_of(lesson.public, lesson.answers)
     if not rounds:
-        raise InvalidInput("stored answers", value=0, limit="at least one", remedy="run the study first")
+        raise InvalidInput(
+            "number of stored answers", value=0, limit="at least one", remedy="run `consilium study run` first"
+        )
     if not any(volume in lesson.labels for volume in rounds[-1].query.volumes):
         raise InvalidInput(
             "labels that are not rejected",

@@ -163,7 +163,11 @@ def plain_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         InvalidInput: If the network has buffers, which would keep state outside the parameters.
     """
     if next(model.buffers(), None) is not None:
-        raise InvalidInput("a network with buffers cannot be trained privately", limit="networks with parameters only")
+        raise InvalidInput(
+            "a network with buffers cannot be trained privately",
+            limit="networks with parameters only",
+            remedy="use group or instance normalisation, without running statistics",
+        )
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 

@@ -195,7 +195,7 @@ def test_a_study_whose_sites_died_one_by_one_says_so_and_not_that_its_budget_is_
         return None if node in world.transport.offline else reply
 
     world.transport.intercept = vanishes
-    with pytest.raises(QuorumNotReached, match="sites' reasons"):
+    with pytest.raises(QuorumNotReached, match="why the others did not accept"):
         world.core().run(world.transport)
     assert [lost["sites"] for lost in world.events("draw-lost")] == [["site-3"], ["site-2"]]
     assert not world.events("budget-refused")
