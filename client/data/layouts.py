@@ -30,7 +30,12 @@ from common.registry import registered
 
 
 class Layout(Protocol):
-    """A way in which datasets are stored on disk."""
+    """A way in which datasets are stored on disk.
+
+    Attributes:
+        name: Name of the layout in settings, such as ``bids``.
+        says: The files of this layout in words, for errors.
+    """
 
     @property
     def name(self) -> str: ...

@@ -66,7 +66,7 @@ class Fit:
 
     @property
     def sentence(self) -> str:
-        """The finding, without a full stop; empty if nothing speaks against the cases."""
+        """Why the cases do not fit, as a sentence without a full stop; empty if there is no sign of it."""
         here, home = ([dice for dice in each if math.isfinite(dice)] for each in (self.here, self.home))
         if here and home:
             (ours, our_half), (usual, usual_half) = mean_interval(here), mean_interval(home)

@@ -10,8 +10,8 @@ approximates the normal distribution function to within .0177, so standard norma
 ball.
 
 The module decides two cases that the paper leaves open: a vanishing direction (0/0 in the paper's formula) gives the
-zero code, and rounding never lifts a norm above 1. Called by :mod:`common.codecs.ball_autoencoder`. Refuses NaN,
-infinity, fewer than two inputs, and dtypes other than float16, float32 and float64.
+zero code, and rounding never lifts a norm above 1. :mod:`common.codecs.ball_autoencoder` calls it. NaN, infinity, fewer
+than two inputs, and dtypes other than float16, float32 and float64 are refused.
 
 The code is computed by two formulas. Both are numerically stable in any floating-point type, so the version with
 gradients (:func:`common.codecs.ball_autoencoder.activation`) uses them too:

@@ -17,7 +17,7 @@ fitting fast and reliable:
    the decoder also suits an answer of fewer sites, which has more noise.
 
 The module imports torch, so it is registered by name and loaded on first use. Weights are plain float32 arrays in the
-codec's npz. Fitting is deterministic on one machine. Refuses arrays whose shapes do not fit the header.
+codec's npz. Fitting is deterministic on one machine. Arrays whose shapes do not fit the header are refused.
 :mod:`common.codecs.codec` explains the letters of the arrays' shapes.
 """
 

@@ -286,7 +286,7 @@ def fit_codec(
     The same arguments give the same bytes, on the same machine with the same number of threads.
 
     Args:
-        study: The study; its ``codec`` section says which codec and how it is fitted.
+        study: The study; its ``codec`` section names the codec and the settings of the fit.
         label_maps: uint8 arrays on the study's grid, from patients who are in no site's pool.
         noise_std: Standard deviation of the noise on the mean code, in the code's units. It is that of the noise
             on the integer sum, divided by 2¹⁶ and by the number of voters in the sum.

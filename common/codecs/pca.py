@@ -1,6 +1,6 @@
 """The linear codec ``pca``: principal components of public shapes, water-filled weights, Wiener decoding.
 
-Follows Fay et al. 2021, Algorithm 1, with four changes:
+The codec follows Fay et al. 2021, Algorithm 1, with four changes:
 
 1. The public mean shape is subtracted.
 2. The components are those of log-ratios, which are bounded; the paper's logits are not.
@@ -10,8 +10,8 @@ Follows Fay et al. 2021, Algorithm 1, with four changes:
 4. Decoding shrinks every coordinate by its signal-to-noise ratio.
 
 Everything is computed from public label maps, the planned noise and a seed. The planner and the joint protocol use the
-functions of this module too. Refuses label maps that are all alike. :mod:`common.codecs.codec` explains the letters of
-the arrays' shapes.
+functions of this module too. Label maps that are all alike are refused. :mod:`common.codecs.codec` explains the letters
+of the arrays' shapes.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.nd
     Args:
         service: The study's server and sites.
         life: Contents of their ledgers after one complete run.
-        turn: Number that selects the sites whose shares are known.
+        turn: Number that selects the assumed colluders of the first release.
 
     Returns:
         int64 arrays of shape [l].

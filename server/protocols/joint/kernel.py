@@ -116,7 +116,7 @@ def _slopes(
 def weight_gradients(
     model: torch.nn.Module, image: Float[torch.Tensor, "c x y z"], slopes: Float[torch.Tensor, "r k x y z"]
 ) -> dict[torch.nn.Parameter, Float[torch.Tensor, "r w"]]:
-    """Propagate each of r gradients of the logits back to all weights, as r backward passes would.
+    """Propagate each of r gradients of the logits back to all weights. The result is that of r backward passes.
 
     Each convolution is run forward once, because all r rows have the same image. In the backward pass the r gradients
     are processed together, with one matrix product for a layer's weights (``make bench PARTS=kernel`` measures the
