@@ -161,14 +161,19 @@ class SiteFile(OpenLedger[SiteBooks]):
             kept_row=standing.head.seq,
             kept_hash=standing.head.hash,
             fork=fork,
+            marks=standing.marks_after(fork),
         )
 
     def _at(self, place: Position) -> _Totals:
-        """Return the totals at a row of this ledger, or at a lost row that a recovery of this ledger has charged."""
+        """Return the totals at a row of this ledger, or at a lost row that a recovery of this ledger has charged.
+
+        If that row is not the newest one that the recovery charged, the totals may be too small but never too large.
+        """
         if place in self._books.kept and not self.contains(place):
             record = self._books.kept[place]
             assert isinstance(record, RestoredRecord)
-            return self._at(record.fork or START).plus(record)
+            before = self._at(record.fork or START)
+            return before if place.seq < record.kept_row else before.plus(record)
         books = self._books_at(place)
         return _Totals(books.spent(), {study: books.spent_in(study) for study in books.studies}, books.per_day)
 

@@ -182,6 +182,8 @@ class RecoveredRecord(Document):
     release_hash: Sha256
     head: Position | None = None
     """Head of the receipt, which was one of the lost rows; None in rows of earlier versions."""
+    charged: Annotated[int, Between("row that charges a recovered release", 1)] | None = None
+    """Number of the row of kind ``lost`` that charges the release already; None if this row charges it."""
 
     def check(self) -> None:
         """Refuse a hash that is not the hash of the release."""
@@ -203,6 +205,8 @@ class LostRecord(Document):
             of earlier versions.
         fork: Newest row that the standing file names and that this ledger contains or had charged before. The charges
             are those after this row. None in rows of earlier versions.
+        marks: The other rows after ``fork`` that the standing file names, newest first. None if it names none, and in
+            rows of earlier versions.
     """
 
     pools: Spends
@@ -210,6 +214,7 @@ class LostRecord(Document):
     kept_row: Annotated[int, Between("kept row", 1)]
     kept_hash: Sha256 | None = None
     fork: Position | None = None
+    marks: tuple[tuple[Number, Sha256], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +403,8 @@ class RestoredRecord(Document):
         kept_hash: Hash of that row; None if there was no standing file, and in rows of earlier versions.
         fork: Newest row that the standing file names and that this ledger contains or had charged before. The charges
             are those after this row. None in rows of earlier versions.
+        marks: The other rows after ``fork`` that the standing file names, newest first. None if it names none, and in
+            rows of earlier versions.
     """
 
     pool: Spend
@@ -407,6 +414,7 @@ class RestoredRecord(Document):
     kept_row: Number
     kept_hash: Sha256 | None = None
     fork: Position | None = None
+    marks: tuple[tuple[Number, Sha256], ...] | None = None
 
 
 KINDS: dict[str, dict[str, type[Document]]] = {
@@ -514,15 +522,19 @@ def parse_record(role: str, kind: str, text: str) -> Document:
 
 
 def kept_of(record: LostRecord | RestoredRecord) -> dict[Position, Document]:
-    """Return the newest row that a record charges as lost, as a mapping from its position to the record.
+    """Return the rows that a record names among those that it charges as lost, each mapped to the record.
 
     Args:
         record: The record that charges the lost rows.
 
     Returns:
-        A mapping with one entry; empty if the record does not state the hash of its newest lost row.
+        A mapping from the position of each such row; empty if the record does not state the hash of its newest lost
+        row.
     """
-    return {} if record.kept_hash is None else {Position(record.kept_row, record.kept_hash): record}
+    if record.kept_hash is None:
+        return {}
+    named = ((record.kept_row, record.kept_hash), *(record.marks or ()))
+    return {Position(seq, hashed): record for seq, hashed in named}
 
 
 def release_digest(release: ReleaseRecord) -> str:

@@ -78,13 +78,14 @@ class Release:
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """A charge whose row this ledger lost, known from a site's receipt. ``head`` is the receipt's head, if it was
-    recorded.
+    recorded. ``charged`` is False if another row charges the release already.
     """
 
     study_id: str
     mechanism: Mechanism
     roster: Roster
     head: Position | None = None
+    charged: bool = True
 
 
 class Releases:

@@ -74,6 +74,17 @@ class KeptStanding(Document):
             if seq < self.head.seq:
                 yield Position(seq, hashed)
 
+    def marks_after(self, fork: Position) -> tuple[tuple[int, str], ...] | None:
+        """Return number and hash of each row that the standing file names between a row and its newest row.
+
+        Args:
+            fork: The row.
+
+        Returns:
+            The rows, newest first; None if the standing file names only its newest row.
+        """
+        return tuple(mark for mark in self.marks if fork.seq < mark[0] < self.head.seq) if self.marks else None
+
     def save(self, ledger: Path, *, key: Ed25519PrivateKey) -> None:
         """Write the ledger's standing file with mode 0600, in place of an earlier one. After a power cut the earlier
         file may remain, which is older but valid.

@@ -464,15 +464,23 @@ class Books(RowState):
                 )
 
     def _recovered(self, row: Row, record: RecoveredRecord) -> None:
-        """Enter a charge from a receipt, even beyond a limit, since the release has happened."""
+        """Enter a charge from a receipt, even beyond a limit, since the release has happened.
+
+        If a row of kind ``lost`` charges the release already, only its draw number is entered.
+        """
         release, release_hash, head = record.release, record.release_hash, record.head
         study, mechanism = self.studies[release.study_id], release.query.mechanism
         roster = release.roster_in(self.named)
         for entry in roster:
             _ = self.pools[entry.pool]
-        self._set(self.recovered, release_hash, (row.seq, Recovered(study.id, mechanism, roster, head)))
+        charged = record.charged is None
+        if record.charged is not None:
+            _ = self.lost[record.charged]
+        self._set(self.recovered, release_hash, (row.seq, Recovered(study.id, mechanism, roster, head, charged)))
         if release.draw is not None:
             self._set(self.recovered_draws, release.query_id, max(release.draw, self.last_draw(release.query_id)))
+        if not charged:
+            return
         own = mechanism.mu_squared(study.protection)
         for entry in roster:
             cost = charge_of(mechanism, self.pools[entry.pool].protection, study.protection)

@@ -302,7 +302,7 @@ def recover_command(
         say(f"pool {name}: {releases} releases without a receipt charged, from the standing file")
     for pool in done.pools:
         say(f"pool {pool.pool}: {pool.releases} releases, {pool.spent}")
-    if done.by_standing and not charge_all:
+    if done.charged_again and not charge_all:
         say("sites' receipts of these lost rows, if they are given in a later recovery, are charged once more")
     after = "" if charge_all else ", then resume the study"
     say(f"next: `consilium site recover --server-restored` at every site{after}")

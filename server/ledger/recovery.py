@@ -52,6 +52,7 @@ class Recovery:
         by_standing: By pool, the number of releases that this recovery charged from the ledger's standing (a small file
             beside the ledger that counts every charge), because no receipt contains them.
         pools: All pools after the recovery.
+        charged_again: True if receipts of rows that a standing charged may charge them once more in a later recovery.
         standing_is_older: True if a receipt names a later row than every standing that was read. Charges of answers
             after the newest standing may then be missing, if the receipts for these answers reached no site.
     """
@@ -60,6 +61,7 @@ class Recovery:
     receipts: int
     by_standing: dict[str, int]
     pools: tuple[PoolAfter, ...]
+    charged_again: bool
     standing_is_older: bool
 
 
@@ -160,6 +162,7 @@ def recover_charges(
                 )
                 for pool in opened.pools()
             ),
+            charged_again=opened.charged_again_up_to() > 0,
             standing_is_older=not charge_all and any(receipt.head.seq > counted for receipt in held),
         )
 

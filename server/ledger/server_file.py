@@ -25,6 +25,7 @@ from common.ledger.records import (
     NoteRecord,
     PoolRecord,
     RecoveredRecord,
+    kept_of,
     release_digest,
 )
 from common.ledger.rollback_guard import ServerStanding, kept_standing
@@ -45,7 +46,8 @@ class ServerFile(OpenLedger[Books]):
     ) -> int:
         """Enter as spent every charge that this restored copy has lost.
 
-        1. Every charge that a receipt contains and this ledger lacks is entered.
+        1. Every charge that a receipt contains and this ledger lacks is entered. It is not charged again if an earlier
+           recovery charged its row from a standing.
         2. For each standing (the one beside the file, and ``standing``), the last row that the standing shares with
            this ledger is found. The charges that the standing counts after that row, less those that receipts have
            entered, are charged in one row. They belong to answers whose noise was drawn, and which were perhaps used,
@@ -95,7 +97,15 @@ class ServerFile(OpenLedger[Books]):
             shown = {roster: names for receipt in receipts for roster, names in receipt.shown.items()}
             for receipt in receipts:
                 self._check_recoverable(receipt, shown)
-                entered += sum(self._recover(receipt, item.release, shown) for item in receipt.releases)
+            charged_by = {
+                place: row
+                for row, record in self._books.lost.items()
+                for place in _before(set(kept_of(record)), receipts)
+            }
+            for receipt in receipts:
+                by = charged_by.get(Position(receipt.head.seq, receipt.head.hash))
+                new = [self._recover(receipt, item.release, shown, charged_by=by) for item in receipt.releases]
+                entered += sum(new) if by is None else 0
             covered: set[Position] = set()
             for one in sorted(lost, key=lambda one: one.head.seq, reverse=True):
                 if one.position not in covered:  # a later standing's totals include earlier ones of the same rows
@@ -110,12 +120,14 @@ class ServerFile(OpenLedger[Books]):
         return entered
 
     def charged_again_up_to(self) -> int:
-        """Return the number of the newest lost row whose charges a recovery entered from a standing; 0 if none did.
+        """Return the number of the newest lost row whose charges a receipt that is entered later may charge again; 0
+        if there is none.
 
-        A receipt of these rows that is entered later charges them a second time, because the row of a recovery names
-        only the newest lost row, and not the receipts' heads before it.
+        A recovery entered these charges from a standing that named only its newest row, or an earlier version of this
+        program entered them. The receipts' heads before that row are then unknown.
         """
-        return max((one.kept_row for one in self._books.kept.values() if isinstance(one, LostRecord)), default=0)
+        unnamed = (one.kept_row for one in self._books.lost.values() if one.kept_hash and one.marks is None)
+        return max(unnamed, default=0)
 
     def _all_that_is_left(self) -> LostRecord:
         """Return a charge of all remaining budget of every pool and study."""
@@ -133,10 +145,13 @@ class ServerFile(OpenLedger[Books]):
         }
         return LostRecord(pools, studies, last.seq)
 
-    def _recover(self, receipt: Receipt, release: ReleaseRecord, shown: Mapping[str, Roster]) -> bool:
+    def _recover(
+        self, receipt: Receipt, release: ReleaseRecord, shown: Mapping[str, Roster], *, charged_by: int | None
+    ) -> bool:
         """Enter a release as charged if a receipt proves it and the ledger lacks it; return whether it was entered.
 
         The ledger lacks the release unless it contains the release's row, or an earlier recovery entered the release.
+        ``charged_by`` is the row of this ledger that charges the release already, if there is one.
         """
         release_hash, row = release_digest(release), self._books.releases.row_of(release.query_id, release.draw)
         if release_hash in self._books.recovered or (row is not None and self._is_here(row, release)):
@@ -144,7 +159,7 @@ class ServerFile(OpenLedger[Books]):
         if release.roster_sha256 is not None and release.roster_sha256 not in self._books.named:
             self._append(RosterRecord(shown[release.roster_sha256]))
         head = Position(receipt.head.seq, receipt.head.hash)
-        self._append(RecoveredRecord(release, receipt.site, release_hash, head))
+        self._append(RecoveredRecord(release, receipt.site, release_hash, head, charged_by))
         return True
 
     def _check_standing(self, standing: ServerStanding) -> None:
@@ -198,18 +213,21 @@ class ServerFile(OpenLedger[Books]):
             }
             for study, spends in standing.studies.items()
         }
-        self._append(LostRecord(pools, studies, standing.head.seq, standing.head.hash, fork))
+        of = standing.head.seq, standing.head.hash, fork, standing.marks_after(fork)
+        self._append(LostRecord(pools, studies, *of))
 
     def _spent_at(self, place: Position) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
         """Return the spending up to a row, by pool and by study and pool.
 
         The row is in this ledger, or it is a lost row whose charges were entered here in one row. If receipts cover a
-        part of the lost rows, the result may be too small but never too large.
+        part of the lost rows, or the row is not the newest of them, the result may be too small but never too large.
         """
         if place in self._books.kept and not self.contains(place):
             record = self._books.kept[place]
             assert isinstance(record, LostRecord)
             pools, studies = self._spent_at(record.fork or START)
+            if place.seq < record.kept_row:
+                return pools, studies
             for pool, spend in record.pools.items():
                 pools[pool] = pools.get(pool, NOTHING) + spend
             for study, spends in record.studies.items():
@@ -228,20 +246,16 @@ class ServerFile(OpenLedger[Books]):
         """Return the spending entered from receipts for rows that the standing's totals include, by pool and by study
         and pool.
 
-        The totals include a receipt's charges if the standing names the receipt's head, or if a later receipt whose
-        charges they include refers back to this head.
+        The totals include a receipt's charges if its head is a row of the standing's history.
         """
-        known, heads = set(standing.positions()), dict[str, Position]()
-        for receipt in sorted(receipts, key=lambda receipt: receipt.head.seq, reverse=True):
+        known, heads = _before(set(standing.positions()), receipts), dict[str, Position]()
+        for receipt in receipts:
             head = Position(receipt.head.seq, receipt.head.hash)
             heads |= {release_digest(item.release): head for item in receipt.releases}
-            if head in known:
-                known.add(receipt.previous)
-                known |= {Position(seq, hashed) for seq, hashed in row_hashes(receipt).items()}
         pools: dict[str, Spend] = {}
         studies: dict[tuple[str, str], Spend] = {}
         for release_hash, (_, one) in self._books.recovered.items():
-            if heads.get(release_hash, one.head) not in known:
+            if not one.charged or heads.get(release_hash, one.head) not in known:
                 continue
             study = self._books.studies[one.study_id].protection
             own, dimension = one.mechanism.mu_squared(study), one.mechanism.dimension
@@ -385,3 +399,18 @@ class ServerFile(OpenLedger[Books]):
         self._books.settle()
         if self._books.row_count != self._kept_at and not self._restoring:
             self._keep_standing()
+
+
+def _before(known: set[Position], receipts: Sequence[Receipt]) -> set[Position]:
+    """Return the given rows of one history, and all earlier rows of it that receipts show.
+
+    A receipt contains the hashes of all rows since the site's previous receipt. If one of them is a known row, the
+    rows before it belong to the same history.
+    """
+    found = set(known)
+    for receipt in sorted(receipts, key=lambda receipt: receipt.head.seq, reverse=True):
+        rows = [Position(seq, hashed) for seq, hashed in row_hashes(receipt).items()]
+        newest = max((number for number, row in enumerate(rows, start=1) if row in found), default=0)
+        if newest:
+            found |= {receipt.previous, *rows[:newest]}
+    return found

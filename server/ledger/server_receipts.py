@@ -181,7 +181,8 @@ class IssuesReceipts(ServerFile):
     def _newest_charges(self) -> Iterator[tuple[int, _Charged]]:
         """Yield the row number and the record of every charge, newest first."""
         own = self._books.releases.by_row(newest_first=True)
-        recovered, lost = reversed(self._books.recovered.values()), reversed(self._books.lost.items())
+        recovered = (item for item in reversed(self._books.recovered.values()) if item[1].charged)
+        lost = reversed(self._books.lost.items())
         return merge(own, recovered, lost, key=itemgetter(0), reverse=True)
 
     def _pools_of(self, transaction: _Transaction, site: str) -> Iterable[str]:

@@ -1195,6 +1195,12 @@ def test_an_earlier_and_a_later_standing_of_the_same_lost_rows_are_charged_once(
     recovered(site, first)
     recovered(site, second)
     assert site.ledger.spent().releases == 2
+    rolled_back(site, old)
+    recovered(site, second)
+    with pytest.raises(InvalidInput, match="shows no further loss"):
+        recovered(site, first)
+    site.reopen()
+    assert site.ledger.spent().releases == 2
 
 
 @pytest.mark.parametrize("lost", ["a veto", "the end for good", "a patient", "a remark"])

@@ -37,6 +37,7 @@ from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from server.study.workspace import Site
 from tests.common.ledger.ledger_world import (
+    SITES,
     Answers,
     Caps,
     World,
@@ -551,27 +552,55 @@ def test_receipts_first_and_the_standing_later_charge_a_draw_once(world: World, 
     assert world.ledger.spent(POOL).releases == len(world.answers.drawn) == 2
 
 
-def test_who_recovered_from_the_standing_is_not_told_to_charge_the_same_rows_by_receipts(
+def test_receipts_given_after_the_standing_charge_only_the_rows_that_it_does_not_count(
+    world: World, tmp_path: Path
+) -> None:
+    """Each recovery on its own: a standing, every site's receipts, a later standing, the receipts again."""
+    old = saved(world, tmp_path / "old")
+    for number in (1, 2, 3):
+        world.release([make_query(number, MECHANISM)], batch=f"b{number}", sites=SITES if number == 1 else SITES[:2])
+    first = saved(world, tmp_path / "first") / "ledger.standing"
+    world.release([make_query(4, MECHANISM)], batch="b4")
+    receipts = [receipt for site in SITES for receipt in world.ledger.site_receipts(site)]
+    world.release([make_query(5, MECHANISM)], batch="b5")
+    second = saved(world, tmp_path / "second") / "ledger.standing"
+    rolled_back(world, old)
+    charged = []
+    for standing, given in ((first, ()), (None, receipts), (second, ()), (None, receipts)):
+        recovered(world, *(() if standing is None else (standing,)), receipts=given)
+        charged.append(world.ledger.spent(POOL).releases)
+    assert charged == [3, 4, 5, 5]
+    assert world.ledger.spent("cadiz-mri").releases == 3
+    assert verify(world.path, public_key=world.key.public_key()).ok
+
+
+def test_an_earlier_standing_of_rows_that_are_charged_already_charges_nothing(world: World, tmp_path: Path) -> None:
+    old = saved(world, tmp_path / "old")
+    standings = []
+    for number in range(2):
+        world.release([make_query(number, MECHANISM)], batch=f"b{number}")
+        standings.append(saved(world, tmp_path / str(number)) / "ledger.standing")
+    rolled_back(world, old)
+    for standing in reversed(standings):
+        recovered(world, standing)
+        assert world.ledger.spent(POOL).releases == 2
+
+
+def test_a_restored_server_that_was_recovered_by_its_standing_charges_a_draw_once_by_the_printed_remedy(
     world: World, tmp_path: Path
 ) -> None:
     node = Site("aachen", POOL, 1)
-    told = partial(OfferReply, "d" * 64, "ledger-contradicted")
     backup(world.path, tmp_path / "monday.sqlite")
     world.release([make_query(1, MECHANISM)], batch="b1")
-    head = world.ledger.head()
+    head, receipts = world.ledger.head(), world.ledger.site_receipts("aachen")
     put_back(world, tmp_path / "monday.sqlite")
-
-    def remedy() -> str:
-        delivery = ReceiptDelivery(world.ledger, EventLog(tmp_path / "events.jsonl", study=world.study.id))
-        assert not delivery.note_held(node, told(ledger_row=head.seq, ledger_head=head.hash))
-        return delivery.contradiction()
-
-    world.ledger = Ledger.open(world.path)
-    assert "give it no receipts" not in remedy()
     recovered(world)
-    assert f"up to row {head.seq}" in remedy()
-    assert "give it no receipts" in remedy()
-    assert world.ledger.spent(POOL).releases == len(world.answers.drawn)
+    delivery = ReceiptDelivery(world.ledger, EventLog(tmp_path / "events.jsonl", study=world.study.id))
+    told = OfferReply("d" * 64, "ledger-contradicted", ledger_row=head.seq, ledger_head=head.hash)
+    assert not delivery.note_held(node, told)
+    assert "enter the lost charges with `consilium ledger recover`" in delivery.contradiction()
+    recovered(world, receipts=receipts)
+    assert world.ledger.spent(POOL).releases == len(world.answers.drawn) == 1
 
 
 def test_a_later_standing_of_rows_charged_in_part_charges_the_rest(world: World, tmp_path: Path) -> None:
