@@ -14,7 +14,7 @@ from fractions import Fraction
 from common.document import Document
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.base_state import RowState, once
-from common.ledger.charges import NOTHING, Roster, Spend, StudyTerms, charge_of
+from common.ledger.charges import NOTHING, ReleaseRecord, Roster, Spend, StudyTerms, charge_of
 from common.ledger.receipts import Known, Receipt, check_arithmetic, check_continuity, never_receipted
 from common.ledger.records import (
     AlarmRecord,
@@ -67,6 +67,8 @@ class SiteBooks(RowState):
         self.sealing_keys: dict[str, set[str]] = {}
         self.sealed = SealedRecords()
         self.lost, self.pending = dict[str, Spend](), set[str]()
+        self.known_draws: set[tuple[str, int]] = set()
+        """Query and number of each draw (attempt at a sealed sum) that a row of this ledger accepts or shows."""
         self.restored_at: list[int] = []
         self.restored_blindly = False
         self._paid_again, self._released_again = dict[str, int](), dict[str, int]()
@@ -348,8 +350,9 @@ class SiteBooks(RowState):
 
         1. Study, pool, protection and ledger must be those that the site knows.
         2. The parts of the receipt must agree with each other (:func:`check_arithmetic`).
-        3. Every charged query must have been accepted by this site. The row of the acceptance may be missing if it was
-           lost when an older copy of this ledger was restored, and was then charged as lost.
+        3. Every charged query, and every charged draw (attempt at a sealed sum), must have been accepted by this site.
+           The row of the acceptance may be missing if it was lost when an older copy of this ledger was restored, and
+           was then charged as lost.
         4. The receipt must continue the site's last receipt (:func:`check_continuity`).
         5. The charges that the server marks as lost must not exceed the cost of all accepted queries without a receipt,
            counted once for each row that marks a loss. This is not checked between a recovery of the server's ledger
@@ -395,15 +398,15 @@ class SiteBooks(RowState):
             raise LedgerCorrupt("the receipt names a roster that no receipt has shown") from None
         for record in (item.release for item in receipt.releases):
             reservation = self.reservations.get(record.query_id)
-            if reservation is None:  # never accepted, or accepted in a row that was lost and charged as lost
+            if reservation is not None and reservation.study_id != receipt.study_id:
+                raise LedgerCorrupt(f"query {record.query_id[:12]} was accepted for another study")
+            if self._in_lost_row(record, left=lost, study=study):
                 lost -= self._costs(record.query.mechanism, study)[1]
                 if lost < 0:
                     raise LedgerCorrupt(
                         f"the receipt charges query {record.query_id[:12]}, which this site never accepted"
                     )
-            elif reservation.study_id != receipt.study_id:
-                raise LedgerCorrupt(f"query {record.query_id[:12]} was accepted for another study")
-            else:
+            elif reservation is not None:
                 self.sealed.check_draw(record, accepted=reservation.draw)
         try:
             check_continuity(receipt, known)
@@ -450,8 +453,8 @@ class SiteBooks(RowState):
         lost = never_receipted(receipt, self.known.get(receipt.ledger_id, Known()))
         study = self.studies[receipt.study_id]
         for item in receipt.releases:
-            draw = item.release.draw
-            if item.release.query_id not in self.reservations:
+            draw, left = item.release.draw, self.lost.get(study.id, NOTHING).mu_squared
+            if self._in_lost_row(item.release, left=left, study=study):
                 self._regain(row, item.release.query, study, ledger=receipt.ledger_id, draw=draw)
             if draw is not None and item.release.masks is not None:
                 self.sealed.enter_receipted(item.release.query_id, draw, item.release.masks)
@@ -522,8 +525,24 @@ class SiteBooks(RowState):
     def _hold(
         self, row: Row, query: QuerySpec, study: StudyTerms, ledger: str, sealing_key: str, draw: int | None
     ) -> None:
-        of = query.id, query.mechanism, study.id, row.time_utc[:10], row.seq
-        self.reservations.hold(Reservation(*of, ledger, sealing_key, draw))
+        """Enter an accepted query, unless a later draw of it was accepted."""
+        if draw is not None:
+            self.known_draws.add((query.id, draw))
+        known = self.reservations.get(query.id)
+        if known is None or (draw or 0) >= (known.draw or 0):
+            of = query.id, query.mechanism, study.id, row.time_utc[:10], row.seq
+            self.reservations.hold(Reservation(*of, ledger, sealing_key, draw))
+
+    def _in_lost_row(self, record: ReleaseRecord, *, left: Fraction, study: StudyTerms) -> bool:
+        """Return whether this site can have accepted a receipt's release only in a row that this ledger has lost.
+
+        This holds if the query is unknown. In a sealed study it also holds for an unknown draw (attempt at the sum) of
+        a known query, if ``left``, the unused part of the charge for the study's lost rows, covers the draw.
+        """
+        if record.query_id not in self.reservations:
+            return True
+        known = record.draw is None or (record.query_id, record.draw) in self.known_draws
+        return not known and self._costs(record.query.mechanism, study)[1] <= left
 
     def _restore(self, row: Row, record: RestoredRecord) -> None:
         """Charge the rows that an older copy lacks, pause all studies, and forget confirmed peers.
@@ -589,6 +608,8 @@ class SiteBooks(RowState):
         """
         mechanism = query.mechanism
         self.pending.discard(query.id)
+        if query.id in self.reservations:
+            self._paid_again[query.id] = self._paid_again.get(query.id, 0) + 1
         one, left = Spend(self._costs(mechanism, study)[1], 1, mechanism.dimension), self.lost[study.id]
         self.lost[study.id] = left.beyond(one)
         uncounted = replace(one.beyond(left), mu_squared=Fraction(0))  # not 0 if only the loss's Σμ² was known

@@ -18,7 +18,7 @@ from client.ledger.site_ledger import SiteLedger
 from common.config import CollectionConfig, render_study
 from common.errors import ConsiliumError, LedgerCorrupt, QuorumNotReached
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
-from common.messages import encode
+from common.messages import CodesRequest, encode
 from common.peers import Peer
 from consilium.cli.ledger import app
 from consilium.cli.site import site_app
@@ -26,7 +26,7 @@ from server.aggregation.sealed_sums import MOST_AHEAD, MOST_BELIEVED
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
-from tests.federation import Federation, make_study
+from tests.federation import Federation, make_study, part
 
 pytestmark = pytest.mark.slow
 
@@ -54,13 +54,14 @@ def missed(world: Federation, error: type[ConsiliumError] = QuorumNotReached) ->
     return str(raised.value)
 
 
-def restore_site(world: Federation) -> None:
-    """Put the first site's ledger back as it was one row ago, and do what its staff are told to."""
+def restore_site(world: Federation, copy: Path | None = None) -> None:
+    """Put the first site's ledger back as it was one row ago, or this copy, and do what its staff are told to."""
     ledger, path = world.site_ledgers["site-0"], world.root / "site-0" / "site-ledger.sqlite"
-    copy = world.root / "copy.sqlite"
-    copy.unlink(missing_ok=True)
-    backup(path, copy)
-    ledger.note("a row that the copy lacks")
+    if copy is None:
+        copy = world.root / "copy.sqlite"
+        copy.unlink(missing_ok=True)
+        backup(path, copy)
+        ledger.note("a row that the copy lacks")
     ledger.close()
     for old in path.parent.glob("site-ledger.sqlite*"):
         old.unlink()
@@ -112,6 +113,39 @@ def test_a_site_restored_more_often_than_a_study_believes_it_goes_on_after_the_p
     assert "enter that site's receipts with `consilium ledger recover`, also if this ledger lacks none of them" in said
     recover_server(world)
     finishes(world)
+
+
+@pytest.mark.parametrize("copied", ["before any draw", "after the first draw was accepted"])
+def test_a_restored_site_counts_two_draws_of_a_query_once_each_when_their_receipts_come_again(
+    tmp_path: Path, copied: str
+) -> None:
+    """The last site is silent in the middle of the first draw, which is lost; the second one is answered."""
+    study = make_study(quorum=3, planned_queries=2, aggregation="sealed-sum", spare_draws=20)
+    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
+    world = Federation(tmp_path / "world", study=replace(study, collection=collection), sites=4)
+    path, copy = world.root / "site-0" / "site-ledger.sqlite", world.root / "monday.sqlite"
+
+    def silent(node: int, body: bytes, reply: bytes) -> bytes | None:
+        if node != AWAY or part(body, CodesRequest) is None:
+            return reply
+        if not copy.exists():
+            backup(path, copy)
+        return None
+
+    if copied == "before any draw":
+        backup(path, copy)
+    world.transport.intercept = silent
+    world.core().run(world.transport)
+    assert world.site_ledgers["site-0"].spent().releases == 4
+    restore_site(world, copy)
+    restored = world.hospitals.ledgers["site-0"]
+    for receipt in world.ledger.site_receipts("site-0"):
+        restored.record_receipt(receipt, public_key=world.signing_key.public_key())
+    assert restored.spent() == world.ledger.spent("pool-0")
+    assert restored.spent().releases == restored.spent(world.study.id).releases == 4
+    assert restored.alarms() == ()
+    assert verify(path).ok
+    world.close()
 
 
 def test_a_site_that_is_draws_ahead_of_a_restored_server_goes_on(world: Federation) -> None:
