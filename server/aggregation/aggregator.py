@@ -431,6 +431,9 @@ class Aggregator:
                 continue
             answer = next((part for part in parts if isinstance(part, CodesReply)), None)
             opened = self._open_reply(answer, heard.problem or "malformed", batch=batch, attempt=attempt, site=site)
+            unusable = opened is None or bool(opened.refused)
+            if heard.message is not None and unusable and (answer is None or answer.codes):
+                batch.declined.add(site.name)
             if opened is not None:
                 take(site.name, opened)
                 self._events.emit(

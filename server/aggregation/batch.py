@@ -43,6 +43,8 @@ class Batch:
         replies: By site, the whole reply to the offer.
         roster: In a sealed study the draw's roster, once it is fixed; otherwise None.
         unreached: Sites on the roster that were offline when their codes were requested.
+        declined: Sites on the roster that replied to a request for codes, but not with codes that can be used. A site
+            that has not finished its codes is not among them.
     """
 
     offer: Offer
@@ -51,6 +53,7 @@ class Batch:
     replies: dict[str, OfferReply] = field(default_factory=dict)
     roster: MaskedRoster | None = None
     unreached: set[str] = field(default_factory=set)
+    declined: set[str] = field(default_factory=set)
 
     @property
     def id(self) -> str:

@@ -7,7 +7,8 @@ batch of queries. It takes these steps in order; the code repeats their numbers:
    other's keys.
 2. The draw is charged.
 3. The sites are asked for their masked codes for ``collection.patience_s`` seconds. If one stays silent, the draw is
-   lost but stays charged, and another draw is started without that site while the budget lasts.
+   lost but stays charged, and another draw is started without that site while the budget lasts. If the study needs
+   that site, the draw stays open instead, and the run ends.
 4. The masked codes are added. The masks cancel, and the noisy sum remains. It is checked and stored.
 
 After a crash, an unfinished draw is requested again under the same roster, and the sites send the same masked codes. A
@@ -156,6 +157,7 @@ class SealedSums(Aggregator):
             QuorumNotReached: If the sites with budget left reach the quorum, but not without those that left a draw
                 incomplete in this run.
         """
+        waits = "; the sum that lacks them is charged; it stays open, and asking for it again charges nothing"
         able = tuple(site for site in super()._room(queries[0]) if site.answer_key)
         silent = [site for site in able if site.name in self._left_out]
         if len(able) < self._study.privacy.quorum:
@@ -169,7 +171,8 @@ class SealedSums(Aggregator):
         raise QuorumNotReached(
             f"these sites accepted queries in this run, but did not answer them in time: "
             f"{', '.join(sorted(site.name for site in silent))}; without them, {many(left, 'site')} with budget can "
-            f"take part, and the quorum is {self._study.privacy.quorum}; to fix: bring these sites back online or "
+            f"take part, and the quorum is {self._study.privacy.quorum}"
+            f"{waits if self._ledger.open_draws(self._study.id) else ''}; to fix: bring these sites back online or "
             f"admit others, then `consilium study resume`{self._or_finish()}"
         )
 
@@ -228,6 +231,7 @@ class SealedSums(Aggregator):
         left = [query for query in batch.queries if query.id in result.refused]
         if result.draw is not None and not self._completed(batch, result.draw, roster, ahead, transport):
             left += result.draw.queries
+            ahead = None if self._ledger.open_draws(self._study.id) else ahead  # an open draw ends the run
         return Next((*later, *left), ahead, budget_ended=bool(result.refused))
 
     def _spent_at_sites(self, batch: Batch) -> bool:
@@ -377,13 +381,26 @@ class SealedSums(Aggregator):
     def _completed(
         self, batch: Batch, draw: Draw, roster: Sequence[Site], ahead: Batch | None, transport: Transport
     ) -> tuple[StoredAnswer, ...]:
-        """Wait for the masked codes of the whole roster; return the stored answers, or none if the draw was lost."""
+        """Wait for the masked codes of the whole roster; return the stored answers, or none if some are missing.
+
+        If some are missing, the draw is lost. It stays open if the study cannot go on without the silent sites, so that
+        the next run asks for the same sum without another charge. A site that replied, but declined to send its masked
+        code, cannot complete the draw any more.
+        """
         summed, batch.roster = _Sum(draw, set(draw.roster.sites), self._keep_words), draw.roster
         wanted = tuple(query.id for query in draw.queries)
-        self._gather(batch, roster, ahead, transport, lambda site: wanted if site in summed.missing else (), summed.add)
+        attempt = self._gather(
+            batch, roster, ahead, transport, lambda site: wanted if site in summed.missing else (), summed.add
+        )
         if summed.missing:
             self._left_out |= summed.missing
-            self._lose(draw, "incomplete", sites=summed.missing)
+            waited_for = summed.missing & {site.name for site in self._sites()} - batch.declined
+            goes_on = len(self._room(draw.queries[0])) >= self._study.privacy.quorum
+            if goes_on or waited_for < summed.missing:
+                self._lose(draw, "incomplete", sites=summed.missing)
+                return ()
+            for name in sorted(summed.missing):
+                self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=name, reason="patience")
             return ()
         answers = self._store(draw, summed.totals)
         self._note_released(batch, answers, roster)

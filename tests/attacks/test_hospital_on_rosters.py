@@ -3,7 +3,7 @@
 | threat | what stands against it |
 |---|---|
 | it says that nobody there has confirmed an honest site's keys | one word evicts whoever says it |
-| it accepts every offer and then sends nothing | it is waited for once a run, and told of |
+| it accepts every offer and then sends nothing | it is waited for once a run, and costs one draw at most |
 | it declines each draw as if it had answered it | a batch is offered once more, then the run ends and names it |
 | it says that its own budget is used up | one site's word ends no run as finished |
 | it sends some of the codes it was asked for | what did not come with the others counts as zero at once |
@@ -26,6 +26,7 @@ from common.errors import LedgerCorrupt, QuorumNotReached
 from common.event_kinds import EVENTS
 from common.events import read_events
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
+from server.ledger.verify import verify
 from tests.dashboard_study import make_study_directory
 from tests.federation import Federation, make_study, part
 
@@ -265,6 +266,66 @@ def test_a_site_that_sends_nothing_in_the_last_draw_ends_no_run_as_finished(tmp_
         fed.core().run(fed.transport)
         assert len(fed.core().answers()) == 4
         assert charged == 4
+
+
+@pytest.mark.parametrize("how", ["no reply", "no codes"])
+def test_a_silent_site_that_a_study_needs_costs_one_draw_however_often_the_study_is_resumed(
+    whole_roster: Federation, how: str
+) -> None:
+    def silent(node: int, body: bytes, reply: bytes) -> bytes | None:
+        request = part(body, CodesRequest)
+        if node != LIAR or request is None:
+            return reply
+        empty = encode(Several((CodesReply(batch=request.batch, attempt=request.attempt, codes=()),)))
+        return None if how == "no reply" else empty
+
+    whole_roster.transport.intercept = silent
+    for _ in range(3):
+        with pytest.raises(QuorumNotReached, match="stays open, and asking for it again charges nothing"):
+            whole_roster.core().run(whole_roster.transport)
+        assert whole_roster.ledger.spent("pool-1").releases == 2
+    waited = [event for event in whole_roster.events("reply-missing") if event["reason"] == "patience"]
+    assert [event["site"] for event in waited] == ["site-0"] * 3
+    whole_roster.transport.intercept = lambda node, body, reply: reply
+    whole_roster.core().run(whole_roster.transport)
+    assert len(whole_roster.core().answers()) == whole_roster.ledger.spent("pool-1").releases == 4
+    assert not whole_roster.events("draw-lost")
+    assert {ledger.spent().releases for ledger in whole_roster.site_ledgers.values()} == {4}
+    assert not verify(whole_roster.root / "ledger.sqlite").problems
+
+
+def test_a_draw_that_a_needed_site_declines_to_answer_is_lost_and_drawn_anew(whole_roster: Federation) -> None:
+    """The site answers, and cannot answer this draw: a patient was withdrawn since it was masked."""
+
+    def declines(node: int, body: bytes, reply: bytes) -> bytes | None:
+        return encode(Several(())) if node == LIAR and part(body, CodesRequest) is not None else reply
+
+    whole_roster.transport.intercept = declines
+    with pytest.raises(QuorumNotReached, match="accepted the batch"):
+        whole_roster.core().run(whole_roster.transport)
+    assert [lost["sites"] for lost in whole_roster.events("draw-lost")] == [["site-0"]]
+    whole_roster.transport.intercept = lambda node, body, reply: reply
+    whole_roster.core().run(whole_roster.transport)
+    assert len(whole_roster.core().answers()) == 4
+
+
+@pytest.mark.parametrize("then", ["is revoked", "is replaced"])
+def test_a_draw_that_waits_for_a_site_is_lost_once_the_study_goes_on_without_it(tmp_path: Path, then: str) -> None:
+    with of_four(tmp_path, quorum=3, spare_draws=20) as fed:
+        *first, last = fed.sites
+        fed.sites = tuple(first)
+
+        def silent(node: int, body: bytes, reply: bytes) -> bytes | None:
+            return None if node == LIAR and part(body, CodesRequest) is not None else reply
+
+        fed.transport.intercept = silent
+        with pytest.raises(QuorumNotReached, match="did not answer them in time: site-0"):
+            fed.core().run(fed.transport)
+        assert not fed.events("draw-lost")
+        fed.sites = (*first[then == "is revoked" :], last)
+        fed.core().run(fed.transport)
+        assert [lost["sites"] for lost in fed.events("draw-lost")] == [["site-0"]]
+        assert len(fed.core().answers()) == 4
 
 
 def test_a_site_that_is_revoked_in_the_last_draw_ends_no_run_as_finished(tmp_path: Path) -> None:
