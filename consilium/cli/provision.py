@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 provision_app = typer.Typer(no_args_is_help=True, add_completion=False)
 server_app = typer.Typer(no_args_is_help=True, add_completion=False)
 
+_AGAIN = "run `consilium provision approve` again with its request"
+
 
 @provision_app.command("server")
 def server(
@@ -170,7 +172,9 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
     workspace = Workspace(directory)
     workspace.endpoint()  # raises an error with the remedy if the server is not set up
     shown = provision.certificate(workspace, now=datetime.now(UTC))
-    sites, broken_off = provision.standings(workspace, nodes=_nodes(workspace)), provision.broken_off(workspace)
+    nodes = _nodes(workspace)
+    sites, broken_off = provision.standings(workspace, nodes=nodes or {}), provision.broken_off(workspace)
+    unlisted = provision.unlisted(workspace)
     if as_json:
         records = [{**dataclasses.asdict(site), "node_id": str(site.node_id)} for site in sites]
         facts = {"certificate_until": shown.until.isoformat(), "sites": records, "broken_off": broken_off}
@@ -178,7 +182,7 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
         return
     say(shown.line + ("" if sites else "; no site is admitted yet"))
     for site in sites:
-        state = "admitted" if site.admitted else "revoked"
+        state = "admitted" if site.admitted else "not listed" if site.site in unlisted else "revoked"
         say(
             f"{site.site}: {state}, {site.node}, patient pool {site.pool}, node {site.node_id}, "
             f"node key {site.fingerprint}"
@@ -188,6 +192,11 @@ def standing(directory: StudyDir, as_json: AsJson = False) -> None:
             "a node key is the one that `consilium site doctor` prints at the site, and not the request's fingerprint "
             "or the signing key (`consilium provision peers`)"
         )
+    unknown = [] if nodes is None else [one.site for one in sites if one.admitted and one.node_id not in nodes]
+    for name in unlisted:
+        say(f"{name}: the gateway's list of admitted sites lacks it; to fix: {_AGAIN}, if it was not revoked")
+    for name in unknown:
+        say(f"{name}: SuperLink does not know its node; to fix: {_AGAIN}")
     for name in broken_off:
         say(f"{name}: its approval was interrupted; to fix: run the same `consilium provision approve` again")
 
@@ -206,6 +215,8 @@ def online_text(sites: Sequence[SiteStanding]) -> str:
     if not away:
         return line
     remedy = "ask each of these hospitals to run `consilium site status`"
+    if any(site.node == "unknown" for site in sites):
+        remedy = "`consilium provision list` says what to do for a site whose node SuperLink does not know; " + remedy
     if len(away) == len(sites):
         remedy = (
             "look at gateway.log first, and restart `consilium server up` if the gateway does not answer; then "
@@ -214,15 +225,15 @@ def online_text(sites: Sequence[SiteStanding]) -> str:
     return f"{line}; not online: {', '.join(away)}; to fix: {remedy}"
 
 
-def _nodes(workspace: Workspace) -> dict[int, str]:
-    """Return SuperLink's information about each node; empty if it is not running."""
+def _nodes(workspace: Workspace) -> dict[int, str] | None:
+    """Return SuperLink's information about each node; None if it is not running."""
     from server.operations.daemons import list_nodes
     from server.operations.supervisor import flower_server
 
     try:
         return {node.node_id: node.status for node in list_nodes(flower_server(workspace))}
     except DaemonFailed:
-        return {}
+        return None
 
 
 @provision_app.command("peers")
@@ -372,8 +383,8 @@ def status(directory: StudyDir, as_json: AsJson = False) -> None:
     workspace.check_there()
     found, ledger, shown = daemon_standings(workspace), ledger_problem(workspace), None
     running = any(one.daemon.startswith("superlink") and one.state == "ready" for one in found)
-    nodes = _nodes(workspace) if running else {}
-    sites = [site for site in provision.standings(workspace, nodes=nodes) if site.admitted and nodes]
+    nodes = _nodes(workspace) if running else None
+    sites = [] if nodes is None else [one for one in provision.standings(workspace, nodes=nodes) if one.admitted]
     if (workspace.port_keeper().gateway_dir / "server.crt").exists():
         shown = provision.certificate(workspace, now=datetime.now(UTC))
     if as_json:

@@ -67,7 +67,7 @@ class SiteStanding:
         admitted: True if the site is admitted; False if it was revoked.
         fingerprint: Fingerprint of the site's node key, as ``ssh-keygen -l`` prints it; empty if the key's file is
             missing.
-        node: The node's status at SuperLink, or ``unknown``.
+        node: The node's status at SuperLink, or ``unknown`` if SuperLink is down or does not know the node.
     """
 
     site: str
@@ -310,6 +310,9 @@ def approve(
     A site that an earlier version admitted may have no key on record that verifies its replies. The key in the site's
     new request is then added, and nothing else changes. If a call was interrupted, a second call completes it.
 
+    A second call also restores what SuperLink's database or the gateway's list of admitted sites has lost about a site
+    that is registered with the same pool and keys and was not revoked: the node's key and id.
+
     Args:
         workspace: The study.
         request: The site's join request.
@@ -348,15 +351,22 @@ def _admit(
         workspace.save_sites(tuple(entry if one == before else one for one in known))
         publish_peers(workspace)
         return entry
-    left = workspace.left()
+    left, was_revoked = workspace.left(), _was_revoked(workspace, request.site)
+    same = Site(request.site, request.pool, 0, books.answer_key)
+    if same in {replace(one, node_id=0) for one in known} and not was_revoked and pool_epsilon is None:
+        listed = {node.key for node in admitted if node.site == request.site}
+        if {request.node_key} >= listed | _node_key(workspace, request.site):
+            return _admit_again(workspace, request, register=register)
     gone = entered - {node.site for node in admitted} | {site.name for site in left}
-    if request.site in gone and not _was_revoked(workspace, request.site):
+    if request.site in gone and not was_revoked:
         raise InvalidInput(
-            "site is registered already, but is missing from the gateway's list of admitted sites",
+            "site is registered already with another pool or key, and is missing from the gateway's list of admitted "
+            "sites",
             value=request.site,
             limit=f"a site that {workspace.nodes_file} lists, or a new one",
-            remedy="if that file was lost or restored from an older copy, put its newest copy back; if an earlier "
-            "version of Consilium revoked the site, create a new study here (`consilium study init`)",
+            remedy="if that file was lost or restored from an older copy, use the site's first request without "
+            "--pool-epsilon, or put the file's newest copy back; if an earlier version of Consilium revoked the site, "
+            "create a new study here (`consilium study init`)",
         )
     if request.site in gone or sha256_bytes(request.node_key.encode()) in {site.key_sha256 for site in left}:
         raise InvalidInput(
@@ -397,6 +407,32 @@ def _admit(
         raise
     publish_peers(workspace)
     return entry
+
+
+def _admit_again(workspace: Workspace, request: JoinRequest, *, register: Register) -> Site:
+    """Register a registered site's node at SuperLink again, and list its key and node id again.
+
+    SuperLink returns the node that it knows. It refuses a key that was withdrawn, also by a version that recorded a
+    revocation nowhere else.
+    """
+    key_file = workspace.node_keys_dir / f"{request.site}.pub"
+    write_atomically(key_file, f"{request.node_key} {request.site}\n".encode())
+    node = AdmittedNode(request.site, request.node_key, register(key_file, request.site))
+    sites = tuple(
+        replace(one, node_id=node.node_id) if one.name == node.site else one for one in workspace.registered()
+    )
+    workspace.check_sites(sites)
+    others = {one.site: one for one in _admitted(workspace)}
+    write_admitted(workspace.nodes_file, tuple((others | {node.site: node}).values()))
+    workspace.save_sites(sites)
+    publish_peers(workspace)
+    return next(one for one in sites if one.name == node.site)
+
+
+def _node_key(workspace: Workspace, site: str) -> set[str]:
+    """Return the node key on file for a site; empty if there is none."""
+    path = workspace.node_keys_dir / f"{site}.pub"
+    return {read_node_public_key(path)} if path.exists() else set()
 
 
 def _check_asked(workspace: Workspace, request: JoinRequest, *, site: str, pool: str, fingerprint: str) -> StatedBooks:
@@ -529,6 +565,22 @@ def broken_off(workspace: Workspace) -> list[str]:
     """
     entered = {site.name for site in workspace.registered()}
     return sorted(node.site for node in read_admitted(workspace.nodes_file) if node.site not in entered)
+
+
+def unlisted(workspace: Workspace) -> list[str]:
+    """Return the registered sites that the gateway's list of admitted sites lacks, and that no record calls revoked.
+
+    The list was lost or restored from an older copy, or an earlier version revoked the sites.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        Names of the sites, sorted.
+    """
+    admitted = {node.site for node in read_admitted(workspace.nodes_file)}
+    missing = {site.name for site in workspace.registered()} - admitted
+    return sorted(name for name in missing if not _was_revoked(workspace, name))
 
 
 def _was_revoked(workspace: Workspace, site: str) -> bool:

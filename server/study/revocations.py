@@ -50,7 +50,7 @@ def is_noted(workspace: Workspace, site: str) -> bool:
 
 
 def check_revoked(workspace: Workspace, ledger: Ledger, study: Study) -> None:
-    """Note revocations that the ledger lacks, and refuse a list of sites that admits a revoked site.
+    """Note revocations that the ledger lacks, and refuse a list of sites that is missing or admits a revoked site.
 
     Args:
         workspace: The study's directory, with the list.
@@ -58,11 +58,18 @@ def check_revoked(workspace: Workspace, ledger: Ledger, study: Study) -> None:
         study: The study.
 
     Raises:
-        InvalidInput: If the list admits a site which the ledger names as revoked.
+        InvalidInput: If the list admits a site which the ledger names as revoked, or if the gateway's list is missing.
     """
     for site in sorted(workspace.revoked_names() - ledger.revoked(study.id)):
         ledger.note(f"{site}{REVOKED}{study.id}")
     revoked, listed = ledger.revoked(study.id), {site.name for site in workspace.admitted()}
+    if workspace.registered() and (workspace.root / "endpoint.json").exists() and not workspace.nodes_file.exists():
+        raise InvalidInput(
+            "missing list of admitted sites, without which the gateway lets no site in",
+            value=str(workspace.nodes_file),
+            limit="the list that `consilium provision approve` wrote",
+            remedy="put its newest copy back, or run `consilium provision approve` again with each site's request",
+        )
     if os.access(workspace.nodes_file, os.R_OK):  # the gateway's list may be older than the others
         listed |= {node.site for node in read_admitted(workspace.nodes_file)}
     if back := sorted(listed & revoked):

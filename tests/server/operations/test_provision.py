@@ -213,11 +213,7 @@ def test_approvals_that_were_broken_off_anywhere_are_finished_by_the_same_approv
     assert [line.partition(":")[0] for line in again] == begun
     assert "revoked" not in shown
     for request in requests:
-        if name == "publish_peers":  # all but the list that this one publishes first
-            with pytest.raises(InvalidInput, match="registered already"):
-                admit(request)
-        else:
-            admit(request)
+        admit(request)
     assert provision.broken_off(workspace) == []
     assert {site.name: site.node_id for site in workspace.sites()} == {"north": 7, "south": 8}
     assert {(node.site, node.key, node.node_id) for node in read_admitted(workspace.nodes_file)} == {
@@ -398,19 +394,67 @@ def test_a_revoked_site_does_not_come_back_with_an_older_list_of_the_gateway_alo
         check_revoked(workspace, ledger, workspace.study())
 
 
-def test_a_site_that_only_the_gateways_older_list_lacks_is_not_called_revoked(
+def test_a_site_that_only_the_gateways_older_list_lacks_is_admitted_by_the_same_approval(
     workspace: Workspace, tmp_path: Path
 ) -> None:
+    older = workspace.nodes_file.read_bytes()
     request = join(workspace, tmp_path / "a", "north")
     approve(workspace, request)
-    newest = workspace.nodes_file.read_bytes()
-    workspace.nodes_file.unlink()
-    with pytest.raises(InvalidInput, match="put its newest copy back"):
+    newest, sites = workspace.nodes_file.read_bytes(), workspace.sites()
+    assert provision.unlisted(workspace) == []
+    for restored in (None, older):
+        workspace.nodes_file.unlink()
+        if restored is not None:
+            workspace.nodes_file.write_bytes(restored)
+        assert provision.unlisted(workspace) == ["north"]
         approve(workspace, request)
-    workspace.nodes_file.write_bytes(newest)
+        assert (workspace.nodes_file.read_bytes(), workspace.sites()) == (newest, sites)
     provision.revoke(workspace, "north", unregister=lambda node: None)
-    with pytest.raises(InvalidInput, match="was revoked"):
+    assert provision.unlisted(workspace) == []
+    for restored in (workspace.nodes_file.read_bytes(), newest):  # without the site, and with it
+        workspace.nodes_file.write_bytes(restored)
+        with pytest.raises(InvalidInput, match="registered already"):
+            approve(workspace, request)
+
+
+def test_a_site_whose_node_superlink_lost_gets_a_new_one_by_the_same_approval(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    requests = [join(workspace, tmp_path / name, name) for name in ("north", "south")]
+    for node, request in enumerate(requests, start=7):
+        approve(workspace, request, node_id=node)
+    keys = {site.name: site.answer_key for site in workspace.sites()}
+    for node, request in enumerate(requests, start=21):
+        approve(workspace, request, node_id=node)
+    assert [(site.name, site.node_id) for site in workspace.sites()] == [("north", 21), ("south", 22)]
+    assert {site.name: site.answer_key for site in workspace.sites()} == keys
+    assert [(node.site, node.node_id) for node in read_admitted(workspace.nodes_file)] == [("north", 21), ("south", 22)]
+    with Ledger.open(workspace.ledger_file) as ledger:
+        assert [row.kind for row in ledger.rows()].count("pool") == 2, "nothing is declared again"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_another_key_or_pool_under_the_name_of_a_site_is_not_admitted_by_another_approval(
+    workspace: Workspace, tmp_path: Path, listed: bool
+) -> None:
+    approve(workspace, join(workspace, tmp_path / "a", "north"))
+    if not listed:
+        workspace.nodes_file.unlink()
+    for folder, pool in (("b", "north"), ("c", "else")):
+        with pytest.raises(InvalidInput, match="registered already"):
+            approve(workspace, join(workspace, tmp_path / folder, "north", pool=pool), node_id=8)
+    assert [(site.name, site.node_id) for site in workspace.sites()] == [("north", 7)]
+
+
+def test_a_run_without_the_gateways_list_says_how_to_bring_it_back(workspace: Workspace, tmp_path: Path) -> None:
+    request = join(workspace, tmp_path / "a", "north")
+    approve(workspace, request)
+    workspace.nodes_file.unlink()
+    with open_ledger(workspace) as ledger:
+        with pytest.raises(InvalidInput, match=r"list of admitted sites.*provision approve"):
+            check_revoked(workspace, ledger, workspace.study())
         approve(workspace, request)
+        check_revoked(workspace, ledger, workspace.study())
 
 
 def test_a_revoked_site_does_not_come_back_with_an_older_ledger(workspace: Workspace, tmp_path: Path) -> None:
@@ -538,6 +582,7 @@ def test_the_server_s_status_names_each_site_that_is_not_online() -> None:
     )
     assert online_text([north]) == "sites: 1 of 1 online"
     assert re.search(r"^sites: 1 of 2 online; .*south \(offline\); to fix: ", online_text([north, south]))
+    assert "`consilium provision list` says" in online_text([north, replace(south, node="unknown")])
 
 
 def test_the_network_s_part_of_a_server_has_no_ledger_to_speak_of(workspace: Workspace) -> None:
@@ -567,8 +612,7 @@ def test_a_site_that_was_admitted_without_a_key_for_its_replies_is_given_it_and_
     assert anew.fingerprint == request.fingerprint
     assert approve(workspace, anew, node_id=99) == admitted
     assert workspace.sites() == (admitted,)
-    with pytest.raises(InvalidInput, match="registered already"):
-        approve(workspace, anew)
+    assert approve(workspace, anew) == admitted
 
 
 def test_a_request_that_names_no_key_for_replies_is_refused(workspace: Workspace, tmp_path: Path) -> None:
