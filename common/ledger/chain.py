@@ -48,6 +48,7 @@ from common.ledger.sqlite_file import (
     LOCKED_REMEDY,
     SCHEMA_VERSION,
     appearing,
+    check_one_name,
     connect,
     ledger_error,
     migrate,
@@ -156,9 +157,11 @@ class Chain:
             The open ledger.
 
         Raises:
-            InvalidInput: If the file does not exist, is another kind of ledger or of an unknown schema.
+            InvalidInput: If the file does not exist, has a second name (a hard link), is another kind of ledger or of
+                an unknown schema.
             LedgerCorrupt: If the file is no ledger or is damaged.
         """
+        check_one_name(path)
         connection = connect(path, read_only=signing_key is None)
         try:
             migrate(connection, role=role, path=path, read_only=signing_key is None)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common import __version__
@@ -190,6 +191,35 @@ def appearing(path: Path, *, what: str) -> Iterator[Path]:
         for suffix in ("", "-wal", "-shm"):
             Path(f"{draft}{suffix}").unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def check_one_name(path: Path) -> None:
+    """Refuse a ledger file that has a second name (a hard link), such as a snapshot made with ``cp -l``.
+
+    SQLite keeps a write-ahead log beside each name, so two processes would not see each other's rows. A draft that a
+    killed process left is not counted.
+
+    Args:
+        path: The file; nothing is checked if it does not exist.
+
+    Raises:
+        InvalidInput: If it has a second name.
+    """
+    if not path.is_file():
+        return
+    drafts = 0  # counted before the names, because a draft may be deleted at any moment
+    for draft in path.parent.glob(f".{path.name}.*.new"):
+        with suppress(FileNotFoundError):
+            drafts += draft.samefile(path)
+    if path.stat().st_nlink > 1 + drafts:
+        name, copy = shlex.quote(str(path)), shlex.quote(f"{path}.copy")
+        raise InvalidInput(
+            "ledger file with a second name (a hard link)",
+            value=str(path),
+            limit="a file with one name, because SQLite keeps a separate log for each name",
+            remedy=f"stop what has the file open, then give this name a file of its own: `cp -p {name} {copy} && "
+            f"mv {copy} {name}`",
+        )
 
 
 def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3.Connection:

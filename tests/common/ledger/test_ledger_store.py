@@ -6,6 +6,7 @@ import os
 import re
 import sqlite3
 import stat
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
@@ -480,6 +481,30 @@ def test_creating_over_an_existing_file_is_refused_and_leaves_it_alone(tmp_path:
         Ledger.create(path, signing_key=Ed25519PrivateKey.generate())
     assert path.read_bytes() == b"something else"
     assert os.listdir(tmp_path) == ["ledger.sqlite"]
+
+
+def test_a_ledger_file_with_a_second_name_is_refused_until_it_has_bytes_of_its_own(
+    world: World, tmp_path: Path
+) -> None:
+    """Each name has a write-ahead log of its own, so rows that one process appends are invisible to another one."""
+    (tmp_path / "snapshot").mkdir()
+    linked = tmp_path / "snapshot" / world.path.name
+    os.link(world.path, linked)
+    for path, key in ((linked, None), (linked, world.key), (world.path, None), (world.path, world.key)):
+        with pytest.raises(InvalidInput, match=r"second name.*cp -p") as refused:
+            Ledger.open(path, signing_key=key)
+    world.ledger.close()
+    (remedy,) = re.findall(r"`(cp .*)`", str(refused.value))
+    subprocess.run(remedy, shell=True, check=True)
+    world.reopen()
+    assert world.ledger.row_count == 5
+    assert linked.stat().st_nlink == 1
+
+
+def test_a_draft_that_a_killed_creation_left_is_no_second_name(world: World) -> None:
+    os.link(world.path, world.path.with_name(f".{world.path.name}.{'0' * 16}.new"))
+    world.reopen()
+    world.release(queries(1))
 
 
 def test_opening_something_else_is_refused(tmp_path: Path) -> None:
