@@ -343,6 +343,7 @@ class Worker:
                 self._ledger.reserve(offer.study, offer.queries, ledger=offer.ledger, sealing_key=key, draw=offer.draw)
             except Refused as error:
                 reason = error.reason
+                log.info("event=declined reason=%s cause=%s", reason, error)
         log.info("event=offer batch=%s queries=%d decision=%s", offer.batch[:12], len(offer.queries), reason)
         return reason
 

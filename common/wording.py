@@ -16,7 +16,10 @@ DECLINED = {
     "not-allowed": "its policy does not allow these queries",
     "paused": "the site has paused the study, or its own ledger raised an alarm",
     "unavailable": "its worker is not running or has no teacher",
-    "unknown-study": "it has not consented to this study, or to another edition of it",
+    "unknown-study": (
+        "it has not consented to this study or edition, or it accepted one of these queries for another study or for "
+        "another ledger of the server"
+    ),
     "wrong-codec": "the codec is not the one it consented to",
     "wrong-edition": "the queries belong to another edition of the study",
     "old-draw": "it states a later draw (attempt at a sum) than this ledger has; one of the two may be an older copy",

@@ -19,6 +19,7 @@ from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.keys import public_hex
 from common.messages import CodesRequest, OfferReply, decode, encode
 from common.sealing_rotation import SealingNotice
+from common.wording import declined_words
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import write_raw
 from tests.federation import Federation
@@ -92,13 +93,19 @@ def test_another_studys_offer_of_the_same_query_is_declined_and_costs_nothing(fe
     assert ledger_of(fed).spent() == spent
 
 
-def test_a_second_server_of_the_same_study_gets_neither_acceptance_nor_code(fed: Federation) -> None:
+def test_a_second_server_of_the_same_study_gets_neither_acceptance_nor_code(
+    fed: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The site's log and the operator's page say why: the site did consent to the study."""
+    caplog.set_level("INFO")
     accept(fed)
     queries = fed.planned()[:2]
     assert_refused(fed, fed.workers[100], fed.request(queries, ledger=OTHER_LEDGER))
     reply = decode(fed.workers[100].handle(encode(fed.offer(queries, ledger=OTHER_LEDGER))))
     assert isinstance(reply, OfferReply)
     assert reply.reason == "unknown-study"
+    assert "was accepted for another study or server; to fix: tell the consortium's operator this line" in caplog.text
+    assert "for another ledger of the server" in declined_words(reply.reason)
 
 
 def test_after_site_toml_was_changed_to_another_servers_key_what_was_accepted_before_stays(fed: Federation) -> None:
