@@ -162,8 +162,11 @@ def recover(
     if standing is not None or study or charge_all:
         raise InvalidInput("--standing, --study and --charge-all", limit="only together with --own-ledger")
     ended = control.end_alarm(site_dir, server_restored=server_restored)
-    for ledger_id in ended:
-        say(f"alarm ended for the server's ledger {ledger_id}; its next receipt must cover all of this site's receipts")
+    for ledger in ended:
+        then = "its next receipt must cover all of this site's receipts"
+        if "/" in ledger:  # a head's name for a ledger: two histories of it were signed
+            then = "two histories of it were signed; this site countersigns it anew"
+        say(f"alarm ended for {'' if '/' in ledger else 'the server ledger '}{ledger}; {then}")
     if not ended:
         say("there is no alarm; if the server's ledger was restored and recovered, add --server-restored")
 

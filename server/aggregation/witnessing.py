@@ -81,6 +81,7 @@ class Witnesses:
         self._sizes: dict[str, tuple[int, ...]] = {}
         self._said: dict[str, WitnessReply] = {}
         self._strays: set[str] = set()
+        self._asked: set[str] = set()
         self._proofs: dict[int, tuple[str, ...]] = {}
 
     def ask(self, sites: Sequence[Site], transport: Transport, *, timeout_s: float = DEADLINE_S) -> None:
@@ -91,14 +92,15 @@ class Witnesses:
             transport: Carries the messages.
             timeout_s: Longest wait for each of the :data:`ASKED` attempts, in seconds.
         """
-        for _ in range(ASKED):
+        for number in range(ASKED):
             before = self._state()
             online = transport.online()
+            self._asked = {site.name for site in sites if site.node_id in online}
             asked = {site.node_id: (site, partial(self._request, site)) for site in sites if site.node_id in online}
             for heard in exchange(transport, asked, sign=self._ledger.sign, timeout_s=timeout_s) if asked else ():
                 if isinstance(heard.message, WitnessReply):
                     self._take(heard.site, heard.message)
-            if self._state() == before:
+            if number and self._state() == before:
                 break
         if not self._known:  # no site has ever answered: all run earlier versions
             return
@@ -110,7 +112,8 @@ class Witnesses:
         known = self._known.get(site.name, SiteKnown())
         since = known.sizes.get(self._note.origin, 0)
         own = self._heads.get(site.name)
-        others = [(name, note) for name, note in sorted(self._heads.items()) if name != site.name]
+        stored = self._asked - self._said.keys()  # a site that was recovered gives another head than the stored one
+        others = [(name, note) for name, note in sorted(self._heads.items()) if name not in stored | {site.name}]
         sizes = set() if own is None else {one.sizes.get(known.own, 0) for one in self._known.values()}
         self._sizes[site.name] = tuple(sorted(sizes - {0})[-MAX_SIZES:])
         return WitnessRequest(

@@ -18,6 +18,7 @@ from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
 
 from client.ledger.site_ledger import SiteLedger
 from client.operations import staff_decisions
@@ -29,6 +30,9 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import public_hex
 from common.ledger.rows import START, SignedHead, head_message
 from common.privacy.training import Neighbours, Sampling, TrainingEvent
+from common.witness.memory import HeadMemory
+from common.witness.notes import CheckpointNote, origin_of
+from consilium.cli.site import site_app
 from tests.common.ledger.ledger_world import World, ledger_study
 from tests.restores.harness import Case, Moment, cases, files, look_at, mixed, restored, unclassified
 from tests.restores.site_life import HARMLESS, PARTS, Facts, hear, live, look, revived
@@ -161,3 +165,14 @@ def test_a_restored_server_is_accepted_in_a_study_of_which_only_another_study_sh
     assert end_alarm(folder, server_restored=True) == (world.ledger.ledger_id,)
     with open_books(load_site(folder)) as ledger:
         assert ledger.held(world.ledger.ledger_id) == START, "it still refuses what the restored ledger offers"
+
+
+def test_ending_an_alarm_about_another_hospitals_ledger_names_that_ledger(lived: Lived, tmp_path: Path) -> None:
+    folder = restored(Case((), None, 1), PARTS, lived[1], tmp_path / "site")
+    note, memory = CheckpointNote(origin_of("site", "e" * 32), 3, b"f" * 32), HeadMemory(folder / "witnesses")
+    memory.remember(note)
+    memory.keep_conflict(note)
+    done = CliRunner().invoke(site_app, ["recover", "--site-dir", str(folder)])
+    assert "alarm ended for consilium/site-ledger/eeee" in done.output
+    assert "server" not in done.output
+    assert memory.conflicts() == ()

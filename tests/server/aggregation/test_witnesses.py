@@ -10,20 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from client.ledger.site_ledger import SiteLedger
 from client.operations import security_events
 from client.witnessing import MAX_UNRECEIPTED, Witnessing
 from common.errors import QuorumNotReached, Refused
 from common.event_kinds import event_words
 from common.events import EventLog
 from common.ledger.keys import public_hex
+from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.messages import WitnessReply, WitnessRequest, decode, encode
+from common.peers import Peer
 from common.security_log.follow import logged_event
-from common.witness.memory import MAX_CONFLICTS, SHOWN, blinded
+from common.witness.memory import MAX_CONFLICTS, SHOWN, HeadMemory, blinded
 from common.witness.merkle import root
 from common.witness.messages import Growth, PeerHead
 from common.witness.notes import CheckpointNote, NoteSignature, Sign, origin_of, witness_name
 from common.witness.verify import Countersigned, countersigned
 from server.aggregation.witnessing import Witnesses
+from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from tests.federation import Federation, make_study
 
@@ -307,6 +311,43 @@ def test_a_site_that_shows_another_ledger_every_time_is_told_of_and_leaves_no_fi
         assert max(path.stat().st_size for path in conflicts) < 1_000, "lines of anybody's are stored as evidence"
         witness.memory.forget(*witness.memory.conflicting())  # a person has looked into it
         assert witness.memory.conflicts() == ()
+
+
+def test_a_recovered_site_is_countersigned_anew_once_the_other_hospitals_have_ended_the_alarm(
+    world: Federation,
+) -> None:
+    """The server must not show them the head from before the recovery again."""
+    path, copy = world.root / "site-0" / "site-ledger.sqlite", world.root / "monday.sqlite"
+    world.core(world.planned()[:1]).run(world.transport)
+    backup(path, copy)
+    world.core(world.planned()[:2]).run(world.transport)
+    countersign(world)
+    world.site_ledgers["site-0"].close()
+    for old in path.parent.glob("site-ledger.sqlite*"):
+        old.unlink()
+    shutil.copy(copy, path)
+    caps = world.workers[100]._config.caps
+    with SiteLedger.open(path, "pool-0", caps=caps, site="site-0", restored=True) as opened:
+        opened.charge_lost(SiteLedgerStanding.load(standing_path(path)))
+        HeadMemory(path.parent / "witnesses").forget(origin_of("site", opened.ledger_id))
+    opened = world.hospitals.open(world.sites[0])._ledger
+    opened.decide(world.study.id, "resume")
+    for peer in world.sites[1:]:
+        opened.confirm_peer(world.study.id, Peer(peer.name, peer.answer_key))
+    watch(world, "site-0")
+    world.core().run(world.transport)
+    countersign(world)
+    assert {(event["site"], *event["ledgers"]) for event in world.events("witness-disagrees")} == {
+        ("site-1", "site-0"),
+        ("site-2", "site-0"),
+    }
+    memories = [world.workers[node]._witness.memory for node in (101, 102)]
+    for memory in memories:  # consilium site recover
+        memory.forget(*memory.conflicting())
+    countersign(world)
+    assert [memory.conflicts() for memory in memories] == [(), ()]
+    assert len(world.events("witness-disagrees")) == 2, "nobody disagrees any more"
+    assert sorted(seen_by(world, "site-0").witnesses) == ["site-1", "site-2"]
 
 
 def files(world: Federation) -> list[str]:
