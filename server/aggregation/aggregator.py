@@ -46,7 +46,7 @@ from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import CodeSum
 from common.sealing import SealContext, SealingKeys, unseal
-from server.aggregation.batch import Answering, Batch, Next, Opened, issued_now
+from server.aggregation.batch import Answering, Batch, Next, Opened, issued_now, keys_to_put_back
 from server.aggregation.exchange import Questions, Transport, exchange
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_draws import StoredAnswer
@@ -109,6 +109,7 @@ class Aggregator:
         self._keep_words = keep_words
         self._receipts = ReceiptDelivery(ledger, events, keep_status=keep_status)
         self._away: frozenset[int] = frozenset() if after is None else after._away
+        self._unopened: frozenset[str] = frozenset()
         self._left_out: frozenset[str] = frozenset() if after is None else after._left_out
         self._believed: frozenset[str] = frozenset() if after is None else after._believed  # only in sealed sums
         self._check_registered()
@@ -350,8 +351,8 @@ class Aggregator:
             self._below_quorum(batch, answered, transport)
             raise QuorumNotReached(
                 f"only {answered} of the {len(roster)} sites that accepted the batch of queries answered in time, "
-                f"fewer than the quorum of {quorum}; nothing was released, and {SITES_CHARGED}; to fix: bring the "
-                "other sites back online, then `consilium study resume`"
+                f"fewer than the quorum of {quorum}; nothing was released, and {SITES_CHARGED}; to fix: "
+                f"{keys_to_put_back(self._unopened)}bring the other sites back online, then `consilium study resume`"
             )
         return answering.sums
 
@@ -431,9 +432,7 @@ class Aggregator:
                 continue
             answer = next((part for part in parts if isinstance(part, CodesReply)), None)
             opened = self._open_reply(answer, heard.problem or "malformed", batch=batch, attempt=attempt, site=site)
-            unusable = opened is None or bool(opened.refused)
-            if heard.message is not None and unusable and (answer is None or answer.codes):
-                batch.declined.add(site.name)
+            self._unopened |= batch.note_unusable(site.name, heard.message, answer, opened)
             if opened is not None:
                 take(site.name, opened)
                 self._events.emit(

@@ -13,9 +13,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.masking import MaskedRoster
-from common.messages import Offer, OfferReply
+from common.messages import AnyMessage, CodesReply, Offer, OfferReply
 from common.privacy.mechanism import QuerySpec
 from common.privacy.release import CodeSum
+
+UNOPENED = "sealed-code"
+"""Reason for which a code was refused that no sealing key of the server opens, as after a restore of older keys."""
+
+
+def keys_to_put_back(sites: Iterable[str]) -> str:
+    """Return what a person does if no sealing key of the server opens the codes of some sites.
+
+    Args:
+        sites: Names of these sites.
+
+    Returns:
+        The beginning of a remedy; empty if there are no such sites.
+    """
+    if not (names := ", ".join(sorted(sites))):
+        return ""
+    return (
+        f"no sealing key of this study opens the codes of {names}: put the newest keys/sealing.key and the "
+        "sealing.key.retired-… beside it back (if they are lost: `consilium ledger rotate-sealing-key --lost`); "
+    )
 
 
 def issued_now(offer: Offer) -> Offer:
@@ -44,7 +64,7 @@ class Batch:
         roster: In a sealed study the draw's roster, once it is fixed; otherwise None.
         unreached: Sites on the roster that were offline when their codes were requested.
         declined: Sites on the roster that replied to a request for codes, but not with codes that can be used. A site
-            that has not finished its codes is not among them.
+            is not among them if it has not finished its codes, or if no key of the server opens them.
     """
 
     offer: Offer
@@ -64,6 +84,26 @@ class Batch:
     def queries(self) -> tuple[QuerySpec, ...]:
         """The queries, in the order of the plan."""
         return self.offer.queries
+
+    def note_unusable(
+        self, site: str, message: AnyMessage | None, answer: CodesReply | None, opened: Opened | None
+    ) -> set[str]:
+        """Note in :attr:`declined` if a site's reply to a request for codes contains no codes that can be used.
+
+        Args:
+            site: The site's name.
+            message: The site's whole reply; None if it is missing or unreadable.
+            answer: The part of the reply with the codes; None if there is none.
+            opened: The decrypted codes; None if there is none.
+
+        Returns:
+            The site's name if no sealing key of the server opens its codes; otherwise an empty set.
+        """
+        refused = set() if opened is None else set(opened.refused.values())
+        unusable = opened is None or bool(refused - {UNOPENED})
+        if message is not None and unusable and (answer is None or answer.codes):
+            self.declined.add(site)
+        return {site} if UNOPENED in refused else set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from common.privacy.shares import Length, unmasked
 from common.public_keys import point_of
 from common.wording import many
 from server.aggregation.aggregator import SITES_CHARGED, Aggregator
-from server.aggregation.batch import Batch, Next, Opened
+from server.aggregation.batch import Batch, Next, Opened, keys_to_put_back
 from server.aggregation.exchange import Transport
 from server.ledger.recovery import RECOVERED
 from server.ledger.server_draws import Draw, StoredAnswer
@@ -172,8 +172,9 @@ class SealedSums(Aggregator):
             f"these sites accepted queries in this run, but did not answer them in time: "
             f"{', '.join(sorted(site.name for site in silent))}; without them, {many(left, 'site')} with budget can "
             f"take part, and the quorum is {self._study.privacy.quorum}"
-            f"{waits if self._ledger.open_draws(self._study.id) else ''}; to fix: bring these sites back online or "
-            f"admit others, then `consilium study resume`{self._or_finish()}"
+            f"{waits if self._ledger.open_draws(self._study.id) else ''}; to fix: "
+            f"{keys_to_put_back(self._unopened)}bring these sites back online or admit others, "
+            f"then `consilium study resume`{self._or_finish()}"
         )
 
     def _unable(self, site: Site) -> str:

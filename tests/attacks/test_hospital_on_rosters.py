@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from common.config import CollectionConfig
 from common.errors import LedgerCorrupt, QuorumNotReached
@@ -292,6 +293,25 @@ def test_a_silent_site_that_a_study_needs_costs_one_draw_however_often_the_study
     assert not whole_roster.events("draw-lost")
     assert {ledger.spent().releases for ledger in whole_roster.site_ledgers.values()} == {4}
     assert not verify(whole_roster.root / "ledger.sqlite").problems
+
+
+@pytest.mark.parametrize("aggregation", ["open", "sealed-sum"])
+def test_a_server_whose_older_keys_open_no_code_charges_once_and_names_the_files(
+    tmp_path: Path, aggregation: str
+) -> None:
+    study = make_study(quorum=3, planned_queries=2, aggregation=aggregation, spare_draws=4 * (aggregation != "open"))
+    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
+    fed = Federation(tmp_path, study=replace(study, collection=collection), sites=3)
+    newest, fed.sealing_key = fed.sealing_key, X25519PrivateKey.generate()
+    charged = 0 if aggregation == "open" else 2
+    for _ in range(2):
+        with pytest.raises(QuorumNotReached, match=r"of site-0, site-1, site-2.*sealing\.key.*rotate-sealing-key"):
+            fed.core().run(fed.transport)
+        assert fed.ledger.spent("pool-0").releases == charged
+    fed.sealing_key = newest
+    fed.core().run(fed.transport)
+    assert len(fed.core().answers()) == fed.ledger.spent("pool-0").releases == 2
+    fed.close()
 
 
 def test_a_draw_that_a_needed_site_declines_to_answer_is_lost_and_drawn_anew(whole_roster: Federation) -> None:
