@@ -120,7 +120,7 @@ def report(service: Here, session: Decider, form: Form) -> Response:
     Raises:
         InvalidInput: If :func:`server.dashboard.reports.take_report` refuses the report.
     """
-    return RedirectResponse(f"/sites#{service.take_report(form.get('report', ''))}", 303)
+    return RedirectResponse(f"/sites#site-{service.take_report(form.get('report', ''))}", 303)
 
 
 @routes.get("/ledger")

@@ -239,6 +239,8 @@ def test_the_viewer_links_three_planes_and_lays_every_layer_over(dashboard, open
     page.locator(".plane canvas").first.focus()
     for key in ("+", "+"):
         page.keyboard.press(key)
+    page.keyboard.press("x")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("sagittal slice")
     zoomed = pixels(page)
     page.get_by_role("button", name="Reset").click()
     until_redrawn(page, zoomed)
@@ -329,6 +331,82 @@ def test_a_page_says_that_it_is_not_live_greys_out_and_comes_back(recorded, user
     port = int(first.url.rsplit(":", 1)[1])
     with serving(recorded.workspace.root, tmp_path, port=port):
         page.wait_for_url("**/login?ended=1*", timeout=600_000)  # it is back, and asks who is there
+
+
+def test_what_was_typed_stays_and_the_page_says_why_when_the_dashboard_comes_back(
+    recorded, users_text, open_page, tmp_path
+):
+    (tmp_path / "users.json").write_bytes(users_text)
+    allow = ("ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_EMPTY", "Failed to load", "401")
+    with serving(recorded.workspace.root, tmp_path) as first:
+        page = open_page(first.url, allow=allow)
+        sign_in(page, target="/login?next=/sites")
+        page.get_by_label("printed at a site").fill("what somebody typed")
+        until(page, "() => document.body.dataset.connection === 'live'")
+    until(page, "() => document.body.dataset.connection === 'lost'")
+    with serving(recorded.workspace.root, tmp_path, port=int(first.url.rsplit(":", 1)[1])):
+        until(page, "() => document.getElementById('not-live').innerText.includes('session has ended')")
+        assert page.get_by_label("printed at a site").input_value() == "what somebody typed"
+
+
+def test_a_page_that_was_lost_over_night_names_the_day(dashboard, open_page):
+    page = open_page(dashboard.url, allow=("ERR_FAILED", "Failed to load", "EventSource"))
+    page.clock.install()
+    sign_in(page)
+    page.route("**/api/**", lambda route: route.abort())
+    page.clock.run_for("02:00")
+    until(page, "() => document.body.dataset.connection === 'lost'")
+    assert re.match(r"Not live since \d\d:\d\d", page.locator("#not-live").inner_text())
+    page.clock.fast_forward("24:00:00")
+    until(page, "() => /since.*[A-Z][a-z]{2}.*:.*: the dash/.test(document.getElementById('not-live').innerText)")
+
+
+def test_a_live_update_leaves_the_focus_where_it_was(recorded, users_text, open_page, tmp_path):
+    (tmp_path / "users.json").write_bytes(users_text)
+    with serving(recorded.workspace.root, tmp_path) as own:
+        page = open_page(own.url, allow=("ERR_INCOMPLETE", "ERR_CONNECTION", "ERR_EMPTY"))
+        sign_in(page)
+        first = volume_paths(page)[0]
+        page.locator(".choose input").nth(2).focus()
+        name = page.evaluate("document.activeElement.name")
+        token = page.evaluate("document.body.dataset.csrf")
+        page.request.post(f"{first}/decision", form={"csrf": token, "verdict": "reject"}, headers={"origin": own.url})
+        until(page, "() => document.querySelector('main').innerText.includes('1 rejected')")
+        assert page.evaluate("document.activeElement.name") == name
+
+
+def test_a_job_is_watched_through_a_lost_connection(dashboard, open_page):
+    page = open_page(dashboard.url, allow=("ERR_FAILED", "Failed to load"))
+    sign_in(page)
+    asked = []
+
+    def running(route):
+        if asked:
+            return route.continue_()
+        answer = route.fetch()
+        return route.fulfill(response=answer, body=answer.text().replace("Checks the whole", "since 12:00. Checks the"))
+
+    def lose_the_first(route):
+        asked.append(route)
+        return route.abort() if len(asked) == 1 else route.continue_()
+
+    page.route("**/ledger", running)
+    page.route("**/api/ledger/verify", lose_the_first)
+    page.goto("/ledger")
+    until(page, "() => !document.getElementById('verify-state').textContent.includes('since')")
+    assert len(asked) == 2
+
+
+def test_the_planner_says_that_nobody_answers_and_asks_again(dashboard, open_page):
+    page = open_page(dashboard.url, allow=("ERR_FAILED", "Failed to load"))
+    sign_in(page)
+    page.goto("/planner")
+    page.route("**/api/plan?*", lambda route: route.abort())
+    page.locator("#p-hospitals").fill("64")
+    page.wait_for_selector("#r-problem:not([hidden])")
+    assert "does not answer" in page.locator("#r-problem").inner_text()
+    page.unroute("**/api/plan?*")
+    until(page, "() => document.getElementById('r-problem').hidden")
 
 
 def test_the_student_page_follows_its_training_and_a_labels_page_comes_by_itself(users_text, open_page, tmp_path):

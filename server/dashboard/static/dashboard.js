@@ -40,11 +40,14 @@ function put(blocks) {
     const place = document.getElementById(`live-${name}`);
     if (!place) continue;
     const focused = place.contains(document.activeElement) ? document.activeElement : null;
-    const link = focused?.getAttribute("href");
+    const mark = ["href", "name", "aria-label"].find((one) => focused?.hasAttribute(one));
+    const again = mark && `[${mark}="${CSS.escape(focused.getAttribute(mark))}"]`;
+    const scrolled = [...place.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
     const ticked = [...place.querySelectorAll("input:checked")].map((one) => one.name);
     place.innerHTML = html;
     for (const one of place.querySelectorAll("input[type=checkbox]")) one.checked = ticked.includes(one.name);
-    if (link) place.querySelector(`[href="${CSS.escape(link)}"]`)?.focus();
+    place.querySelectorAll(".scroll").forEach((one, i) => { one.scrollLeft = scrolled[i] ?? 0; });
+    if (again) place.querySelector(again)?.focus({ preventScroll: true });
     tellTimes(place);
   }
   body.dispatchEvent(new CustomEvent("blocks", { detail: Object.keys(blocks) }));
@@ -78,10 +81,14 @@ function live(how) {
 }
 
 function lost(why) {
-  if (body.dataset.connection === "lost") return;
+  if (body.dataset.connection === "lost" && banner.dataset.why === why) return;
   body.dataset.connection = "lost";
-  const since = new Date(heard).toLocaleTimeString([], { hourCycle: "h23", hour: "2-digit", minute: "2-digit" });
-  banner.textContent = `Not live since ${since}: ${why} The page shows the figures of that time.`;
+  banner.dataset.why = why;
+  const since = document.createElement("time");
+  since.dateTime = new Date(heard).toISOString();
+  since.dataset.clock = ""; // the next day it has its date
+  banner.replaceChildren("Not live since ", since, `: ${why} The page shows the figures of that time.`);
+  tellTimes(banner);
   banner.hidden = false;
 }
 
@@ -166,17 +173,16 @@ if (waiting) {
 
 // --- jobs on the Ledger page: look again while one runs, without losing the place
 
-async function watchJob(path, place, done) {
-  const answer = await fetch(path, { headers: { accept: "application/json" } });
-  if (!answer.ok) return;
-  const { job } = await answer.json();
-  if (job.state === "running") setTimeout(() => watchJob(path, place, done), 700);
-  else done();
+async function watchJob(path, done) {
+  const answer = await fetch(path, { headers: { accept: "application/json" } }).catch(() => null);
+  if (answer?.status === 401) return;
+  if (answer?.ok && (await answer.json()).job.state !== "running") done();
+  else setTimeout(() => watchJob(path, done), answer?.ok ? 700 : RETRY_MS);
 }
 
 for (const [id, path] of [["verify-state", "/api/ledger/verify"], ["certificate-state", "/api/certificate"]]) {
   const place = document.getElementById(id);
-  if (place && /since/.test(place.textContent)) watchJob(path, place, () => location.reload());
+  if (place && /since/.test(place.textContent)) watchJob(path, () => location.reload());
 }
 
 // --- a file's text into the field that is sent

@@ -66,7 +66,11 @@ async function ask() {
       problem.hidden = false;
     }
   } catch (error) {
-    if (error.name !== "AbortError") throw error;
+    if (error.name === "AbortError") return;
+    const problem = document.getElementById("r-problem");
+    problem.textContent = "The dashboard does not answer. The figures below are those of the values before; this page asks again every few seconds.";
+    problem.hidden = false;
+    pending = setTimeout(ask, 5000);
   }
 }
 

@@ -204,7 +204,7 @@ function decide(verdict) {
 const KEYS = {
   ArrowUp: () => move(planes[active].fixed, at[planes[active].fixed] + 1),
   ArrowDown: () => move(planes[active].fixed, at[planes[active].fixed] - 1),
-  x: () => { active = "sagittal"; }, y: () => { active = "coronal"; }, z: () => { active = "axial"; },
+  x: () => planes.sagittal.canvas.focus(), y: () => planes.coronal.canvas.focus(), z: () => planes.axial.canvas.focus(),
   "+": () => { zoom = Math.min(12, zoom * 1.2); show(); },
   "-": () => { zoom = Math.max(1, zoom / 1.2); show(); },
   o: () => {

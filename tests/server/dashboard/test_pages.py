@@ -63,6 +63,15 @@ def test_every_page_is_there_without_inline_script_or_style(reader, path):
     assert not re.search(r"""(?:src|href|action)="(?:https?:)?//""", answer.text)
 
 
+def test_a_sites_name_is_no_other_elements_id(reader):
+    """A site may be called ``main`` or ``report``."""
+    text = reader.get("/sites").text
+    for site in SITES:
+        assert f'id="{site}"' not in text
+        assert f'id="site-{site}"' in text
+        assert f'href="/sites#site-{site}"' in reader.get("/").text
+
+
 def test_every_epsilon_on_a_page_has_its_terms_on_it_too(reader):
     client = reader
     for path in ("/", "/study", "/sites", "/planner"):

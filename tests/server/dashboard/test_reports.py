@@ -121,7 +121,7 @@ def test_a_report_is_handed_in_on_the_sites_page(desk, state):
     assert "came by mail" in client.get("/sites").text
     assert hand_in(client, REPORT).status_code == 400
     answer = hand_in(client, said(alarms=["<b>bold</b>"], at_least="<b>bold</b>"))
-    assert (answer.status_code, answer.headers["location"]) == (303, "/sites#north")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/sites#site-north")
     text = client.get("/sites").text
     assert re.search(r"at least ε\s4 ", text), "its ledger is in doubt"
     assert "signed by" in text
