@@ -9,6 +9,7 @@ that exists instead, for instance a demo's.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import shutil
 import sqlite3
@@ -221,12 +222,17 @@ def take(
 
 
 def keep(taken: Path, folder: Path) -> None:
-    """The selection for the documents, where it was taken."""
+    """The selection for the documents, where taken: few colours without loss, or a loss where scans are shown."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in SELECTED:
         if (taken / f"{name}.png").exists():
             with Image.open(taken / f"{name}.png") as picture:
-                picture.convert("RGB").save(folder / f"{name}.webp", quality=72, method=6)
+                flat = picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).convert("RGB")
+                ways = ((flat, {"lossless": True}), (picture.convert("RGB"), {"quality": 72}))
+                tried = [io.BytesIO() for _ in ways]
+                for (image, how), file in zip(ways, tried, strict=True):
+                    image.save(file, "webp", method=6, **how)
+                (folder / f"{name}.webp").write_bytes(min((file.getvalue() for file in tried), key=len))
 
 
 def axe(page: Page, where: str) -> list[str]:
@@ -262,7 +268,9 @@ def main() -> None:
             extra = ("--oidc", str(_provider(state))) if name == "finished" else ()
             if name == "running":
                 _happens_now(states[name])
-            with serving(states[name].root, state, *extra, readable=name != "broken") as dashboard:
+            with ExitStack() as held, serving(states[name].root, state, *extra, readable=name != "broken") as dashboard:
+                if name == "running":
+                    held.enter_context(states[name].locked())  # a run that lives
                 _prepare(browser, dashboard, states[name])
                 if name == "finished":
                     _issue(browser, dashboard, given.out / "certificate.pdf")
@@ -279,7 +287,7 @@ def _prepare(browser: Browser, dashboard: Dashboard, study: Workspace) -> None:
     with signed_in(browser, dashboard.url, width=1440, dark=False) as make:
         page = make()
         page.goto("/labels")
-        while study.labels_dir.exists() and page.locator(".thumb img").count() < QUERIES:
+        while study.labels_dir.exists() and page.locator(".thumb img").count() < len(study.volumes()):
             page.wait_for_timeout(300)
 
 
