@@ -328,7 +328,9 @@ def forget(directory: StudyDir, site: SiteName) -> None:
 @server_app.command("up")
 def up(
     directory: StudyDir,
-    bind: Annotated[str, typer.Option(help="Address on which the gateway listens for the sites.")] = "0.0.0.0",
+    bind: Annotated[
+        str, typer.Option(help="Address on which the gateway listens for the sites: 0.0.0.0 for IPv4 only, :: for IPv4 and IPv6.")
+    ] = "0.0.0.0",
     only: Annotated[
         str | None,
         typer.Option(

@@ -199,7 +199,7 @@ class Listener(uvicorn.Server):
         try:
             server = await asyncio.get_running_loop().create_server(
                 protocol,
-                host=str(config.host),
+                host=addresses(str(config.host)),
                 port=config.port,
                 ssl=config.ssl,
                 backlog=config.backlog,
@@ -211,6 +211,21 @@ class Listener(uvicorn.Server):
             raise DaemonFailed(cannot_listen(error, str(config.host), config.port)) from error
         self.servers = [server]
         self.started = True
+
+
+def addresses(bind: str) -> list[str]:
+    """Return the addresses to listen on. asyncio makes every IPv6 socket refuse IPv4.
+
+    Args:
+        bind: The address that the operator chose.
+
+    Returns:
+        Both wildcards for ``::``; else the address alone.
+
+    >>> addresses("::"), addresses("0.0.0.0")
+    (['0.0.0.0', '::'], ['0.0.0.0'])
+    """
+    return ["0.0.0.0", "::"] if bind == "::" else [bind]
 
 
 def cannot_listen(error: OSError, host: str, port: int, *, option: str = "--port") -> str:

@@ -37,6 +37,7 @@ from common.errors import DaemonFailed, InvalidInput
 from common.fingerprints import is_fingerprint
 from common.node_auth import AdmittedNode, read_admitted, signed_headers, write_admitted
 from common.pki import create_node_keys, load_node_key, read_node_public_key
+from common.sockets import free_port
 from consilium.cli.provision import provision_app
 from server.operations import listener, provision
 from server.operations.exact import CertificateHosts
@@ -416,10 +417,10 @@ def test_a_gateway_is_called_by_the_names_in_its_certificate(workspace: Workspac
 
 
 @contextlib.asynccontextmanager
-async def listening(app: object):
+async def listening(app: object, *, host: str = "127.0.0.1", port: int = 0):
     """A guarded listener without TLS in this process; its port."""
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, http=listener.GuardedProtocol, ws="none", lifespan="off", log_level="critical"
+        app, host=host, port=port, http=listener.GuardedProtocol, ws="none", lifespan="off", log_level="critical"
     )
     server = listener.Listener(config)
     config.load()
@@ -437,6 +438,18 @@ async def answer(scope: dict, receive, send) -> None:
         scope["state"]["connection"].admitted("north")
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
     await send({"type": "http.response.body", "body": b""})
+
+
+def test_the_ipv6_wildcard_serves_ipv4_sites_too() -> None:
+    """``--bind ::`` once served IPv6 alone."""
+
+    async def reached() -> None:
+        async with listening(answer, host="::", port=free_port()) as port:
+            for address in ("127.0.0.1", "::1"):
+                _reader, writer = await asyncio.open_connection(address, port)
+                writer.close()
+
+    asyncio.run(reached())
 
 
 async def opened(held: contextlib.AsyncExitStack, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
