@@ -400,12 +400,35 @@ def run_status(server: FlowerServer, run_id: int) -> RunStatus:
     Raises:
         DaemonFailed: If SuperLink does not answer or does not know the run.
     """
-    answer = _flwr(server, "list", CONNECTION, "--run-id", str(run_id))
-    rows = answer.get("runs")
-    if not isinstance(rows, list) or len(rows) != 1:
+    found = _runs(_flwr(server, "list", CONNECTION, "--run-id", str(run_id)))
+    if len(found) != 1:
         raise DaemonFailed(f"SuperLink does not know run {run_id}; to fix: `consilium study resume` submits a new run")
-    status, _, outcome = _text(rows[0], "status").partition(":")
-    return RunStatus(run_id=run_id, status=status, outcome=outcome)
+    return found[0]
+
+
+def unfinished_runs(server: FlowerServer) -> list[int]:
+    """Return Flower's ids of the runs that have not ended.
+
+    Args:
+        server: The SuperLink.
+
+    Returns:
+        The ids.
+
+    Raises:
+        DaemonFailed: If SuperLink does not answer.
+    """
+    return [run.run_id for run in _runs(_flwr(server, "list", CONNECTION)) if not run.finished]
+
+
+def _runs(answer: dict[str, object]) -> list[RunStatus]:
+    """Return the runs in an answer of `flwr list`."""
+    rows = answer.get("runs")
+    found = []
+    for row in rows if isinstance(rows, list) else ():
+        status, _, outcome = _text(row, "status").partition(":")
+        found.append(RunStatus(run_id=int(_text(row, "run-id")), status=status, outcome=outcome))
+    return found
 
 
 def stop_run(server: FlowerServer, run_id: int) -> None:

@@ -53,6 +53,7 @@ from server.operations.daemons import (
     submit,
     superexec,
     superlink,
+    unfinished_runs,
 )
 from server.operations.listener import cannot_listen
 from server.operations.one_port import BEHIND, read_behind
@@ -66,6 +67,8 @@ START_LOOK_S = 15.0
 SUPERLINK_BACK_S = 60.0
 """Seconds to wait, before a run is submitted, for a SuperLink that is being restarted."""
 RESTARTS = 3
+UNTOLD = 0
+"""Recorded in place of a run's id until SuperLink has told it; its answer to a submission can be lost."""
 POLL_S = 0.3
 SOCKET = "fleet.sock"
 LOG_MODULE = "server.operations.security_events"
@@ -351,7 +354,8 @@ def start_run(workspace: Workspace) -> int:
     If SuperLink is down and a supervisor restarts it, this function waits up to :data:`SUPERLINK_BACK_S` seconds for
     SuperLink. If the study's previous run has reported no end, this function stops that run first, as far as SuperLink
     allows. Without this, SuperLink would take about a minute to notice that the previous run's ServerApp was killed.
-    Until then SuperNodes would wait for messages that this ServerApp had announced but not sent.
+    Until then SuperNodes would wait for messages that this ServerApp had announced but not sent. If SuperLink's answer
+    to the last submission was lost, all unfinished runs are stopped.
 
     Returns:
         Flower's id of the run.
@@ -362,10 +366,10 @@ def start_run(workspace: Workspace) -> int:
     until, server = time.monotonic() + SUPERLINK_BACK_S, flower_server(workspace)
     while not accepts(HOST, server.port) and _kept(workspace, "superlink") and time.monotonic() < until:
         time.sleep(POLL_S)
-    previous = workspace.run_id()
-    if previous is not None and not _reported_end(workspace, previous):
+    for previous in _open_runs(workspace):
         with contextlib.suppress(DaemonFailed):  # SuperLink refuses to stop a run that has ended
             stop_run(server, previous)
+    workspace.save_run_id(UNTOLD)
     with tempfile.TemporaryDirectory(prefix="consilium-app-") as scratch:
         app = app_dir(Path(scratch) / "app")
         run_id = submit(server, app)
@@ -373,8 +377,16 @@ def start_run(workspace: Workspace) -> int:
     return run_id
 
 
+def _open_runs(workspace: Workspace) -> list[int]:
+    """Return the previous runs that may not have ended: all of SuperLink's if the newest one's id is not known."""
+    previous = workspace.run_id()
+    if previous == UNTOLD:
+        return _submitted(workspace)
+    return [] if previous is None or _reported_end(workspace, previous) else [previous]
+
+
 def request_stop(workspace: Workspace, *, now: bool = False) -> None:
-    """Ask the run to stop at its next safe point. Stored answers are kept.
+    """Ask the run to stop at its next safe point, or at once if it has not begun. Stored answers are kept.
 
     Args:
         workspace: The study.
@@ -383,20 +395,22 @@ def request_stop(workspace: Workspace, *, now: bool = False) -> None:
     Raises:
         InvalidInput: If no run is active.
     """
-    run_id = workspace.run_id()
-    if not workspace.busy() and not _submitted(workspace, run_id):
+    begun = workspace.busy()
+    runs = unfinished_runs(flower_server(workspace)) if now and begun else [] if begun else _submitted(workspace)
+    if not begun and not runs:
         raise InvalidInput("no run is active", value=str(workspace.root), remedy="see `consilium study status`")
     workspace.stop_file.touch()
-    if now and run_id is not None:
+    for run_id in runs:
         stop_run(flower_server(workspace), run_id)
+    workspace.stop_file.touch()  # a run that began meanwhile has deleted it
 
 
-def _submitted(workspace: Workspace, run_id: int | None) -> bool:
-    """Return whether Flower has a run of the study that has not ended. Such a run may not have locked the study yet."""
+def _submitted(workspace: Workspace) -> list[int]:
+    """Return Flower's runs of the study that have not ended; none if SuperLink does not answer."""
     try:
-        return run_id is not None and not run_status(flower_server(workspace), run_id).finished
+        return unfinished_runs(flower_server(workspace))
     except (DaemonFailed, InvalidInput):
-        return False
+        return []
 
 
 def watch(workspace: Workspace, *, on_event: OnEvent) -> None:

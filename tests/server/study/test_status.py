@@ -309,6 +309,50 @@ def test_the_previous_run_is_stopped_before_another_is_submitted(
     assert calls == ["submit", "stop 7", "submit"]
 
 
+class SlowSuperLink:
+    """A SuperLink that carries a submission out after its client has given up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stopped: list[int] = []
+        monkeypatch.setattr(supervisor, "accepts", lambda *_: True)
+        monkeypatch.setattr(supervisor, "submit", self.submit)
+        monkeypatch.setattr(supervisor, "unfinished_runs", lambda _server: [] if 7 in self.stopped else [7])
+        monkeypatch.setattr(supervisor, "stop_run", lambda _server, run_id: self.stopped.append(run_id))
+
+    def submit(self, _server: FlowerServer, _app: Path) -> int:
+        raise DaemonFailed("the command flwr run did not end within 120 s")
+
+
+def test_a_run_whose_submission_timed_out_is_stopped_before_another_is_submitted(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run recorded before it had ended, and was taken for the newest one."""
+    workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
+    workspace.save_run_id(6)
+    events_of(workspace).emit("run-finished", run="6", seconds=1.0)
+    slow = SlowSuperLink(monkeypatch)
+    with pytest.raises(DaemonFailed, match="did not end"):
+        start_run(workspace)
+    monkeypatch.setattr(supervisor, "submit", lambda *_: 8)
+    assert start_run(workspace) == 8
+    assert slow.stopped == [7]
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_run_whose_submission_timed_out_can_be_stopped_by_hand(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, now: bool
+) -> None:
+    workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
+    workspace.save_run_id(6)
+    slow = SlowSuperLink(monkeypatch)
+    with contextlib.suppress(DaemonFailed):
+        start_run(workspace)
+    slow.stopped.clear()
+    request_stop(workspace, now=now)
+    assert slow.stopped == [7]
+    assert workspace.stop_file.exists()
+
+
 def test_a_run_that_reported_its_end_is_not_stopped_again(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
