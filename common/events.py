@@ -73,8 +73,12 @@ class EventLog:
             line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         except ValueError as error:
             raise InvalidInput(f"a number in event {event}", limit="a finite number") from error
-        with self._path.open("ab") as stream:
-            stream.write(line.encode())
+        try:
+            with self._path.open("ab") as stream:
+                stream.write(line.encode())
+        except OSError as error:
+            error.filename = error.filename or str(self._path)
+            raise
         self._seq += 1
 
 

@@ -237,6 +237,9 @@ def write_atomically(
         mode: Permissions; None for those that the process's umask leaves.
         flush_name: False to save one flush; after a power cut the file may then have the old bytes.
         replace: False to raise FileExistsError if the file exists, also if another process makes it meanwhile.
+
+    Raises:
+        OSError: If it cannot be written; the error names the folder, because a file may have a patient's name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if mode is None:
@@ -254,8 +257,10 @@ def write_atomically(
             Path(temporary).replace(path)
         else:
             name_new(Path(temporary), path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk has no name of its own
+            error.filename = str(path.parent)
         raise
     if flush_name:
         sync_directory(path.parent)

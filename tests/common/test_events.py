@@ -106,6 +106,14 @@ def test_a_loss_that_is_not_a_number_writes_no_line_that_json_cannot_read(tmp_pa
     assert not path.exists() or path.read_bytes() == b""
 
 
+def test_the_error_of_a_full_disk_names_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, study="s")
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"No space left.*{path}"):
+        log.emit("stop-requested", run="1")
+
+
 def test_a_new_writer_counts_on_where_the_last_one_ended(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "events.jsonl"
     for _ in range(3):

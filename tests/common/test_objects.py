@@ -50,6 +50,18 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def test_the_error_of_a_full_disk_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``student verdict`` once said only that some disk is full."""
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("common.objects.os.fsync", full)
+    with pytest.raises(OSError, match=str(tmp_path)):
+        write_atomically(tmp_path / "verdict.json", b"{}")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("new", [False, True])
 def test_a_file_that_root_writes_belongs_to_the_user_of_the_service(
     tmp_path: Path, new: bool, monkeypatch: pytest.MonkeyPatch
