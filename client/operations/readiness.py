@@ -12,6 +12,7 @@ import shutil
 import socket
 import ssl
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -214,7 +215,8 @@ def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
             status, date = error.code, error.headers.get("date", "")
             word = error.read(64).decode("ascii", "replace").strip()
     except (OSError, ValueError) as error:
-        return [_unreachable(error, way, proxy=proxy_name(proxy))]
+        host = urllib.parse.urlsplit(config.server.objects_url).hostname or ""
+        return [_unreachable(error, way, proxy=proxy_name(proxy), host=host)]
     findings = [
         fine("network", way),
         _valid("certificate", "the server's certificate, signed by the kit's authority,", seen[-1], now, remedy=_RENEW),
@@ -269,7 +271,7 @@ def proxy_name(proxy: str) -> str:
     return proxy.rpartition("//")[2].rpartition("@")[2].strip("/")
 
 
-def _unreachable(error: Exception, way: str, *, proxy: str) -> Checkup:
+def _unreachable(error: Exception, way: str, *, proxy: str, host: str) -> Checkup:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     match reason:
         case ssl.SSLCertVerificationError():
@@ -279,7 +281,12 @@ def _unreachable(error: Exception, way: str, *, proxy: str) -> Checkup:
                 seen += f", through the proxy {proxy}" if proxy else ""
                 return fail("certificate", seen, _NOT_NOW.format(proxy=f" or of {proxy}" if proxy else ""))
             if "match" in what or "valid for" in what:
-                return fail("certificate", what, "use the server's address from the kit")
+                remedy = (
+                    "if kit.json has another address, use it for objects_url and superlink in site.toml; else ask the "
+                    "consortium to run `consilium provision server` again with the same --host and --port and "
+                    f"--more-names {host}"
+                )
+                return fail("certificate", what, remedy)
             remedy = (
                 "if your own proxy inspects TLS, append the certificate of its authority to node/ca.crt; else ask for "
                 "a new kit"

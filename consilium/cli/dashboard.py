@@ -14,7 +14,11 @@ from consilium.cli.options import LOG_TO, check_port
 from consilium.cli.say import say
 from server.dashboard.auth import Role, UserFile
 
-app = typer.Typer(add_completion=False, help="Serve a study's dashboard: budget, sites, ledger, labels, student.")
+app = typer.Typer(
+    add_completion=False,
+    help="Serve a study's dashboard: budget, sites, ledger, labels, student.\n\n"
+    "Options from --study to --oidc can also be environment variables, such as CONSILIUM_DASHBOARD_STUDY.",
+)
 user_app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Manage the users who may sign in to the dashboard."
 )
@@ -25,7 +29,7 @@ Name = Annotated[str, typer.Argument(help="The user's name.")]
 
 
 def _setting(name: str, text: str, **limits: Any) -> Any:
-    return typer.Option(envvar=f"CONSILIUM_DASHBOARD_{name}", help=text, **limits)
+    return typer.Option(envvar=f"CONSILIUM_DASHBOARD_{name}", show_envvar=False, help=text, **limits)
 
 
 State = Annotated[

@@ -44,6 +44,18 @@ def file_to_write(path: Path | None) -> Path | None:
     return path
 
 
+def _no_site(path: Path) -> Path:
+    """Refuse a site's directory where a study's is needed. Callback of an argument."""
+    if (path / "site.toml").exists() and not (path / "keys").exists():
+        raise InvalidInput(
+            "directory of a study",
+            value=str(path),
+            limit="not a site's directory",
+            remedy="run this command at the server, with the directory that `consilium study init` made",
+        )
+    return path
+
+
 def folder_to_write(path: Path | None) -> Path | None:
     """Refuse an output folder that cannot be written, before the work for it begins. Callback of an option.
 
@@ -83,7 +95,7 @@ def _try_to_write(folder: Path, *, named: Path) -> None:
         raise OSError(error.errno, error.strerror, str(named)) from None
 
 
-StudyDir = Annotated[Path, typer.Argument(help="The study's directory.")]
+StudyDir = Annotated[Path, typer.Argument(help="The study's directory.", callback=_no_site)]
 SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]
 SiteName = Annotated[str, typer.Argument(help="The site's name.")]
 ArchiveFile = Annotated[

@@ -329,7 +329,10 @@ def forget(directory: StudyDir, site: SiteName) -> None:
 def up(
     directory: StudyDir,
     bind: Annotated[
-        str, typer.Option(help="Address on which the gateway listens for the sites: 0.0.0.0 for IPv4 only, :: for IPv4 and IPv6.")
+        str,
+        typer.Option(
+            help="Address on which the gateway listens for the sites: 0.0.0.0 for IPv4 only, :: for IPv4 and IPv6."
+        ),
     ] = "0.0.0.0",
     only: Annotated[
         str | None,

@@ -87,7 +87,7 @@ def set_up_server(
 ) -> datetime:
     """Create the consortium's CA and the certificates of the public port, of SuperLink and of the dashboard.
 
-    A second call keeps certificates that are still valid.
+    A second call keeps certificates that are still valid, and all names of the public port's certificate.
 
     Args:
         workspace: The study.
@@ -99,7 +99,9 @@ def set_up_server(
         When the public port's certificate expires.
     """
     authority = create_authority(workspace.authority_dir, name="Consilium consortium CA", now=now)
-    issue_server_certificate(authority, workspace.gateway_dir, names=[endpoint.host, *more_names], now=now)
+    shown = workspace.gateway_dir / "server.crt"
+    names = [endpoint.host, *more_names, *(certificate_names(shown) if shown.exists() else ())]
+    issue_server_certificate(authority, workspace.gateway_dir, names=list(dict.fromkeys(names)), now=now)
     _set_up_inside(workspace, endpoint, authority, now=now)
     return expires(workspace.gateway_dir / "server.crt")
 

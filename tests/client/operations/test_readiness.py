@@ -30,7 +30,7 @@ from client.policy import load_site
 from client.records.served import RETIRED
 from common.config import load_study
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
-from common.pki import create_authority, issue_server_certificate
+from common.pki import certificate_names, create_authority, issue_server_certificate
 from common.security_log.program import TARGETS_FILE, log_daemon, recorded_targets
 from common.supervision import FACTS, json_report, keeping
 from consilium.cli.site import site_app
@@ -206,7 +206,15 @@ def test_an_expired_a_foreign_and_a_misnamed_certificate_are_told_apart(world: W
     mine = create_authority(world.workspace.authority_dir)
     named = issue_server_certificate(mine, tmp_path / "y", names=["else.example"])
     world.present(named.certificate, named.key)
-    assert "address" in world.finding("certificate").remedy
+    remedy = world.finding("certificate").remedy
+    assert "kit.json has another address" in remedy
+    (option,) = re.findall(r"--more-names (\S+)$", remedy)
+    endpoint = world.workspace.endpoint()
+    provision.set_up_server(world.workspace, endpoint, more_names=["a.example"])
+    provision.set_up_server(world.workspace, endpoint, more_names=["b.example", option])
+    world.present(folder / "server.crt", folder / "server.key")
+    assert world.finding("certificate").ok
+    assert "a.example" in certificate_names(folder / "server.crt")  # or sites that use it would be cut off
 
 
 @pytest.mark.parametrize(

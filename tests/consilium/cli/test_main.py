@@ -163,6 +163,15 @@ def test_an_internal_port_of_zero_is_refused_and_not_taken_as_not_given(study) -
     assert (told.returncode, "--internal-port: got 0; allowed: 1 to 65535" in told.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("command", ["codec fit --label-maps m --sites 3", "study status", "provision renew"])
+def test_a_command_of_the_server_says_that_it_was_given_a_site_s_directory(tmp_path, command) -> None:
+    """Each once named some file that a site does not have, with a remedy that makes a study of the site."""
+    (tmp_path / "site.toml").touch()
+    refused = consilium(*command.split(), str(tmp_path))
+    assert refused.returncode == 2
+    assert "not a site's directory" in refused.stderr
+
+
 def test_version_needs_no_torch():
     code = "import sys; sys.argv=['consilium','--version']\nfrom consilium.cli.main import main\n"
     code += "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'monai' not in sys.modules"
