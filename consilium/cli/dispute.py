@@ -70,8 +70,7 @@ def evidence(
 
     workspace = Workspace(directory)
     if draw is None:
-        for line in draws(workspace):
-            say(line)
+        say(joined(draws(workspace)) or "no draw of a sealed sum was made in this study")
         return
     found = evidence_of(workspace, draw)
     target = out or Path(f"evidence-{found.roster.id[:12]}.json")

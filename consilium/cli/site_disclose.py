@@ -77,5 +77,10 @@ def _auditor_key(given: str) -> str:
 
     path = Path(given)
     if not path.is_file():
-        raise InvalidInput("--to", value=given[:80], limit="64 hex digits, or the file auditor.json of the auditor")
+        raise InvalidInput(
+            "--to",
+            value=given[:80],
+            limit="64 hex digits, or an existing file auditor.json of the auditor",
+            remedy="check the path; the auditor makes the file with `consilium dispute keys`",
+        )
     return read_auditor(path).sealing_key

@@ -10,9 +10,11 @@ another site ledger than before.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shlex
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,44 +83,63 @@ def create_study(
             apart, if the ledger cannot be shared, if no pool of the shared ledger can pay for a query, or if the budget
             is too small for any release.
     """
-    if workspace.study_file.exists():
-        raise InvalidInput(
-            "directory already holds a study", value=str(workspace.root), remedy="choose another directory"
-        )
-    _refuse_interrupted(workspace.root)
-    shared = None if ledger is None else Workspace(ledger if ledger.is_dir() else ledger.parent)
-    if shared is not None and not shared.ledger_file.is_file():
-        raise InvalidInput("ledger to share", value=str(ledger), limit="a study's directory or its ledger.sqlite")
-    if shared is not None and standing is not None:
-        raise InvalidInput(
-            "--standing for a shared ledger",
-            value=str(standing),
-            limit="only for a new ledger; a shared ledger's standing file stays in its place",
-            remedy="leave out --standing",
-        )
-    check_study(study)
-    if start is not None or study.start.weights:
-        from server.study.start import check_fits  # torch
+    with _one_at_a_time(workspace.root):
+        if workspace.study_file.exists():
+            raise InvalidInput(
+                "directory already holds a study", value=str(workspace.root), remedy="choose another directory"
+            )
+        _refuse_interrupted(workspace.root)
+        shared = None if ledger is None else Workspace(ledger if ledger.is_dir() else ledger.parent)
+        if shared is not None and not shared.ledger_file.is_file():
+            raise InvalidInput("ledger to share", value=str(ledger), limit="a study's directory or its ledger.sqlite")
+        if shared is not None and standing is not None:
+            raise InvalidInput(
+                "--standing for a shared ledger",
+                value=str(standing),
+                limit="only for a new ledger; a shared ledger's standing file stays in its place",
+                remedy="leave out --standing",
+            )
+        check_study(study)
+        if start is not None or study.start.weights:
+            from server.study.start import check_fits  # torch
 
-        check_fits(study, start)
-    max_mu_squared(study.privacy.accountant, study.privacy.budget)
-    with all_or_nothing(workspace.root, *(() if standing is None else (standing,))):
-        workspace.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        workspace.sealing_key_file.parent.mkdir(mode=0o700, exist_ok=True)
-        create_sealing_key(workspace.sealing_key_file)
-        if shared is not None:
-            workspace.share_ledger(shared.books_dir)
-            with open_ledger(workspace) as opened:
-                check_shared(opened, study)
-                opened.register_study(study)
-        else:
-            signing_key = create_signing_key(workspace.signing_key_file)
-            with Ledger.create(workspace.ledger_file, signing_key=signing_key, standing=standing) as opened:
-                opened.register_study(study)
-        if start is not None:
-            workspace.objects.put(start)
-            write_atomically(workspace.start_file, start)
-        write_atomically(workspace.study_file, render_study(study).encode())
+            check_fits(study, start)
+        max_mu_squared(study.privacy.accountant, study.privacy.budget)
+        with all_or_nothing(workspace.root, *(() if standing is None else (standing,))):
+            workspace.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            workspace.sealing_key_file.parent.mkdir(mode=0o700, exist_ok=True)
+            create_sealing_key(workspace.sealing_key_file)
+            if shared is not None:
+                workspace.share_ledger(shared.books_dir)
+                with open_ledger(workspace) as opened:
+                    check_shared(opened, study)
+                    opened.register_study(study)
+            else:
+                signing_key = create_signing_key(workspace.signing_key_file)
+                with Ledger.create(workspace.ledger_file, signing_key=signing_key, standing=standing) as opened:
+                    opened.register_study(study)
+            if start is not None:
+                workspace.objects.put(start)
+                write_atomically(workspace.start_file, start)
+            write_atomically(workspace.study_file, render_study(study).encode())
+
+
+@contextmanager
+def _one_at_a_time(root: Path) -> Iterator[None]:
+    """Wait until no other process creates a study beside ``root``; a second one for ``root`` would delete its files."""
+    parents = root.absolute().parents
+    made = [folder for folder in parents if not folder.exists()]  # innermost first
+    parents[0].mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(parents[0], os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):  # not empty, because the study is there
+            for folder in made:
+                folder.rmdir()
 
 
 _BEGUN = ("keys/*", "ledger.*")

@@ -3,12 +3,15 @@ import os
 import re
 import shlex
 import subprocess
+import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from client.site.enrolment import SiteKit, create_site, start_file
+from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.keys import load_signing_key
 from common.pki import create_authority
@@ -154,6 +157,33 @@ def test_after_a_kill_study_init_says_what_to_delete_and_then_works(
     assert command is not None
     subprocess.run(shlex.split(command[1]), check=True)
     setup.create_study(workspace, make_study(), standing=standing)
+
+
+def test_a_study_that_two_operators_create_at_once_is_the_first_one_s_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second once printed a command that deletes the first one's sealing key."""
+    workspace, render, begun, said = Workspace(tmp_path / "study"), setup.render_study, threading.Event(), []
+
+    def slowly(study: Study) -> str:
+        begun.set()
+        time.sleep(0.05)
+        return render(study)
+
+    def second() -> None:
+        begun.wait()
+        try:
+            setup.create_study(workspace, make_study())
+        except InvalidInput as error:
+            said.append(str(error))
+
+    monkeypatch.setattr(setup, "render_study", slowly)
+    thread = threading.Thread(target=second)
+    thread.start()
+    setup.create_study(workspace, make_study())
+    thread.join()
+    assert "already holds a study" in said[0]
+    assert workspace.sealing_key_file.exists()
 
 
 def test_a_directory_whose_study_toml_is_lost_is_never_told_to_delete_what_was_charged(workspace: Workspace) -> None:
