@@ -169,15 +169,18 @@ def create_site(
     """
     registry = registry or Registry.of_user()
     check_data_folder(data)
-    registry.check(pool=pool, data=data, directory=directory, kit=kit.study_file.parent, forget=forget)
-    if (directory / "site.toml").exists():
-        request = _same_again(directory, kit, pool=pool, data=data)
-    else:
-        study = load_study(kit.study_file)
-        caps = replace(study.privacy, epsilon=study.pool_budget.epsilon)
-        text = _site_toml(kit, pool=pool, data=os.path.abspath(data), caps=caps)
-        request = _lay_out(directory, kit, text)
-    registry.remember(KeptPool(pool=pool, data=str(data.resolve()), directory=str(directory.resolve())), forget=forget)
+    with registry.alone():
+        registry.check(pool=pool, data=data, directory=directory, kit=kit.study_file.parent, forget=forget)
+        if (directory / "site.toml").exists():
+            request = _same_again(directory, kit, pool=pool, data=data)
+        else:
+            study = load_study(kit.study_file)
+            caps = replace(study.privacy, epsilon=study.pool_budget.epsilon)
+            text = _site_toml(kit, pool=pool, data=os.path.abspath(data), caps=caps)
+            request = _lay_out(directory, kit, text)
+        registry.remember(
+            KeptPool(pool=pool, data=str(data.resolve()), directory=str(directory.resolve())), forget=forget
+        )
     return request
 
 
@@ -208,30 +211,32 @@ def join_site(
     directory = directory or books / STUDIES / _folder_name(study.name)
     data = data or first.path(first.data)
     check_data_folder(data)
-    if (directory / "site.toml").exists():
-        if load_site(directory).books_dir.resolve() != books:
-            raise _taken(directory)
-        return directory, _same_again(directory, kit, pool=first.pool, data=data)
-    forget_joined(books, directory)  # an earlier set-up was interrupted
-    _check_not_joined(books, study)
-    if not first.ledger_file.exists():
-        raise InvalidInput(
-            "the site ledger of this patient pool is missing",
-            value=str(first.ledger_file),
-            remedy="put the ledger back, with its key and its standing (the file site-ledger.standing)",
-        )
-    open_books(load_site(books)).close()  # an older copy of the ledger is refused here
-    text = _site_toml(kit, books=os.path.relpath(books, directory.resolve()), data=os.path.abspath(data))
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    note_joined(books, directory)  # before anything else, so that a withdrawal reaches this directory too
-    try:
-        request = _lay_out(directory, kit, text)
-    except BaseException:
-        forget_joined(books, directory)
-        raise
-    keeper = load_site(books)
-    kept = KeptPool(pool=keeper.pool, data=str(keeper.path(keeper.data).resolve()), directory=str(books))
-    Registry.of_user().remember(kept)
+    registry = Registry.of_user()
+    with registry.alone():
+        if (directory / "site.toml").exists():
+            if load_site(directory).books_dir.resolve() != books:
+                raise _taken(directory)
+            return directory, _same_again(directory, kit, pool=first.pool, data=data)
+        forget_joined(books, directory)  # an earlier set-up was interrupted
+        _check_not_joined(books, study)
+        if not first.ledger_file.exists():
+            raise InvalidInput(
+                "the site ledger of this patient pool is missing",
+                value=str(first.ledger_file),
+                remedy="put the ledger back, with its key and its standing (the file site-ledger.standing)",
+            )
+        open_books(load_site(books)).close()  # an older copy of the ledger is refused here
+        text = _site_toml(kit, books=os.path.relpath(books, directory.resolve()), data=os.path.abspath(data))
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note_joined(books, directory)  # before anything else, so that a withdrawal reaches this directory too
+        try:
+            request = _lay_out(directory, kit, text)
+        except BaseException:
+            forget_joined(books, directory)
+            raise
+        keeper = load_site(books)
+        kept = KeptPool(pool=keeper.pool, data=str(keeper.path(keeper.data).resolve()), directory=str(books))
+        registry.remember(kept)
     return directory, request
 
 

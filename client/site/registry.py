@@ -13,7 +13,8 @@ import logging
 import os
 import shlex
 import sqlite3
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,20 @@ class Registry:
         except RuntimeError:
             return cls(None)
         return cls(folder / "pools.json")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other process of this user sets up a site; two at once could make two ledgers for one pool.
+
+        Hold it from :meth:`check` until :meth:`remember` has returned.
+        """
+        with ExitStack() as held:
+            if self.file is not None:
+                with suppress(OSError):  # `remember` warns of a list that cannot be written
+                    self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    lock = held.enter_context((self.file.parent / "setup.lock").open("a"))
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def check(self, *, pool: str, data: Path, directory: Path, kit: Path, forget: Path | None = None) -> None:
         """Refuse a second ledger for the same pool, or for another pool whose data folder overlaps with this one.

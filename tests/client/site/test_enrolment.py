@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +122,33 @@ def test_setting_up_again_changes_nothing_and_gives_the_same_request(tmp_path: P
     assert again == first
     assert again.fingerprint == first.fingerprint
     assert everything(tmp_path / "site") == before
+
+
+def test_two_people_who_set_up_one_pool_at_once_make_one_ledger(
+    tmp_path: Path, kit: SiteKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both once got a ledger, and each allowed the whole budget."""
+    lay_out, begun, said = enrolment._lay_out, threading.Event(), []
+
+    def slowly(*given: object) -> object:
+        begun.set()
+        time.sleep(0.05)
+        return lay_out(*given)
+
+    def second() -> None:
+        begun.wait()
+        try:
+            create_site(tmp_path / "b", pool="p", data=tmp_path, kit=kit)
+        except InvalidInput as error:
+            said.append(str(error))
+
+    monkeypatch.setattr(enrolment, "_lay_out", slowly)
+    thread = threading.Thread(target=second)
+    thread.start()
+    create_site(tmp_path / "a", pool="p", data=tmp_path, kit=kit)
+    thread.join()
+    assert "already have a ledger" in said[0]
+    assert not (tmp_path / "b").exists()
 
 
 def test_setting_up_again_ends_what_was_interrupted(tmp_path: Path, kit: SiteKit) -> None:
