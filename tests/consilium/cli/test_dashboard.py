@@ -88,7 +88,6 @@ def test_only_a_loopback_address_counts_as_this_machine(address, here):
 def test_the_help_is_whole_on_a_terminal_of_80_columns(monkeypatch):
     """Names of environment variables were cut, and so could not be told apart."""
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERMINAL_WIDTH", "80")
     shown = CliRunner().invoke(app, ["--help"]).output
     assert "…" not in shown
     assert "CONSILIUM_DASHBOARD_STUDY" in shown
