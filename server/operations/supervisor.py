@@ -568,18 +568,27 @@ def _ended(workspace: Workspace, run_id: int, *, late: bool) -> bool:
     Raises:
         DaemonFailed: If ``late`` is True and SuperLink does not report that the run has ended.
     """
+    server = flower_server(workspace)
     try:
-        state = run_status(flower_server(workspace), run_id)
+        state = run_status(server, run_id)
     except DaemonFailed:
         if late:
+            _give_up(server, run_id)
             raise
         return False
     if late and not state.finished:
+        _give_up(server, run_id)
         raise DaemonFailed(
             f"run {run_id} did not start within {START_TIMEOUT_S:g} s; its status is {state.status}; to fix: see the "
             "log of SuperExec, flower/logs/superexec.log"
         )
     return state.finished
+
+
+def _give_up(server: FlowerServer, run_id: int) -> None:
+    """Stop a run that has not begun; otherwise it would begin at the next start of SuperLink, with nobody to follow."""
+    with contextlib.suppress(DaemonFailed):
+        stop_run(server, run_id)
 
 
 def _tail(tail: EventTail) -> Iterator[dict[str, Any] | None]:

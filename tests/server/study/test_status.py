@@ -353,6 +353,29 @@ def test_a_run_whose_submission_timed_out_can_be_stopped_by_hand(
     assert workspace.stop_file.exists()
 
 
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_run_that_begins_too_late_is_given_up_at_superlink_too(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """It once began by itself when SuperLink was started again."""
+    workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
+    stopped: list[int] = []
+
+    def status(_server: FlowerServer, run_id: int) -> RunStatus:
+        if not answers:
+            raise DaemonFailed("the command flwr list did not end")
+        return RunStatus(run_id=run_id, status="pending")
+
+    monkeypatch.setattr(supervisor, "start_run", lambda _workspace: 7)
+    monkeypatch.setattr(supervisor, "run_status", status)
+    monkeypatch.setattr(supervisor, "stop_run", lambda _server, run_id: stopped.append(run_id))
+    monkeypatch.setattr(supervisor, "START_LOOK_S", 0.0)
+    monkeypatch.setattr(supervisor, "START_TIMEOUT_S", 0.0)
+    with pytest.raises(DaemonFailed, match="did not"):
+        supervise(workspace)
+    assert stopped == [7]
+
+
 def test_a_run_that_reported_its_end_is_not_stopped_again(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
