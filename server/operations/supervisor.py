@@ -12,6 +12,7 @@ import contextlib
 import errno
 import http.client
 import itertools
+import shlex
 import ssl
 import subprocess
 import sys
@@ -222,6 +223,24 @@ def study_daemons(root: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
     )
 
 
+def study_gone(root: Path, entry: Path) -> str:
+    """Explain why the daemons of another study cannot be started: its directory is missing.
+
+    Args:
+        root: The other study's directory.
+        entry: The file by which the gateway serves it.
+
+    Returns:
+        The reason with its remedy; empty if the directory holds a study.
+    """
+    if (root / "study.toml").exists():
+        return ""
+    return (
+        f"{root} holds no study; to fix: put the study's directory back; if it was deleted on purpose, `rm "
+        f"{shlex.quote(str(entry))}`, then start `consilium server up` again"
+    )
+
+
 def gateway_answers(bind: str, port: int, authority: Path) -> bool:
     """Return whether a gateway of this consortium listens at an address and refuses an unsigned request.
 
@@ -310,7 +329,8 @@ def serve(
         )
     if set(PARTS) <= set(parts):
         for other in read_behind(workspace.gateway_dir / BEHIND):
-            kept.append(keep(spec=partial(study_daemons, Path(other.directory), log_to)))
+            gone = partial(study_gone, Path(other.directory), workspace.gateway_dir / BEHIND / f"{other.study}.json")
+            kept.append(keep(spec=partial(study_daemons, Path(other.directory), log_to), obstacle=gone))
     keep_running(workspace.root / "logs" if "core" in parts else server.logs, kept, on_ready=on_ready)
 
 

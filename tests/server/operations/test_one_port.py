@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
+import shutil
+import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +18,8 @@ from common.errors import InvalidInput
 from common.node_auth import AdmittedNode, Gatekeeper, signed_headers, write_admitted
 from common.objects import ObjectStore
 from common.pki import NodeKeys, create_node_keys, load_node_key, read_node_public_key
-from server.operations import provision
+from common.supervision import KeptRunning
+from server.operations import provision, supervisor
 from server.operations.gateway import GatewayFiles, gateway_app
 from server.operations.one_port import BEHIND, BehindPort, OnePort, read_behind, write_behind
 from server.study import create_study as setup
@@ -146,6 +151,24 @@ def test_a_kit_of_the_second_study_names_the_one_port_and_its_authority(
     assert not (second.gateway_dir / "server.key").exists(), "the port's key lies with the study that keeps the port"
     (behind,) = read_behind(first.gateway_dir / BEHIND)
     assert (behind.study, Path(behind.directory)) == (second.study().id, second.root.resolve())
+
+
+def test_a_study_that_was_deleted_by_hand_is_not_made_again_and_can_be_taken_off_the_port(
+    studies: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``server up`` made a new folder for its log, and advised to set up a server in it."""
+    first, second = studies
+    started: list[KeptRunning] = []
+    monkeypatch.setattr(supervisor, "keep_running", lambda _logs, kept, *, on_ready: started.extend(kept))
+    supervisor.serve(first, bind="127.0.0.1")
+    here, count = started[-1].obstacle(), len(started)
+    shutil.rmtree(second.root)
+    gone = started[-1].obstacle()
+    assert (here, str(second.root) in gone) == ("", True)
+    subprocess.run(shlex.split(re.search("`(rm .*?)`", gone)[1]), check=True)
+    started.clear()
+    supervisor.serve(first, bind="127.0.0.1")
+    assert len(started) == count - 1
 
 
 def test_putting_a_study_behind_a_port_again_changes_nothing(studies: tuple[Workspace, Workspace]) -> None:
