@@ -7,8 +7,8 @@
 2. The vector is truncated toward zero onto the integer grid 2⁻²⁴, its norm is tested in exact integers, and the vectors
    are summed in int64.
 3. The noise is the same rounded Gaussian as for releases (:mod:`common.privacy.gaussian`). Rounding commutes with
-   integer shifts, so the noise has no floating-point error. Step 2 takes the vectors as they are: one more patient in a
-   batch may change how the others' vectors were rounded before, by less than the margin of the clip as measured.
+   integer shifts, so the noise has no floating-point error. Each patient's vector must not depend on who else is in the
+   batch (:mod:`client.training.private.strategies_3d`).
 
 A patient with a NaN or infinite entry contributes zero. It refuses parts for which Σ1/r_k² exceeds 1.
 """

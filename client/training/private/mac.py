@@ -212,7 +212,7 @@ class VolumeMac(VolumeSgd):
         clip: Norm bound Θ of every block's coefficients.
         penalty: Settings of the Z-step.
         steps: Number of planned steps, over which μ grows.
-        chunk: Patients differentiated at once.
+        chunk: Places of a chunk, whose patients are differentiated at once.
         method: How per-patient gradients are computed, ``vmap`` or ``loop``.
 
     Raises:

@@ -3,9 +3,10 @@
 A patient's loss is the mean over all its patches or views. Patients are differentiated in chunks by ``torch.func``.
 
 The sum over chunks is an integer, so the order of patients changes no bit. A gradient, however, may round differently
-(by a few grid steps) in another place of a chunk, or in a chunk of another size. Each patient's place therefore depends
-only on the sampled slots: a slot without a usable scan keeps its place as zeros, and its vector is discarded. Adding or
-removing one patient's files thus changes that patient's vector and no bit of another's.
+(by a few grid steps) in another place of a chunk, or in a chunk of another size. Every chunk of a training therefore
+has the same number c of places, and a patient's place is its slot's number modulo c. A place without a patient, or with
+one that has no usable scan, holds zeros, and its vector is discarded. So a patient's vector does not depend on who else
+is in the batch: adding or removing one patient changes that patient's vector and no bit of another's.
 
 A chunk's volumes are read when needed and cut to patches at once, so memory does not grow with the number of patients.
 """
@@ -16,6 +17,7 @@ import hmac
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,7 +56,7 @@ class Chunk:
     Attributes:
         images: Float tensor [b, k, c, x, y, z].
         targets: One-hot float tensor [b, k, l, x, y, z].
-        filled: Bool tensor [b]; False for a slot without a usable scan, whose zeros must not be counted.
+        filled: Bool tensor [b]; False for a place without a usable scan, whose zeros must not be counted.
     """
 
     images: torch.Tensor
@@ -109,19 +111,19 @@ class Patients:
         object.__setattr__(self, "_rows", rows)
 
     def chunks(self, batch: Int64[np.ndarray, "b"], size: int, *, turn: int = 0) -> Iterator[Chunk]:
-        """Yield the patients of a batch in chunks.
+        """Yield the patients of a batch in chunks of one size, each patient at the place that its slot alone decides.
 
         Args:
-            batch: Slots in order; a slot without a scan keeps its place as zeros.
-            size: Most patients in a chunk; fewer if a patient is large.
+            batch: Slots in order.
+            size: Places of a chunk; fewer if a patient is large.
             turn: Number of the step, which selects the scans and the patches.
 
         Yields:
             Chunks of patients.
         """
         size = max(1, min(size, VOXELS_AT_ONCE // (self.scans * math.prod(self._box))))
-        for start in range(0, len(batch), size):
-            slots = batch[start : start + size].tolist()
+        of_place = [batch[batch % size == place].tolist() for place in range(size)]
+        for slots in zip_longest(*of_place):  # None: no patient at this place
             views = [view for slot in slots for view in self._views(slot, turn)]
             images, targets = (torch.stack(both).unflatten(0, (-1, self.scans)) for both in zip(*views, strict=True))
             yield Chunk(images, targets, torch.tensor([slot in self._rows for slot in slots]))
@@ -131,10 +133,10 @@ class Patients:
         """The size of what the network receives."""
         return self.patch or tuple(self.images.shape[2:])
 
-    def _views(self, slot: int, turn: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the images and targets of a patient's patches in this training step; zeros for an empty slot."""
-        rows = self._rows.get(slot)
-        if rows is None:
+    def _views(self, slot: int | None, turn: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the images and targets of a patient's patches in this step; zeros for no slot or an empty one."""
+        rows = None if slot is None else self._rows.get(slot)
+        if slot is None or rows is None:
             classes = self.targets.shape[1] if self.classes is None else self.classes
             return [(torch.zeros(self.images.shape[1], *self._box), torch.zeros(classes, *self._box))] * self.scans
         return [
@@ -173,7 +175,7 @@ class VolumeSgd:
         patients: The voter's scans.
         rate: Learning-rate schedule.
         clip: Norm bound of a patient's gradient, or of each layer's part of it with ``per_layer``.
-        chunk: Patients differentiated at once.
+        chunk: Places of a chunk, whose patients are differentiated at once.
         method: ``vmap``, or ``loop`` for one patient at a time in the least memory.
         per_layer: ``clip`` bounds each layer (:func:`layer_parts`) instead of all parameters together.
 
@@ -266,7 +268,7 @@ class VolumeBbb:
         prior: The prior of the weights.
         initial_std: First standard deviation of every weight.
         seed: Seed of the weight samples.
-        chunk: Patients differentiated at once.
+        chunk: Places of a chunk, whose patients are differentiated at once.
         method: How per-patient gradients are computed, ``vmap`` or ``loop``.
         per_layer: ``clip`` bounds each layer instead of all parameters together.
 
@@ -364,8 +366,8 @@ def total_over(
     """Return the clipped integer sum over the patients in these slots. # sensitive until noised
 
     Guarantee: replacing, adding or removing scans of one patient moves the sum by at most 2·``RADIUS_INT`` in ℓ2.
-    Emptying the patient's slot moves it by at most ``RADIUS_INT``. Every other patient's vector stays the same to the
-    bit, on the same machine with the same number of threads.
+    Emptying the patient's slot, or leaving it out of the batch, moves it by at most ``RADIUS_INT``. Every other
+    patient's vector stays the same to the bit, on the same machine with the same number of threads.
 
     Args:
         weights: Parameters by name.
@@ -373,7 +375,7 @@ def total_over(
         batch: Slots of the step.
         gradients: Computes per-patient gradients.
         parts: How a contribution is divided and clipped.
-        chunk: Most patients at once.
+        chunk: Places of a chunk; the same for a whole training.
         turn: Number of the step.
 
     Returns:

@@ -183,7 +183,8 @@ class Setup:
             The strategy.
         """
         s = self.settings
-        shared = {"rate": cosine(s.learning_rate), "clip": s.clip, "chunk": s.chunk, "method": s.method}
+        chunk = 1 if s.method == "loop" else s.chunk  # a loop takes one patient at a time, whatever the chunk
+        shared = {"rate": cosine(s.learning_rate), "clip": s.clip, "chunk": chunk, "method": s.method}
         return kind(self.model, self.patients, **shared, **own)
 
 

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from client.training.private.clipped_sums import RADIUS_INT, Parts
+from client.training.private.blocks import blocks_of
+from client.training.private.clipped_sums import RADIUS_INT, Parts, zeros_like
 from client.training.private.gradients import METHODS, plain_weights, segmentation_loss
+from client.training.private.mac import Penalty, mac_loss
 from client.training.private.strategies_3d import Patients, clipped_parts, per_patient, total_over
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
@@ -73,6 +75,10 @@ class Way:
 def way(strategy: str, method: str) -> Way:
     model = build_unet((4, 8), in_channels=1, out_channels=CLASSES, seed=3)
     weights = plain_weights(model)
+    if strategy == "dp-mac":
+        blocks = blocks_of(model)
+        loss = mac_loss(blocks, soft_dice_ce, mu=500.0, how=Penalty(500.0, 1.0, 2, 0.5))
+        return Way(per_patient(loss, method), blocks.parts(0.02), weights)
     parts = clipped_parts(model, 0.02, per_layer=strategy.endswith("per layer"))
     return Way(per_patient(segmentation_loss(model, soft_dice_ce), method), parts, weights)
 
@@ -80,7 +86,7 @@ def way(strategy: str, method: str) -> Way:
 def release(
     people: dict[int, list[tuple[np.ndarray, np.ndarray]]], how: Way, *, patch: tuple[int, ...], views: int, turn: int
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
-    """The step's integer sum, and each sampled slot's vector before it was clipped."""
+    """The step's integer sum, and each place's vector before it was clipped."""
     rows = [(slot, *one) for slot, own in people.items() for one in own]
     images = np.stack([image for _, image, _ in rows]) if rows else np.zeros((0, 1, *GRID), np.float32)
     labels = np.stack([label for _, _, label in rows]) if rows else np.zeros((0, *GRID), np.uint8)
@@ -136,8 +142,25 @@ def test_one_patients_scans_move_the_step_by_no_more_than_is_charged_and_nobody_
         before, mine = release(world(), how, patch=patch, views=views, turn=turn)
         after, theirs = release(world(change), how, patch=patch, views=views, turn=turn)
         assert moved(before, after) <= CHANGES[change]
-        others = [place for place in range(6) if place != VICTIM]
+        others = [place for place in range(len(mine)) if place != VICTIM]
         assert all(torch.equal(mine[at][name], theirs[at][name]) for at in others for name in mine[at])
+
+
+@pytest.mark.parametrize("strategy", ["dp-sgd", "dp-sgd per layer", "dp-mac"])
+def test_whether_a_patient_is_in_the_batch_changes_nobody_elses_vector(strategy: str) -> None:
+    """The sum with a patient minus the sum without is one vector of norm at most R, whoever else is in the batch."""
+    how = way(strategy, "vmap")
+    images, labels = zip(*(scan(slot, 0) for slot in range(12)), strict=True)
+    people = Patients(np.stack(images), np.stack(labels), tuple(range(12)), classes=CLASSES)
+
+    def total(batch: list[int]) -> dict[str, torch.Tensor]:
+        return total_over(how.weights, people, np.array(sorted(batch)), how.gradients, how.parts, chunk=4)
+
+    own = total([VICTIM])
+    assert 0 < moved(own, zeros_like(how.weights, how.parts)) <= 1
+    for others in ([], [1, 3], [0, 1, 4, 5, 6, 9, 10]):
+        with_it, without = total([*others, VICTIM]), total(others)
+        assert all(torch.equal(with_it[name] - without[name], own[name]) for name in own)
 
 
 def test_the_sum_over_empty_slots_is_zero_and_costs_as_many_gradients_as_a_full_one() -> None:
@@ -146,7 +169,7 @@ def test_the_sum_over_empty_slots_is_zero_and_costs_as_many_gradients_as_a_full_
     empty, of_empty = release({slot: [] for slot in SCANS}, how, patch=(), views=2, turn=0)
     assert all(not entry.any() for entry in empty.values())
     assert {name: entry.shape for name, entry in empty.items()} == {name: entry.shape for name, entry in full.items()}
-    assert len(of_full) == len(of_empty) == 6
+    assert len(of_full) == len(of_empty) == 8  # two chunks of four places
 
 
 def test_a_patch_lies_elsewhere_under_another_key_and_for_another_slot_turn_or_view() -> None:

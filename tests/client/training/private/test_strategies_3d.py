@@ -86,7 +86,8 @@ def test_where_a_patch_lies_does_not_depend_on_who_else_is_in_the_batch() -> Non
     people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, patch=(4, 4, 4), key=b"1")
     ((alone, _),) = chunks(people, size=6, batch=[4])
     ((among, _),) = chunks(people, size=6, batch=[0, 4, 5])
-    assert torch.equal(among[1], alone[0])
+    assert among[4].any()
+    assert torch.equal(among[4], alone[4])
 
 
 def test_channels_are_hidden_by_slot_and_turn_whoever_else_is_in_the_batch_and_never_all() -> None:
@@ -94,8 +95,9 @@ def test_channels_are_hidden_by_slot_and_turn_whoever_else_is_in_the_batch_and_n
     people = Patients(images, labels, tuple(range(6)), scans=8, classes=CLASSES, modality_dropout=0.5, key=b"1")
     ((alone, _),) = chunks(people, size=6, batch=[4])
     ((among, _),) = chunks(people, size=6, batch=[0, 4, 5])
-    assert torch.equal(among[1], alone[0])
-    kept = torch.cat([image for image, _ in chunks(people)]).flatten(3)
+    assert among[4].any()
+    assert torch.equal(among[4], alone[4])
+    kept = torch.cat([image for image, _ in chunks(people, size=1)]).flatten(3)
     assert bool(((kept == 0).all(dim=-1) | (kept == 1).all(dim=-1)).all())
     assert bool(kept[..., 0].sum(dim=2).ge(1).all())
     assert 0.3 < float(kept.mean()) < 0.8
@@ -106,9 +108,21 @@ def test_large_patches_are_taken_one_patient_at_a_time() -> None:
     images, labels = scans()
     people = Patients(np.stack(images), np.stack(labels), tuple(range(6)), classes=CLASSES, scans=2)
     with patch.object(volumes, "VOXELS_AT_ONCE", 2 * 2 * 12 * 10 * 8):
-        assert [len(image) for image, _ in chunks(people, size=4, batch=[0, 1, 2, 3, 4])] == [2, 2, 1]
+        assert [len(image) for image, _ in chunks(people, size=4, batch=[0, 1, 2, 3, 4])] == [2, 2, 2]
     with patch.object(volumes, "VOXELS_AT_ONCE", 1):
         assert [len(image) for image, _ in chunks(people, size=4)] == [1, 1, 1]
+
+
+def test_a_patients_place_follows_from_its_slot_and_every_chunk_has_as_many_places() -> None:
+    images, labels = scans()
+    marked = np.stack([np.full_like(image, slot + 1) for slot, image in enumerate(images)])
+    people = Patients(marked, np.stack(labels), (0, 1, 2, 5, 6, 7), classes=CLASSES)
+    assert [image[:, 0, 0, 0, 0, 0].tolist() for image, _ in chunks(people, size=3, batch=[0, 2, 5, 7, 8])] == [
+        [1, 6, 3],
+        [0, 0, 4],
+        [0, 0, 0],
+    ]
+    assert chunks(people, size=3, batch=[]) == []
 
 
 def test_one_hot_targets_and_label_maps_are_the_same_patients() -> None:
