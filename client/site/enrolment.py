@@ -140,6 +140,28 @@ def _check_start(path: Path, study: Study) -> None:
         )
 
 
+def start_warning(directory: Path, study: Study) -> str | None:
+    """Return a warning if a site's teachers begin from weights that the study does not name.
+
+    A private training's guarantee holds for weights made without the site's patients. The software cannot see how
+    weights were made, so people compare their hash.
+
+    Args:
+        directory: The site's directory.
+        study: Its study.
+
+    Returns:
+        The warning; None without a start, or if the study names its hash.
+    """
+    path = start_file(directory)
+    if path is None or (study.start.weights and study.one_network):
+        return None
+    return (
+        f"{START}, the network that teachers begin from, is not named in the study, so only you can check it: ask the "
+        f"consortium for the SHA-256 of its {START}, and go on only if it is {sha256_bytes(_received(path))}"
+    )
+
+
 def create_site(
     directory: Path,
     *,

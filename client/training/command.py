@@ -26,7 +26,7 @@ from client.policy import LEDGER_FILE, SiteConfig, load_site
 from client.records.declared import has_foreign
 from client.site.books import slots_file, writing_teachers
 from client.site.deals import deal_for_training
-from client.site.enrolment import study_start
+from client.site.enrolment import start_warning, study_start
 from client.training.private.charge import record_trained, record_trainings
 from client.training.private.settings import MAX_EPSILON, STRATEGIES, UNREAD, PrivateSettings, defaults
 from client.training.side_by_side import default_jobs, side_by_side
@@ -255,7 +255,7 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
             private=private,
             seed=options.seed,
         )
-        for warning in _warnings(study, dataset, tasks, private):
+        for warning in _warnings(options.site_dir, study, dataset, tasks, private):
             on_warning(warning)
         record_trainings(options.site_dir, tasks, again=options.again, identity=dataset.patient_identity)
         with progress(len(tasks), tasks[0].steps) as on_progress:
@@ -331,11 +331,18 @@ def site_tasks(
 
 
 def _warnings(
-    study: Study, dataset: Dataset, tasks: tuple[VoterTask, ...], private: PrivateSettings | None
+    directory: Path, study: Study, dataset: Dataset, tasks: tuple[VoterTask, ...], private: PrivateSettings | None
 ) -> list[str]:
-    """Return a warning for each δ, of the study and of the training, that is not small compared with 1 / patients."""
+    """Return the warnings before a training.
+
+    There is one for each δ, of the study and of the training, that is not small compared with 1 / patients, and one for
+    a public start that the study does not name.
+    """
     patients = len(dataset.patients_listed)
-    found = {"releases": delta_warning(study.privacy, patients=patients)}
+    found = {
+        "public start": start_warning(directory, study),
+        "releases": delta_warning(study.privacy, patients=patients),
+    }
     if private is not None:
         fewest = min(task.training_slots for task in tasks)
         found["training"] = warn_about(private.delta, unit=Unit.PATIENT, units=fewest)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from client.site.enrolment import SiteKit, create_site, study_start
+from client.site.enrolment import SiteKit, create_site, start_warning, study_start
 from common.admission import StatedBooks
 from common.canonical import sha256_bytes, sha256_file
 from common.config import (
@@ -158,6 +158,16 @@ def test_the_kit_holds_the_network_and_a_site_takes_no_other(
     (kit / "start.pt").unlink()
     with pytest.raises(InvalidInput, match="startup kit"):
         SiteKit.load(kit)
+
+
+def test_a_site_reads_the_hash_of_a_start_that_its_study_does_not_name(given: GivenStart, tmp_path: Path) -> None:
+    named = study_of(given.config)
+    unnamed = study_of(StartConfig())
+    assert start_warning(tmp_path, unnamed) is None
+    (tmp_path / "start.pt").write_bytes(given.weights)
+    assert start_warning(tmp_path, named) is None
+    assert sha256_bytes(given.weights) in (start_warning(tmp_path, unnamed) or "")
+    assert start_warning(tmp_path, replace(named, teacher=replace(RECIPE, channels=(8, 16))))
 
 
 def test_teachers_of_another_network_begin_from_nothing_given(given: GivenStart, tmp_path: Path) -> None:
