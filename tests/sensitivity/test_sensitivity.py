@@ -264,11 +264,11 @@ def test_patches_drawn_by_row_number_are_found(tmp_path: Path, monkeypatch: pyte
     assert finds(PATCHED, "cannot be read", tmp_path / "fault", frozen=True)
 
 
-def test_chunks_made_of_the_filled_slots_alone_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_as_large_as_the_filled_slots_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Patients.chunks
 
     def filled(self: Patients, batch: np.ndarray, size: int, *, turn: int = 0) -> Iterator[Chunk]:
-        return real(self, batch[np.isin(batch, list(self._rows))], size, turn=turn)
+        return real(self, batch, max(1, int(np.isin(batch, list(self._rows)).sum())), turn=turn)
 
     choice = PATCHED | {"TrainingConfig.patch": (), "PrivacyConfig.voters_per_site": 1}
     assert passes(choice, "not finite", tmp_path / "true", frozen=True)
