@@ -56,6 +56,7 @@ def open_books(config: SiteConfig, *, restored: bool = False) -> SiteLedger:
     remedy = _BACK
     if not path.exists() and not standing_path(path).exists() and (config.joined or stated):
         raise InvalidInput("the site ledger of this patient pool is missing", value=str(path), remedy=remedy)
+    Registry.of_user().check_one_path(pool=config.pool, directory=config.books_dir)
     ledger = SiteLedger.open(path, config.pool, caps=config.caps, site=config.holder, restored=restored)
     found = ledger.head().ledger_id
     if stated not in (None, found):

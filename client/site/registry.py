@@ -134,29 +134,45 @@ class Registry:
             directory: Directory that keeps the ledger.
 
         Raises:
-            InvalidInput: If the directory listed for the pool has a ledger of the same id, or the same file.
+            InvalidInput: If the directory listed for the pool has a ledger of the same id.
         """
-        here, listed = directory.resolve(), list[KeptPool]()
-        with suppress(OSError, ValueError, InvalidInput):  # the set-up has warned of it
-            listed = self._entries()
-        for kept in listed:
-            original = Path(kept.directory)
-            if kept.pool != pool or original == here or _ledger_id(original) != ledger_id:
-                continue
-            if (original / LEDGER_FILE).samefile(here / LEDGER_FILE):  # a bind mount or hard links
+        for original in self._others(pool, directory):
+            if _ledger_id(original) == ledger_id:
                 raise InvalidInput(
-                    "one ledger under two paths",
-                    value=str(here),
-                    limit=f"{original}, the path in this machine's list of pools",
-                    remedy=f"use {original}, and remove nothing: both paths lead to the same files",
+                    "this directory is a copy of a site whose ledger is in use on this machine",
+                    value=str(directory.resolve()),
+                    limit=f"one ledger for each pool: {original} has it",
+                    remedy=f"use {original}; for another study run `consilium site join --from "
+                    f"{shlex.quote(str(original))}`; if this directory replaces {original}, delete {original}",
                 )
-            raise InvalidInput(
-                "this directory is a copy of a site whose ledger is in use on this machine",
-                value=str(here),
-                limit=f"one ledger for each pool: {original} has it",
-                remedy=f"use {original}; for another study run `consilium site join --from "
-                f"{shlex.quote(str(original))}`; if this directory replaces {original}, delete {original}",
-            )
+
+    def check_one_path(self, *, pool: str, directory: Path) -> None:
+        """Refuse a second path to a ledger file, by a bind mount or hard links, before the file is opened.
+
+        Args:
+            pool: Name of the ledger's pool.
+            directory: Directory of the ledger.
+
+        Raises:
+            InvalidInput: If the directory listed for the pool has the same file.
+        """
+        for original in self._others(pool, directory):
+            with suppress(FileNotFoundError):
+                if (original / LEDGER_FILE).samefile(directory / LEDGER_FILE):
+                    raise InvalidInput(
+                        "one ledger under two paths",
+                        value=str(directory.resolve()),
+                        limit=f"{original}, the path in this machine's list of pools",
+                        remedy=f"use {original}, and remove nothing: both paths lead to the same files",
+                    )
+
+    def _others(self, pool: str, directory: Path) -> Iterator[Path]:
+        """Yield the other directories listed for a pool; none if the list cannot be read (the set-up has warned)."""
+        with suppress(OSError, ValueError, InvalidInput):
+            here = directory.resolve()
+            yield from [
+                Path(kept.directory) for kept in self._entries() if kept.pool == pool and Path(kept.directory) != here
+            ]
 
     def _remedy(self, kept: KeptPool, *, kit: Path, gone: bool) -> str:
         join = f"run `{shlex.join(('consilium', 'site', 'join', '--from', kept.directory, '--kit', str(kit)))}`"

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from common.errors import InvalidInput
 from server.dashboard.app import Options, create_app
 from server.operations.exact import CertificateHosts
+from server.operations.listener import addresses
 
 SHUTDOWN_S = 2
 HEAD_S = 15.0
@@ -143,7 +144,7 @@ def serve(options: Options, listen: Listen) -> None:
     """
     uvicorn.run(
         create_app(options),
-        host=listen.host,
+        host=addresses(listen.host),  # type: ignore[arg-type]  # asyncio takes several
         port=listen.port,
         http=Connection,
         ws="none",

@@ -36,7 +36,12 @@ def backup(ledger: Path, out: Path) -> VerifyReport:
         LedgerCorrupt: If the copy does not verify; the copy is deleted then.
     """
     if out.exists() or not out.parent.is_dir():
-        raise InvalidInput("backup file", value=str(out), limit="a new file in an existing folder")
+        raise InvalidInput(
+            "backup file",
+            value=str(out),
+            limit="a new file in an existing folder",
+            remedy="give another name, for example with today's date" if out.exists() else "make the folder first",
+        )
     with appearing(out, what="backup file") as draft:
         with (
             closing(connect(ledger, read_only=True)) as source,

@@ -106,3 +106,10 @@ def test_a_hundred_labels_are_decided_in_one_form_or_none_of_them_is(signed_in):
     assert answer.status_code == 404  # these labels do not exist; the form was read
     assert "SHA-256" in answer.text
     assert client.get("/api/decisions").json() == []
+
+
+def test_the_ipv6_wildcard_serves_ipv4_callers_too(collected, state, monkeypatch):
+    heard = {}
+    monkeypatch.setattr(uvicorn, "run", lambda _app, **settings: heard.update(settings))
+    serve.serve(Options(study=collected.workspace.root, state=state), serve.Listen(host="::", port=0))
+    assert heard["host"] == ["0.0.0.0", "::"]
