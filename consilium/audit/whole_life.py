@@ -9,7 +9,7 @@ A *draw* is one attempt at a sealed sum.
    the site all messages again. This is done with two copies. One is from before the first query. The other is from the
    moment when the site had accepted a sum but not yet sent its masked code.
 
-In a study that needs every site, step 1 ends at the lost draw.
+In a study that needs every site, no draw is lost: step 1 ends at a draw that waits for the site.
 """
 
 from __future__ import annotations

@@ -393,7 +393,7 @@ def test_a_job_is_watched_through_a_lost_connection(dashboard, open_page):
     page.route("**/ledger", running)
     page.route("**/api/ledger/verify", lose_the_first)
     page.goto("/ledger")
-    until(page, "() => !document.getElementById('verify-state').textContent.includes('since')")
+    page.locator("#verify-state", has_not_text="since").wait_for(timeout=600_000)  # also while the page is loaded again
     assert len(asked) == 2
 
 

@@ -91,8 +91,8 @@ def sealed_batch() -> Subject:
 
 @cache
 def sealed_spare() -> Subject:
-    """Draws that may be lost."""
-    return of_two_queries(3, quorum=3, aggregation="sealed-sum", spare_draws=2)
+    """Draws that may be lost, because the other sites reach the quorum."""
+    return of_two_queries(4, quorum=3, aggregation="sealed-sum", spare_draws=2)
 
 
 @cache

@@ -217,7 +217,7 @@ def study_page(seen: View) -> Iterator[Said]:
 
 def sites_page(seen: View) -> Iterator[Said]:
     """Each line of a site's section says whose it is."""
-    _, *sections = re.split(r'<section class="panel w6" id="', seen.text("/sites"))
+    _, *sections = re.split(r'<section class="panel w6" id="site-', seen.text("/sites"))
     for section in sections:
         name = section.partition('"')[0]
         lines = lines_of(f"<body>{section.partition('>')[2]}")

@@ -120,7 +120,7 @@ class Truth:
                 self._charge(body["study"], body["query"]["mechanism"], body["roster"], pools=True)
             elif kind == "answer":
                 self.answers[charged[body["query_id"]]["study"]] += 1
-            elif kind == "recovered":
+            elif kind == "recovered" and body.get("charged") is None:  # else a row of kind "lost" counts it already
                 release = body["release"]
                 self._charge(release["study"], release["query"]["mechanism"], release["roster"], pools=True)
             elif kind == "reuse":
