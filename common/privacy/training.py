@@ -23,6 +23,7 @@ multiplier.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -384,7 +385,7 @@ def _range(event: TrainingEvent, relation: Any) -> float:
     step = from_gaussian_mechanism(
         _down(event.noise_multiplier),
         value_discretization_interval=_ROUGH,
-        sampling_prob=float(event.rate),
+        sampling_prob=max(float(event.rate), sys.float_info.min),
         neighboring_relation=relation,
     )
     widest = 0
