@@ -416,11 +416,11 @@ def request_stop(workspace: Workspace, *, now: bool = False) -> None:
         InvalidInput: If no run is active.
     """
     begun = workspace.busy()
-    runs = unfinished_runs(flower_server(workspace)) if now and begun else [] if begun else _submitted(workspace)
-    if not begun and not runs:
+    submitted = [] if begun else _submitted(workspace)
+    if not begun and not submitted:
         raise InvalidInput("no run is active", value=str(workspace.root), remedy="see `consilium study status`")
     workspace.stop_file.touch()
-    for run_id in runs:
+    for run_id in unfinished_runs(flower_server(workspace)) if begun and now else submitted:
         stop_run(flower_server(workspace), run_id)
     workspace.stop_file.touch()  # a run that began meanwhile has deleted it
 

@@ -353,6 +353,19 @@ def test_a_run_whose_submission_timed_out_can_be_stopped_by_hand(
     assert workspace.stop_file.exists()
 
 
+def test_a_stop_at_once_is_asked_for_even_if_superlink_does_not_answer(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_server: FlowerServer) -> list[int]:
+        raise DaemonFailed("the command flwr list did not end")
+
+    workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
+    monkeypatch.setattr(supervisor, "unfinished_runs", silent)
+    with workspace.locked(), pytest.raises(DaemonFailed, match="did not end"):
+        request_stop(workspace, now=True)
+    assert workspace.stop_file.exists()
+
+
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_run_that_begins_too_late_is_given_up_at_superlink_too(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, answers: bool
