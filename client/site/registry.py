@@ -83,7 +83,7 @@ class Registry:
             if self.file is not None:
                 with suppress(OSError):  # `remember` warns of a list that cannot be written
                     self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    lock = held.enter_context((self.file.parent / "setup.lock").open("a"))
+                    lock = held.enter_context((self.file.parent / "pools.lock").open("a"))
                     fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -192,7 +192,7 @@ class Registry:
         return f"{join}; {others}"
 
     def remember(self, kept: KeptPool, *, forget: Path | None = None) -> None:
-        """Add a pool to the list, in place of the entry for the same directory.
+        """Add a pool to the list, in place of the entry for the same directory. The caller holds :meth:`alone`.
 
         Args:
             kept: The pool.
@@ -203,11 +203,9 @@ class Registry:
             return
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with (self.file.parent / "pools.lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                replaced = {kept.directory, *([] if forget is None else [str(forget.resolve())])}
-                others = [one for one in self._entries() if one.directory not in replaced]
-                write_json(self.file, [one.to_json() for one in (*others, kept)], mode=0o600)
+            replaced = {kept.directory, *([] if forget is None else [str(forget.resolve())])}
+            others = [one for one in self._entries() if one.directory not in replaced]
+            write_json(self.file, [one.to_json() for one in (*others, kept)], mode=0o600)
         except (OSError, ValueError, InvalidInput):
             log.warning("event=registry-unwritable file=%s", self.file)
 
