@@ -26,6 +26,8 @@ SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 SealingKeys = X25519PrivateKey | Sequence[X25519PrivateKey]
 """The key that decrypts codes, or several keys while the key is being changed, the current one first."""
 
+UNOPENED = "sealed-code"
+"""Code of the refusal of a sealed code that no key opens."""
 _OVERHEAD = 32 + 16  # the encapsulated key and the tag
 
 
@@ -84,7 +86,7 @@ def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dim
     """
     if len(sealed) != _OVERHEAD + 8 * dimension:
         raise Refused(
-            "sealed-code",
+            UNOPENED,
             f"a sealed code has {len(sealed)} bytes; allowed: {_OVERHEAD + 8 * dimension} bytes; to fix: "
             f"{SAME_VERSION}",
         )
@@ -93,7 +95,7 @@ def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dim
             data = SUITE.decrypt(sealed, key, info=context.info())
             return np.frombuffer(data, dtype="<i8").astype(np.int64)
     raise Refused(
-        "sealed-code",
+        UNOPENED,
         "a sealed code cannot be decrypted, because it was changed, or was sealed to another key or for another study, "
         "query, site or attempt; to fix: compare the site's kit and study file with the server's",
     )

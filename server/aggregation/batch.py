@@ -16,9 +16,7 @@ from common.masking import MaskedRoster
 from common.messages import AnyMessage, CodesReply, Offer, OfferReply
 from common.privacy.mechanism import QuerySpec
 from common.privacy.release import CodeSum
-
-UNOPENED = "sealed-code"
-"""Reason for which a code was refused that no sealing key of the server opens, as after a restore of older keys."""
+from common.sealing import UNOPENED
 
 
 def keys_to_put_back(sites: Iterable[str]) -> str:
