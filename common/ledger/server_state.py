@@ -473,13 +473,13 @@ class Books(RowState):
         roster = release.roster_in(self.named)
         for entry in roster:
             _ = self.pools[entry.pool]
-        charged = record.charged is None
-        if record.charged is not None:
-            _ = self.lost[record.charged]
-        self._set(self.recovered, release_hash, (row.seq, Recovered(study.id, mechanism, roster, head, charged)))
+        if (by := record.charged) is not None:
+            _ = self.lost[by]
+        found = Recovered(study.id, mechanism, roster, head, charged=by is None)
+        self._set(self.recovered, release_hash, (row.seq, found))
         if release.draw is not None:
             self._set(self.recovered_draws, release.query_id, max(release.draw, self.last_draw(release.query_id)))
-        if not charged:
+        if by is not None:
             return
         own = mechanism.mu_squared(study.protection)
         for entry in roster:

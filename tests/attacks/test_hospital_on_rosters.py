@@ -27,6 +27,7 @@ from common.errors import LedgerCorrupt, QuorumNotReached
 from common.event_kinds import EVENTS
 from common.events import read_events
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
+from consilium.in_process import Intercept
 from server.ledger.verify import verify
 from tests.dashboard_study import make_study_directory
 from tests.federation import Federation, make_study, part
@@ -84,10 +85,9 @@ def open_sum(tmp_path: Path) -> Iterator[Federation]:
     federation.close()
 
 
-@pytest.mark.parametrize("how", ["no reply", "no codes", "nonsense"])
-def test_a_site_that_accepts_and_sends_nothing_is_waited_for_once_a_run_and_named(
-    open_sum: Federation, how: str
-) -> None:
+def sends_no_codes(how: str) -> Intercept:
+    """A site that accepts what it is offered, and answers a request for codes with something else."""
+
     def silent(node: int, body: bytes, reply: bytes) -> bytes | None:
         request = part(body, CodesRequest)
         if node != LIAR or request is None:
@@ -95,7 +95,14 @@ def test_a_site_that_accepts_and_sends_nothing_is_waited_for_once_a_run_and_name
         empty = encode(Several((CodesReply(batch=request.batch, attempt=request.attempt, codes=()),)))
         return {"no reply": None, "no codes": empty, "nonsense": b"nonsense"}[how]
 
-    open_sum.transport.intercept = silent
+    return silent
+
+
+@pytest.mark.parametrize("how", ["no reply", "no codes", "nonsense"])
+def test_a_site_that_accepts_and_sends_nothing_is_waited_for_once_a_run_and_named(
+    open_sum: Federation, how: str
+) -> None:
+    open_sum.transport.intercept = sends_no_codes(how)
     open_sum.core().run(open_sum.transport)
     answers = open_sum.core().answers()
     assert len(answers) == 6
@@ -273,14 +280,7 @@ def test_a_site_that_sends_nothing_in_the_last_draw_ends_no_run_as_finished(tmp_
 def test_a_silent_site_that_a_study_needs_costs_one_draw_however_often_the_study_is_resumed(
     whole_roster: Federation, how: str
 ) -> None:
-    def silent(node: int, body: bytes, reply: bytes) -> bytes | None:
-        request = part(body, CodesRequest)
-        if node != LIAR or request is None:
-            return reply
-        empty = encode(Several((CodesReply(batch=request.batch, attempt=request.attempt, codes=()),)))
-        return None if how == "no reply" else empty
-
-    whole_roster.transport.intercept = silent
+    whole_roster.transport.intercept = sends_no_codes(how)
     for _ in range(3):
         with pytest.raises(QuorumNotReached, match="stays open, and asking for it again charges nothing"):
             whole_roster.core().run(whole_roster.transport)

@@ -148,7 +148,7 @@ def test_one_patients_scans_move_the_step_by_no_more_than_is_charged_and_nobody_
 
 @pytest.mark.parametrize("strategy", ["dp-sgd", "dp-sgd per layer", "dp-mac"])
 def test_whether_a_patient_is_in_the_batch_changes_nobody_elses_vector(strategy: str) -> None:
-    """The sum with a patient minus the sum without is one vector of norm at most R, whoever else is in the batch."""
+    """One more patient changes the sum by a vector of norm at most R. The rest of the batch does not matter."""
     how = way(strategy, "vmap")
     images, labels = zip(*(scan(slot, 0) for slot in range(12)), strict=True)
     people = Patients(np.stack(images), np.stack(labels), tuple(range(12)), classes=CLASSES)
