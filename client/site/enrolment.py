@@ -157,8 +157,8 @@ def start_warning(directory: Path, study: Study) -> str | None:
     if path is None or (study.start.weights and study.one_network):
         return None
     return (
-        f"{START}, the network that teachers begin from, is not named in the study, so only you can check it: ask the "
-        f"consortium for the SHA-256 of its {START}, and go on only if it is {sha256_bytes(_received(path))}"
+        f"the study does not record the SHA-256 of {START}, the network that teachers begin from, so only you can "
+        f"check it: ask the consortium for this value, and go on only if it is {sha256_bytes(_received(path))}"
     )
 
 

@@ -534,10 +534,10 @@ class SiteBooks(RowState):
             self.reservations.hold(Reservation(*of, ledger, sealing_key, draw))
 
     def _in_lost_row(self, record: ReleaseRecord, *, left: Fraction, study: StudyTerms) -> bool:
-        """Return whether this site can have accepted a receipt's release only in a row that this ledger has lost.
+        """Return whether the row in which this site accepted a receipt's release must be one that this ledger lost.
 
-        This holds if the query is unknown. In a sealed study it also holds for an unknown draw (attempt at the sum) of
-        a known query, if ``left``, the unused part of the charge for the study's lost rows, covers the draw.
+        True if the query is unknown. In a sealed study also True if the query is known, its draw (attempt at the sum)
+        is not, and ``left`` covers the draw. ``left`` is the unused part of the charge for the study's lost rows.
         """
         if record.query_id not in self.reservations:
             return True

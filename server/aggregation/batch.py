@@ -31,8 +31,8 @@ def keys_to_put_back(sites: Iterable[str]) -> str:
     if not (names := ", ".join(sorted(sites))):
         return ""
     return (
-        f"no sealing key of this study opens the codes of {names}: put the newest keys/sealing.key and the "
-        "sealing.key.retired-… beside it back (if they are lost: `consilium ledger rotate-sealing-key --lost`); "
+        f"no sealing key of this study opens the codes of {names}: restore the newest keys/sealing.key and the "
+        "sealing.key.retired-… beside it (if they are lost: `consilium ledger rotate-sealing-key --lost`); "
     )
 
 

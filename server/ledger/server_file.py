@@ -120,8 +120,7 @@ class ServerFile(OpenLedger[Books]):
         return entered
 
     def charged_again_up_to(self) -> int:
-        """Return the number of the newest lost row whose charges a receipt that is entered later may charge again; 0
-        if there is none.
+        """Return the number of the newest lost row that may be charged again by a receipt entered later, or 0.
 
         A recovery entered these charges from a standing that named only its newest row, or an earlier version of this
         program entered them. The receipts' heads before that row are then unknown.

@@ -236,8 +236,8 @@ def study_gone(root: Path, entry: Path) -> str:
     if (root / "study.toml").exists():
         return ""
     return (
-        f"{root} holds no study; to fix: put the study's directory back; if it was deleted on purpose, `rm "
-        f"{shlex.quote(str(entry))}`, then start `consilium server up` again"
+        f"{root} holds no study; to fix: put the study's directory back, or, if it was deleted on purpose, `rm "
+        f"{shlex.quote(str(entry))}`; then start `consilium server up` again"
     )
 
 

@@ -126,7 +126,7 @@ def create_study(
 
 @contextmanager
 def _one_at_a_time(root: Path) -> Iterator[None]:
-    """Wait until no other process creates a study beside ``root``; a second one for ``root`` would delete its files."""
+    """Wait while another process is creating a study beside ``root``; one could delete the other's files."""
     parents = root.absolute().parents
     made = [folder for folder in parents if not folder.exists()]  # innermost first
     parents[0].mkdir(parents=True, exist_ok=True)
