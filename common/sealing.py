@@ -28,6 +28,8 @@ SealingKeys = X25519PrivateKey | Sequence[X25519PrivateKey]
 
 UNOPENED = "sealed-code"
 """Code of the refusal of a sealed code that no key opens."""
+WRONG_SIZE = "code-size"
+"""Code of the refusal of a sealed code whose size no honest site sends."""
 _OVERHEAD = 32 + 16  # the encapsulated key and the tag
 
 
@@ -82,11 +84,11 @@ def unseal(sealed: bytes, *, private_key: SealingKeys, context: SealContext, dim
         Int64 array of shape [l].
 
     Raises:
-        Refused: With code ``sealed-code`` if the size is wrong or no key opens it in this context.
+        Refused: With code ``code-size`` if the size is wrong, ``sealed-code`` if no key opens it in this context.
     """
     if len(sealed) != _OVERHEAD + 8 * dimension:
         raise Refused(
-            UNOPENED,
+            WRONG_SIZE,
             f"a sealed code has {len(sealed)} bytes; allowed: {_OVERHEAD + 8 * dimension} bytes; to fix: "
             f"{SAME_VERSION}",
         )

@@ -46,7 +46,7 @@ from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import CodeSum
 from common.sealing import SealContext, SealingKeys, unseal
-from server.aggregation.batch import Answering, Batch, Next, Opened, issued_now, keys_to_put_back
+from server.aggregation.batch import Answering, Batch, Next, Opened, issued_now, unusable_codes
 from server.aggregation.exchange import Questions, Transport, exchange
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_draws import StoredAnswer
@@ -109,7 +109,8 @@ class Aggregator:
         self._keep_words = keep_words
         self._receipts = ReceiptDelivery(ledger, events, keep_status=keep_status)
         self._away: frozenset[int] = frozenset() if after is None else after._away
-        self._unopened: frozenset[str] = frozenset()
+        self._refused: dict[str, str] = {}
+        self._opens = False
         self._left_out: frozenset[str] = frozenset() if after is None else after._left_out
         self._believed: frozenset[str] = frozenset() if after is None else after._believed  # only in sealed sums
         self._check_registered()
@@ -353,7 +354,8 @@ class Aggregator:
             raise QuorumNotReached(
                 f"only {answered} of the {len(roster)} sites that accepted the batch of queries answered in time, "
                 f"fewer than the quorum of {quorum}; nothing was released, and {SITES_CHARGED}; to fix: "
-                f"{keys_to_put_back(self._unopened)}bring the other sites back online, then `consilium study resume`"
+                f"{unusable_codes(self._refused, opens=self._opens)}bring the other sites back online, "
+                "then `consilium study resume`"
             )
         return answering.sums
 
@@ -433,8 +435,10 @@ class Aggregator:
                 continue
             answer = next((part for part in parts if isinstance(part, CodesReply)), None)
             opened = self._open_reply(answer, heard.problem or "malformed", batch=batch, attempt=attempt, site=site)
-            self._unopened |= batch.note_unusable(site.name, heard.message, answer, opened)
+            if reason := batch.note_unusable(site.name, heard.message, answer, opened):
+                self._refused[site.name] = reason
             if opened is not None:
+                self._opens |= opened.by_a_key
                 take(site.name, opened)
                 self._events.emit(
                     "reply-received",

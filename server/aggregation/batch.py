@@ -6,7 +6,7 @@ The aggregators of open and of sealed studies use it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,24 +16,39 @@ from common.masking import MaskedRoster
 from common.messages import AnyMessage, CodesReply, Offer, OfferReply
 from common.privacy.mechanism import QuerySpec
 from common.privacy.release import CodeSum
-from common.sealing import UNOPENED
+from common.sealing import UNOPENED, WRONG_SIZE
+
+_PUT_BACK = (
+    "restore the newest keys/sealing.key and the sealing.key.retired-… beside it (if they are lost: `consilium ledger "
+    "rotate-sealing-key --lost`)"
+)
 
 
-def keys_to_put_back(sites: Iterable[str]) -> str:
-    """Return what a person does if no sealing key of the server opens the codes of some sites.
+def unusable_codes(refused: Mapping[str, str], *, opens: bool) -> str:
+    """Return what a person does about sites whose codes were refused.
+
+    A single site can send a code that no key opens, so the server's keys alone are named only if no code opened.
 
     Args:
-        sites: Names of these sites.
+        refused: By site, the one-word reason why its codes were refused.
+        opens: True if a sealing key of the server opened the code of any site.
 
     Returns:
         The beginning of a remedy; empty if there are no such sites.
     """
-    if not (names := ", ".join(sorted(sites))):
-        return ""
-    return (
-        f"no sealing key of this study opens the codes of {names}: restore the newest keys/sealing.key and the "
-        "sealing.key.retired-… beside it (if they are lost: `consilium ledger rotate-sealing-key --lost`); "
-    )
+    unopened = ", ".join(sorted(site for site, reason in refused.items() if reason == UNOPENED))
+    others = ", ".join(f"{site} ({reason})" for site, reason in sorted(refused.items()) if reason != UNOPENED)
+    text = f"ask the staff of {others}, whose codes were refused, for its version and its changes to the software; "
+    text = text if others else ""
+    if unopened and opens:
+        text += (
+            f"the sealing keys of this study open codes, but not those of {unopened}: ask its staff to compare the "
+            "sealing key in site.toml with the server's (`consilium ledger rotate-sealing-key --again` writes the "
+            f"notice for `consilium site take-sealing-key`); if keys/ was restored, {_PUT_BACK}; "
+        )
+    elif unopened:
+        text += f"no sealing key of this study opens the codes of {unopened}: {_PUT_BACK}; "
+    return text
 
 
 def issued_now(offer: Offer) -> Offer:
@@ -85,7 +100,7 @@ class Batch:
 
     def note_unusable(
         self, site: str, message: AnyMessage | None, answer: CodesReply | None, opened: Opened | None
-    ) -> set[str]:
+    ) -> str:
         """Note in :attr:`declined` if a site's reply to a request for codes contains no codes that can be used.
 
         Args:
@@ -95,13 +110,15 @@ class Batch:
             opened: The decrypted codes; None if there is none.
 
         Returns:
-            The site's name if no sealing key of the server opens its codes; otherwise an empty set.
+            A one-word reason why codes of the reply were refused; empty if none was. ``sealed-code`` is returned only
+            if it is the only reason.
         """
         refused = set() if opened is None else set(opened.refused.values())
-        unusable = opened is None or bool(refused - {UNOPENED})
+        others = sorted(refused - {UNOPENED})
+        unusable = opened is None or bool(others)
         if message is not None and unusable and (answer is None or answer.codes):
             self.declined.add(site)
-        return {site} if UNOPENED in refused else set()
+        return next(iter((*others, *refused)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +134,11 @@ class Opened:
     codes: dict[str, NDArray[np.int64]]
     refused: dict[str, str]
     signatures: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def by_a_key(self) -> bool:
+        """True if a sealing key of the server opened at least one code, used or refused."""
+        return bool(self.codes) or bool(set(self.refused.values()) - {UNOPENED, WRONG_SIZE})
 
 
 class Answering:

@@ -39,7 +39,7 @@ from common.privacy.shares import Length, unmasked
 from common.public_keys import point_of
 from common.wording import many
 from server.aggregation.aggregator import SITES_CHARGED, Aggregator
-from server.aggregation.batch import Batch, Next, Opened, keys_to_put_back
+from server.aggregation.batch import Batch, Next, Opened, unusable_codes
 from server.aggregation.exchange import Transport
 from server.ledger.recovery import RECOVERED
 from server.ledger.server_draws import Draw, StoredAnswer
@@ -173,7 +173,7 @@ class SealedSums(Aggregator):
             f"{', '.join(sorted(site.name for site in silent))}; without them, {many(left, 'site')} with budget can "
             f"take part, and the quorum is {self._study.privacy.quorum}"
             f"{waits if self._ledger.open_draws(self._study.id) else ''}; to fix: "
-            f"{keys_to_put_back(self._unopened)}bring these sites back online or admit others, "
+            f"{unusable_codes(self._refused, opens=self._opens)}bring these sites back online or admit others, "
             f"then `consilium study resume`{self._or_finish()}"
         )
 

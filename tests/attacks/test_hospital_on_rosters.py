@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -311,6 +311,40 @@ def test_a_server_whose_older_keys_open_no_code_charges_once_and_names_the_files
     fed.sealing_key = newest
     fed.core().run(fed.transport)
     assert len(fed.core().answers()) == fed.ledger.spent("pool-0").releases == 2
+    fed.close()
+
+
+@pytest.mark.parametrize(("change", "reason"), [(bytes, "sealed-code"), (lambda sealed: sealed[:-8], "code-size")])
+@pytest.mark.parametrize("aggregation", ["open", "sealed-sum"])
+def test_codes_of_one_site_that_do_not_open_are_not_blamed_on_the_servers_keys_alone(
+    tmp_path: Path, aggregation: str, change: Callable[[bytes], bytes], reason: str
+) -> None:
+    def spoil(node: int, body: bytes, reply: bytes) -> bytes:
+        message = decode(reply)
+        if node != LIAR or not isinstance(message, Several):
+            return reply
+        changed = [
+            replace(each, codes=tuple((query, change(bytes(sealed[::-1]))) for query, sealed in each.codes))
+            if isinstance(each, CodesReply)
+            else each
+            for each in message.parts
+        ]
+        return encode(Several(tuple(changed)))
+
+    study = make_study(quorum=3, planned_queries=2, aggregation=aggregation, spare_draws=4 * (aggregation != "open"))
+    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
+    fed = Federation(tmp_path, study=replace(study, collection=collection), sites=3)
+    fed.transport.intercept = spoil
+    with pytest.raises(QuorumNotReached) as caught:
+        fed.core().run(fed.transport)
+    said = str(caught.value)
+    assert "site-0" in said.partition("; to fix: ")[2]
+    assert "no sealing key of this study opens" not in said
+    assert ("restored" in said) is (reason == "sealed-code")
+    assert {event["reason"] for event in fed.events("code-refused")} == {reason}
+    fed.transport.intercept = lambda node, body, reply: reply
+    fed.core().run(fed.transport)
+    assert len(fed.core().answers()) == 2
     fed.close()
 
 
