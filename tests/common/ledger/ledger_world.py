@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -117,12 +118,22 @@ class World:
     answers: Answers = field(default_factory=Answers)
 
     @classmethod
-    def create(cls, folder: Path, *, study: Study | None = None) -> World:
-        key = Ed25519PrivateKey.generate()
-        ledger = Ledger.create(folder / "ledger.sqlite", signing_key=key, clock=Ticking())
+    def create(
+        cls,
+        folder: Path,
+        *,
+        study: Study | None = None,
+        key: Ed25519PrivateKey | None = None,
+        standing: Path | None = None,
+        pools: bool = True,
+    ) -> World:
+        folder.mkdir(exist_ok=True)
+        key = key or Ed25519PrivateKey.generate()
+        ledger = Ledger.create(folder / "ledger.sqlite", signing_key=key, clock=Ticking(), standing=standing)
         study = study or ledger_study()
         ledger.register_study(study)
-        declare(ledger)
+        if pools:
+            declare(ledger)
         return cls(folder / "ledger.sqlite", key, ledger, study)
 
     def release(
@@ -142,10 +153,7 @@ class World:
 
 def rolled_back(world: World, folder: Path) -> None:
     """The machine goes back to what was copied into ``folder``, ledger and standing together."""
-    world.ledger.close()
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{world.path}{suffix}").unlink(missing_ok=True)
-    shutil.copy(folder / "ledger.sqlite", world.path)
+    put_back(world, folder / "ledger.sqlite")
     shutil.copy(folder / "ledger.standing", standing_path(world.path))
 
 
@@ -157,11 +165,16 @@ def saved(world: World, folder: Path) -> Path:
     return folder
 
 
-def put_back(world: World, copy: Path) -> None:
-    """What an operator does: stop the server and put the copy where the ledger was."""
+def deleted(world: World) -> None:
+    """The ledger's file is gone; its standing stays."""
     world.ledger.close()
     for suffix in ("", "-wal", "-shm"):
         Path(f"{world.path}{suffix}").unlink(missing_ok=True)
+
+
+def put_back(world: World, copy: Path) -> None:
+    """What an operator does: stop the server and put the copy where the ledger was."""
+    deleted(world)
     shutil.copy(copy, world.path)
 
 
@@ -246,3 +259,10 @@ def run_batch(world: World, site: Hospital, batch: str, *numbers: int) -> Receip
     site.ledger.reserve(world.study.id, queries(*numbers))
     world.release(queries(*numbers), batch=batch)
     return receipt_for(world, batch)
+
+
+def deliver(world: World, site: Hospital, *, in_spite_of: tuple[type[Exception], ...] = ()) -> None:
+    """The site gets each receipt that it has not; ``in_spite_of`` are refusals after which the next one comes."""
+    for receipt in world.ledger.site_receipts("aachen", after=site.ledger.held(world.ledger.ledger_id).seq):
+        with suppress(*in_spite_of):
+            site.ledger.record_receipt(receipt, public_key=world.key.public_key())

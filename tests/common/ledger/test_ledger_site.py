@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
@@ -55,13 +55,6 @@ from tests.common.ledger.ledger_world import (
 from tests.common.ledger.ledger_world import put_back as put_back_server
 
 CODE = np.array([3, -4, 0, 12], dtype=np.int64)
-
-
-@pytest.fixture
-def site(tmp_path: Path, world: World) -> Iterator[Hospital]:
-    hospital = Hospital(tmp_path / "site-ledger.sqlite", world.study)
-    yield hospital
-    hospital.ledger.close()
 
 
 # --- acceptance
@@ -355,18 +348,9 @@ def test_a_server_that_states_a_cheaper_event_is_caught(world: World, site: Hosp
 
 def test_a_server_that_dropped_its_last_rows_is_caught(world: World, site: Hospital, tmp_path: Path) -> None:
     site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
-    world.ledger.close()
-    backup = tmp_path / "backup.sqlite"
-    shutil.copy(world.path, backup)
-    shutil.copy(standing_path(world.path), tmp_path / "backup.standing")
-    world.reopen()
+    old = ledger_world.saved(world, tmp_path / "old")
     site.ledger.record_receipt(run_batch(world, site, "b2", 2, 3), public_key=world.key.public_key())
-    world.ledger.close()
-    for suffix in ("-wal", "-shm"):
-        Path(f"{world.path}{suffix}").unlink(missing_ok=True)
-    # the machine was rolled back as a whole: sites alone can tell
-    shutil.copy(tmp_path / "backup.standing", standing_path(world.path))
-    shutil.copy(backup, world.path)
+    ledger_world.rolled_back(world, old)  # the machine was rolled back as a whole: sites alone can tell
     world.reopen()
     assert world.ledger.spent("aachen-mri").releases == 1, "the restored server knows nothing of batch b2"
     receipt = run_batch(world, site, "b4", 4)
@@ -377,12 +361,7 @@ def test_a_server_that_forks_is_caught_by_the_site_and_between_two_sites(
     world: World, site: Hospital, tmp_path: Path
 ) -> None:
     site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
-    fork = tmp_path / "fork"
-    fork.mkdir()
-    world.ledger.close()
-    shutil.copy(world.path, fork / "ledger.sqlite")
-    shutil.copy(standing_path(world.path), fork / "ledger.standing")
-    world.reopen()
+    fork = ledger_world.saved(world, tmp_path / "fork")
     site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=world.key.public_key())
     with Ledger.open(fork / "ledger.sqlite", signing_key=world.key, clock=Ticking()) as ledger:
         other = World(fork / "ledger.sqlite", world.key, ledger, world.study)
@@ -427,7 +406,6 @@ def test_a_charge_for_a_query_never_accepted_is_caught(world: World, site: Hospi
 
 def test_a_second_ledger_for_the_same_study_is_caught(world: World, site: Hospital, tmp_path: Path) -> None:
     site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
-    (tmp_path / "fresh").mkdir()
     fresh = World.create(tmp_path / "fresh")
     with fresh.ledger:
         receipt = run_batch(fresh, site, "b1", 2)
@@ -738,7 +716,6 @@ def test_recovery_takes_only_this_ledgers_genuine_receipts(world: World, site: H
     receipt = run_batch(world, site, "b1", 1)
     with pytest.raises(InvalidInput, match="signed"):
         world.ledger.recover([receipt.signed(Ed25519PrivateKey.generate())])
-    (tmp_path / "other").mkdir()
     with World.create(tmp_path / "other").ledger as other, pytest.raises(InvalidInput, match=r"^ledger of"):
         other.recover([receipt])
     assert world.ledger.recover([receipt]) == 0
@@ -821,8 +798,12 @@ def put_back(site: Hospital, copy: Path, *, standing: bool = True) -> None:
         standing_path(site.path).unlink()
 
 
-def reopen_restored(site: Hospital) -> None:
+def reopen_restored(site: Hospital, *, charge: bool = False) -> None:
+    """What a recovery opens; ``charge``: and what the standing beside the copy shows as lost is charged."""
+    site.ledger.close()
     site.ledger = SiteLedger.open(site.path, "aachen-mri", caps=site.caps, clock=site.clock, restored=True)
+    if charge:
+        site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
 
 
 def test_a_restored_copy_is_refused_until_what_it_forgot_is_charged(site: Hospital, tmp_path: Path) -> None:
@@ -878,8 +859,7 @@ def test_tightened_caps_and_replaced_keys_that_an_older_copy_lacks_are_on_record
     site.reopen(tight)
     put_back(site, tmp_path / "copy")
     site.caps = wide
-    reopen_restored(site)
-    site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
+    reopen_restored(site, charge=True)
     with pytest.raises(InvalidInput, match="replaced"):
         site.ledger.check_sealing_key("a" * 64)
     site.ledger.check_sealing_key("b" * 64)
@@ -932,8 +912,7 @@ def test_caps_that_a_person_states_for_a_recovery_stay(site: Hospital, tmp_path:
     site.reopen(replace(site.caps, queries_per_day=3))
     put_back(site, tmp_path / "copy")
     site.caps = replace(site.caps, queries_per_day=70)
-    reopen_restored(site)
-    site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
+    reopen_restored(site, charge=True)
     site.reopen()
     assert site.ledger.facts("aachen").per_day == 70
 
@@ -943,8 +922,7 @@ def test_a_veto_may_be_among_what_was_lost_so_every_study_waits(site: Hospital, 
     site.ledger.reserve(site.study.id, queries(1))
     site.ledger.decide(site.study.id, "withdraw")
     put_back(site, tmp_path / "copy")
-    reopen_restored(site)
-    site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
+    reopen_restored(site, charge=True)
     assert site.ledger.stopped(site.study.id) == "withdraw", "the standing knows it"
     with pytest.raises(Refused, match="paused"):
         site.ledger.reserve(site.study.id, queries(2))
@@ -999,8 +977,7 @@ def test_a_draw_that_the_restored_server_and_the_restored_site_both_lost_is_char
     world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
     world.ledger.recover(())
     put_back(site, tmp_path / "site")
-    reopen_restored(site)
-    site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
+    reopen_restored(site, charge=True)
     site.ledger.decide(site.study.id, "resume")
     site.ledger.record_receipt(run_batch(world, site, "b3", 2, 3, 4), public_key=key)
     site.reopen()
@@ -1029,8 +1006,7 @@ def test_a_draw_that_a_restored_server_lost_counts_in_its_study_whichever_study_
     world.ledger.recover(())
     if restored:
         put_back(site, tmp_path / "site")
-        reopen_restored(site)
-        site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
+        reopen_restored(site, charge=True)
         for study in (other, world.study):
             site.ledger.decide(study.id, "resume")
     ask(world.study, 2)
@@ -1140,7 +1116,6 @@ def rolled_back(site: Hospital, folder: Path) -> None:
 
 
 def recovered(site: Hospital, *standings: Path) -> None:
-    site.ledger.close()
     reopen_restored(site)
     site.ledger.charge_lost(*map(SiteLedgerStanding.load, standings))
     site.reopen()

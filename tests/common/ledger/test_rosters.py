@@ -46,13 +46,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.ledger.close()
 
 
-@pytest.fixture
-def site(tmp_path: Path, world: World) -> Iterator[Hospital]:
-    hospital = Hospital(tmp_path / "site-ledger.sqlite", world.study)
-    yield hospital
-    hospital.ledger.close()
-
-
 def texts(world: World, site: str = "aachen") -> list[str]:
     return [render() for render in world.ledger.receipts_due(site)]
 

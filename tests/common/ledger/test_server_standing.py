@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from client.ledger.site_ledger import SiteLedger
 from common.document import Document
 from common.errors import InvalidInput, LedgerCorrupt, Refused, StorageFailed
 from common.events import EventLog
@@ -38,15 +36,18 @@ from server.ledger.verify import verify
 from server.study.workspace import Site
 from tests.common.ledger.ledger_world import (
     SITES,
-    Answers,
-    Caps,
+    Hospital,
     World,
     declare,
+    deleted,
+    deliver,
     ledger_study,
     make_mechanism,
     make_query,
     put_back,
+    queries,
     rolled_back,
+    run_batch,
     saved,
 )
 
@@ -67,10 +68,8 @@ def test_an_older_server_ledger_releases_nothing_until_what_it_lost_is_charged(w
     (problem,) = map(str, found.problems)
     assert re.search(rf"^row {found.rows + 1}: .*\brow {found.rows + 2}: .*cut off", problem)
 
-    world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
-    assert world.ledger.recover([]) == 0
+    recovered(world)
     assert world.ledger.lost()[POOL].releases == 2
-    world.reopen()
     world.release([make_query(2, MECHANISM)], batch="b3")
     assert len(world.answers.drawn) == 4
     for pool in ("aachen-mri", "bergen-mri", "cadiz-mri"):
@@ -84,164 +83,114 @@ def test_the_budget_holds_over_draws_that_a_restored_server_lost(world: World, t
     backup(world.path, tmp_path / "monday.sqlite")
     world.release([make_query(n, MECHANISM) for n in range(9)], batch="b1")
     put_back(world, tmp_path / "monday.sqlite")
-    with Ledger.open(world.path, signing_key=world.key, restored=True) as restored:
-        restored.recover([])
-    world.reopen()
+    recovered(world)
     result = world.release([make_query(n, MECHANISM) for n in range(9)], batch="b2")
     assert len(result.answers) == 1, "ten draws fit the budget, and nine were made"
 
 
-def test_a_site_counts_the_draw_that_a_restored_server_lost_before_its_receipt(world: World, tmp_path: Path) -> None:
-    site = SiteLedger.open(tmp_path / "site-ledger.sqlite", POOL, caps=Caps())
-    site.consent(world.study)
-    query = make_query(1, MECHANISM)
+def test_a_site_counts_the_draw_that_a_restored_server_lost_before_its_receipt(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
     backup(world.path, tmp_path / "monday.sqlite")
-    site.reserve(world.study.id, [query])
-    world.release([query], batch="b1")
+    run_batch(world, site, "b1", 1)
     put_back(world, tmp_path / "monday.sqlite")
-    with Ledger.open(world.path, signing_key=world.key, restored=True) as restored:
-        restored.recover([])
-    world.reopen()
-    site.reserve(world.study.id, [query])
-    world.release([query], batch="b2")
-    (receipt,) = world.ledger.site_receipts("aachen")
-    site.record_receipt(receipt, public_key=world.key.public_key())
-    assert site.alarms() == ()
+    recovered(world)
+    run_batch(world, site, "b2", 1)
+    deliver(world, site)
     assert len(world.answers.drawn) == 2
-    assert site.spent().releases == 2
-    assert site.spent().mu_squared == world.ledger.spent(POOL).mu_squared
-    site.close()
-    assert verify(tmp_path / "site-ledger.sqlite", server_key=world.key.public_key()).ok
+    assert_both_count(world, site, 2)
 
 
-def test_a_server_cannot_charge_a_site_for_more_losses_than_it_accepted(world: World, tmp_path: Path) -> None:
-    site = SiteLedger.open(tmp_path / "site-ledger.sqlite", POOL, caps=Caps())
-    site.consent(world.study)
-    query = make_query(1, MECHANISM)
+def assert_both_count(world: World, site: Hospital, releases: int) -> None:
+    assert site.ledger.alarms() == ()
+    assert site.ledger.spent().releases == releases
+    assert site.ledger.spent().mu_squared == world.ledger.spent(POOL).mu_squared
+    assert verify(site.path, server_key=world.key.public_key()).ok
+
+
+def test_a_server_cannot_charge_a_site_for_more_losses_than_it_accepted(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
     backup(world.path, tmp_path / "monday.sqlite")
     world.release([make_query(n, MECHANISM) for n in range(2, 6)], batch="b1")  # this site never accepted these
     put_back(world, tmp_path / "monday.sqlite")
-    with Ledger.open(world.path, signing_key=world.key, restored=True) as restored:
-        restored.recover([])
-    world.reopen()
-    site.reserve(world.study.id, [query])
-    world.release([query], batch="b2")
-    (receipt,) = world.ledger.site_receipts("aachen")
+    recovered(world)
+    run_batch(world, site, "b2", 1)
     with pytest.raises(LedgerCorrupt, match="charges as lost more"):
-        site.record_receipt(receipt, public_key=world.key.public_key())
-    assert site.spent().releases == 1
-    assert len(site.alarms()) == 1
-    site.close()
+        deliver(world, site)
+    assert site.ledger.spent().releases == 1
+    assert len(site.ledger.alarms()) == 1
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["no receipt", "its receipt"])
 def test_a_site_counts_the_draw_that_only_another_sites_receipt_recovered(
-    world: World, tmp_path: Path, known: bool
+    world: World, site: Hospital, tmp_path: Path, known: bool
 ) -> None:
     """A machine rolled back with its standing, recovered with receipts: its row is of kind ``recovered``."""
-    site, query = SiteLedger.open(tmp_path / "site-ledger.sqlite", POOL, caps=Caps()), make_query(1, MECHANISM)
-    site.consent(world.study)
     monday = saved(world, tmp_path / "monday")
-
-    def deliver() -> None:
-        for receipt in world.ledger.site_receipts("aachen", after=site.held(world.ledger.ledger_id).seq):
-            site.record_receipt(receipt, public_key=world.key.public_key())
-
-    site.reserve(world.study.id, [query])
-    world.release([query], batch="b1")
+    run_batch(world, site, "b1", 1)
     if known:
-        deliver()
+        deliver(world, site)
     receipts = world.ledger.site_receipts("bergen")
     rolled_back(world, monday)
     recovered(world, receipts=receipts)
     if known:
-        site.recover(world.ledger.ledger_id)
-    site.reserve(world.study.id, [query])
-    world.release([query], batch="b2")
-    deliver()
-    assert site.alarms() == ()
-    assert site.spent().releases == len(world.answers.drawn) == 2
-    assert site.spent().mu_squared == world.ledger.spent(POOL).mu_squared
-    site.close()
-    assert verify(tmp_path / "site-ledger.sqlite", server_key=world.key.public_key()).ok
+        site.ledger.recover(world.ledger.ledger_id)
+    run_batch(world, site, "b2", 1)
+    deliver(world, site)
+    assert len(world.answers.drawn) == 2
+    assert_both_count(world, site, 2)
 
 
 def test_a_ledger_of_a_version_that_counted_less_opens_and_accepts_no_more(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, site: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to the version before, a site counted the rows of kind ``lost`` only, and could accept one query too many."""
-    path, query = tmp_path / "site-ledger.sqlite", make_query(1, MECHANISM)
-    site = SiteLedger.open(path, POOL, caps=Caps(queries_per_day=100))
-    site.consent(world.study)
     monday = saved(world, tmp_path / "monday")
-
-    def deliver() -> None:
-        for receipt in world.ledger.site_receipts("aachen", after=site.held(world.ledger.ledger_id).seq):
-            with suppress(LedgerCorrupt, Refused):  # the receipt that raised the alarm
-                site.record_receipt(receipt, public_key=world.key.public_key())
-
     with monkeypatch.context() as before:
         before.setattr(Receipt, "losses", property(lambda self: sum(link.kind == "lost" for link in self.links)))
-        site.reserve(world.study.id, [query])
-        world.release([query], batch="b1")
+        run_batch(world, site, "b1", 1)
         receipts = world.ledger.site_receipts("bergen")
         rolled_back(world, monday)
         recovered(world, receipts=receipts)
-        site.reserve(world.study.id, [query])
-        world.release([query], batch="b2")
-        deliver()
-        assert site.alarms()
-        site.recover(world.ledger.ledger_id)
-        site.reserve(world.study.id, [make_query(2, MECHANISM)])
-        world.release([make_query(2, MECHANISM)], batch="b3")
-        deliver()
-        counted = site.spent().releases
+        run_batch(world, site, "b2", 1)
+        deliver(world, site, in_spite_of=(LedgerCorrupt, Refused))
+        assert site.ledger.alarms()
+        site.ledger.recover(world.ledger.ledger_id)
+        run_batch(world, site, "b3", 2)
+        deliver(world, site, in_spite_of=(LedgerCorrupt, Refused))
+        counted = site.ledger.spent().releases
         for number in range(3, 13 - counted):
-            site.reserve(world.study.id, [make_query(number, MECHANISM)])
-        site.close()
-    site = SiteLedger.open(path, POOL, caps=Caps(queries_per_day=100))
-    assert site.spent().releases > 10
+            site.ledger.reserve(world.study.id, queries(number))
+    site.reopen()
+    assert site.ledger.spent().releases > 10
     with pytest.raises(Refused, match="budget"):
-        site.reserve(world.study.id, [make_query(30, MECHANISM)])
-    site.close()
+        site.ledger.reserve(world.study.id, queries(30))
 
 
-def test_losses_that_raised_an_alarm_count_at_the_site_once_a_person_has_ended_it(world: World, tmp_path: Path) -> None:
+def test_losses_that_raised_an_alarm_count_at_the_site_once_a_person_has_ended_it(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
     """A standing without marks, as versions before 0.3.0 wrote it, charges more than was lost, so the site stops."""
-    site = SiteLedger.open(tmp_path / "site-ledger.sqlite", POOL, caps=Caps())
-    site.consent(world.study)
-
-    def ask(number: int) -> None:
-        site.reserve(world.study.id, [make_query(number, MECHANISM)])
-        world.release([make_query(number, MECHANISM)], batch=f"b{world.ledger.row_count}")
-
-    def deliver() -> None:
-        for receipt in world.ledger.site_receipts("aachen", after=site.held(world.ledger.ledger_id).seq):
-            with suppress(Refused):
-                site.record_receipt(receipt, public_key=world.key.public_key())
-
-    ask(1)
-    deliver()
+    run_batch(world, site, "b1", 1)
+    deliver(world, site)
     backup(world.path, tmp_path / "monday.sqlite")
-    ask(2)
+    run_batch(world, site, "b2", 2)
     text = json.loads(standing_path(world.path).read_text())
     for name in ("marks", "signature"):
         del text[name]
     put_back(world, tmp_path / "monday.sqlite")
     standing_path(world.path).write_text(json.dumps(text))
     recovered(world, standing_path(world.path))
-    ask(2)
+    run_batch(world, site, "b3", 2)
     with pytest.raises(LedgerCorrupt, match="charges as lost more"):
-        deliver()
-    site.recover(world.ledger.ledger_id)
-    ask(3)
-    deliver()
-    assert site.alarms() == ()
+        deliver(world, site, in_spite_of=(Refused,))
+    site.ledger.recover(world.ledger.ledger_id)
+    run_batch(world, site, "b4", 3)
+    deliver(world, site, in_spite_of=(Refused,))
     assert len(world.answers.drawn) == 4
-    assert site.spent().releases >= 4, "a draw is charged at no site"
-    assert site.spent().mu_squared == world.ledger.spent(POOL).mu_squared
-    site.close()
-    assert verify(tmp_path / "site-ledger.sqlite", server_key=world.key.public_key()).ok
+    assert site.ledger.spent().releases >= 4, "a draw is charged at no site"
+    assert_both_count(world, site, site.ledger.spent().releases)
 
 
 def test_recovery_charges_a_draw_once_whether_a_receipt_or_the_standing_tells_of_it(
@@ -264,10 +213,7 @@ def test_recovery_charges_a_draw_once_whether_a_receipt_or_the_standing_tells_of
 
 def test_the_command_recovers_from_a_standing_alone_and_restores_pools_declared_since(tmp_path: Path) -> None:
     key = create_signing_key(tmp_path / "ledger.key")
-    world = World(
-        tmp_path / "ledger.sqlite", key, Ledger.create(tmp_path / "ledger.sqlite", signing_key=key), ledger_study()
-    )
-    world.ledger.register_study(world.study)
+    world = World.create(tmp_path, key=key, pools=False)
     backup(world.path, tmp_path / "monday.sqlite")
     declare(world.ledger)
     world.release([make_query(1, MECHANISM)])
@@ -303,9 +249,7 @@ def test_recovery_of_the_newest_copy_says_that_nothing_is_missing(world: World, 
 
 def test_no_new_ledger_takes_the_place_of_one_that_is_gone(world: World) -> None:
     world.release([make_query(1, MECHANISM)])
-    world.ledger.close()
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{world.path}{suffix}").unlink(missing_ok=True)
+    deleted(world)
     with pytest.raises(LedgerCorrupt, match="standing exists"):
         Ledger.create(world.path, signing_key=world.key)
 
@@ -314,7 +258,6 @@ def test_a_ledger_of_another_id_does_not_pass_for_the_one_whose_standing_lies_th
     world: World, tmp_path: Path
 ) -> None:
     world.release([make_query(1, MECHANISM)])
-    (tmp_path / "other").mkdir()
     other = World.create(tmp_path / "other")
     other.ledger.close()
     put_back(world, other.path)
@@ -327,7 +270,6 @@ def test_another_ledgers_standing_beside_a_ledger_is_replaced_by_what_the_messag
     world: World, tmp_path: Path, lost: bool
 ) -> None:
     world.release([make_query(1, MECHANISM)])
-    (tmp_path / "other").mkdir()
     other = World.create(tmp_path / "other")
     for one in (world, other):
         one.ledger.close()
@@ -392,35 +334,25 @@ def test_a_ledger_that_charged_does_not_go_on_without_its_standing(world: World)
 
 
 def test_a_standing_on_another_disk_is_followed_and_missed_when_it_is_not_mounted(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    key, elsewhere = Ed25519PrivateKey.generate(), tmp_path / "disk" / "trial.standing"
-    ledger = Ledger.create(tmp_path / "ledger.sqlite", signing_key=key, standing=elsewhere)
-    world = World(tmp_path / "ledger.sqlite", key, ledger, ledger_study(), Answers())
-    ledger.register_study(world.study)
-    declare(ledger)
+    elsewhere = tmp_path / "disk" / "trial.standing"
+    elsewhere.parent.mkdir()
+    world = World.create(tmp_path, standing=elsewhere)
     world.release([make_query(1, MECHANISM)])
     assert ServerStanding.load(elsewhere).pools[POOL].releases == 1
     assert (tmp_path / "ledger.standing").is_symlink()
-    ledger.close()
+    world.ledger.close()
     (tmp_path / "disk").rename(tmp_path / "unmounted")
     with pytest.raises(LedgerCorrupt, match="mount that disk"):
-        Ledger.open(world.path, signing_key=key)
+        Ledger.open(world.path, signing_key=world.key)
 
 
 def test_a_backup_that_follows_links_does_not_pass_its_own_copy_for_the_standing_on_another_disk(
     tmp_path: Path,
 ) -> None:
     """zip, `cp -L` and `rsync -L` store the file behind the link, as old as the ledger beside it."""
-    (tmp_path / "disk").mkdir()
-    key, elsewhere, beside = (
-        Ed25519PrivateKey.generate(),
-        tmp_path / "disk" / "trial.standing",
-        tmp_path / "ledger.standing",
-    )
-    ledger = Ledger.create(tmp_path / "ledger.sqlite", signing_key=key, standing=elsewhere)
-    world = World(tmp_path / "ledger.sqlite", key, ledger, ledger_study(), Answers())
-    ledger.register_study(world.study)
-    declare(ledger)
+    elsewhere, beside = tmp_path / "disk" / "trial.standing", tmp_path / "ledger.standing"
+    elsewhere.parent.mkdir()
+    world = World.create(tmp_path, standing=elsewhere)
     world.release([make_query(1, MECHANISM)])
     saved(world, tmp_path / "backup")
     world.release([make_query(2, MECHANISM)])
@@ -429,17 +361,15 @@ def test_a_backup_that_follows_links_does_not_pass_its_own_copy_for_the_standing
     shutil.copy(tmp_path / "backup" / "ledger.standing", beside)
     for restored in (False, True):
         with pytest.raises(LedgerCorrupt, match="ln -sf"):
-            Ledger.open(world.path, signing_key=key, restored=restored).recover([])
+            Ledger.open(world.path, signing_key=world.key, restored=restored).recover([])
     assert not verify(world.path).ok
     beside.unlink()
     with pytest.raises(LedgerCorrupt, match=r"standing .*missing"):
-        Ledger.open(world.path, signing_key=key)
+        Ledger.open(world.path, signing_key=world.key)
     beside.symlink_to(elsewhere)
     with pytest.raises(LedgerCorrupt, match="consilium ledger recover"):
-        Ledger.open(world.path, signing_key=key)
-    world.ledger = Ledger.open(world.path, signing_key=key, restored=True)
-    world.ledger.recover([])
-    world.reopen()
+        Ledger.open(world.path, signing_key=world.key)
+    recovered(world)
     assert world.ledger.spent(POOL).releases == len(world.answers.drawn) == 2
 
 
@@ -654,9 +584,7 @@ def test_the_standing_beside_a_copy_and_one_of_another_line_are_both_charged(wor
         world.release([make_query(number, MECHANISM)], batch=name)
         saved(world, tmp_path / name)
     put_back(world, old / "ledger.sqlite")  # the second's standing still lies beside it
-    with Ledger.open(world.path, signing_key=world.key, restored=True) as restored:
-        restored.recover([], standing=ServerStanding.load(tmp_path / "first" / "ledger.standing"))
-    world.reopen()
+    recovered(world, tmp_path / "first" / "ledger.standing")
     assert len(world.answers.drawn) == 2
     assert world.ledger.spent(POOL).releases == world.ledger.spent(POOL, world.study.id).releases == 2
 
@@ -817,14 +745,13 @@ def test_a_standing_that_shows_no_loss_replaces_none_that_is_lost(world: World, 
 
 
 def test_a_pool_that_a_blind_recovery_did_not_know_is_refused_with_the_way_that_remains(tmp_path: Path) -> None:
-    key, path = Ed25519PrivateKey.generate(), tmp_path / "ledger.sqlite"
-    world = World(path, key, Ledger.create(path, signing_key=key), ledger_study())
-    world.ledger.register_study(world.study)
+    world = World.create(tmp_path, pools=False)
+    path = world.path
     backup(path, tmp_path / "monday.sqlite")
     declare(world.ledger)
     world.release([make_query(1, MECHANISM)])
     without_standing(world, tmp_path / "monday.sqlite")
-    recover = partial(recover_charges, path, signing_key=key, receipts=(), standing=None, studies=())
+    recover = partial(recover_charges, path, signing_key=world.key, receipts=(), standing=None, studies=())
     assert recover(charge_all=True).pools == ()
     for copy in (None, tmp_path / "monday.sqlite"):  # the second time, the standing tells of the blind recovery
         if copy is not None:
@@ -917,12 +844,9 @@ def test_a_standing_written_after_a_change_of_the_key_is_signed_by_the_new_key(w
 def test_a_standing_whose_disk_is_lost_for_good_is_replaced_by_what_the_message_says(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     key, path = create_signing_key(tmp_path / "ledger.key"), tmp_path / "ledger.sqlite"
-    ledger = Ledger.create(path, signing_key=key, standing=tmp_path / "disk" / "trial.standing")
-    world = World(path, key, ledger, ledger_study())
-    ledger.register_study(world.study)
-    declare(ledger)
+    world = World.create(tmp_path, key=key, standing=tmp_path / "disk" / "trial.standing")
     world.release([make_query(1, MECHANISM)])
-    ledger.close()
+    world.ledger.close()
     shutil.rmtree(tmp_path / "disk")
     recover = ["recover", str(path), "--key", str(tmp_path / "ledger.key"), "--charge-all"]
     said = str(CliRunner().invoke(app, recover).exception)
@@ -952,9 +876,7 @@ def test_an_error_of_the_disk_while_a_ledger_is_opened_is_reported_as_such(
 def test_a_copy_from_before_changes_of_the_key_is_recovered_with_the_newest_key(tmp_path: Path) -> None:
     key, path = tmp_path / "ledger.key", tmp_path / "ledger.sqlite"
     first = create_signing_key(key)
-    world = World(path, first, Ledger.create(path, signing_key=first), ledger_study())
-    world.ledger.register_study(world.study)
-    declare(world.ledger)
+    world = World.create(tmp_path, key=first)
     backup(path, tmp_path / "monday.sqlite")
     for number in (1, 2):
         create_signing_key(tmp_path / "next.key")
