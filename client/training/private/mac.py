@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,8 +34,7 @@ from jaxtyping import Float, Int64
 from torch.func import grad
 
 from client.training.private.blocks import Blocks, blocks_of
-from client.training.private.descent import Rate
-from client.training.private.gradients import PatientLoss, Weights, refuse_coupling
+from client.training.private.gradients import PatientLoss, Weights
 from client.training.private.strategies_3d import Patients, VolumeSgd, per_patient
 from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
@@ -208,12 +208,11 @@ class VolumeMac(VolumeSgd):
     Args:
         model: The network.
         patients: The voter's scans.
-        rate: Learning-rate schedule.
         clip: Norm bound Θ of every block's coefficients.
         penalty: Settings of the Z-step.
         steps: Number of planned steps, over which μ grows.
-        chunk: Places of a chunk, whose patients are differentiated at once.
         method: How per-patient gradients are computed, ``vmap`` or ``loop``.
+        shared: Further arguments of :class:`~client.training.private.strategies_3d.OnVolumes`.
 
     Raises:
         InvalidInput: If the network is not a graph of blocks, or makes patients' gradients depend on each other.
@@ -224,16 +223,14 @@ class VolumeMac(VolumeSgd):
         model: torch.nn.Module,
         patients: Patients,
         *,
-        rate: Rate,
         clip: float,
         penalty: Penalty,
         steps: int,
-        chunk: int = 4,
         method: str = "vmap",
+        **shared: Any,
     ) -> None:
-        refuse_coupling(model)
+        super().__init__(model, patients, clip=clip, method=method, **shared)
         self.blocks, self.penalty, self.steps, self.method = blocks_of(model), penalty, steps, method
-        super().__init__(model, patients, rate=rate, clip=clip, chunk=chunk, method=method)
         self.parts = self.blocks.parts(clip)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:

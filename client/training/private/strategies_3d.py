@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hmac
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -167,8 +168,8 @@ def _as_float(array: torch.Tensor | np.ndarray) -> torch.Tensor:
     return array.float() if isinstance(array, torch.Tensor) else torch.tensor(array, dtype=torch.float32)
 
 
-class VolumeSgd:
-    """DP-SGD on a 3D network: one clip over all parameters, Adam on the private mean.
+class OnVolumes(ABC):
+    """The parts that all private strategies on a 3D network share: patients, loss, clipping, and the step's number.
 
     Args:
         model: The network.
@@ -196,25 +197,23 @@ class VolumeSgd:
     ) -> None:
         refuse_coupling(model)
         refuse_pooled(soft_dice_ce)
-        start = plain_weights(model)
-        self.model, self.patients, self.rate, self.chunk = model, patients, rate, chunk
-        self.leaves = {name: w.requires_grad_() for name, w in start.items()}
+        self.start = plain_weights(model)
+        self.patients, self.rate, self.chunk = patients, rate, chunk
         self.parts = clipped_parts(model, clip, per_layer=per_layer)
         self.gradients = per_patient(segmentation_loss(model, soft_dice_ce), method)
-        self.optimizer = torch.optim.Adam(self.leaves.values())
         self.turn = -1
 
     @property
+    @abstractmethod
     def weights(self) -> dict[str, torch.Tensor]:
-        """The current weights by parameter name, detached."""
-        return {name: leaf.detach() for name, leaf in self.leaves.items()}
+        """The weights of the network that the training would give now, by parameter name, detached."""
 
-    @property
-    def deviations(self) -> None:
-        """None: DP-SGD has no posterior."""
+    def _weights_of_step(self) -> dict[str, torch.Tensor]:
+        """Return the weights at which this step's gradients are computed."""
+        return self.weights
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        """Return the clipped integer sum over the patients in these slots. # sensitive until noised
+        """Return the next step's clipped integer sum over the patients in these slots. # sensitive until noised
 
         Args:
             batch: Slots of the step, int64 [b].
@@ -222,10 +221,31 @@ class VolumeSgd:
         Returns:
             int64 sums by parameter name.
         """
-        self.turn += 1
-        return total_over(
-            self.weights, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn
-        )
+        weights, self.turn = self._weights_of_step(), self.turn + 1
+        return total_over(weights, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn)
+
+
+class VolumeSgd(OnVolumes):
+    """DP-SGD on a 3D network: one clip over all parameters, Adam on the private mean.
+
+    Args:
+        model: The network.
+        patients: The voter's scans.
+        shared: Arguments of :class:`OnVolumes`.
+    """
+
+    def __init__(self, model: torch.nn.Module, patients: Patients, **shared: Any) -> None:
+        super().__init__(model, patients, **shared)
+        self.leaves = {name: w.requires_grad_() for name, w in self.start.items()}
+        self.optimizer = torch.optim.Adam(self.leaves.values())
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: leaf.detach() for name, leaf in self.leaves.items()}
+
+    @property
+    def deviations(self) -> None:
+        """None: DP-SGD has no posterior."""
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
         """Take one Adam step along the private mean.
@@ -257,23 +277,16 @@ class VolumeSgd:
         self.turn = int(state["turn"])
 
 
-class VolumeBbb:
+class VolumeBbb(OnVolumes):
     """DP-BBB on a 3D network: in each step the clipped sum at one sample of the weights, then a step of the posterior.
 
     Args:
         model: The network.
         patients: The voter's scans.
-        rate: Learning-rate schedule.
-        clip: Norm bound of a patient's gradient, or of each layer's part of it with ``per_layer``.
         prior: The prior of the weights.
         initial_std: First standard deviation of every weight.
         seed: Seed of the weight samples.
-        chunk: Places of a chunk, whose patients are differentiated at once.
-        method: How per-patient gradients are computed, ``vmap`` or ``loop``.
-        per_layer: ``clip`` bounds each layer instead of all parameters together.
-
-    Raises:
-        InvalidInput: If the network or the loss makes patients' gradients depend on each other.
+        shared: Arguments of :class:`OnVolumes`.
     """
 
     def __init__(
@@ -281,23 +294,13 @@ class VolumeBbb:
         model: torch.nn.Module,
         patients: Patients,
         *,
-        rate: Rate,
-        clip: float,
         prior: Prior,
         initial_std: float,
         seed: int,
-        chunk: int = 4,
-        method: str = "vmap",
-        per_layer: bool = False,
+        **shared: Any,
     ) -> None:
-        refuse_coupling(model)
-        refuse_pooled(soft_dice_ce)
-        start = plain_weights(model)
-        self.model, self.patients, self.rate, self.chunk = model, patients, rate, chunk
-        self.parts = clipped_parts(model, clip, per_layer=per_layer)
-        self.gradients = per_patient(segmentation_loss(model, soft_dice_ce), method)
-        self.descent = PosteriorDescent(WeightPosterior.around(start, std=initial_std), prior, seed=seed)
-        self.turn = -1
+        super().__init__(model, patients, **shared)
+        self.descent = PosteriorDescent(WeightPosterior.around(self.start, std=initial_std), prior, seed=seed)
 
     @property
     def posterior(self) -> WeightPosterior:
@@ -314,20 +317,9 @@ class VolumeBbb:
         """The posterior's standard deviations by parameter name."""
         return {name: deviation(rho).detach().float() for name, rho in self.posterior.rho.items()}
 
-    def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        """Draw the weights of this step from the posterior, and return the clipped integer sum of the gradients there.
-
-        The sum is over the patients in the given slots. # sensitive until noised
-
-        Args:
-            batch: Slots of the step, int64 [b].
-
-        Returns:
-            int64 sums by parameter name.
-        """
-        sample = {name: w.float() for name, w in self.descent.sample().items()}
-        self.turn += 1
-        return total_over(sample, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn)
+    def _weights_of_step(self) -> dict[str, torch.Tensor]:
+        """Draw the weights of this step from the posterior."""
+        return {name: w.float() for name, w in self.descent.sample().items()}
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
         """Take one Adam step of the posterior along the private mean.
