@@ -155,7 +155,10 @@ def certificate_command(study: Path, out: Path, reports: Path) -> Sequence[str]:
     Returns:
         The command's words.
     """
-    program = "import os; os.nice(15); from consilium.cli.main import main; main()"
+    program = (
+        "from server.dashboard.jobs import lower_priority; lower_priority(); "
+        "from consilium.cli.main import main; main()"
+    )
     words = ["certificate", str(study), "--out", str(out), "--reports", str(reports), "--no-copy"]
     return [sys.executable, "-P", "-c", program, *words]
 

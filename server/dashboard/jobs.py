@@ -41,6 +41,11 @@ class JobState:
     words: str = ""
 
 
+def lower_priority() -> None:
+    """Lower this process's priority to :data:`NICE`, and no further if it was started with a low priority."""
+    os.nice(max(0, NICE - os.nice(0)))
+
+
 class Job:
     """One kind of background work, of which at most one run is active at a time.
 

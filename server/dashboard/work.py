@@ -7,12 +7,11 @@ labels and the student's predictions as small arrays for the slice viewer. It re
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 from common.errors import ConsiliumError, InvalidInput
-from server.dashboard.jobs import NICE
+from server.dashboard.jobs import lower_priority
 
 
 def main(arguments: list[str]) -> None:
@@ -24,7 +23,7 @@ def main(arguments: list[str]) -> None:
     Raises:
         InvalidInput: For unknown arguments.
     """
-    os.nice(NICE)
+    lower_priority()
     match arguments:
         case ["verify", ledger]:
             from server.ledger.verify import verify

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import socket
 import threading
@@ -14,7 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 import uvicorn
 
-from server.dashboard import live, security, serve
+from common.errors import InvalidInput
+from server.dashboard import jobs, live, security, serve, work
 from server.dashboard.app import Options, create_app
 from tests.server.dashboard.conftest import TestClient
 
@@ -113,3 +115,18 @@ def test_the_ipv6_wildcard_serves_ipv4_callers_too(collected, state, monkeypatch
     monkeypatch.setattr(uvicorn, "run", lambda _app, **settings: heard.update(settings))
     serve.serve(Options(study=collected.workspace.root, state=state), serve.Listen(host="::", port=0))
     assert heard["host"] == ["0.0.0.0", "::"]
+
+
+@pytest.mark.parametrize(("started_at", "runs_at"), [(0, jobs.NICE), (10, jobs.NICE), (15, 15), (19, 19)])
+def test_slow_work_has_low_priority_and_no_lower_one_than_the_dashboard(started_at, runs_at, monkeypatch):
+    """At the lowest of all, pictures would wait for every other process of a dashboard that is itself nice."""
+    priority = [started_at]
+
+    def nice(by: int) -> int:
+        priority[0] += by
+        return priority[0]
+
+    monkeypatch.setattr(os, "nice", nice)
+    with pytest.raises(InvalidInput):
+        work.main(["no-such-task"])
+    assert priority == [runs_at]
