@@ -204,7 +204,8 @@ def _of_the_run(follower: Follower, run: RunView, *, now: datetime) -> Iterator[
         )
     if events.implausible:
         *what, remedy = events.implausible
-        yield Alarm("answers-implausible", "warning", "; ".join(what) or remedy, remedy)
+        said = f"{'; '.join(what)}. {remedy}" if what else remedy
+        yield Alarm("answers-implausible", "warning", "The answers or the labels are implausible", said)
 
 
 def _of_what_is_spent(follower: Follower, sites: Sequence[SiteView], *, unfinished: bool) -> Iterator[Alarm]:

@@ -182,7 +182,7 @@ def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
     said = " ".join(alarm.title for alarm in view.alarms)
     for words in (
         "Quorum missed: 1 site accepted, 3 are needed",
-        "left has 0.1 times the volume",
+        "labels are implausible",
         "west: 1 code refused",
         "north holds no receipts",
         "failed: quorum",
@@ -236,6 +236,16 @@ def test_one_cause_makes_one_banner_that_leaves_nothing_out(collected, tmp_path)
     assert "quorum-missed" in [one.kind for one in view.recent], "although two sites accepted"
     shown = [alarm for one in view.banners for alarm in (one.head, *one.also)]
     assert sorted(shown, key=repr) == sorted(view.alarms, key=repr)
+
+
+def test_implausible_answers_raise_an_alarm_of_a_short_title_with_every_finding_beside_the_remedy(collected, tmp_path):
+    workspace = copy(collected, tmp_path / "study")
+    said = ["all answers together are larger than expected", "liver has 9 times its volume", "Ask sites."]
+    weighed = {"surprise": 1.0, "expected": 9, "chance": 0.001, "volumes": [], "warnings": said}
+    EventLog(workspace.events_file, study=workspace.study().id).emit("answers-weighed", **weighed)
+    (alarm,) = (one for one in overview(followed(workspace), now=now()).alarms if one.name == "answers-implausible")
+    assert alarm.title == "The answers or the labels are implausible"
+    assert alarm.remedy == "all answers together are larger than expected; liver has 9 times its volume. Ask sites."
 
 
 def test_a_stage_says_how_far_it_is_and_about_how_long_it_takes(collected, tmp_path):
