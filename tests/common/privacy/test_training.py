@@ -7,6 +7,9 @@ from math import inf, sqrt
 
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld.common import compute_self_convolve_bounds
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -16,6 +19,7 @@ from common.privacy.training import (
     Neighbours,
     Sampling,
     TrainingEvent,
+    _range,
     epsilon_of,
     epsilon_of_all,
     guarantee_of,
@@ -74,6 +78,26 @@ def test_a_privacy_loss_too_wide_for_memory_is_bounded_by_that_without_sampling(
     moved = 4 if neighbours is REPLACE else 1
     found = epsilon_of(poisson("1/2", "1/8", steps), delta=1e-5, neighbours=neighbours)
     assert found == epsilon_exact(Fraction(moved * 64 * steps), 1e-5)
+
+
+@pytest.mark.parametrize("neighbours", Neighbours)
+@pytest.mark.parametrize(("q", "z", "steps"), [("1/10", "1/2", 3000), ("1", "1/5", 500), ("1/1000", "1", 100_000)])
+def test_the_foreseen_width_of_the_losses_is_about_that_of_the_librarys_grid(
+    neighbours: Neighbours, q: str, z: str, steps: int
+) -> None:
+    relation = {ADD: NeighboringRelation.ADD_OR_REMOVE_ONE, REPLACE: NeighboringRelation.REPLACE_ONE}[neighbours]
+    step = from_gaussian_mechanism(
+        float(Fraction(z)),
+        value_discretization_interval=0.01,
+        sampling_prob=float(Fraction(q)),
+        neighboring_relation=relation,
+    )
+    bounds = (
+        compute_self_convolve_bounds(pmf.to_dense_pmf()._probs, steps, 1e-15)
+        for pmf in (step._pmf_add, step._pmf_remove)
+    )
+    made = max(high - low for low, high in bounds) * 0.01
+    assert _range(poisson(q, z, steps), neighbours) == pytest.approx(made, rel=0.4)
 
 
 @pytest.mark.slow
