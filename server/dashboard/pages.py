@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request
@@ -26,7 +26,7 @@ from server.dashboard.labels import labels_page, take_decisions
 from server.dashboard.pictures import DOWNLOADS, LAYERS, VolumeFacts, picture_key
 from server.dashboard.planning import Wishes, codec_stds, wishes_of
 from server.dashboard.rows import KINDS, MAX_TEXT, RowPage, in_words, newest_head, row_detail, row_page
-from server.dashboard.screens import OnScreen
+from server.dashboard.screens import NAVIGATION, OnScreen
 from server.dashboard.security import Decider, Form
 from server.dashboard.service import DashboardService, Here
 from server.dashboard.views.promise import issued, promise
@@ -40,17 +40,18 @@ NEED_ANSWERS = ("centre", "doubt")
 routes = APIRouter(include_in_schema=False)
 
 
-@routes.get("/")
-def overview(screen: OnScreen) -> HTMLResponse:
-    """Show the Overview page.
+def _handler(name: str) -> Callable[[OnScreen], HTMLResponse]:
+    """Return a route's handler that shows a page with the variables of its live blocks alone."""
 
-    Args:
-        screen: The request's screen.
+    def show(screen: OnScreen) -> HTMLResponse:
+        return screen.show(name)
 
-    Returns:
-        The page.
-    """
-    return screen.show("overview")
+    return show
+
+
+for _path, _name, _ in NAVIGATION:
+    if _name in ("overview", "sites", "labels", "student", "studies"):
+        routes.get(_path)(_handler(_name))
 
 
 @routes.get("/study")
@@ -90,19 +91,6 @@ def newest(service: DashboardService) -> SignedHead | None:
         return newest_head(service.ledger_file, ledger_id=service.ledger_id)
     except (LedgerCorrupt, StorageFailed, sqlite3.Error):
         return None
-
-
-@routes.get("/sites")
-def sites(screen: OnScreen) -> HTMLResponse:
-    """Show the Sites page.
-
-    Args:
-        screen: The request's screen.
-
-    Returns:
-        The page.
-    """
-    return screen.show("sites")
 
 
 @routes.post("/sites/report")
@@ -226,19 +214,6 @@ def certificate(service: Here) -> Response:
     return RedirectResponse("/ledger#certificate", 303)
 
 
-@routes.get("/labels")
-def labels(screen: OnScreen) -> HTMLResponse:
-    """Show the Labels page.
-
-    Args:
-        screen: The request's screen.
-
-    Returns:
-        The page.
-    """
-    return screen.show("labels")
-
-
 @routes.get("/labels/{volume}")
 def label(
     screen: OnScreen,
@@ -354,32 +329,6 @@ def _decide(service: DashboardService, user: str, form: Form, volumes: list[str]
         raise InvalidInput("verdict", limit="accept or reject")
     note = form.get("note", "").strip()
     take_decisions(service, volumes, user=user, verdict=Verdict(verdict), note=note)
-
-
-@routes.get("/studies")
-def studies(screen: OnScreen) -> HTMLResponse:
-    """Show the Studies page.
-
-    Args:
-        screen: The request's screen.
-
-    Returns:
-        The page.
-    """
-    return screen.show("studies")
-
-
-@routes.get("/student")
-def student(screen: OnScreen) -> HTMLResponse:
-    """Show the Student page.
-
-    Args:
-        screen: The request's screen.
-
-    Returns:
-        The page.
-    """
-    return screen.show("student")
 
 
 @routes.get("/planner")
