@@ -93,12 +93,10 @@ class DrawResult:
 
     Attributes:
         draw: The charged draw; None if nothing was charged.
-        answers: Stored answers to queries that had one already.
         refused: Ids of the refused queries, as in :class:`BatchResult`.
     """
 
     draw: Draw | None
-    answers: tuple[StoredAnswer, ...]
     refused: tuple[str, ...]
 
 
@@ -133,7 +131,7 @@ class AnswersQueries(IssuesReceipts):
         """Charge a draw before any site is asked, in one transaction.
 
         It charges the longest prefix of ``queries`` that fits the budgets. A query with a stored answer is not drawn
-        again; its answer is returned.
+        again.
 
         Args:
             study_id: The study.
@@ -142,7 +140,7 @@ class AnswersQueries(IssuesReceipts):
             queries: The queries to answer.
 
         Returns:
-            The charged draw, the answers that were stored already, and the ids of the refused queries.
+            The charged draw, and the ids of the refused queries.
 
         Raises:
             QuorumNotReached: If the roster is smaller than the study allows.
@@ -158,7 +156,7 @@ class AnswersQueries(IssuesReceipts):
             charged.append(query)
 
         result = self._charge_batch(study_id, masks.batch, roster, queries, charge)
-        return DrawResult(Draw(tuple(charged), masks) if charged else None, result.answers, result.refused)
+        return DrawResult(Draw(tuple(charged), masks) if charged else None, result.refused)
 
     def _charge_batch(
         self,

@@ -312,22 +312,17 @@ class Ledger(AnswersQueries):
         make = {candidate.query.id: candidate.make_answer for candidate in candidates}
 
         def charge(study: StudyTerms, query: QuerySpec, ordered: RosterRecord, planned: ChargedTotals) -> StoredAnswer:
-            return self._charge(study, batch_id, Candidate(query, make[query.id]), ordered, planned)
+            # step 2; step 1 is _charge_batch, step 4 is _writing
+            query_id = query.id
+            noisy = checked_answer(make[query_id](), dimension=query.mechanism.dimension)
+            data = noisy.astype("<i8").tobytes()
+            named = self._named(ordered)  # step 3
+            record = ReleaseRecord.of(study, batch_id, query, query_id, ordered.roster, sha256_bytes(data), named=named)
+            row = self._chain.append("release", record.to_json(), payload=(query_id, data))
+            self._books.enter(row, record, charge=planned)
+            return StoredAnswer(query, noisy, ordered.roster, record.voters, row.seq, row.hash, study.id, batch_id)
 
         return self._charge_batch(study_id, batch_id, roster, [candidate.query for candidate in candidates], charge)
-
-    def _charge(
-        self, study: StudyTerms, batch_id: str, candidate: Candidate, roster: RosterRecord, charge: ChargedTotals
-    ) -> StoredAnswer:
-        query, query_id = candidate.query, candidate.query.id
-        # step 2; step 1 is _charge_batch, step 4 is _writing
-        noisy = checked_answer(candidate.make_answer(), dimension=query.mechanism.dimension)
-        data = noisy.astype("<i8").tobytes()
-        named = self._named(roster)  # step 3
-        record = ReleaseRecord.of(study, batch_id, query, query_id, roster.roster, sha256_bytes(data), named=named)
-        row = self._chain.append("release", record.to_json(), payload=(query_id, data))
-        self._books.enter(row, record, charge=charge)
-        return StoredAnswer(query, noisy, roster.roster, record.voters, row.seq, row.hash, study.id, batch_id)
 
     # --- reading
 

@@ -25,7 +25,7 @@ import logging
 import ssl
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -99,7 +99,7 @@ def gateway_app(
 
     Args:
         files: The study's files.
-        upstream: Client of the study's fleet proxy; closed when the application ends.
+        upstream: Client of the study's fleet proxy; :class:`~server.operations.one_port.OnePort` closes it.
         hosts: Returns the host names of the server; by default those in the certificate.
         keys: Checks the signatures of requests; by default with the keys in the list of nodes.
         clock: Returns the current time, for the age of a signature.
@@ -107,17 +107,10 @@ def gateway_app(
     Returns:
         The application.
     """
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with upstream:
-            yield
-
     routes, said = [Route(path, _Fleet(upstream, path), methods=["POST"]) for path in fleet.PATHS], _Said()
     names = hosts or CertificateHosts(files.certificate)
     return Starlette(
         routes=[*routes, Mount("/", objects_app(files.objects))],  # step 3
-        lifespan=lifespan,
         middleware=[  # step 2
             Middleware(OneLength),
             Middleware(KnownHosts, hosts=names, on_refused=partial(said.refused, reason="unknown-host")),

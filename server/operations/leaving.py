@@ -22,7 +22,7 @@ from common.objects import write_atomically
 from common.pki import read_node_public_key
 from common.supervision import keeping
 from server.ledger.server_ledger import Ledger
-from server.study.workspace import LeftSite, Workspace
+from server.study.workspace import LEFT, LeftSite, Workspace
 
 STAYS = (
     "its name, its patient pool and what it was charged, in the ledger: other hospitals' receipts contain each row, "
@@ -98,7 +98,7 @@ def _delete(workspace: Workspace, name: str) -> Iterator[str]:
     """Delete the site's data, except the ledger's rows and the logs; yield a phrase for each deletion."""
     key = workspace.node_keys_dir / f"{name}.pub"
     hashed = sha256_bytes(read_node_public_key(key).encode()) if key.exists() else ""
-    workspace.save_left((*workspace.left(), LeftSite(name, hashed)))  # first: it is never admitted again
+    workspace.save_records(LEFT, (*workspace.left(), LeftSite(name, hashed)))  # first: it is never admitted again
     workspace.save_sites(tuple(one for one in workspace.registered() if one.name != name))
     if name in workspace.revoked_names():
         workspace.save_revoked(workspace.revoked_names() - {name})

@@ -41,7 +41,7 @@ from server.ledger.server_ledger import Ledger
 from server.protocols.query_protocol import check_study, protocol_of
 from server.public.material import CodecRecord, OnStage, PairedFiles
 from server.study.pools import check_shared
-from server.study.workspace import Site, Workspace
+from server.study.workspace import PAIRED, VALIDATION, Site, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dat
     _refuse_twice(volumes, paired=pairs)
     protocol_of(study).agenda(study).check_volumes(len(volumes))
     if pairs:
-        workspace.save_paired(pairs)
+        workspace.save_records(PAIRED, pairs)
     workspace.save_volumes(volumes)
     return volumes
 
@@ -335,7 +335,7 @@ def publish_validation(workspace: Workspace, dataset: Dataset) -> int:
             limit="at least one with a label map, and none that the study learns from",
             remedy="give labelled public cases of people who are in none of the study's public volumes",
         )
-    workspace.save_validation(tuple(cases.values()))
+    workspace.save_records(VALIDATION, cases.values())
     return len(cases)
 
 

@@ -10,7 +10,7 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -391,7 +391,7 @@ class Workspace:
             InvalidInput: If two sites have the same name, pool or node id.
         """
         self.check_sites(sites)
-        self._write("sites.json", [site.to_json() for site in sites])
+        self.save_records("sites.json", sites)
 
     @staticmethod
     def check_sites(sites: tuple[Site, ...]) -> None:
@@ -417,14 +417,6 @@ class Workspace:
         if not (self.root / LEFT).exists():
             return ()
         return self._read_all(LEFT, LeftSite.from_json, remedy="restore it from a backup")
-
-    def save_left(self, sites: tuple[LeftSite, ...]) -> None:
-        """Write the list of sites that left the study and whose records were deleted.
-
-        Args:
-            sites: All such sites.
-        """
-        self._write(LEFT, [site.to_json() for site in sites])
 
     def volumes(self) -> tuple[str, ...]:
         """Return the content hashes of the public volumes, in query order.
@@ -458,27 +450,20 @@ class Workspace:
             PAIRED, PairedFiles.from_json, remedy="publish them with `consilium study publish --paired`"
         )
 
-    def save_paired(self, paired: tuple[PairedFiles, ...]) -> None:
-        """Write the list of public pairs.
-
-        Args:
-            paired: Content hashes of each volume and of its label map.
-        """
-        self._write(PAIRED, [files.to_json() for files in paired])
-
     def validation(self) -> tuple[PairedFiles, ...]:
         """Return the labelled public cases on which student and controls are scored; none if none were published."""
         if not (self.root / VALIDATION).exists():
             return ()
         return self._read_all(VALIDATION, PairedFiles.from_json, remedy="publish them again")
 
-    def save_validation(self, cases: tuple[PairedFiles, ...]) -> None:
-        """Write the list of labelled public cases on which networks are scored.
+    def save_records(self, name: str, records: Iterable[Document]) -> None:
+        """Write a file of the study that holds a list of records.
 
         Args:
-            cases: Content hashes of each case's image and label map.
+            name: Name of the file, such as :data:`PAIRED`.
+            records: All records of the list.
         """
-        self._write(VALIDATION, [files.to_json() for files in cases])
+        self._write(name, [record.to_json() for record in records])
 
     def codec(self) -> CodecRecord:
         """Return the record of the fitted codec.

@@ -240,7 +240,7 @@ def test_a_run_that_ended_before_it_began_is_submitted_again(
     def status(_server: FlowerServer, run_id: int) -> RunStatus:
         for error in away:
             raise error
-        return RunStatus(run_id=run_id, status="finished", outcome="completed")
+        return RunStatus(run_id=run_id, status="finished")
 
     monkeypatch.setattr("server.operations.supervisor.start_run", submit_next)
     monkeypatch.setattr("server.operations.supervisor.run_status", status)
