@@ -258,6 +258,30 @@ def test_the_viewer_links_three_planes_and_lays_every_layer_over(dashboard, open
     assert nib.aff2axcodes(image.affine) == ("R", "A", "S")
 
 
+def test_keys_of_one_character_are_turned_off_for_this_and_the_next_volume(dashboard, open_page):
+    """WCAG 2.1.4: otherwise words that speech input types would reject labels."""
+    page = open_page(dashboard.url)
+    sign_in(page)
+    path, other = volume_paths(page)[:2]
+    page.goto(path)
+    drawn(page)
+    page.get_by_label("Use these keys").uncheck()
+    page.goto(other)
+    drawn(page)
+    page.locator(".plane canvas").first.focus()
+    before = pixels(page)
+    for key in ("a", "r", "n", "p", "o", "l", "x", "+"):
+        page.keyboard.press(key)
+    assert pixels(page) == before
+    assert page.url.endswith(other)
+    page.keyboard.press("ArrowUp")
+    until_redrawn(page, before)
+    page.get_by_label("Use these keys").check()
+    page.locator(".plane canvas").first.focus()
+    page.keyboard.press("x")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("sagittal slice")
+
+
 def test_without_the_arrays_the_viewer_shows_the_servers_pictures(dashboard, open_page):
     page = open_page(dashboard.url, allow=("Failed to load", "ERR_FAILED"))
     page.route("**/voxels*", lambda route: route.abort())

@@ -223,7 +223,13 @@ const KEYS = {
   r: () => decide("reject"),
 };
 
+// Keys of one character, which speech input may type unmeant, are turned off here, and stay so in this browser.
+const keys = field("keys");
+keys.checked = localStorage.getItem("viewer-keys") !== "off";
+keys.addEventListener("change", () => localStorage.setItem("viewer-keys", keys.checked ? "on" : "off"));
+
 document.addEventListener("keydown", (event) => {
+  if (!keys.checked && event.key.length === 1) return;
   const typing = event.target.matches("input:not([type=range]):not([type=radio]), textarea, select");
   if (typing || event.ctrlKey || event.metaKey || event.altKey || !Object.keys(planes).length) return;
   if (event.target.matches("input[type=range], input[type=radio]") && event.key.startsWith("Arrow")) return;

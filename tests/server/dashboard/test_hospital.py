@@ -49,14 +49,14 @@ BAR = '<svg class="bar'
 """Where the bar of the spent share begins."""
 
 WORDS = {
-    "alarm": ("Alarm: nothing", 'value="consilium site pause'),
-    "away": ("Not connected: nothing", 'value="consilium site pause'),
+    "alarm": ("Alarm: nothing", ">consilium site pause"),
+    "away": ("Not connected: nothing", ">consilium site pause"),
     "unconsented": ("Nobody consented", "nothing to stop"),
     "paused": ("Paused", "End the pause"),
     "withdrawn": ("Withdrawn for good", "left the study"),
-    "spent": ("Budget spent", 'value="consilium site pause'),
-    "answering": ("Answering", 'value="consilium site pause'),
-    "joined": ("Consented, nothing", 'value="consilium site pause'),
+    "spent": ("Budget spent", ">consilium site pause"),
+    "answering": ("Answering", ">consilium site pause"),
+    "joined": ("Consented, nothing", ">consilium site pause"),
 }
 """What the page says in each state, beside the state itself."""
 
@@ -69,18 +69,41 @@ def test_every_state_has_its_words_and_no_other_states(state: str) -> None:
     chips = re.findall(r'<div class="status"><span class="tag (\w*)">([^<]*)</span></div>', text)
     assert chips == [STATES[state]]
     if state in ("unconsented", "withdrawn"):
-        assert "<input" not in text
+        assert "<textarea" not in text
 
 
 def test_books_in_doubt_give_a_lower_bound_in_words_and_no_bar() -> None:
     whole = client_of(Fixed(facts())).get("/").text
     assert "at least" not in whole
     assert BAR in whole
+    assert "The bar shows" in whole
     site = replace(facts().site, doubt="this ledger is an <older> copy")
     text = client_of(Fixed(facts(site=site, state="alarm"))).get("/").text
     assert "at least" in text
     assert "this ledger is an &lt;older&gt; copy" in text
     assert BAR not in text
+    assert "The bar shows" not in text
+    assert "at least 4 of 1,000 today" in text
+
+
+def test_the_command_that_stops_the_site_wraps_and_is_read_whole_on_paper() -> None:
+    text = client_of(Fixed(facts())).get("/").text
+    (command,) = re.findall(r"<textarea[^>]* readonly [^>]*>([^<]*)</textarea>", text)
+    assert command == facts().pause
+
+
+def test_an_open_study_asks_nobody_to_read_out_a_key() -> None:
+    assert "signing key out to them" in client_of(Fixed(facts())).get("/").text
+    text = client_of(Fixed(facts(sealed=False, peers=()))).get("/").text
+    assert "read out" not in text.lower()
+    assert "signing key out" not in text
+    assert "SHA256:own" in text
+
+
+def test_each_hospital_and_each_study_heads_its_row() -> None:
+    text = client_of(Fixed(facts())).get("/").text
+    heads = re.findall(r'<th scope="row"[^>]*>([\w-]+)', text)
+    assert heads == ["trial", "south"]
 
 
 def test_a_site_where_nobody_consented_says_so_instead_of_names() -> None:
