@@ -214,11 +214,11 @@ def check_one_name(path: Path) -> None:
     if path.stat().st_nlink > 1 + drafts:
         name, copy = shlex.quote(str(path)), shlex.quote(f"{path}.copy")
         raise InvalidInput(
-            "ledger file with a second name (a hard link)",
+            "ledger file that is also stored under another path (a hard link)",
             value=str(path),
-            limit="a file with one name, because SQLite keeps a separate log for each name",
-            remedy=f"stop what has the file open, then give this name a file of its own: `cp -p {name} {copy} && "
-            f"mv {copy} {name}`",
+            limit="a ledger file with one path, because SQLite keeps a separate log for each path",
+            remedy="stop every process that uses the file, then put a copy in the place of this path: "
+            f"`cp -p {name} {copy} && mv {copy} {name}`",
         )
 
 

@@ -56,8 +56,8 @@ from server.study.workspace import Site
 REPLY_MARGIN_S = 30.0
 """Seconds allowed for a reply after the site's own deadline, because messages wait in queues in both directions."""
 SITES_CHARGED = (
-    "the server charged nothing for it, but sites that accepted have charged their own ledgers; "
-    "when the same offer is repeated, they are not charged again"
+    "the server charged nothing for this batch, but each site that accepted it has charged its own ledger; "
+    "if the same offer is repeated, no site charges it again"
 )
 """Part of an error text: which ledgers have charged an offer that misses the quorum."""
 

@@ -157,7 +157,10 @@ class SealedSums(Aggregator):
             QuorumNotReached: If the sites with budget left reach the quorum, but not without those that left a draw
                 incomplete in this run.
         """
-        waits = "; the sum that lacks them is charged; it stays open, and asking for it again charges nothing"
+        waits = (
+            "; the sum that waits for their answers is already charged; it stays open, and asking for it again charges "
+            "nothing"
+        )
         able = tuple(site for site in super()._room(queries[0]) if site.answer_key)
         silent = [site for site in able if site.name in self._left_out]
         if len(able) < self._study.privacy.quorum:

@@ -112,11 +112,11 @@ class Patients:
         object.__setattr__(self, "_rows", rows)
 
     def chunks(self, batch: Int64[np.ndarray, "b"], size: int, *, turn: int = 0) -> Iterator[Chunk]:
-        """Yield the patients of a batch in chunks of one size, each patient at the place that its slot alone decides.
+        """Yield a batch's patients in chunks of equal size. Only a patient's slot decides its place within a chunk.
 
         Args:
             batch: Slots in order.
-            size: Places of a chunk; fewer if a patient is large.
+            size: Number of patients in a chunk; a smaller number is used for large volumes.
             turn: Number of the step, which selects the scans and the patches.
 
         Yields:
@@ -176,7 +176,7 @@ class OnVolumes(ABC):
         patients: The voter's scans.
         rate: Learning-rate schedule.
         clip: Norm bound of a patient's gradient, or of each layer's part of it with ``per_layer``.
-        chunk: Places of a chunk, whose patients are differentiated at once.
+        chunk: Number of patients whose gradients are computed at once.
         method: ``vmap``, or ``loop`` for one patient at a time in the least memory.
         per_layer: ``clip`` bounds each layer (:func:`layer_parts`) instead of all parameters together.
 
@@ -367,7 +367,7 @@ def total_over(
         batch: Slots of the step.
         gradients: Computes per-patient gradients.
         parts: How a contribution is divided and clipped.
-        chunk: Places of a chunk; the same for a whole training.
+        chunk: Number of patients whose gradients are computed at once; the same for a whole training.
         turn: Number of the step.
 
     Returns:

@@ -491,7 +491,7 @@ def test_a_ledger_file_with_a_second_name_is_refused_until_it_has_bytes_of_its_o
     linked = tmp_path / "snapshot" / world.path.name
     os.link(world.path, linked)
     for path, key in ((linked, None), (linked, world.key), (world.path, None), (world.path, world.key)):
-        with pytest.raises(InvalidInput, match=r"second name.*cp -p") as refused:
+        with pytest.raises(InvalidInput, match=r"hard link.*cp -p") as refused:
             Ledger.open(path, signing_key=key)
     world.ledger.close()
     (remedy,) = re.findall(r"`(cp .*)`", str(refused.value))
