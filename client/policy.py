@@ -39,7 +39,7 @@ class ServerFacts:
     """What a site knows of the server. These values come with the startup kit, never over Flower.
 
     Attributes:
-        sealing_key: X25519 public key, in hex, to which codes are sealed.
+        sealing_key: X25519 public key, in hex, to which codes are encrypted.
         signing_key: Ed25519 public key, in hex, of the server's ledger.
         objects_url: Address of the public objects.
         superlink: Address of Flower's SuperLink.

@@ -141,13 +141,14 @@ class CodecConfig:
     """A study's codec, the settings for fitting it on public label maps, and the query protocol.
 
     Attributes:
-        name: Key of the codec in the registry.
+        name: Name of the codec: ``pca``, ``ball-ae`` or ``paper-pca``.
         radius: Clipping norm C of one voter's code.
         max_dimension: Largest length l of a code.
         augmentations: Number of deformed copies of each public label map.
         joint: If true, every query asks about all public volumes at once, l is the length for each volume, and
             ``privacy.planned_queries`` counts rounds.
-        protocol: Name of the query protocol (:mod:`common.protocol_terms`); if empty, ``joint`` chooses one.
+        protocol: Name of the query protocol (:mod:`common.protocol_terms`): ``per-volume``, ``joint`` or
+            ``appearance``. If it is empty, ``joint`` chooses between the first two.
         paired: Number of public volumes that are published with their label maps.
         dimension: Length l of a code; if it is 0, the codec chooses a length that suits the planned noise.
 
