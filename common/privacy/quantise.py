@@ -32,7 +32,8 @@ def clip(code: Float[np.ndarray, "l"], *, radius: float) -> Float[np.ndarray, "l
         radius: Radius C of the ball, finite and above 0, in the code's units.
 
     Returns:
-        New float64 array of shape [l] with ``np.linalg.norm(result)`` ≤ radius.
+        New float64 array of shape [l] with ``np.linalg.norm(result)`` ≤ radius, for radii from 1e-140 to 1e150. For
+        others the norm is computed with scaled squares, because numpy's own are inaccurate or overflow.
 
     Raises:
         InvalidInput: If the radius is outside its range, or the code is no vector of floats, is empty, or contains NaN
@@ -131,8 +132,8 @@ def _vector(code: object) -> Float[np.ndarray, "l"]:
 
 
 def _norm(vector: Float[np.ndarray, "l"]) -> float:
-    """Return a vector's norm in float64, possibly infinite: the larger of numpy's norm and a scaled one that cannot
-    over- or underflow.
+    """Return a vector's norm in float64, possibly infinite: a norm of scaled values, whose squares cannot over- or
+    underflow. Where numpy's own norm is accurate, the larger of the two is returned.
     """
     peak = float(np.max(np.abs(vector)))
     if peak == 0:
@@ -140,4 +141,5 @@ def _norm(vector: Float[np.ndarray, "l"]) -> float:
     scaled = vector / peak
     with np.errstate(over="ignore", under="ignore"):
         plain = float(np.linalg.norm(vector))
-    return max(plain, peak * float(np.linalg.norm(scaled)))
+    exact = peak * float(np.linalg.norm(scaled))
+    return max(plain, exact) if 1e-140 < exact < 1e150 else exact

@@ -214,6 +214,13 @@ def test_clipping_to_the_smallest_floats_ends(radius: float) -> None:
     assert np.linalg.norm(clip(np.ones(3), radius=radius)) <= radius
 
 
+@pytest.mark.parametrize("radius", [2.27e-159, 1.11e-156, 2e154, 1e200, 1.7e308])
+def test_clipping_to_radii_whose_squares_over_or_underflow_ends(radius: float) -> None:
+    """numpy's norm was infinite, or rounded up by far, and stayed above the radius for ever."""
+    clipped = clip(np.full(19, 1.7e308), radius=radius)
+    assert np.linalg.norm(clipped / radius) == pytest.approx(1)
+
+
 def test_a_refusal_never_quotes_the_code() -> None:
     with pytest.raises(InvalidInput) as refusal:
         quantise(np.array([0.123456, math.nan]), radius_int=GRID)
