@@ -18,6 +18,7 @@ import typer
 
 from common import __version__, errors
 from common.event_kinds import EVENTS
+from common.ledger.records import KINDS
 from common.wording import DECLINED, MISSED
 from consilium.cli.main import app
 from tests import (
@@ -133,6 +134,16 @@ def test_the_runbook_has_every_alarm_every_word_of_refusal_and_every_exit_code_a
     assert all(f"`{word}`" in text for word in MISSED)
     codes = {str(kind.exit_code) for kind in vars(errors).values() if hasattr(kind, "exit_code")}
     assert tables[2] - {"code"} == codes | {"0", "8", "10", "11", "12", "130"}
+
+
+@pytest.mark.parametrize("role", ["server", "site"])
+def test_the_ledger_page_has_every_kind_of_row_and_no_other(role: str) -> None:
+    """The rows that both ledgers have stand in the server's table."""
+    text = (ROOT / "docs" / "ledger.md").read_text(encoding="utf-8")
+    (part,) = re.findall(rf"^## Rows of a {role} ledger\n(.*?)(?=^## )", text, re.M | re.S)
+    shown = set(re.findall(r"^\| `([\w-]+)` \|", part, re.M))
+    both = {"genesis", "key", "note"} if role == "site" else set()
+    assert shown == set(KINDS[role]) - both
 
 
 def test_the_configuration_reference_names_every_key_as_it_is_now():
