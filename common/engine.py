@@ -130,6 +130,11 @@ INTERNALS = {
     "PushObjectResponse": Internal(
         f"{_PROTO}.message_pb2:PushObjectResponse", "the response to a stored object", ("stored",)
     ),
+    "sql_corestate": Internal(
+        f"{_CORE}.corestate.sql_corestate",
+        "SuperLink's tasks; the time in which a started ServerApp must report is set there",
+        ("HEARTBEAT_DEFAULT_INTERVAL", "HEARTBEAT_PATIENCE"),
+    ),
     "SqlMixin": Internal(
         f"{_CORE}.sql_mixin:SqlMixin", "SuperLink's database, whose sessions take turns", ("session",)
     ),

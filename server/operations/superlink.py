@@ -30,12 +30,17 @@ from common.engine import (
     AuthnType,
     config_loader,
     flower_superlink,
+    sql_corestate,
 )
 from common.errors import InvalidInput
 from server.operations import storage
 
 MIN_SECRET = 32
 """Minimum length of the operators' secret, in characters."""
+
+
+BEGIN_S = 150.0
+"""Seconds in which a ServerApp that SuperExec has started must report to SuperLink."""
 
 
 class Operators:
@@ -85,6 +90,16 @@ class Operators:
         return None, None
 
 
+def give_time_to_begin() -> None:
+    """Let SuperLink wait :data:`BEGIN_S` seconds for the first report of a started ServerApp, where Flower waits 30.
+
+    After that time SuperLink refuses the ServerApp and has another one started. On a busy machine a ServerApp loads its
+    code for more than 30 s, so no run would ever begin. The time between later reports stays Flower's.
+    """
+    later_s = sql_corestate.HEARTBEAT_PATIENCE * sql_corestate.HEARTBEAT_DEFAULT_INTERVAL
+    sql_corestate.HEARTBEAT_DEFAULT_INTERVAL, sql_corestate.HEARTBEAT_PATIENCE = BEGIN_S, later_s / BEGIN_S
+
+
 def main() -> None:
     """Run ``flower-superlink`` behind the operators' secret: ``python -m server.operations.superlink``.
 
@@ -97,6 +112,7 @@ def main() -> None:
     operators()
     os.environ[AUTHENTICATION_SWITCH] = "1"
     storage.install()
+    give_time_to_begin()
     config_loader.get_control_authn_ee_plugins = lambda: {AuthnType.OIDC: operators}
     sys.argv = ["flower-superlink", *others]
     flower_superlink()

@@ -29,7 +29,7 @@ from common.errors import ConsiliumError, DaemonFailed, InvalidInput
 from common.events import EventTail, read_events
 from common.objects import write_atomically
 from common.pki import ServerIdentity
-from common.process import DaemonSpec, base_env, plain_text
+from common.process import READY_TIMEOUT_S, DaemonSpec, base_env, plain_text
 from common.security_log.program import kept_log, with_backlog
 from common.sockets import accepts, answers_http, reachable
 from common.supervision import (
@@ -62,7 +62,8 @@ from server.study.locks import held_alone
 from server.study.run_state import DIED, SUPERVISED, supervised
 from server.study.workspace import BUSY, Workspace
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = READY_TIMEOUT_S
+"""Seconds in which a submitted run must report its start, because on a busy machine its process begins slowly."""
 START_LOOK_S = 15.0
 """Interval in seconds at which SuperLink is asked whether a submitted run ended without reporting its start."""
 SUPERLINK_BACK_S = 60.0
@@ -599,8 +600,9 @@ def _ended(workspace: Workspace, run_id: int, *, late: bool) -> bool:
     if late and not state.finished:
         _give_up(server, run_id)
         raise DaemonFailed(
-            f"run {run_id} did not start within {START_TIMEOUT_S:g} s; its status is {state.status}; to fix: see the "
-            "log of SuperExec, flower/logs/superexec.log"
+            f"run {run_id} did not start within {START_TIMEOUT_S:g} s; its status is {state.status}; to fix: if the "
+            "log of SuperExec, flower/logs/superexec.log, names no error, end other work on the machine, then run "
+            "`consilium study resume`"
         )
     return state.finished
 

@@ -10,15 +10,17 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 
 from client.operations.daemons import SiteNode, explain_supernode, launcher, node_id, supernode, worker
 from client.operations.serve import serve
-from common.engine import flower_env
+from common.engine import flower_env, sql_corestate
 from common.errors import DaemonFailed, InvalidInput
 from common.pki import NodeKeys, ServerIdentity, create_authority, create_node_keys, issue_server_certificate
 from common.process import DaemonSpec, ProcessGroup, base_env, executable
@@ -36,6 +38,8 @@ from server.operations.daemons import (
     superexec,
     superlink,
 )
+from server.operations.superlink import give_time_to_begin
+from tests.attacks.link import Link
 
 
 @pytest.fixture(scope="module")
@@ -387,3 +391,23 @@ def test_daemon_modules_do_not_import_flower() -> None:
 )
 def test_a_node_that_was_turned_away_says_what_to_do(log: str, said: str) -> None:
     assert said in explain_supernode(log)
+
+
+def test_a_serverapp_may_load_its_code_for_two_minutes_before_superlink_has_another_one_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine SuperLink refused each ServerApp after 30 s, and no run ever began."""
+    for name in ("HEARTBEAT_DEFAULT_INTERVAL", "HEARTBEAT_PATIENCE"):
+        monkeypatch.setattr(sql_corestate, name, getattr(sql_corestate, name))
+    give_time_to_begin()
+    link, now = Link(tmp_path / "superlink.db"), sql_corestate.now
+    run = link.state.create_run("f", "1", "h", {}, NOOP_FEDERATION_ID, None, "a", TaskType.SERVER_APP)
+    (task,) = link.state.get_tasks(run_ids=[run])
+    token = link.state.claim_task(task.task_id)
+    monkeypatch.setattr(sql_corestate, "now", lambda: now() + timedelta(seconds=140))
+    assert link.state.activate_task(task.task_id)
+    assert link.state.acknowledge_task_heartbeat(task.task_id)
+    monkeypatch.setattr(sql_corestate, "now", lambda: now() + timedelta(seconds=140 + 59))
+    assert link.state.get_task_by_token(token)
+    monkeypatch.setattr(sql_corestate, "now", lambda: now() + timedelta(seconds=140 + 62))
+    assert link.state.get_task_by_token(token) is None  # a killed ServerApp is noticed as soon as before

@@ -21,6 +21,7 @@ from common.events import EventLog
 from common.ledger.keys import create_signing_key
 from common.ledger.rollback_guard import standing_path
 from common.ledger.server_state import Books
+from common.process import READY_TIMEOUT_S
 from common.supervision import FACTS, json_report, keeping
 from consilium.cli.study import study_app
 from consilium.cli.study_words import ask_to_spend
@@ -364,6 +365,21 @@ def test_a_stop_at_once_is_asked_for_even_if_superlink_does_not_answer(
     with workspace.locked(), pytest.raises(DaemonFailed, match="did not end"):
         request_stop(workspace, now=True)
     assert workspace.stop_file.exists()
+
+
+def test_a_run_has_as_long_to_begin_as_a_daemon_and_the_error_names_a_busy_machine(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine no run ever began within two minutes, and the log that the error named was empty."""
+    workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
+    assert supervisor.START_TIMEOUT_S >= READY_TIMEOUT_S
+    monkeypatch.setattr(supervisor, "run_status", lambda _server, run_id: RunStatus(run_id=run_id, status="starting"))
+    monkeypatch.setattr(supervisor, "stop_run", lambda _server, _run_id: None)
+    with pytest.raises(
+        DaemonFailed,
+        match=r"superexec.log, names no error, end other work on the machine, then run `consilium study resume`",
+    ):
+        supervisor._ended(workspace, 7, late=True)
 
 
 @pytest.mark.parametrize("answers", [False, True])
