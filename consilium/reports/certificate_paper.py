@@ -12,6 +12,7 @@ from typing import Any
 from common.data.dataset import PatientIdentity
 from common.plain import RESEARCH_ONLY
 from common.privacy.figures import delta_text, epsilon_text, noise_text
+from common.wording import many
 from consilium.reports.papers import Paper, PaperSection
 
 _REASONS = {
@@ -99,7 +100,7 @@ def _every_epsilon(facts: dict[str, Any]) -> PaperSection:
     everybody = "anybody who has all that was released"
     if sealed:
         t = sealed["colluders"]
-        everybody = "the server's operator" + (f" together with any {_hospitals(t)}" if t else " alone")
+        everybody = "the server's operator" + (f" together with any {many(t, 'hospital')}" if t else " alone")
     rows = [("What it is", "Value", "Terms", "Against whom"), _epsilon("Guaranteed", facts["guarantee"], everybody)]
     rows += [_epsilon(f"Spent so far, by the {g['accountant']} accountant", g, everybody) for g in facts["spent_by"]]
     if sealed:
@@ -107,7 +108,7 @@ def _every_epsilon(facts: dict[str, Any]) -> PaperSection:
         parties = (
             ("no share", "knowing_no_share", f"anybody who knows no hospital's noise, if {most} hospitals answer"),
             ("shares that may be known", "knowing_the_colluders_shares", everybody),
-            ("one share more", "knowing_one_more", f"{_hospitals(t + 1)} of {fewest} that pool what they know"),
+            ("one share more", "knowing_one_more", f"{many(t + 1, 'hospital')} of {fewest} that pool what they know"),
         )
         rows += [_epsilon(f"Sealed sum, {name}", sealed[key], whom) for name, key, whom in parties]
     units = f"{study['unit']}s"
@@ -128,10 +129,6 @@ def _epsilon(what: str, given: dict[str, Any], whom: str) -> tuple[str, str, str
     return what, f"ε = {epsilon_text(given['epsilon'])}", terms, whom
 
 
-def _hospitals(number: int) -> str:
-    return f"{number} hospital{'' if number == 1 else 's'}"
-
-
 def _released(facts: dict[str, Any]) -> PaperSection:
     study = facts["study"]
     voters = study["voters_per_site"]
@@ -144,9 +141,9 @@ def _released(facts: dict[str, Any]) -> PaperSection:
         "gradient left a hospital."
     ]
     points = [
-        f"{_count(m['releases'])} by {m['name']}: {m['coordinates']} numbers each, noise of standard deviation "
-        f"{noise_text(m['noise_std_on_sum'])} on every number, {noise_text(m['noise_multiplier'])} times what one "
-        f"{study['unit']} can change (noise multiplier z, relation {study['relation']}){_left(m)}."
+        f"{many(m['releases'], 'release')} by {m['name']}: {m['coordinates']} numbers each, noise of standard "
+        f"deviation {noise_text(m['noise_std_on_sum'])} on every number, {noise_text(m['noise_multiplier'])} times "
+        f"what one {study['unit']} can change (noise multiplier z, relation {study['relation']}){_left(m)}."
         for m in facts["mechanisms"]
     ]
     rows = [
@@ -205,7 +202,7 @@ def _pools(facts: dict[str, Any]) -> PaperSection:
         rows.append(
             (
                 f"{pool['site']} / {pool['pool']}",
-                f"ε = {epsilon_text(study['epsilon'])} ({study['accountant']}), {_count(pool['releases'])}",
+                f"ε = {epsilon_text(study['epsilon'])} ({study['accountant']}), {many(pool['releases'], 'release')}",
                 f"ε = {epsilon_text(life['epsilon'])} of {epsilon_text(pool['cap_epsilon'])} ({life['accountant']})",
                 f"δ = {delta_text(life['delta'])}, {life['unit']}, {life['relation']}",
             )
@@ -333,10 +330,6 @@ def _spent_line(facts: dict[str, Any]) -> str:
         f"{said}: ε = {epsilon_text(spent['epsilon'])} at δ = {delta_text(spent['delta'])}, same accountant, unit "
         f"and relation · {facts['answers']} of {planned} planned answers"
     )
-
-
-def _count(releases: int) -> str:
-    return f"{releases} release{'' if releases == 1 else 's'}"
 
 
 def _time(text: str) -> str:

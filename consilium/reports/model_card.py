@@ -17,6 +17,7 @@ from common.intervals import mean_interval
 from common.models.bundle import open_bundle
 from common.models.student_bundle import README
 from common.plain import RESEARCH_ONLY
+from common.wording import many
 from server.public.kept import read_record
 from server.study.evaluated import evaluated
 from server.study.workspace import Workspace
@@ -44,7 +45,7 @@ def model_card(workspace: Workspace) -> str:
 **{RESEARCH_ONLY}**
 
 ## Intended use
-Research on the segmentation of {structures} in 3D MRI. It takes {_count(len(study.data.channels), "channel")}, which
+Research on the segmentation of {structures} in 3D MRI. It takes {many(len(study.data.channels), "channel")}, which
 the study names {channels}. It is not intended for diagnosis, for decisions about a patient, or for other modalities.
 
 ## How good it is
@@ -142,7 +143,3 @@ def _interval(values: Sequence[float], form: str = ".3f") -> str:
         return "not measured"
     mean, half = mean_interval(values)
     return f"{mean:{form}}" if half is None else f"{mean:{form}} ± {half:{form}}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -543,11 +543,7 @@ def _imported(source: bytes) -> list[str]:
 
 
 def _flwr(server: FlowerServer, *arguments: str, script: Path | None = None) -> dict[str, object]:
-    """Run one ``flwr`` command, or ``script`` in its place, and return its JSON answer.
-
-    Raises:
-        DaemonFailed: If the command fails, does not answer in JSON, or SuperLink does not answer.
-    """
+    """Run one ``flwr`` command, or ``script`` in its place, and return its JSON answer."""
     if not accepts(HOST, server.port):
         raise DaemonFailed(f"SuperLink does not answer at {server.address}; to fix: `consilium server up` starts it")
     ours = script and [sys.executable, str(script), *arguments]

@@ -193,11 +193,7 @@ class _Fleet:
 
 
 async def _spoken_for(body: AsyncGenerator[bytes], route: str, *, node_id: int) -> AsyncGenerator[bytes]:
-    """Read the whole body, check its sender, and yield it in one part.
-
-    Raises:
-        Refused: If the body names another node than the one that signed the request.
-    """
+    """Read the whole body, refuse it if it names another node than the one that signed it, and yield it in one part."""
     async with contextlib.aclosing(body):
         whole = b"".join([part async for part in body])
     check_sender(route, whole, node_id=node_id)
@@ -246,13 +242,7 @@ class _Said:
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
 
     def refused(self, scope: Scope, reason: str, *, site: str = "") -> None:
-        """Log a refusal unless one with the same reason and site was logged within the last second.
-
-        Args:
-            scope: The request's ASGI scope.
-            reason: The reason in one word.
-            site: Name of the admitted site; empty for a stranger.
-        """
+        """Log a refusal unless one with the same reason and site was logged within the last second."""
         kind = (reason, site)
         at, count = self._kinds.get(kind, (0.0, 0))
         now = time.monotonic()
@@ -268,11 +258,7 @@ class _Said:
 
 
 def _once_each(scope: Scope) -> Headers:
-    """Return the request's headers.
-
-    Raises:
-        Refused: If a header that authenticates the request is repeated.
-    """
+    """Return the request's headers; refuse the request if a header that authenticates it is repeated."""
     names = [name.decode("latin-1") for name, _ in scope["headers"]]
     signed = [name for name in names if name.startswith(_SIGNED)]
     if len(set(signed)) != len(signed):

@@ -34,7 +34,7 @@ from server.postprocess.networks import load_student
 from server.postprocess.scores import figures, score_networks
 from server.protocols.stored_labels import StoredLabels
 from server.public.said import STUDENTS, said_file
-from server.study.gate import verdicts_on
+from server.study.gate import statement_of, verdicts_on
 from server.study.read_facts import facts_in
 from server.study.workspace import Workspace
 
@@ -137,12 +137,9 @@ def publish_verdicts(workspace: Workspace) -> None:
     Args:
         workspace: The study, with its signing key.
     """
-    study = workspace.study()
-    path = said_file(workspace.objects_dir, STUDENTS, study.id)
-    if not study.gate.verdicts or not path.exists():
-        return
-    standing = StudentStatement.parse(path.read_bytes())
-    _publish(workspace, replace(standing, verdicts=verdicts_on(workspace, standing.bundle), signature=""))
+    standing = statement_of(workspace)
+    if workspace.study().gate.verdicts and standing is not None:
+        _publish(workspace, replace(standing, verdicts=verdicts_on(workspace, standing.bundle), signature=""))
 
 
 def _publish(workspace: Workspace, statement: StudentStatement) -> None:

@@ -51,15 +51,16 @@ class Room:
     @property
     def sentence(self) -> str:
         """How much of the study the pool can pay for, as a sentence."""
+        room = f"room for {self.releases} of the {self.wanted} releases that this study may need"
         if self.revoked == "here":
-            return f"pool {self.pool} of {self.site}: the site is revoked, so it answers no query of this study"
-        if self.revoked:
-            room = f"room for {self.releases} of the {self.wanted} releases that this study may need"
-            return f"pool {self.pool} of {self.site}: the site is revoked in another study; if admitted here: {room}"
-        if not self.wanted:
-            return f"pool {self.pool} of {self.site}: this study's budget for it is spent"
-        share = f"room for {self.releases} of the {self.wanted} releases that this study may need"
-        return f"pool {self.pool} of {self.site}: {share if self.releases else 'its budget for life is spent'}"
+            said = "the site is revoked, so it answers no query of this study"
+        elif self.revoked:
+            said = f"the site is revoked in another study; if admitted here: {room}"
+        elif not self.wanted:
+            said = "this study's budget for it is spent"
+        else:
+            said = room if self.releases else "its budget for life is spent"
+        return f"pool {self.pool} of {self.site}: {said}"
 
 
 def rooms(

@@ -13,6 +13,7 @@ from common.config import Study
 from common.errors import Refused
 from common.objects import write_atomically
 from common.privacy.figures import epsilon_text
+from common.wording import many
 from server.ledger.server_draws import LostDraw
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
@@ -64,11 +65,10 @@ def question(ledger: Ledger, study: Study, *, accepted: str = "") -> str | None:
     if not spoiled or spoiled[-1].row_hash == accepted:
         return None
     last = spoiled[-1]
-    sums = "1 sum" if len(last.query_ids) == 1 else f"{len(last.query_ids)} sums"
     return (
         f"a site of the roster {', '.join(last.sites)} sent a value that no honest site can send: "
-        f"the attempt at {sums} (draw {last.masks[:16]}) is spoiled, charged to all these sites "
-        "and not released. A sum does not show which site sent the value; "
+        f"the attempt at {many(len(last.query_ids), 'sum')} (draw {last.masks[:16]}) is spoiled, charged to all these "
+        "sites and not released. A sum does not show which site sent the value; "
         f"{budget_state(ledger, study)}; to fix: have the sites disclose this draw to an auditor (`consilium dispute "
         "evidence`), or revoke the suspected site (`consilium provision revoke`). Then, or if you accept the risk that "
         f"a site spoils the remaining budget: `{GO_ON}`"
