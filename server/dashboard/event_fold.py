@@ -20,6 +20,7 @@ from common.event_kinds import EVENTS, EventView, check_event, event_view
 from common.events import EVENT_SCHEMA
 from common.wording import MISSED
 from server.dashboard.quarantine import parse_json
+from server.study.run_state import RunState
 
 RECENT = 60
 READ_BYTES = 4 << 20
@@ -124,15 +125,13 @@ class RunSeen:
 
     Attributes:
         started: Time at which the run began.
+        state: Its state, by the events since it began.
         ended: Time at which it ended; None if no end is logged.
-        outcome: ``finished`` or ``failed``; None if no end is logged.
-        reason: Reason of a failure, or that a stop was requested; otherwise empty.
     """
 
     started: str
+    state: RunState
     ended: str | None = None
-    outcome: str | None = None
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,13 +283,12 @@ class EventFold:
     def _run_event(self, kind: str, time: str, event: dict[str, Any]) -> bool:
         match kind:
             case "run-started":
-                self.run = RunSeen(time)
+                self.run = RunSeen(time, RunState().after(event))
                 self.stages, self.quorum_missed, self.budget_refused = {}, None, False
             case "run-finished" | "run-failed" if self.run is not None:
-                self.run.ended, self.run.outcome = time, kind.removeprefix("run-")
-                self.run.reason = event.get("reason", "")
+                self.run.ended, self.run.state = time, self.run.state.after(event)
             case "stop-requested" if self.run is not None:
-                self.run.reason = "stop requested"
+                self.run.state = self.run.state.after(event)
             case "stage-started":
                 self.stages[event["stage"]] = StageState(total=event["total"], started=time)
             case "stage-progress":

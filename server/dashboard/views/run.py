@@ -82,12 +82,12 @@ def run_view(follower: Follower, *, now: datetime) -> RunView:
         active = next((stage for stage in stages if stage.state == "active"), None)
         words = f"Running: {active.words.lower()}." if active else "Running."
         return RunView("running", words, words, run.started, None, stages)
-    if run.outcome == "failed":
-        words = f"The last run failed: {run.reason}"
-        return RunView("failed", "Run failed", words, run.started, run.ended, stages)
-    if run.reason:
-        return RunView("stopped", "Run stopped", "The last run was stopped on request.", run.started, run.ended, stages)
-    return RunView("finished", "Run finished", "The last run finished.", run.started, run.ended, stages)
+    words = {
+        "failed": f"The last run failed: {run.state.reason}",
+        "stopped": "The last run was stopped on request.",
+        "finished": "The last run finished.",
+    }[run.state.name]
+    return RunView(run.state.name, f"Run {run.state.name}", words, run.started, run.ended, stages)
 
 
 def _stage(follower: Follower, name: str, *, now: datetime) -> StageView:

@@ -221,6 +221,16 @@ def test_a_run_that_nobody_holds_has_died_however_much_of_it_was_done(collected,
     assert "The run died" in [alarm.title for alarm in view.alarms if alarm.level == "critical"]
 
 
+def test_a_run_that_a_person_stopped_is_shown_as_stopped_also_once_it_has_ended(collected, tmp_path):
+    workspace = copy(collected, tmp_path / "study")
+    events = EventLog(workspace.events_file, study=workspace.study().id)
+    for event in ({"event": "stop-requested"}, {"event": "run-finished", "seconds": 3.0}):
+        events.emit(event.pop("event"), run="1", **event)
+    run = overview(followed(workspace), now=now()).run
+    assert (run.state, run.short, run.ended is None) == ("stopped", "Run stopped", False)
+    assert study_status(workspace).state == "stopped"
+
+
 def test_one_cause_makes_one_banner_that_leaves_nothing_out(collected, tmp_path):
     workspace = copy(collected, tmp_path / "study")
     events = EventLog(workspace.events_file, study=workspace.study().id)
