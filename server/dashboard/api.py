@@ -40,7 +40,6 @@ from server.dashboard.pictures import (
     PictureLayer,
     VolumeFacts,
     draw,
-    load_picture,
     nifti,
     read_facts,
     voxels,
@@ -646,4 +645,4 @@ def _arrays(service: DashboardService, volume: str) -> tuple[Picture, VolumeFact
     known = read_facts(service.pictures_dir, volume)
     if known is None:
         raise HTTPException(404, "the picture of this volume is not prepared yet")
-    return service.arrays(volume, known[1], lambda: load_picture(service.pictures_dir, volume)), known[0]
+    return service.arrays(volume, known[1]), known[0]

@@ -14,7 +14,7 @@ from fastapi import HTTPException
 
 from common.config import Study
 from common.errors import InvalidInput
-from server.dashboard.pictures import VolumeFacts, picture_key, read_facts
+from server.dashboard.pictures import VolumeFacts, label_hash, picture_key, read_facts, student_hash
 from server.dashboard.quarantine import read_json
 from server.dashboard.service import DashboardService
 from server.postprocess.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
@@ -166,16 +166,16 @@ def labels_page(service: DashboardService) -> LabelsPage:
     Returns:
         The page's content.
     """
-    follower, files = service.follower, service.label_files
+    follower = service.follower
     study, workspace = follower.study, follower.workspace
     decided = standing(service.decided(), study.id)
-    answers, student = follower.facts().answers, files.student()
+    answers, student = follower.facts().answers, student_hash(workspace)
     volumes = published(workspace, study)
     answered = protocol_of(study).agenda(study).labelled(answers, asked=len(volumes))
     found = []
     stale = False
     for number, volume in enumerate(volumes, start=1):
-        label = files.hash(volume)
+        label = label_hash(workspace, volume)
         known = read_facts(service.pictures_dir, volume)
         facts = known[0] if known is not None and known[0].label == label else None
         stale = stale or (label is not None and (known is None or known[1] != picture_key(label, student)))
@@ -222,9 +222,9 @@ def take_decisions(
     Raises:
         HTTPException: 404 if a volume has no label, 400 if the note is too long. Nothing is stored in these cases.
     """
-    study, files = service.follower.study, service.label_files
-    known = set(published(service.follower.workspace, study))
-    labels = {volume: files.hash(volume) if volume in known else None for volume in volumes}
+    study, workspace = service.follower.study, service.follower.workspace
+    known = set(published(workspace, study))
+    labels = {volume: label_hash(workspace, volume) if volume in known else None for volume in volumes}
     if None in labels.values():
         raise HTTPException(404, "this study has no volume with this SHA-256 whose label is decoded")
     if len(note) > MAX_NOTE_CHARACTERS:

@@ -23,7 +23,7 @@ from common.ledger.rows import SignedHead
 from common.planes import PLANES
 from common.privacy.coalitions import trade_sentences
 from server.dashboard.labels import labels_page, take_decisions
-from server.dashboard.pictures import DOWNLOADS, LAYERS, VolumeFacts, picture_key
+from server.dashboard.pictures import DOWNLOADS, LAYERS, VolumeFacts, label_hash, picture_key, student_hash
 from server.dashboard.planning import Wishes, codec_stds, wishes_of
 from server.dashboard.rows import KINDS, MAX_TEXT, RowPage, in_words, newest_head, row_detail, row_page
 from server.dashboard.screens import NAVIGATION, OnScreen
@@ -239,7 +239,7 @@ def label(
     Raises:
         HTTPException: 404 if the study has no such volume.
     """
-    service, files = screen.service, screen.service.label_files
+    service, workspace = screen.service, screen.service.follower.workspace
     everything = labels_page(service)
     index = next((i for i, one in enumerate(everything.labels) if one.volume == volume), None)
     if index is None:
@@ -249,7 +249,7 @@ def label(
     at = queue.index(volume)
     facts = {
         "one": one,
-        "version": picture_key(files.hash(volume) or "", files.student())[:8],
+        "version": picture_key(label_hash(workspace, volume) or "", student_hash(workspace))[:8],
         "labels": everything,
         "planes": _planes(one.facts, {"axial": axial, "coronal": coronal, "sagittal": sagittal}),
         "layer": layer if layer in LAYERS else "label",

@@ -14,6 +14,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,22 +131,18 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
     from common.models.fit import predict
     from server.postprocess.networks import load_student
 
-    study = workspace.study()
-    weights = workspace.student_dir / "weights.pt"
-    student_hash = sha256_file(weights) if weights.exists() else ""
+    study, student = workspace.study(), student_hash(workspace)
     model: Any = None
     doubts: dict[str, Doubt] | None = None
     made = 0
     for volume in workspace.volumes():
-        label_file = workspace.labels_dir / f"{volume}.npz"
-        if not label_file.exists():
+        if (label := label_hash(workspace, volume)) is None:
             continue
-        label = sha256_file(label_file)
-        key = picture_key(label, student_hash)
+        key = picture_key(label, student)
         if (known := read_facts(out, volume)) is not None and known[1] == key:
             continue
         image = volume_from_bytes(workspace.objects.get(volume), study.data).image
-        probabilities = read_label(label_file)
+        probabilities = read_label(workspace.labels_dir / f"{volume}.npz")
         arrays: Picture = {
             "image": grey(image[0]),
             "label": probabilities.argmax(axis=0).astype(np.uint8),
@@ -155,7 +152,7 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
         if volume in doubts:
             arrays["centre"] = doubts[volume].centre
             arrays["doubt"] = np.round(255 * doubts[volume].doubt).astype(np.uint8)
-        if student_hash:
+        if student:
             model = model or load_student(study, workspace.student_dir)
             arrays["student"] = predict(model, image).argmax(axis=0).astype(np.uint8)
         facts = summarise(volume, label, arrays, names=study.data.labels, spacing_mm=study.data.spacing_mm)
@@ -181,6 +178,36 @@ def _doubts(workspace: Workspace) -> dict[str, Doubt]:
         return {one.volume: one for one in said.doubts(draws=DRAWS)}
     except (ConsiliumError, OSError, sqlite3.Error):
         return {}
+
+
+def label_hash(workspace: Workspace, volume: str) -> str | None:
+    """Return the SHA-256 of a volume's label file.
+
+    Args:
+        workspace: The study's directory.
+        volume: SHA-256 of the volume.
+
+    Returns:
+        The hash in hexadecimal; None before the label is decoded.
+    """
+    return _hash_of(workspace.labels_dir / f"{volume}.npz")
+
+
+def student_hash(workspace: Workspace) -> str:
+    """Return the SHA-256 of the student's weights; an empty text before it is trained."""
+    return _hash_of(workspace.student_dir / "weights.pt") or ""
+
+
+def _hash_of(path: Path) -> str | None:
+    try:
+        return _hash_since(path, path.stat().st_mtime_ns)
+    except FileNotFoundError:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _hash_since(path: Path, _modified_ns: int) -> str:
+    return sha256_file(path)
 
 
 def picture_key(label: str, student: str) -> str:

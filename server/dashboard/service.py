@@ -21,9 +21,8 @@ from common.pki import expires
 from common.security_log.program import ROLE, not_accepted_of, with_backlog
 from common.supervision import standings
 from server.dashboard.jobs import Job, work
-from server.dashboard.label_files import LabelFiles
 from server.dashboard.notify import FAILED, Webhook
-from server.dashboard.pictures import Picture
+from server.dashboard.pictures import Picture, load_picture
 from server.dashboard.planning import Desk, codec_stds, planned, wishes_of
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import HandedReport, read_reports, take_report
@@ -99,7 +98,6 @@ class DashboardService:
                 lambda: certifier(root, self.certificate_dir.absolute(), self.reports_dir.absolute()),
                 now=now,
             )
-        self.label_files = LabelFiles(follower.workspace)
         self.desk = Desk()
         self._views: dict[Hashable, tuple[tuple[int, int], Any]] = {}
         self._arrays: dict[str, tuple[str, Picture]] = {}
@@ -269,7 +267,7 @@ class DashboardService:
         """Return the rows of the Studies page."""
         return self.view("studies", lambda: study_rows(self.follower))
 
-    def arrays(self, volume: str, key: str, load: Callable[[], Picture]) -> Picture:
+    def arrays(self, volume: str, key: str) -> Picture:
         """Return the arrays of a volume that the slice viewer shows.
 
         The arrays of the last few volumes stay in memory as long as their pictures do not change.
@@ -277,14 +275,13 @@ class DashboardService:
         Args:
             volume: Hash of the volume.
             key: Digest of the files from which the volume's picture was made.
-            load: Function that reads the arrays from disk.
 
         Returns:
             The arrays by name.
         """
         known = self._arrays.pop(volume, None)
         if known is None or known[0] != key:
-            known = (key, load())
+            known = (key, load_picture(self.pictures_dir, volume))
         self._arrays[volume] = known
         while len(self._arrays) > KEPT_VOLUMES:
             self._arrays.pop(next(iter(self._arrays)), None)

@@ -11,6 +11,7 @@ from statistics import median
 
 from common.privacy.calibration import noise_multiplier
 from common.privacy.figures import epsilon_text, noise_text
+from server.dashboard.event_fold import BatchState
 from server.dashboard.ledger_fold import RefusalSeen
 from server.dashboard.read_model import Follower
 from server.dashboard.views.budget import BudgetView, epsilon_of, mechanism_of, study_budget
@@ -170,23 +171,22 @@ def _batch_names(follower: Follower) -> list[str]:
 
 
 def _batch(follower: Follower, name: str) -> BatchView:
-    stored, seen = follower.ledger.batches.get(name), follower.events.batches.get(name)
-    replies = seen.replies if seen else []
-    slowest = max(replies, key=lambda reply: reply[1], default=None)
-    accepted = sum(reason == "accepted" for reason in seen.accepted.values()) if seen else 0
+    stored, seen = follower.ledger.batches.get(name), follower.events.batches.get(name, BatchState(""))
+    slowest = max(seen.replies, key=lambda reply: reply[1], default=None)
+    accepted = sum(reason == "accepted" for reason in seen.accepted.values())
     return BatchView(
         id=name,
-        time=stored.time if stored else seen.time if seen else "",
+        time=stored.time if stored else seen.time,
         answers=stored.answers if stored else 0,
-        refused=seen.refused if seen else 0,
+        refused=seen.refused,
         accepted=max(accepted, len(stored.roster) if stored else 0),
-        offered=len(seen.accepted) if seen else 0,
+        offered=len(seen.accepted),
         quorum=follower.study.privacy.quorum,
-        quorum_missed=bool(seen and seen.quorum_missed and not stored),
-        attempts=seen.attempts if seen else 0,
+        quorum_missed=seen.quorum_missed and not stored,
+        attempts=seen.attempts,
         first_row=stored.first_row if stored else None,
         last_row=stored.last_row if stored else None,
-        median_s=median(seconds for _, seconds in replies) if replies else None,
+        median_s=median(seconds for _, seconds in seen.replies) if seen.replies else None,
         slowest_s=slowest[1] if slowest else None,
         slowest=slowest[0] if slowest else None,
     )
