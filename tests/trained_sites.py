@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from client.records.lock import writing
 from client.training.site import plan_site, site_report
-from client.training.task import Crash, OnProgress, RunVoters, SiteReport, VoterOutcome, VoterTask
+from client.training.task import Crash, OnProgress, SiteReport, VoterOutcome, VoterTask
 from client.training.voter import train_voter
 from common.data.dataset import Dataset
 
 
-def one_after_another(tasks: Sequence[VoterTask], on_progress: OnProgress) -> list[VoterOutcome | Crash]:
+def one_after_another(tasks: Sequence[VoterTask], on_progress: OnProgress, **_jobs: int) -> list[VoterOutcome | Crash]:
     """Train the voters in this process; an unexpected error in one ends all."""
     return [train_voter(task, on_step=partial(on_progress, place)) for place, task in enumerate(tasks)]
 
@@ -23,7 +23,7 @@ def train_site(
     dataset: Dataset,
     *,
     teachers: Path,
-    run: RunVoters = one_after_another,
+    run: Callable[[Sequence[VoterTask], OnProgress], list[VoterOutcome | Crash]] = one_after_another,
     on_progress: OnProgress = lambda voter, step, loss: None,
     **of: Any,
 ) -> SiteReport:

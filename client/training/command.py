@@ -259,7 +259,7 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
             on_warning(warning)
         record_trainings(options.site_dir, tasks, again=options.again, identity=dataset.patient_identity)
         with progress(len(tasks), tasks[0].steps) as on_progress:
-            report = site_report(side_by_side(options.jobs or default_jobs(len(tasks)))(tasks, on_progress))
+            report = site_report(side_by_side(tasks, on_progress, jobs=options.jobs or default_jobs(len(tasks))))
         record_trained(options.site_dir, tasks, report)
         cases = record_cases(options.site_dir / "teachers", dataset, report.problems)
     for pair in cases.doubled:

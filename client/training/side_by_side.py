@@ -19,7 +19,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from client.training.task import Crash, OnProgress, RunVoters, VoterOutcome, VoterTask
+from client.training.task import Crash, OnProgress, VoterOutcome, VoterTask
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES
 from common.errors import InvalidInput
 
@@ -41,27 +41,6 @@ def default_jobs(voters: int) -> int:
     return max(1, min(voters, cores))
 
 
-def side_by_side(jobs: int) -> RunVoters:
-    """Return a function that trains voters in parallel processes.
-
-    Args:
-        jobs: Largest number of processes at once.
-
-    Returns:
-        The function; it returns one outcome or crash for each task, in order.
-
-    Raises:
-        InvalidInput: If ``jobs`` is below 1.
-    """
-    if jobs < 1:
-        raise InvalidInput("jobs", value=jobs, limit="1 or more")
-
-    def run(tasks: Sequence[VoterTask], on_progress: OnProgress) -> list[VoterOutcome | Crash]:
-        return _run(tasks, jobs=jobs, on_progress=on_progress)
-
-    return run
-
-
 @dataclass(slots=True)
 class _Process:
     """A training process and the position of the task it is working on."""
@@ -71,7 +50,22 @@ class _Process:
     place: int | None = None
 
 
-def _run(tasks: Sequence[VoterTask], *, jobs: int, on_progress: OnProgress) -> list[VoterOutcome | Crash]:
+def side_by_side(tasks: Sequence[VoterTask], on_progress: OnProgress, *, jobs: int) -> list[VoterOutcome | Crash]:
+    """Train voters in parallel processes.
+
+    Args:
+        tasks: The voters' trainings.
+        on_progress: Called after every step with the position of the voter's task.
+        jobs: Largest number of processes at once.
+
+    Returns:
+        One outcome or crash for each task, in order.
+
+    Raises:
+        InvalidInput: If ``jobs`` is below 1.
+    """
+    if jobs < 1:
+        raise InvalidInput("jobs", value=jobs, limit="1 or more")
     results: dict[int, VoterOutcome | Crash] = {}
     waiting = list(range(len(tasks)))[::-1]
     running: list[_Process] = []

@@ -7,7 +7,7 @@ need not load it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,7 +160,3 @@ OnProgress = Callable[[int, int, float], None]
 """Called after every step with the position of the voter's task, the number of its steps done, and the step's loss.
 
 The loss is nan if an earlier teacher is kept."""
-
-
-RunVoters = Callable[[Sequence[VoterTask], OnProgress], list[VoterOutcome | Crash]]
-"""Trains tasks and returns their results in the same order; the progress callback receives a task's position."""

@@ -72,7 +72,7 @@ def train_all(
             steps[place] = step
             on_steps(sum(steps.values()), sum(task.steps for task in tasks))
 
-        outcomes = iter(side_by_side(processes)(tasks, on_step))
+        outcomes = iter(side_by_side(tasks, on_step, jobs=processes))
         reports = {}
         for name in sites:
             own = list(islice(outcomes, len(planned[name])))

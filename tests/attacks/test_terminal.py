@@ -292,7 +292,7 @@ def test_nothing_from_elsewhere_acts_on_a_terminal(
     world: World, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("client.site.fetch.PAUSE_S", 0)
-    monkeypatch.setattr("client.training.command.side_by_side", lambda jobs: one_after_another)
+    monkeypatch.setattr("client.training.command.side_by_side", one_after_another)
     monkeypatch.setenv("COLUMNS", "100")
     for words in FOREIGN[command](world):
         monkeypatch.setattr(sys, "argv", ["consilium", *command.split(), *words])

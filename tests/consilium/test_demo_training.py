@@ -25,7 +25,7 @@ def make_site(folder: Path, *, synthetic: bool) -> Path:
 
 
 def test_a_demo_deals_other_data_than_phantoms_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "side_by_side", lambda _processes: one_after_another)
+    monkeypatch.setattr(training, "side_by_side", one_after_another)
     monkeypatch.setattr(training, "record_trainings", lambda *_given, **_options: None)
     sites = {name: make_site(tmp_path / name, synthetic=name != "real") for name in ("one", "real", "two")}
     reports = training.train_all(sites, seed=5, processes=1, on_steps=lambda done, total: None)

@@ -147,7 +147,7 @@ class Hospital:
         options = replace(PRIVATE, epsilon=epsilon) if private else PrivateOptions()
         self._agree()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(command, "side_by_side", lambda jobs: self._run(left, tuple(crash)))
+            patch.setattr(command, "side_by_side", self._run(left, tuple(crash)))
             try:
                 command.train(
                     TrainOptions(self.site, private=options, again=again),
@@ -158,7 +158,7 @@ class Hospital:
                 return
 
     def _run(self, left: list[int], crash: tuple[int, ...]) -> Callable[..., list[VoterOutcome | Crash]]:
-        def run(tasks: Sequence[VoterTask], on_progress: OnProgress) -> list[VoterOutcome | Crash]:
+        def run(tasks: Sequence[VoterTask], on_progress: OnProgress, *, jobs: int) -> list[VoterOutcome | Crash]:
             return [
                 Crash(task.voter, "killed") if task.voter in crash else self._voter(task, left, on_progress)
                 for task in tasks

@@ -41,7 +41,7 @@ STUDY = study_toml("core", teacher=TEACHER)
 def _in_this_process() -> Iterator[None]:
     """A process of its own for each voter, with torch loaded anew, is for the tests of the processes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("client.training.command.side_by_side", lambda _jobs: one_after_another)
+        patch.setattr("client.training.command.side_by_side", one_after_another)
         yield
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def run(data: Dataset, teachers: Path, *, jobs: int, on_progress=lambda voter, s
         recipe=RECIPE,
         voters=3,
         seed=3,
-        run=side_by_side(jobs),
+        run=partial(side_by_side, jobs=jobs),
         on_progress=on_progress,
     )
 
@@ -143,4 +144,4 @@ def test_the_number_of_processes_is_bounded_by_voters_and_cores() -> None:
     assert default_jobs(1) == 1
     assert 1 <= default_jobs(10_000) <= (os.cpu_count() or 1)
     with pytest.raises(InvalidInput, match="jobs"):
-        side_by_side(0)
+        side_by_side((), lambda *_: None, jobs=0)

@@ -444,7 +444,7 @@ def test_the_command_prints_json_and_names_a_bad_case_on_the_sites_own_terminal(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trained in this process: those of several have tests of their own, and each takes seconds to load torch."""
-    monkeypatch.setattr("client.training.command.side_by_side", lambda jobs: one_after_another)
+    monkeypatch.setattr("client.training.command.side_by_side", one_after_another)
     (tmp_path / "study.toml").write_text(STUDY)
     dataset.cases[0].image.write_bytes(b"broken")
     arguments = ["--data", str(tmp_path / "set"), "--study", str(tmp_path / "study.toml"), "--site-dir"]
