@@ -201,20 +201,7 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
                     limit=", ".join(ways_with(public=False)),
                     remedy="choose one of these, or adapt after this site has answered a query",
                 )
-            seen = patients_seen(config.books_dir, [patient.name for patient in material.patients])
-            return _adapt(
-                options,
-                study,
-                bundle,
-                material,
-                terms,
-                seen,
-                before=before,
-                folder=folder,
-                out=out,
-                report=report,
-                progress=progress,
-            )
+            return _adapt(options, config, study, bundle, material, terms, before, out, report, progress)
 
 
 def _scored_before(
@@ -324,14 +311,12 @@ def _recipe_for(bundle: Bundle, study: Study, options: AdaptOptions) -> Training
 
 def _adapt(
     options: AdaptOptions,
+    config: SiteConfig,
     study: Study,
     bundle: Bundle,
     material: Material,
     terms: Terms,
-    seen: Mapping[str, Sequence[str]],
-    *,
     before: Before,
-    folder: Path,
     out: Path,
     report: Path,
     progress: Progress,
@@ -342,14 +327,14 @@ def _adapt(
     trainings = {training for way in ways_with(public=bool(terms.public)) for training in TRAININGS[way]}
     most = len(TRAININGS[options.way]) if options.way is not None else max(map(len, TRAININGS.values()))
     with progress(terms.recipe.steps * (folds * len(trainings) + most)) as on_step:
-        make = partial(Networks, terms, folder / KEPT, on_step=on_step)
+        make = partial(Networks, terms, options.site_dir / FOLDER / KEPT, on_step=on_step)
         checked = cross_validated(patients, make, terms, before=before.rows)
         means = checked.means()
         way = options.way or chosen_way(checked, default=default)
         network = make(_scans(patients)).of(way)
     figures = tuple(_figures(way, checked.dice[way], study.data.structures) for way in checked.dice)
     result = Adapted(
-        site=load_site(options.site_dir).site,
+        site=config.site,
         way=way,
         forced=options.way is not None,
         patients=len(patients),
@@ -371,8 +356,9 @@ def _adapt(
         unfit=before.fit.sentence,
         no_teachers=before.no_teachers if folds else "",
     )
+    seen = patients_seen(config.books_dir, [patient.name for patient in patients])
     write_seen_bundle(out, network, result, study=study, bundle=bundle, recipe=terms.recipe, seen=seen)
-    make = partial(Networks, terms, folder / KEPT, on_step=lambda steps, loss: None)
+    make = partial(Networks, terms, options.site_dir / FOLDER / KEPT, on_step=lambda steps, loss: None)
 
     def unseen(place: int) -> Bundle:
         if not folds:
