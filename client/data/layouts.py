@@ -21,6 +21,7 @@ from common.config import DataConfig
 from common.data.access import entries, is_closed
 from common.data.dataset import Case, Dataset, Problem
 from common.data.dicom_labels import ENDING
+from common.data.msd import case_of_channels
 from common.data.patients import counted_once, find_table, with_patients
 from common.errors import InvalidInput
 from common.names import comparable, contrast, is_utf8
@@ -355,12 +356,13 @@ def match_study(
         try:
             own = _own_pairs(case, data, given) if case.label_names else pairs
             ordered = _in_order(case, dataset, data, channels or {}, order)
+        except InvalidInput as error:
+            ordered = Problem(case.id, error.without_value)
+        if isinstance(ordered, Problem):
+            problems.append(ordered)
+        else:
             named = structures if _is_dicom(case) else ()
             cases.append(replace(ordered, label_map=own, absent=places, structures=named))
-        except InvalidInput as error:
-            problems.append(Problem(case.id, error.without_value))
-        except _Unusable as error:
-            problems.append(Problem(case.id, error.reason))
     return replace(
         dataset,
         labels=data.labels,
@@ -418,16 +420,10 @@ def _places(absent: Sequence[str], data: DataConfig) -> tuple[int, ...]:
     return places
 
 
-class _Unusable(Exception):
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 def _in_order(
     case: Case, dataset: Dataset, data: DataConfig, mapping: Mapping[str, str], order: tuple[int, ...] | None
-) -> Case:
-    """Return the case with the study's channels in the study's order.
+) -> Case | Problem:
+    """Return the case with the study's channels in the study's order, or why it has not one file for each.
 
     If ``order`` is None, channels are matched by the names of the case's own files.
     """
@@ -440,14 +436,11 @@ def _in_order(
         return case if order == tuple(range(len(names))) else replace(case, channel_order=order)
     wanted = tuple(names[i] for i in order)
     files = {name: [path for own, path in case.channel_files if own == name] for name in wanted}
-    missing = next((name for name in wanted if not files[name]), None)
-    if missing is not None:
-        raise _Unusable(f"the image of channel {missing} is missing; to fix: put it beside the others")
+    first = {number: files[name][0] for number, name in enumerate(wanted) if files[name]}
     doubled = next((name for name in wanted if len(files[name]) > 1), None)
-    if doubled is not None:
-        raise _Unusable(several(f"{doubled} images", doubled, files[doubled]))
-    own = tuple((name, files[name][0]) for name in wanted)
-    return replace(case, image=own[0][1], channel_files=own if len(own) > 1 else ())
+    if doubled is not None and len(first) == len(wanted):
+        return Problem(case.id, several(f"{doubled} images", doubled, files[doubled]))
+    return case_of_channels(case, first, wanted)
 
 
 def _given_labels(data: DataConfig, mapping: Mapping[str, str]) -> dict[str, int]:
