@@ -12,18 +12,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from common.canonical import check_schema, digest
+from common.canonical import check_hash, check_schema, digest
 from common.data_config import DataConfig as DataConfig
 from common.errors import InvalidInput
-from common.pool_config import PoolConfig
 from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import HONEST_SITES, MAX_VOTERS_PER_SITE, AccountantName, Budget, Relation, Unit
 from common.protocol_terms import ProtocolTerms, asked_by, asked_by_one_that, protocol_name, terms_of
 from common.reading import MAX_TOML_BYTES, as_path, parse_toml, parsing, read_text
-from common.sections import as_said, check_ranges, check_types, no_unknown, read_section
-from common.start_config import StartConfig as StartConfig
+from common.sections import TomlSection, check_ranges, check_types, no_unknown, read_section
 from common.stated_budget import StatedBudget
 
 STUDY_SCHEMA = 1
@@ -137,7 +135,7 @@ _SEALED_ALONE = ("aggregation", "colluders", "spare_draws")
 
 
 @dataclass(frozen=True, slots=True)
-class CodecConfig:
+class CodecConfig(TomlSection):
     """A study's codec, the settings for fitting it on public label maps, and the query protocol.
 
     Attributes:
@@ -155,6 +153,8 @@ class CodecConfig:
     >>> c.CodecConfig(protocol="appearance").protocol_name
     'appearance'
     """
+
+    LATER: ClassVar = ("protocol", "paired", "dimension")
 
     name: str = "pca"
     radius: float = 1.0
@@ -188,19 +188,13 @@ class CodecConfig:
         """Requirements of the protocol; raises InvalidInput if the protocol is not registered."""
         return terms_of(self.protocol_name)
 
-    def to_table(self) -> dict[str, Any]:
-        """Return the section as a table. Keys added after version 0.1.0 are left out if they have their default, so
-        existing study ids do not change.
-        """
-        return as_said(self, ("protocol", "paired", "dimension"))
-
 
 AUGMENTATIONS = ("smooth", "wide", "wide-mirror", "rotate-mirror")
 NETWORKS = ("unet", "residual", "paper-unet", "dynunet")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TrainingConfig:
+class TrainingConfig(TomlSection):
     """The recipe of the teachers or of the student: network and optimiser. It changes no guarantee.
 
     Attributes:
@@ -219,6 +213,8 @@ class TrainingConfig:
     >>> c.TrainingConfig(channels=(8, 16), steps=100).learning_rate
     0.01
     """
+
+    LATER: ClassVar = ("network", "modality_dropout")
 
     channels: tuple[int, ...] = (16, 32, 64)
     steps: int = 300
@@ -282,24 +278,13 @@ class TrainingConfig:
                 remedy="choose a larger size, or fewer training channels",
             )
 
-    def to_table(self) -> dict[str, Any]:
-        """Return the section's keys and values.
-
-        Keys that later versions added are left out if they have their default, so the ids of earlier trainings do not
-        change.
-        """
-        return as_said(self, ("network", "modality_dropout"))
-
-    def __repr__(self) -> str:
-        return f"TrainingConfig({', '.join(f'{name}={value!r}' for name, value in self.to_table().items())})"
-
 
 STUDENT_RECIPE = TrainingConfig(steps=600, learning_rate=2e-3)
 """Default recipe of the student. Its labels are noisy, so it takes more and smaller steps than a teacher."""
 
 
 @dataclass(frozen=True, slots=True)
-class CollectionConfig:
+class CollectionConfig(TomlSection):
     """Settings by which the server collects answers from the sites. They change no guarantee.
 
     Attributes:
@@ -322,13 +307,9 @@ class CollectionConfig:
         ranges = {"batch_size": (1, 500), "offer_deadline_s": week, "deadline_s": week, "patience_s": week}
         check_ranges(self, ranges, where="collection")
 
-    def to_table(self) -> dict[str, Any]:
-        """Return the section's keys and values."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class GateConfig:
+class GateConfig(TomlSection):
     """The condition under which a student is released.
 
     A verdict is one word of a hospital about the student's results on its own cases. No ε bounds what a verdict
@@ -339,15 +320,67 @@ class GateConfig:
             released when it is exported.
     """
 
+    LATER: ClassVar = ("verdicts",)
+
     verdicts: int = 0
 
     def __post_init__(self) -> None:
         check_types(self, where="gate")
         check_ranges(self, {"verdicts": (0, 10_000)}, where="gate")
 
-    def to_table(self) -> dict[str, Any]:
-        """Return the section's keys and values, without keys that have their default."""
-        return as_said(self, ("verdicts",))
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig(TomlSection):
+    """The budget, for all studies together, of every patient pool that this study is the first to admit.
+
+    Attributes:
+        epsilon: ε that all studies together may spend, at the study's δ and by its accountant; at least the study's own
+            ε. 0 stands for the study's own ε; this study may then spend the whole budget.
+    """
+
+    LATER: ClassVar = ("epsilon",)
+
+    epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_types(self, where="pool")
+        if self.epsilon < 0:
+            raise InvalidInput(
+                "pool.epsilon", value=self.epsilon, limit="at least the study's own ε, or 0 to use the study's own ε"
+            )
+
+
+MAX_START_NAME = 80
+
+
+@dataclass(frozen=True, slots=True)
+class StartConfig(TomlSection):
+    """The network that the study's teachers, student and controls begin from, if the consortium supplies one.
+
+    It is identified by the hash of its weights. Hospitals see all fields on the consent sheet.
+
+    Attributes:
+        weights: SHA-256 of the weights' file in hex; empty without such a network.
+        name: The consortium's name for the network.
+        study: Id of the study whose student the network is; empty for any other network.
+    """
+
+    LATER: ClassVar = ("weights", "name", "study")
+
+    weights: str = ""
+    name: str = ""
+    study: str = ""
+
+    def __post_init__(self) -> None:
+        check_types(self, where="start")
+        for value in filter(None, (self.weights, self.study)):
+            check_hash(value)
+        if not self.weights and (self.name or self.study):
+            raise InvalidInput("start.weights is missing", remedy="give the SHA-256 of the network's weights")
+        if len(self.name) > MAX_START_NAME or not self.name.isprintable():
+            raise InvalidInput(
+                "start.name", value=self.name[:MAX_START_NAME], limit=f"at most {MAX_START_NAME} printable characters"
+            )
 
 
 _SECTIONS: dict[str, type[Any]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from common.errors import InvalidInput
 from common.names import (
@@ -20,7 +20,7 @@ from common.names import (
     region_members,
     region_names,
 )
-from common.sections import as_said, check_types
+from common.sections import TomlSection, check_types
 
 MAX_GRID_VOXELS = 1 << 24
 MAX_LABELS = 256
@@ -29,7 +29,7 @@ NORMALISATIONS = ("volume", "nonzero")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DataConfig:
+class DataConfig(TomlSection):
     """The format to which every volume is converted: RAS+ orientation, one spacing and one grid.
 
     Attributes:
@@ -44,6 +44,8 @@ class DataConfig:
         finer: Factor between the student's resolution and the queries'. The student is trained and scored on a grid
             with this many times the voxels on each axis.
     """
+
+    LATER: ClassVar = ("regions", "normalisation", "finer")
 
     labels: tuple[str, ...]
     spacing_mm: tuple[float, float, float]
@@ -109,14 +111,3 @@ class DataConfig:
         check_distinct(self.labels, what="data.labels", form=comparable)
         check_distinct(self.channels, what="data.channels", form=contrast)
         check_distinct(region_names(self.regions), what="data.regions", form=comparable)
-
-    def to_table(self) -> dict[str, Any]:
-        """Return the section's keys and values.
-
-        Keys that later versions added are left out if they have their default, so the ids of earlier studies do not
-        change.
-        """
-        return as_said(self, ("regions", "normalisation", "finer"))
-
-    def __repr__(self) -> str:
-        return f"DataConfig({', '.join(f'{name}={value!r}' for name, value in self.to_table().items())})"

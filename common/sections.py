@@ -10,10 +10,36 @@ import dataclasses
 import sys
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, ClassVar, cast
 
 from common.errors import InvalidInput
 from common.reading import parsing
+
+
+class TomlSection:
+    """One section of a study's file, a frozen dataclass.
+
+    Attributes:
+        LATER: Names of fields that later versions added.
+    """
+
+    __slots__ = ()
+    LATER: ClassVar[tuple[str, ...]] = ()
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the section's keys and values, without :attr:`LATER` ones that have their default value.
+
+        Hashes and ids of existing sections therefore do not change when a version adds a field.
+        """
+        return {
+            one.name: value
+            for one in dataclasses.fields(cast(Any, self))
+            if (value := getattr(self, one.name)) != one.default or one.name not in self.LATER
+        }
+
+    def __repr__(self) -> str:
+        """Return the call that makes the section; the identities of trainings contain it."""
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.to_table().items())})"
 
 
 def read_section(kind: type[Any], table: object, *, where: str) -> Any:
@@ -135,20 +161,3 @@ def meant(word: str, known: Collection[str]) -> str:
     """
     near = get_close_matches(str(word)[:64], sorted(known), n=1)
     return f"did you mean '{near[0]}'?" if near else "take it out"
-
-
-def as_said(config: Any, later: tuple[str, ...]) -> dict[str, Any]:
-    """Return a section's fields, without those that later versions added and that have their default value.
-
-    Hashes and ids of existing sections therefore do not change when a version adds a field.
-
-    Args:
-        config: The section.
-        later: Names of fields that later versions added.
-
-    Returns:
-        Values by name.
-    """
-    fields = {one.name: one.default for one in dataclasses.fields(config)}
-    values = {name: getattr(config, name) for name in fields}
-    return {name: value for name, value in values.items() if name not in later or value != fields[name]}

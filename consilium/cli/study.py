@@ -18,6 +18,7 @@ from common.config import (
     CodecConfig,
     DataConfig,
     GateConfig,
+    PoolConfig,
     PrivacyConfig,
     StartConfig,
     Study,
@@ -27,7 +28,6 @@ from common.config import (
 from common.data.msd import nifti_files, read_dataset
 from common.errors import InvalidInput
 from common.plain import joined
-from common.pool_config import PoolConfig
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
 from consilium.cli.say import console, interruptible, json_text, say

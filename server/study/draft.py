@@ -11,9 +11,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.config import GateConfig, Study, parse_study, usual_aggregation
+from common.config import GateConfig, PoolConfig, Study, parse_study, usual_aggregation
 from common.errors import InvalidInput
-from common.pool_config import PoolConfig
 from common.reading import parse_toml
 from common.study_mechanism import pool_sentence, usual_pool_epsilon, usual_verdicts
 

@@ -14,13 +14,12 @@ from pathlib import Path
 import torch
 
 from common.canonical import check_hash, sha256_bytes
-from common.config import DataConfig, Study, TrainingConfig
+from common.config import MAX_START_NAME, DataConfig, StartConfig, Study, TrainingConfig
 from common.errors import InvalidInput
 from common.models.bundle import SEEN_WEIGHTS, open_bundle
 from common.models.student_bundle import PRIVACY, WEIGHTS
 from common.models.unet import network_for, weights_from_bytes
 from common.objects import MAX_OBJECT_BYTES, read_regular
-from common.start_config import MAX_NAME, StartConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def read_given(path: Path, data: DataConfig) -> GivenStart:
     """
     if path.is_file():
         content = read_regular(path, most_bytes=MAX_OBJECT_BYTES)
-        return GivenStart(StartConfig(sha256_bytes(content), path.name[:MAX_NAME]), content)
+        return GivenStart(StartConfig(sha256_bytes(content), path.name[:MAX_START_NAME]), content)
     if (path / SEEN_WEIGHTS).exists():
         raise InvalidInput(
             "the given network has seen a hospital's patients and must not leave that hospital",
@@ -124,7 +123,7 @@ def read_given(path: Path, data: DataConfig) -> GivenStart:
             )
     content = read_regular(path / WEIGHTS, most_bytes=MAX_OBJECT_BYTES)
     study = _study_of(path)
-    name = f"student of the study {study[:16]}" if study else path.resolve().name[:MAX_NAME]
+    name = f"student of the study {study[:16]}" if study else path.resolve().name[:MAX_START_NAME]
     config = StartConfig(sha256_bytes(content), name, study)
     return GivenStart(config, content, bundle.recipe, tuple(bundle.data.spacing_mm))
 

@@ -17,13 +17,12 @@ from client.policy import load_site
 from client.site.enrolment import SiteKit, create_site, join_site
 from client.site.registry import Registry
 from common.admission import JoinRequest, read_request, write_request
-from common.config import Study
+from common.config import PoolConfig, Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.events import read_events
 from common.ledger.charges import RosterEntry
 from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.node_auth import read_admitted
-from common.pool_config import PoolConfig
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import Protection, Relation, Unit
 from consilium.cli.provision import provision_app

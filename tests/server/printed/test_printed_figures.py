@@ -437,7 +437,7 @@ SOURCES = {
     ),
     "an event, as of its time": ("server/aggregation/aggregator.py", "common/event_kinds.py"),
     "a declaration, or why one is refused": (
-        *("common/config.py", "common/pool_config.py", "consilium/in_process.py"),
+        *("common/config.py", "consilium/in_process.py"),
         *("common/ledger/charges.py", "common/ledger/server_state.py"),
         "server/study/create_study.py",
     ),

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from common.config import GateConfig, load_study, parse_study, render_study
+from common.config import GateConfig, PoolConfig, load_study, parse_study, render_study
 from common.errors import InvalidInput
 from common.ledger.keys import create_signing_key
-from common.pool_config import PoolConfig
 from consilium.cli.study import study_app
 from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
