@@ -106,7 +106,7 @@ class KeepsCodes(SiteFile):
             LedgerCorrupt: If the stored bytes are not those on record.
         """
         check_hash(query_id)
-        if not self._current_books.teachers.code_stands(query_id):
+        if not self.books.teachers.code_stands(query_id):
             return None
         seq, record = self._books.teachers.codes[query_id].seq, self._code_record(query_id)
         found = self._chain.payload(query_id)

@@ -47,14 +47,6 @@ class DisclosedDraw:
 class KeepsDisclosures(SiteFile):
     """The part of a site's ledger that records which mask keys were disclosed, and to which auditor."""
 
-    def disclosures(self) -> tuple[DisclosureRecord, ...]:
-        """Return every disclosure on record, in order.
-
-        Returns:
-            The records.
-        """
-        return tuple(self._current_books.sealed.disclosed)
-
     def look_at_draw(self, named: str) -> DisclosedDraw:
         """Compute the privacy cost of disclosing a draw's mask key to an auditor; record nothing.
 

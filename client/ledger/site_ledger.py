@@ -175,7 +175,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         Returns:
             True if the study is on record and the hospital consented to it.
         """
-        if study_id not in self._current_books.studies:
+        if study_id not in self.books.studies:
             return False
         answered = self._books.reservations.newest_in(study_id) is not None
         return answered or any(study == study_id for study, _, _ in self._consents_by_name())
@@ -250,7 +250,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         Returns:
             ``unknown-study``, ``pause``, ``withdraw`` or ``alarm``; None if the study may be answered.
         """
-        if study_id not in self._current_books.studies:
+        if study_id not in self.books.studies:
             return "unknown-study"
         return self._books.paused.get(study_id) or ("alarm" if self._books.alarms else None)
 
@@ -266,7 +266,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
         Raises:
             InvalidInput: If no study or several match.
         """
-        studies = self._current_books.studies
+        studies = self.books.studies
         found = [studies[name]] if name in studies else [t for t in studies.values() if name in ("", t.name)]
         if not found and len(name) >= 6:
             found = [terms for terms in studies.values() if terms.id.startswith(name)]
@@ -429,7 +429,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
                 receipts show that every charged release was made.
         """
         check_hash(query_id)
-        reservation = self._current_books.reservations.get(query_id)
+        reservation = self.books.reservations.get(query_id)
         if reservation is None or not self._books.is_for(
             reservation, study_id=study_id, ledger=ledger, sealing_key=sealing_key
         ):
@@ -479,7 +479,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
             The figures.
         """
         return site_facts(
-            self._current_books,
+            self.books,
             site=site,
             today=format_time(self._chain.clock())[:10],
             doubt=self.doubt(),

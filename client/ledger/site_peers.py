@@ -47,7 +47,7 @@ class KeepsPeers(SiteFile):
         Returns:
             The key in hex by site name.
         """
-        return dict(self._current_books.sealed.peers.get(study_id, {}))
+        return dict(self.books.sealed.peers.get(study_id, {}))
 
     def _note_peer(self, record: PeerRecord) -> None:
         with self._writing():

@@ -170,17 +170,6 @@ class KeepsReceipts(SiteFile):
         self._catch_up()
         return tuple({**self._books.alarms, **self._books.asked_again})
 
-    def server_ledger(self, study_id: str) -> str | None:
-        """Return the server ledger from which a study's receipts came.
-
-        Args:
-            study_id: The study.
-
-        Returns:
-            Its id; None if no receipt of the study was accepted.
-        """
-        return self._current_books.lines.get(study_id)
-
     def held(self, ledger_id: str) -> Position:
         """Return the newest row of a server's ledger for which this site has a receipt.
 
@@ -191,7 +180,7 @@ class KeepsReceipts(SiteFile):
             The row's number and hash. They are (0, zeros) if there is no receipt, and after :meth:`recover` until the
             restored ledger sends one.
         """
-        known = self._current_books.known.get(ledger_id)
+        known = self.books.known.get(ledger_id)
         return START if known is None or known.recovering else known.position
 
     def server_heads(self) -> dict[str, tuple[int, str]]:
@@ -200,7 +189,7 @@ class KeepsReceipts(SiteFile):
         Returns:
             Row and hash by ledger id.
         """
-        known = self._current_books.known
+        known = self.books.known
         return {ledger_id: (known[ledger_id].position.seq, known[ledger_id].position.hash) for ledger_id in known}
 
     def receipts(self, *, evidence: bool = False) -> tuple[Receipt, ...]:

@@ -25,7 +25,6 @@ from common.ledger.teacher_records import (
     TrainingRecord,
 )
 from common.privacy.patient_guarantee import Training, Trainings
-from common.privacy.training import TrainingEvent
 
 
 class KeepsTeachers(SiteFile):
@@ -64,25 +63,19 @@ class KeepsTeachers(SiteFile):
                 self._chain.drop_payloads(before=self._books.teachers.last_withdrawal)
             self._chain.settle()
 
-    def record_training(
-        self, training_id: str, *, voter: int, deal: str, strategy: str, event: TrainingEvent | None
-    ) -> bool:
+    def record_training(self, training: TrainingRecord) -> bool:
         """Charge a voter's training before its first step.
 
         Args:
-            training_id: Id of the training's journal.
-            voter: The voter.
-            deal: The ledger's name of the deal (assignment of patients to voters) that the training uses.
-            strategy: Name of the strategy.
-            event: Everything the training may spend; None for a training without a guarantee of its own.
+            training: The training, with everything it may spend.
 
         Returns:
             False if the training is on record already; then no row is added.
         """
         with self._writing():
-            if training_id in self._books.teachers.trainings:
+            if training.training_id in self._books.teachers.trainings:
                 return False
-            self._append(TrainingRecord(training_id, voter, deal, strategy, () if event is None else (event,)))
+            self._append(training)
         return True
 
     def record_drawn(self, training_id: str, steps: int, *, after: int) -> None:
@@ -145,17 +138,6 @@ class KeepsTeachers(SiteFile):
         began, _ = self._books.teachers.trainings[training_id]
         return max(self._books.restored_at, default=0) > began
 
-    def made(self, training_id: str) -> frozenset[str]:
-        """Return the teachers that a training made.
-
-        Args:
-            training_id: Id of a training on record.
-
-        Returns:
-            Their hashes; empty until the training is finished.
-        """
-        return self._current_books.teachers.made(training_id)
-
     def record_deal(self, deal: str, seats: Mapping[int, str], *, voters: int) -> None:
         """Record which patient is in each slot of a deal, before any training uses it.
 
@@ -174,36 +156,6 @@ class KeepsTeachers(SiteFile):
             missing = self._books.teachers.deals.missing(record)
             if missing:
                 self._append(DealRecord(deal, voters, missing))
-
-    def deals_of_trainings(self, *, before: int) -> frozenset[str]:
-        """Return the deals (assignments of patients to voters) of all trainings recorded before a ledger row.
-
-        Args:
-            before: Number of that row.
-
-        Returns:
-            Names of the deals.
-        """
-        return frozenset(one.deal for row, one in self._current_books.teachers.trainings.values() if row < before)
-
-    def seats(self, deal: str) -> Mapping[int, str]:
-        """Return the patient in each slot of a deal (assignment of patients to slots), by the newest records.
-
-        Args:
-            deal: Name of the deal.
-
-        Returns:
-            Keyed hash by slot; empty for a deal that is not on record.
-        """
-        return dict(self._current_books.teachers.deals.seats(deal))
-
-    def withdrawn_patients(self) -> tuple[tuple[int, PatientRecord], ...]:
-        """Return every withdrawal of a patient.
-
-        Returns:
-            Row number and record of each.
-        """
-        return tuple(self._current_books.teachers.patients.values())
 
     def record_trained(self, training_id: str, served: str, *, dealt: str | None = None) -> None:
         """Record that a training is finished and which teacher it made. If both are on record already, add no row.
@@ -242,32 +194,6 @@ class KeepsTeachers(SiteFile):
             if not self._books.teachers.brought(voter, served):
                 self._append(ForeignRecord(voter, served, brought))
 
-    def is_foreign(self, voter: int, served: str) -> bool:
-        """Tell whether this voter's teacher is on record as added from elsewhere, before or after a withdrawal.
-
-        Args:
-            voter: The voter.
-            served: Hash of the teacher.
-
-        Returns:
-            True if it is on record.
-        """
-        return (voter, served) in self._current_books.teachers.foreign
-
-    def brought_votes(self, voter: int, served: str) -> bool:
-        """Tell whether a teacher from elsewhere was added after the last withdrawal of a patient.
-
-        A teacher added earlier may contain that patient and must not vote.
-
-        Args:
-            voter: The voter.
-            served: Hash of the teacher.
-
-        Returns:
-            True if it may vote.
-        """
-        return self._current_books.teachers.brought(voter, served)
-
     def was_trained(self, voter: int, served: str, *, deal: str) -> bool:
         """Tell whether a training on record made this teacher, for this voter and with this deal.
 
@@ -282,7 +208,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             True if such a training is on record.
         """
-        known = self._current_books.teachers
+        known = self.books.teachers
         made = (known.trainings[training][1] for training, hash_ in known.dealt if hash_ == served)
         return any(training.voter == voter and training.deal == deal for training in made)
 
@@ -305,14 +231,6 @@ class KeepsTeachers(SiteFile):
                 self._append(record)
         return record.digest
 
-    def teachers(self) -> TeachersRecord | None:
-        """Return the teachers that the newest worker loaded.
-
-        Returns:
-            The record; None before the first worker.
-        """
-        return self._current_books.teachers.newest
-
     def state_identity(self, identity: PatientIdentity) -> None:
         """Record what counts as one patient from now on. The current definition adds no row.
 
@@ -322,29 +240,6 @@ class KeepsTeachers(SiteFile):
         with self._writing():
             if self._books.teachers.identity is not identity:
                 self._append(IdentityRecord(identity))
-
-    def identity(self) -> PatientIdentity | None:
-        """Return what counts as one patient now.
-
-        Returns:
-            The newest definition on record; None before the first training.
-        """
-        return self._current_books.teachers.identity
-
-    def was_restored(self) -> bool:
-        """Return whether this ledger was ever restored from an older copy, so that rows may be lost."""
-        return bool(self._current_books.restored_at)
-
-    def has_training(self, training_id: str) -> bool:
-        """Tell whether a training is charged.
-
-        Args:
-            training_id: Id of the training.
-
-        Returns:
-            True if it is on record.
-        """
-        return training_id in self._current_books.teachers.trainings
 
     def trainings(self, *, present: Iterable[Sequence[str]] = ()) -> Trainings:
         """Return every training on record, which of them were used, and whether a teacher of unknown origin was used.
@@ -360,7 +255,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             The trainings, for :mod:`common.privacy.patient_guarantee`.
         """
-        books = self._current_books.teachers
+        books = self.books.teachers
         doubted = self.doubt() is not None
         lost = bool(self._books.restored_at) or doubted
         coded = books.served_trainings(rows_lost=lost)
@@ -385,21 +280,6 @@ class KeepsTeachers(SiteFile):
             adapted_unknown=self._books.restored_blindly or doubted,
         )
 
-    def may_vote(self, voter: int, served: str, *, deal: str) -> bool:
-        """Tell whether a voter's trained teacher contains no withdrawn patient (:meth:`TeacherBooks.may_vote`).
-
-        Args:
-            voter: The voter.
-            served: Hash of the teacher.
-            deal: The ledger's name of the deal (assignment of patients to voters) whose withdrawals count if no
-                training on record made the teacher. For a teacher with a recorded training, the withdrawals of that
-                training's deal count.
-
-        Returns:
-            True if it may vote, and True if no patient was ever withdrawn from this voter.
-        """
-        return self._current_books.teachers.may_vote(voter, served, deal=deal)
-
     def withdrawn_voters(self, *, after: int = 0) -> frozenset[int]:
         """Return the voters whose teachers may contain a patient who was withdrawn after a ledger row.
 
@@ -415,7 +295,7 @@ class KeepsTeachers(SiteFile):
         Returns:
             Numbers of the voters; empty if no patient was withdrawn after the row.
         """
-        books = self._current_books.teachers
+        books = self.books.teachers
         own = frozenset(record.voter for seq, record in books.patients.values() if seq > after)
         if books.last_withdrawal <= after:
             return own

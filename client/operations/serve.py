@@ -206,13 +206,14 @@ def _foreign(ledger: SiteLedger, study: Study, teachers: Path) -> dict[int, Fore
         check_unit(study)
     found = {voter: ForeignTeacher.load(voter_directory(teachers, voter), study.data) for voter in voters}
     for voter, teacher in found.items():
-        if not ledger.is_foreign(voter, teacher.declared.served):
+        if (voter, teacher.declared.served) not in ledger.books.teachers.foreign:
             raise InvalidInput(
                 "the declaration of an added teacher differs from the one on record",
                 value=f"voter {voter}",
                 remedy="add the teacher again with `consilium site teacher add`",
             )
-    silent = {voter for voter, teacher in found.items() if not ledger.brought_votes(voter, teacher.declared.served)}
+    votes = ledger.books.teachers.brought
+    silent = {voter for voter, teacher in found.items() if not votes(voter, teacher.declared.served)}
     for voter in silent:
         log.warning("event=teacher-silent voter=%d cause=patient-withdrawn remedy='site teacher add'", voter)
     return {voter: teacher for voter, teacher in found.items() if voter not in silent}

@@ -298,7 +298,7 @@ def _is_older(teachers: Path, voter: int, ledger: SiteLedger, *, deal: str) -> b
         return (folder / "checkpoint.pt").exists() and not any(folder.glob("journal-*.jsonl"))
     if record["identity"] == RETIRED or record["report"]["weights"] is None:
         return False
-    return not ledger.may_vote(voter, trained_hash(folder), deal=deal)
+    return not ledger.books.teachers.may_vote(voter, trained_hash(folder), deal=deal)
 
 
 def _retire(teachers: Path, voter: int) -> None:
@@ -344,7 +344,7 @@ def _servers(config: SiteConfig, ledger: SiteLedger) -> tuple[str, ...]:
 
     If the site has receipts of other studies in that ledger only, the ledger is found by the server's signing keys.
     """
-    if (known := ledger.server_ledger(joined_study(config).id)) is not None:
+    if (known := ledger.books.lines.get(joined_study(config).id)) is not None:
         return (known,)
     keys, held = config.server.signing_public_keys, ledger.receipts(evidence=True)
     return tuple({one.ledger_id: None for one in held if any(one.is_genuine(key) for key in keys)})

@@ -70,10 +70,10 @@ def _check_identity(config: SiteConfig, ledger: SiteLedger, identity: PatientIde
 
     In such a dataset each file counts as a patient, so a known patient would not be recognised.
     """
-    known = ledger.identity()
-    if known is not None and identity is not None and (ledger.withdrawn_patients() or slots_file(config).exists()):
+    known, gone = ledger.books.teachers.identity, ledger.books.teachers.patients
+    if known is not None and identity is not None and (gone or slots_file(config).exists()):
         check_identity(known, identity, recognised=True)
-    if known is None and identity is PatientIdentity.FILE and ledger.withdrawn_patients() and ledger.was_restored():
+    if known is None and identity is PatientIdentity.FILE and gone and ledger.books.restored_at:
         raise InvalidInput(
             "withdrawn patients may not be recognised in this dataset",
             value=identity.sentence,
@@ -121,7 +121,7 @@ def reenter_withdrawals(books: Path, ledger: SiteLedger) -> None:
         books: The directory that keeps the ledger.
         ledger: The ledger.
     """
-    known = {row.subject for _, row in ledger.withdrawn_patients()}
+    known = {row.subject for _, row in ledger.books.teachers.patients.values()}
     for slots in deals(books).values():
         for slot, subject in slots.withdrawn:
             if subject not in known:
@@ -143,8 +143,9 @@ def as_on_record(stored: Slots, ledger: SiteLedger, *, names: Iterable[str]) -> 
     Returns:
         The updated slots. The file is not changed.
     """
-    gone = {row.subject: row.slot for _, row in ledger.withdrawn_patients() if row.deal in (None, stored.deal)}
-    return stored.following(ledger.seats(stored.deal), gone=gone, names=names)
+    books = ledger.books.teachers
+    gone = {row.subject: row.slot for _, row in books.patients.values() if row.deal in (None, stored.deal)}
+    return stored.following(books.deals.seats(stored.deal), gone=gone, names=names)
 
 
 def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -> frozenset[str]:
@@ -163,13 +164,14 @@ def withdrawn(books: Path, ledger: SiteLedger | None, patients: Iterable[str]) -
             identifies the patient.
     """
     files = tuple(deals(books).values())
-    rows = () if ledger is None else ledger.withdrawn_patients()
+    rows = () if ledger is None else tuple(ledger.books.teachers.patients.values())
+    trainings = () if ledger is None else tuple(ledger.books.teachers.trainings.values())
     at_hand = {slots.deal for slots in files}
     in_files = {subject for slots in files for _, subject in slots.withdrawn}
     for number, row in rows:
         if row.subject in in_files:
             continue
-        dealt = {row.deal} if row.deal is not None else _deals_before(ledger, number)
+        dealt = {row.deal} if row.deal is not None else {one.deal for at, one in trainings if at < number}
         if not files or dealt - at_hand:
             raise InvalidInput(
                 "the slots file that identifies withdrawn patients is missing",
@@ -266,7 +268,7 @@ def withdrawals(books: Path, ledger: SiteLedger | None) -> frozenset[tuple[str |
         The deal and the patient's keyed hash. The deal is None in rows of older versions.
     """
     in_files = {(slots.deal, subject) for slots in deals(books).values() for _, subject in slots.withdrawn}
-    rows = () if ledger is None else ledger.withdrawn_patients()
+    rows = () if ledger is None else ledger.books.teachers.patients.values()
     return frozenset(in_files | {(row.deal, row.subject) for _, row in rows})
 
 
@@ -283,14 +285,6 @@ def all_still_in(seen: Mapping[str, Collection[str]], withdrawn: Iterable[tuple[
     """
     everybody = {subject for subjects in seen.values() for subject in subjects}
     return all((deal in seen or (deal is None and seen)) and subject not in everybody for deal, subject in withdrawn)
-
-
-def _deals_before(ledger: SiteLedger | None, row: int) -> set[str | None]:
-    """Return the deals (assignments of patients to voters) of all trainings before a ledger row.
-
-    It is needed for withdrawals recorded by older versions, which do not name their deal.
-    """
-    return set() if ledger is None else set(ledger.deals_of_trainings(before=row))
 
 
 def record_deal(config: SiteConfig, ledger: SiteLedger) -> None:
@@ -377,10 +371,8 @@ def silent_voters(config: SiteConfig, ledger: SiteLedger, served: Sequence[str])
     Returns:
         Numbers of the voters.
     """
-    deal = _deal_of(config)
-    return frozenset(
-        voter for voter, hash_ in enumerate(served) if hash_ and not ledger.may_vote(voter, hash_, deal=deal)
-    )
+    deal, may_vote = _deal_of(config), ledger.books.teachers.may_vote
+    return frozenset(voter for voter, hash_ in enumerate(served) if hash_ and not may_vote(voter, hash_, deal=deal))
 
 
 def present_teachers(config: SiteConfig, ledger: SiteLedger) -> list[tuple[str, ...]]:
@@ -408,5 +400,5 @@ def present_teachers(config: SiteConfig, ledger: SiteLedger) -> list[tuple[str, 
         found.append(tuple("" if voter in silent else hash_ for voter, hash_ in enumerate(served)))
         for voter in range(voters):
             begun = begun_trainings(voter_directory(teachers, voter))
-            found += [(training,) for training in begun if not ledger.has_training(training)]
+            found += [(training,) for training in begun if training not in ledger.books.teachers.trainings]
     return found

@@ -152,12 +152,12 @@ class OpenLedger(ABC, Generic[B]):
         Returns:
             The hashes in order.
         """
-        return self._chain.row_hashes(until=self._current_books.row_count, kinds=kinds)
+        return self._chain.row_hashes(until=self.books.row_count, kinds=kinds)
 
     @property
     def row_count(self) -> int:
         """Number of rows."""
-        return self._current_books.row_count
+        return self.books.row_count
 
     @property
     def ledger_id(self) -> str:
@@ -330,7 +330,7 @@ class OpenLedger(ABC, Generic[B]):
         self._books.enter(self._chain.append(kind, record.to_json(), payload=payload))
 
     @property
-    def _current_books(self) -> B:
+    def books(self) -> B:
         """The totals after all rows that are in the file now, including the rows of other processes."""
         self._catch_up()
         return self._books

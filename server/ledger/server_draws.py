@@ -281,7 +281,7 @@ class AnswersQueries(IssuesReceipts):
         Returns:
             The draws, in the order in which they were lost.
         """
-        releases, found = self._current_books.releases, []
+        releases, found = self.books.releases, []
         for row in self._chain.rows_of("lost-draw"):
             record = LostDrawRecord.from_json(parse_body(row.body))
             charged = next((releases.row_of(query, record.draw) for query in record.query_ids), None)
@@ -301,7 +301,7 @@ class AnswersQueries(IssuesReceipts):
             A mapping from each roster's id to its sites in alphabetical order. The rosters are in the order of the
             ledger.
         """
-        releases = (release for _, release in self._current_books.releases.by_row())
+        releases = (release for _, release in self.books.releases.by_row())
         return {
             release.masks: tuple(sorted(entry.site for entry in release.roster))
             for release in releases
@@ -322,7 +322,7 @@ class AnswersQueries(IssuesReceipts):
             InvalidInput: If no draw matches, if more than one matches, or if ``masks`` is shorter than twelve digits.
         """
         found: dict[str, list[Release]] = {}
-        for _, release in self._current_books.releases.by_row():
+        for _, release in self.books.releases.by_row():
             if release.study_id == study_id and release.masks and release.masks.startswith(masks):
                 found.setdefault(release.masks, []).append(release)
         if len(found) != 1 or len(masks) < 12:
@@ -350,7 +350,7 @@ class AnswersQueries(IssuesReceipts):
             LedgerCorrupt: If a stored roster is not the one that was charged.
         """
         found: dict[str, list[Release]] = {}
-        for release in self._current_books.releases.open_in(study_id):
+        for release in self.books.releases.open_in(study_id):
             found.setdefault(release.masks or "", []).append(release)
         return tuple(self._draw(masks, releases) for masks, releases in found.items())
 
@@ -377,7 +377,7 @@ class AnswersQueries(IssuesReceipts):
         Returns:
             The draw's number; 0 if the query was never drawn.
         """
-        return self._current_books.last_draw(query_id)
+        return self.books.last_draw(query_id)
 
     def _study(self, study_id: str) -> StudyTerms:
         if study_id not in self._books.studies:

@@ -313,7 +313,7 @@ class ServerFile(OpenLedger[Books]):
             A mapping from each pool's name to this spending; empty if no recovery made such a charge.
         """
         found: dict[str, Spend] = {}
-        for record in self._current_books.lost.values():
+        for record in self.books.lost.values():
             for pool, spend in record.pools.items():
                 found[pool] = found.get(pool, NOTHING) + spend
         return found

@@ -257,7 +257,7 @@ class Ledger(AnswersQueries):
         Returns:
             Their names.
         """
-        parts = (text.rpartition(REVOKED) for text in self._current_books.notes)
+        parts = (text.rpartition(REVOKED) for text in self.books.notes)
         return frozenset(site for site, words, of in parts if words and of == study_id)
 
     def notes(self) -> tuple[str, ...]:
@@ -340,7 +340,7 @@ class Ledger(AnswersQueries):
             LedgerCorrupt: If the stored answer is not the one that was charged.
         """
         check_hash(query_id)
-        return self._stored(query_id) if self._current_books.releases.answered(query_id) else None
+        return self._stored(query_id) if self.books.releases.answered(query_id) else None
 
     def answers(self, study_id: str) -> tuple[StoredAnswer, ...]:
         """Return every answer that a study may use: its own, and those of other studies that it reuses.
@@ -399,7 +399,7 @@ class Ledger(AnswersQueries):
 
     def pools(self) -> tuple[PoolDeclaration, ...]:
         """Return the declared pools as they are now, by name."""
-        return tuple(pool for _, pool in sorted(self._current_books.pools.items()))
+        return tuple(pool for _, pool in sorted(self.books.pools.items()))
 
     def books_of(self, pool: str) -> str | None:
         """Return the id of the site ledger that keeps a pool's budget at its hospital.
@@ -410,11 +410,11 @@ class Ledger(AnswersQueries):
         Returns:
             The site ledger's id; None if no join request ever stated it.
         """
-        return self._current_books.pool_books.get(pool)
+        return self.books.pool_books.get(pool)
 
     def studies(self) -> tuple[StudyTerms, ...]:
         """Return the registered studies, in order of registration."""
-        return tuple(self._current_books.studies.values())
+        return tuple(self.books.studies.values())
 
     def study_facts(
         self,
@@ -436,9 +436,7 @@ class Ledger(AnswersQueries):
         Returns:
             The figures (:func:`common.study_facts.study_facts`).
         """
-        return study_facts(
-            study, self._current_books, doubt=self.standing_problem(), gain=gain, asked=asked, revoked=revoked
-        )
+        return study_facts(study, self.books, doubt=self.standing_problem(), gain=gain, asked=asked, revoked=revoked)
 
     def study_spending(self, study_id: str) -> Spending:
         """Return what a study has spent of the pool that it charged most, and the guarantee for that pool.
@@ -468,6 +466,6 @@ class Ledger(AnswersQueries):
         Raises:
             InvalidInput: If the pool is not declared.
         """
-        if pool not in self._current_books.pools:
+        if pool not in self.books.pools:
             raise InvalidInput("pool", value=pool, limit="name of a pool that this ledger declares")
         return of_pool(self._books, pool, doubt=self.standing_problem())

@@ -347,7 +347,7 @@ def test_a_disclosure_is_on_record_with_its_auditor_its_draw_and_what_it_would_c
     before = ledger.spent()
     shown = ledger.look_at_draw(evidence.roster.id[:12])
     world.disclosed("site-0", evidence.roster.id)
-    (record,) = ledger.disclosures()
+    (record,) = ledger.books.sealed.disclosed
     assert (record.masks, record.auditor, record.queries) == (evidence.roster.id, public_hex(AUDITOR), 2)
     mechanism, privacy = evidence.queries[0].mechanism, world.study.privacy
     one = mechanism.mu_squared(Protection(privacy.unit, privacy.relation))  # behind σ; behind s = σ/√(K − t) it is
@@ -355,7 +355,7 @@ def test_a_disclosure_is_on_record_with_its_auditor_its_draw_and_what_it_would_c
     assert record.mu_squared == shown.mu_squared
     assert ledger.spent() == before  # an auditor that keeps it releases nothing
     world.disclosed("site-0", evidence.roster.id)
-    assert len(ledger.disclosures()) == 1
+    assert len(ledger.books.sealed.disclosed) == 1
 
 
 def test_nothing_is_masked_any_more_with_a_key_that_was_disclosed(world: Study) -> None:
@@ -373,7 +373,7 @@ def test_a_draw_is_not_disclosed_after_a_patient_in_it_was_withdrawn(world: Stud
     with pytest.raises(Refused) as refused:
         ledger.disclose(world.evidence().roster.id, auditor=public_hex(AUDITOR))
     assert refused.value.reason == "withdrawn"
-    assert ledger.disclosures() == ()
+    assert ledger.books.sealed.disclosed == []
 
 
 @pytest.mark.parametrize("named", ["", "abc", "f" * 64, "'; drop", "%" * 16])

@@ -111,7 +111,7 @@ def test_the_dispute_names_both_and_neither_of_the_honest(judged: dict) -> None:
 def test_every_disclosure_is_in_its_own_sites_ledger(road: Road, judged: dict) -> None:  # type: ignore[type-arg]
     for name, directory in road.sites.items():
         with SiteLedger.read(directory / "site-ledger.sqlite") as ledger:
-            records = [(record.masks, record.auditor, record.queries) for record in ledger.disclosures()]
+            records = [(record.masks, record.auditor, record.queries) for record in ledger.books.sealed.disclosed]
         assert records == ([] if name == SPOILER else [(judged["roster"], judged["auditor"], 4)])
 
 

@@ -205,7 +205,9 @@ def look(root: Path, world: World, moments: list[Moment[Facts]], case: Case, fol
         assert ledger.spent(STUDY.id).mu_squared >= len(least) * COST, "less is charged in the study"
         told = not (case.older("ledger") and case.older("standing"))  # else a person must tell it again
         if told and facts.patient_left:
-            assert [one.weights for _, one in ledger.withdrawn_patients()] == [WEIGHTS], "a patient came back"
+            assert [one.weights for _, one in ledger.books.teachers.patients.values()] == [WEIGHTS], (
+                "a patient came back"
+            )
             assert all(ledger.code(make_query(n, MECHANISM).id) is None for n in (1, 2, 3)), "a code came back"
         if recovered:
             assert ledger.stopped(STUDY.id), "a recovered site answers before a person resumed"
@@ -228,7 +230,7 @@ def look(root: Path, world: World, moments: list[Moment[Facts]], case: Case, fol
             everything = (len(facts.accepted) + new) * COST
             assert ledger.spent().mu_squared >= everything, "less is charged than was accepted, by a kept standing"
             assert ledger.spent().mu_squared == everything, "more is charged than was accepted, by a kept standing"
-            assert bool(ledger.withdrawn_patients()) == facts.patient_left, "a patient came back, by a kept standing"
+            assert bool(ledger.books.teachers.patients) == facts.patient_left, "a patient came back, by a kept standing"
             if facts.veto == "withdraw":
                 assert ledger.stopped(STUDY.id) == "withdraw", "the end for good vanished, by a kept standing"
     return outcome or "went on"

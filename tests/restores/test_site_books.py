@@ -29,6 +29,7 @@ from common.config import render_study
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import public_hex
 from common.ledger.rows import START, SignedHead, head_message
+from common.ledger.teacher_records import TrainingRecord
 from common.privacy.training import Neighbours, Sampling, TrainingEvent
 from common.witness.memory import HeadMemory
 from common.witness.notes import CheckpointNote, origin_of
@@ -79,7 +80,7 @@ def test_a_site_whose_machine_was_rolled_back_states_no_epsilon_of_its_trainings
     folder = restored(Case(("ledger", "standing"), 0, 6), PARTS, moments, tmp_path / "again" / "site")
     life = revived(folder.parent, world, moments[6].facts)
     with life.ledger() as ledger:
-        ledger.record_training("a" * 64, voter=0, deal="d" * 64, strategy="dp-sgd", event=DRAWN)
+        ledger.record_training(TrainingRecord("a" * 64, 0, "d" * 64, "dp-sgd", (DRAWN,)))
         ledger.record_trained("a" * 64, "b" * 64)
         ledger.state_teachers(["b" * 64])
         trained = ledger.trainings()

@@ -328,12 +328,12 @@ def _the_slots_file_alone_knows_who_left(patch: pytest.MonkeyPatch) -> None:
     """Break 6: a withdrawal is what the slots file, and the weights of that day, say of it."""
     _a_slots_file_is_believed(patch)
     patch.setattr(deals, "withdrawn", lambda books, ledger, patients: frozenset())
-    patch.setattr(KeepsTeachers, "may_vote", lambda self, voter, served, deal: True)
+    patch.setattr(TeacherBooks, "may_vote", lambda self, voter, served, deal: True)
 
 
 def _a_brought_teacher_stays(patch: pytest.MonkeyPatch) -> None:
     """Break 6: a brought teacher has nothing to do with withdrawals."""
-    patch.setattr(KeepsTeachers, "brought_votes", lambda self, voter, served: True)
+    patch.setattr(TeacherBooks, "brought", lambda self, voter, served: (voter, served) in self.foreign)
 
 
 @pytest.mark.slow

@@ -235,7 +235,7 @@ class Hospital:
         self._agree()
         worker = open_worker(self.site, sleep=lambda _: None)
         try:
-            stated = worker._ledger.teachers()
+            stated = worker._ledger.books.teachers.newest
             assert stated is not None
             served = tuple(hash_ for hash_, _ in stated.voters)
             voting = [self.truth.made_of.get(hash_, frozenset()) for hash_ in served if hash_]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
@@ -23,11 +22,9 @@ from client.training.task import SiteReport, VoterTask
 from common.canonical import digest
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
+from common.ledger.teacher_records import TrainingRecord
 from common.privacy.patient_guarantee import Training, Trainings
 from common.privacy.training import Neighbours
-
-if TYPE_CHECKING:
-    from client.training.private.trainer import Charge
 
 
 def record_trainings(
@@ -63,9 +60,7 @@ def record_trainings(
             if task.private is not None:
                 _charge(ledger, known, task, again=again)
             else:
-                ledger.record_training(
-                    _training_id(task), voter=task.voter, deal=task.deal, strategy=task.trainer, event=None
-                )
+                ledger.record_training(TrainingRecord(_training_id(task), task.voter, task.deal, task.trainer, ()))
 
 
 def charge_adapted(site_dir: Path, task: VoterTask, *, again: bool, identity: PatientIdentity) -> None:
@@ -122,7 +117,7 @@ def record_trained(site_dir: Path, tasks: Sequence[VoterTask], report: SiteRepor
         for voter in report.voters:
             task = task_of[voter.voter]
             served = trained_hash(task.directory) if voter.weights is not None else ""
-            if served and ledger.has_training(training_id := _training_id(task)):
+            if served and (training_id := _training_id(task)) in ledger.books.teachers.trainings:
                 ledger.record_trained(training_id, served, dealt=deal)
 
 
@@ -158,11 +153,11 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
 
     assert task.private is not None
     charge, trainer = planned_charge(task), private_trainer(task)
-    spent = trainer.open().spent
-    if spent and not ledger.has_training(charge.training_id):  # a step is charged before it is drawn: the row was lost
-        _record(ledger, charge)
-        ledger.record_drawn(charge.training_id, charge.event.steps, after=0)
-    if ledger.has_training(charge.training_id):
+    spent, on_record = trainer.open().spent, charge.training_id in ledger.books.teachers.trainings
+    if spent and not on_record:  # a step is charged before it is drawn: the row was lost
+        ledger.record_training(charge)
+        ledger.record_drawn(charge.training_id, charge.events[0].steps, after=0)
+    if spent or on_record:
         older = _why_not_resumed(ledger, charge, task, spent=spent)
         if older is None:
             return
@@ -187,20 +182,14 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
             remedy="keep the finished training; or give --again, which trains on these patients again and adds the "
             "cost to what they have spent",
         )
-    _record(ledger, charge)
+    ledger.record_training(charge)
 
 
 def _whose(task: VoterTask) -> str:
     return "the adapted network" if task.leaves else f"teacher {task.voter}"
 
 
-def _record(ledger: SiteLedger, charge: Charge) -> None:
-    ledger.record_training(
-        charge.training_id, voter=charge.voter, deal=charge.deal, strategy=charge.strategy, event=charge.event
-    )
-
-
-def _why_not_resumed(ledger: SiteLedger, charge: Charge, task: VoterTask, *, spent: int) -> str | None:
+def _why_not_resumed(ledger: SiteLedger, charge: TrainingRecord, task: VoterTask, *, spent: int) -> str | None:
     """Return the reason why a recorded training cannot continue in a voter's folder, or None.
 
     The folder may be an older copy: the steps that it lacks would then be trained twice and charged once. Or the
@@ -209,13 +198,14 @@ def _why_not_resumed(ledger: SiteLedger, charge: Charge, task: VoterTask, *, spe
     """
     from client.training.voter import is_finished
 
-    made, drawn = ledger.made(charge.training_id), ledger.drawn(charge.training_id)
+    made, drawn = ledger.books.teachers.made(charge.training_id), ledger.drawn(charge.training_id)
     if made:
         if trained_hash(task.directory) not in made:
             return "the folder lacks the teacher that this training made"
         return None if is_finished(task) else "its teacher was made with other settings of the study's data"
     if spent < drawn and ledger.lost_rows_since(charge.training_id):
         return "the site's ledger was restored after this training began, so the number of drawn steps is unknown"
-    if drawn - spent >= steps_a_row(charge.event.steps):
-        return f"{drawn} of the training's {charge.event.steps} steps were drawn, but this folder records only {spent}"
+    (event,) = charge.events
+    if drawn - spent >= steps_a_row(event.steps):
+        return f"{drawn} of the training's {event.steps} steps were drawn, but this folder records only {spent}"
     return None

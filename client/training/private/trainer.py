@@ -23,10 +23,10 @@ from client.training.task import VoterTask
 from common.canonical import digest, sha256_file
 from common.config import TrainingConfig
 from common.errors import InvalidInput
+from common.ledger.teacher_records import TrainingRecord
 from common.models.fit import OnStep
 from common.objects import sync_directory
 from common.privacy.patient_guarantee import ADAPTED
-from common.privacy.training import TrainingEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,25 +144,14 @@ def private_trainer(task: VoterTask) -> PrivateTrainer:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """What a voter's training costs its patients, as the site's ledger records it before the first step."""
-
-    training_id: str
-    voter: int
-    deal: str
-    strategy: str
-    event: TrainingEvent
-
-
-def planned_charge(task: VoterTask) -> Charge:
-    """Start or find the task's journal, and return what the training may spend. Nothing is trained.
+def planned_charge(task: VoterTask) -> TrainingRecord:
+    """Start or find the task's journal, and return what its training costs its patients. Nothing is trained.
 
     Args:
         task: The task.
 
     Returns:
-        The charge.
+        The charge, as the site's ledger records it before the first step.
 
     Raises:
         InvalidInput: For the reasons in :func:`private_trainer` and :meth:`PrivateTrainer.open`.
@@ -170,7 +159,7 @@ def planned_charge(task: VoterTask) -> Charge:
     trainer = private_trainer(task)
     journal = trainer.open()
     strategy = f"{ADAPTED}{task.trainer}" if task.leaves else task.trainer
-    return Charge(journal.training_id, task.voter, task.deal, strategy, journal.plan.event)
+    return TrainingRecord(journal.training_id, task.voter, task.deal, strategy, (journal.plan.event,))
 
 
 def training_identity(

@@ -119,8 +119,8 @@ def test_a_command_answers_with_its_label_map_and_its_hash_is_on_record(site: Pa
     assert np.array_equal(found.argmax(axis=0), np.select([truth == 1, truth == 7], [1, 2], 0))
     worker = open_worker(site)
     with open_books(load_site(site)) as ledger:
-        assert ledger.is_foreign(0, added.declared.served)
-        assert [served for served, _ in ledger.teachers().voters] == [added.declared.served]
+        assert (0, added.declared.served) in ledger.books.teachers.foreign
+        assert [served for served, _ in ledger.books.teachers.newest.voters] == [added.declared.served]
         assert not ledger.trainings().every_code_traced
     assert isinstance(worker, Worker)
     assert _teachers(load_site(site), load=True).ok

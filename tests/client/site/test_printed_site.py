@@ -25,6 +25,7 @@ from client.site.books import open_books
 from client.worker import shared_status
 from common.config import Study, load_study
 from common.data.dataset import PatientIdentity
+from common.ledger.teacher_records import TrainingRecord
 from common.privacy.training import Sampling, TrainingEvent
 from common.site_facts import SiteFacts
 from consilium.cli.site import site_app
@@ -104,7 +105,7 @@ class Life:
                 event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1, 2), Fraction(4), 8)
                 truth.trainings += 1
                 name = f"{truth.trainings:064x}"
-                ledger.record_training(name, voter=0, deal="d" * 64, strategy="dp-sgd", event=event)
+                ledger.record_training(TrainingRecord(name, 0, "d" * 64, "dp-sgd", (event,)))
                 truth.trained += 4 * Fraction(8, 2) / 16  # E/z², at four times that for an exchanged patient
             elif act == "withdraw patient":
                 truth.patients += 1

@@ -22,6 +22,7 @@ from common.ledger.chain import Chain
 from common.ledger.receipts import Receipt
 from common.ledger.records import LostRecord, RecoveredRecord
 from common.ledger.site_state import SiteBooks
+from common.ledger.teacher_records import TrainingRecord
 from common.privacy.training import Sampling, TrainingEvent
 from server.ledger.server_ledger import Ledger
 from tests.common.ledger.ledger_world import (
@@ -198,8 +199,8 @@ def _site(folder: Path, server: Ledger) -> Lines:
     ):
         site.consent(study)
         site.state_identity(PatientIdentity.SUBJECT)
-        site.record_training(A, voter=0, deal=B, strategy="dp-sgd", event=EVENT)
-        site.record_training(B, voter=0, deal=B, strategy="standard", event=None)
+        site.record_training(TrainingRecord(A, 0, B, "dp-sgd", (EVENT,)))
+        site.record_training(TrainingRecord(B, 0, B, "standard", ()))
         site.record_trained(A, C)
         teachers = site.state_teachers([C, ""])
         site.reserve(study.id, queries[:1], ledger=server.ledger_id, sealing_key=A)

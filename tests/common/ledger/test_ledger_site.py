@@ -28,6 +28,7 @@ from common.ledger.keys import load_signing_key, public_hex
 from common.ledger.receipts import Receipt, ReceiptedRelease, first_fork
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.ledger.rows import Link, Position, SignedHead, body_digest, head_message, linked_hashes
+from common.ledger.teacher_records import TrainingRecord
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget
 from common.privacy.training import Neighbours, Sampling, TrainingEvent
@@ -476,7 +477,7 @@ def test_what_was_released_between_a_rollback_and_its_discovery_stays_owed(
 def test_a_finished_training_has_drawn_all_its_steps_whatever_its_rows_count(site: Hospital) -> None:
     """Its teacher is there, so no step of it is left to be drawn for its charge."""
     event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1), Fraction(4), steps=4)
-    site.ledger.record_training("a" * 64, voter=0, deal="d" * 64, strategy="dp-sgd", event=event)
+    site.ledger.record_training(TrainingRecord("a" * 64, 0, "d" * 64, "dp-sgd", (event,)))
     site.ledger.record_drawn("a" * 64, 2, after=0)
     assert site.ledger.drawn("a" * 64) == 2
     site.ledger.record_trained("a" * 64, "b" * 64)
@@ -879,7 +880,7 @@ def test_a_network_that_may_leave_stays_in_a_patients_epsilon_after_a_recovery(
 
     def train(name: str, strategy: str) -> None:
         training = sha256_bytes(name.encode())
-        site.ledger.record_training(training, voter=0, deal="d" * 64, strategy=strategy, event=event)
+        site.ledger.record_training(TrainingRecord(training, 0, "d" * 64, strategy, (event,)))
 
     def lines() -> tuple[str, ...]:
         return site.ledger.facts("aachen", present=[]).patient_lines
@@ -1202,7 +1203,7 @@ def test_a_copy_that_lost_what_charges_nothing_is_refused_all_the_same(
     assert site.ledger.stopped(site.study.id) == ("withdraw" if lost == "the end for good" else "pause")
     if lost == "a patient":
         assert site.ledger.withdrawn_voters() == {0}
-        assert [(found.subject, found.weights) for _, found in site.ledger.withdrawn_patients()] == [
+        assert [(found.subject, found.weights) for _, found in site.ledger.books.teachers.patients.values()] == [
             ("c" * 64, "d" * 64)
         ]
         assert site.ledger.code(queries(1)[0].id) is None, "the code of before the withdrawal is deleted again"

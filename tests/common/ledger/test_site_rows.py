@@ -13,7 +13,7 @@ from client.policy import Caps
 from common.canonical import canonical_text, sha256_bytes
 from common.errors import InvalidInput, Refused
 from common.ledger.records import CodeRecord, ReservationRecord, parse_record
-from common.ledger.teacher_records import TeachersRecord
+from common.ledger.teacher_records import TeachersRecord, TrainingRecord
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import ledger_study, make_mechanism, make_query, write_raw
 
@@ -96,7 +96,7 @@ def test_a_file_of_the_version_before_opens_verifies_and_goes_on(tmp_path: Path)
         digest = ledger.state_teachers([C, ""])
         for query in (second, third):
             assert ledger.store_code(query.id, CODE, teachers=digest)
-        assert ledger.teachers() == TeachersRecord(((C, B), ("", "")))
+        assert ledger.books.teachers.newest == TeachersRecord(((C, B), ("", "")))
         assert not ledger.trainings().covers_every_release
         ledger.withdraw_patient(slot=0, voter=0, subject=A, weights=C)
         assert ledger.code(first.id) is None
@@ -120,11 +120,11 @@ def test_a_code_computed_before_a_withdrawal_is_not_stored_after_it(tmp_path: Pa
 
 def test_a_withdrawal_of_an_earlier_version_that_names_no_deal_silences_the_voter_of_every_deal(tmp_path: Path) -> None:
     with SiteLedger.open(tmp_path / "site-ledger.sqlite", "north", caps=CAPS) as ledger:
-        ledger.record_training(A, voter=0, deal=B, strategy="standard", event=None)
+        ledger.record_training(TrainingRecord(A, 0, B, "standard", ()))
         ledger.record_trained(A, C)
-        assert ledger.may_vote(0, C, deal=B)
+        assert ledger.books.teachers.may_vote(0, C, deal=B)
         ledger.withdraw_patient(slot=0, voter=0, subject=B, weights=None, deal=None)
-        assert not ledger.may_vote(0, C, deal=B)
+        assert not ledger.books.teachers.may_vote(0, C, deal=B)
 
 
 def test_a_withdrawn_patient_is_seated_in_no_slot_of_any_deal(tmp_path: Path) -> None:

@@ -157,4 +157,4 @@ def test_the_spoiler_stops_the_run_and_the_pushers_student_never_passes_the_gate
     found = judged(road, answered[0].split()[0], disclosing=HONEST, folder=road.root / "second")
     assert found == dict.fromkeys(HONEST, "within") | {PUSHER: "outside"}
     with SiteLedger.read(road.sites[HONEST[0]] / "site-ledger.sqlite") as ledger:
-        assert len(ledger.disclosures()) == 2
+        assert len(ledger.books.sealed.disclosed) == 2

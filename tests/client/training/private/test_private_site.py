@@ -32,6 +32,7 @@ from client.training.task import VoterTask
 from common.config import TrainingConfig
 from common.data.msd import Case, Dataset, write_dataset
 from common.errors import InvalidInput
+from common.ledger.teacher_records import TrainingRecord
 from common.models.fit import predict
 from common.models.unet import build_unet, save_weights
 from common.privacy.training import Neighbours, Sampling, epsilon_of
@@ -385,7 +386,7 @@ def test_a_dp_mac_of_before_stays_on_record_and_the_new_one_is_charged_beside_it
     planned = tasks(dataset, site / "teachers", settings("dp-mac"), voters=1)
     event = planned_charge(planned[0]).event
     with open_books(load_site(site)) as ledger:
-        ledger.record_training("0" * 64, voter=0, deal=planned[0].deal, strategy="dp-mac", event=event)
+        ledger.record_training(TrainingRecord("0" * 64, 0, planned[0].deal, "dp-mac", (event,)))
     with pytest.raises(InvalidInput, match=r"already charged.*--again"):
         record_trainings(site, planned, again=False)
     record_trainings(site, planned, again=True)

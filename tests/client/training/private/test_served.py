@@ -395,6 +395,6 @@ def test_an_empty_slot_is_a_warning_on_the_sites_own_terminal_and_in_no_json(hos
 
 
 def served_by(worker: Worker) -> tuple[str, ...]:
-    stated = worker._ledger.teachers()
+    stated = worker._ledger.books.teachers.newest
     assert stated is not None
     return tuple(served for served, _ in stated.voters)
