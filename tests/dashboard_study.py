@@ -28,6 +28,7 @@ from server.ledger.server_ledger import Candidate, Ledger
 from server.study import create_study as setup
 from server.study.start import GivenStart
 from server.study.workspace import Site, Workspace
+from tests.studies import made_study
 from tests.worlds import make_study, pool_of
 
 QUERIES, SITES = 8, ("north", "east", "south", "west")
@@ -127,8 +128,7 @@ def make_study_directory(
         collection=CollectionConfig(batch_size=batch_size, offer_deadline_s=2.0),
         start=StartConfig() if start is None else start.config,
     )
-    workspace = Workspace(root / "study")
-    setup.create_study(workspace, study, start=None if start is None else start.weights)
+    workspace = made_study(root / "study", study, start=None if start is None else start.weights)
     if later:
         setup.add_volumes(workspace, [case.image for case in public[:-later]])
     else:

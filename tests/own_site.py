@@ -23,8 +23,9 @@ from common.pki import create_authority
 from common.privacy.mechanism import AccountantName, QuerySpec
 from server.protocols.query_protocol import query_about
 from server.study import create_study as setup
-from server.study.workspace import Endpoint, Workspace
+from server.study.workspace import Endpoint
 from tests.dashboard_study import phantoms
+from tests.studies import made_study
 from tests.trained_sites import train_site
 from tests.worlds import make_study
 
@@ -48,8 +49,7 @@ def make_own_site(root: Path, state: str) -> Path:
     recipe = TrainingConfig(channels=(4, 8), steps=2)
     terms = {"planned_queries": 8, "quorum": 3, "codec": CodecConfig(), "teacher": recipe, "student": recipe}
     study = make_study(name="trial", data=study_data(2), **terms)
-    workspace = Workspace(root / "study")
-    setup.create_study(workspace, study)
+    workspace = made_study(root / "study", study)
     workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
     authority = create_authority(root / "authority").certificate
     addresses = {"superlink": "localhost:8443", "objects_url": "https://localhost:8443"}

@@ -10,12 +10,9 @@ import json
 import re
 import shlex
 import shutil
-import ssl
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from fractions import Fraction
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,6 +33,7 @@ from consilium.cli.main import app
 from server.operations import provision
 from server.study.workspace import Workspace
 from tests.shown import hold, output_of, shown
+from tests.small_servers import http_server, serving, tls_of
 
 ROOT = Path(__file__).parent.parent
 ELSEWHERE = {
@@ -68,8 +66,7 @@ def test_dates_keys_and_durations_may_differ_and_nothing_else_in_their_line() ->
         hold(["second", "first"], "first\nsecond")
 
 
-@contextmanager
-def gateway(workspace: Workspace, port: int) -> Iterator[None]:
+def gateway(workspace: Workspace, port: int) -> AbstractContextManager[object]:
     """The study's own certificate on its own port; whoever asks is not known there."""
 
     class Answer(BaseHTTPRequestHandler):
@@ -78,22 +75,8 @@ def gateway(workspace: Workspace, port: int) -> Iterator[None]:
             self.end_headers()
             self.wfile.write(b"unknown-key\n")
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", port), Answer)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(workspace.gateway_dir / "server.crt", workspace.gateway_dir / "server.key")
-    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    tls = tls_of(workspace.gateway_dir / "server.crt", workspace.gateway_dir / "server.key")
+    return serving(http_server(Answer, port), tls=tls)
 
 
 def spoil(data: Path) -> None:

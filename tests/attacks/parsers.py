@@ -51,11 +51,11 @@ from consilium.cli import ledger as ledger_commands
 from consilium.cli import privacy as privacy_commands
 from server.dashboard import auth, oidc
 from server.operations import provision
-from server.study import create_study as setup
-from server.study.workspace import Endpoint, Workspace
+from server.study.workspace import Endpoint
 from tests.common.data.corpus import ONE, drawing, packed, scan
 from tests.exported import exported_study, statement_file
 from tests.federation import make_codec, make_study
+from tests.studies import served_study
 from tests.worlds import site_toml
 
 Read = Callable[[bytes], object]
@@ -292,9 +292,7 @@ def parsers(root: Path) -> dict[str, Parser]:
         found[path.rpartition("/")[2]] = Parser(at.read_bytes() if valid is None else valid, from_file(at, read), kind)
 
     study = make_study()
-    workspace = Workspace(root / "server")
-    setup.create_study(workspace, study)
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=1, internal_port=2))
+    workspace = served_study(root / "server", study, endpoint=Endpoint(host="localhost", port=1, internal_port=2))
     provision.make_kit(workspace, "north", root / "kit")
     file("toml", "study/study.toml", load_study, render_study(study).encode())
     file("toml", "site/site.toml", lambda path: load_site(path.parent), site_toml(more=SITE_MORE).encode())

@@ -26,10 +26,9 @@ from common.sockets import free_ports
 from server.operations import fleet, provision
 from server.operations.daemons import FlowerServer, superexec, superlink
 from server.operations.supervisor import fleet_daemon, flower_server, gateway_daemon
-from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
 from tests.attacks.thief import Attacker, described_routes
-from tests.federation import make_study
+from tests.studies import served_study
 
 PROTOBUF = {"content-type": "application/protobuf", "accept": "application/protobuf"}
 
@@ -49,10 +48,7 @@ class Stolen:
 
 @pytest.fixture(scope="module")
 def stolen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stolen]:
-    workspace = Workspace(tmp_path_factory.mktemp("g") / "study")
-    setup.create_study(workspace, make_study())
-    outer, inner = free_ports(2)
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=outer, internal_port=inner))
+    workspace = served_study(tmp_path_factory.mktemp("g") / "study", endpoint=Endpoint("localhost", *free_ports(2)))
     server = flower_server(workspace)
     with ProcessGroup() as group:
         group.start_all([superlink(server), fleet_daemon(workspace)])

@@ -10,21 +10,18 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import re
 import signal
 import socket
-import ssl
 import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -34,25 +31,22 @@ from common.pki import create_authority, create_node_keys, issue_server_certific
 from common.process import ProcessGroup
 from common.sockets import free_ports
 from server.aggregation.pipeline import locked_events
-from server.operations import provision
 from server.operations.daemons import healthy, list_nodes, register_node, submit, superexec, superlink
 from server.operations.supervisor import fleet_daemon, flower_server, gateway_answers, port_taken, start_run
-from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
 from tests.attacks.thief import Attacker, open_routes
-from tests.federation import make_study
+from tests.small_servers import http_server, serving, tls_of
+from tests.studies import made_study, served_study
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
 
-class _Unauthorised(http.server.BaseHTTPRequestHandler):
+class _Unauthorised(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(401)
         self.send_header("content-length", "0")
         self.end_headers()
-
-    def log_message(self, *_words: object) -> None:
-        pass
 
 
 def open_to_others(root: Path) -> set[str]:
@@ -65,8 +59,7 @@ def test_a_study_and_what_happens_in_it_are_closed_to_other_users(tmp_path: Path
     """Under the usual umask of 022."""
     before = os.umask(0o022)
     try:
-        workspace = Workspace(tmp_path / "study")
-        setup.create_study(workspace, make_study())
+        workspace = made_study(tmp_path / "study")
         assert stat.S_IMODE(workspace.root.stat().st_mode) == 0o700
         workspace.root.chmod(0o755)  # as a mounted folder is, and what earlier versions made in it
         workspace.events_file.touch()
@@ -84,8 +77,7 @@ def test_a_study_and_what_happens_in_it_are_closed_to_other_users(tmp_path: Path
 
 
 def test_a_study_that_was_given_to_a_group_stays_that_groups(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path / "study")
-    setup.create_study(workspace, make_study())
+    workspace = made_study(tmp_path / "study")
     workspace.events_file.touch()
     workspace.events_file.chmod(0o664)
     workspace.root.chmod(0o2750)
@@ -94,30 +86,15 @@ def test_a_study_that_was_given_to_a_group_stays_that_groups(tmp_path: Path) -> 
     assert stat.S_IMODE(workspace.events_file.stat().st_mode) == 0o640
 
 
-@contextmanager
-def impostor(folder: Path, port: int) -> Iterator[None]:
+def impostor(folder: Path, port: int) -> AbstractContextManager[object]:
     """Somebody else's TLS server that answers 401, as a gateway does."""
     identity = issue_server_certificate(create_authority(folder / "ca"), folder / "tls", names=["localhost"])
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(identity.certificate, identity.key)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), _Unauthorised) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            server.shutdown()
-            thread.join()
+    return serving(http_server(_Unauthorised, port), tls=tls_of(identity.certificate, identity.key))
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    workspace = Workspace(tmp_path / "study")
-    setup.create_study(workspace, make_study())
-    outer, inner = free_ports(2)
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=outer, internal_port=inner))
-    return workspace
+    return served_study(tmp_path / "study", endpoint=Endpoint("localhost", *free_ports(2)))
 
 
 def test_somebody_elses_server_is_no_gateway(workspace: Workspace, tmp_path: Path) -> None:
@@ -196,10 +173,7 @@ def test_another_user_reads_no_secret_of_the_server_and_connects_to_no_socket() 
     """In a directory that everybody may enter: the modes of the files themselves are what stands."""
     with tempfile.TemporaryDirectory(prefix="open-") as folder, ProcessGroup() as group:
         Path(folder).chmod(0o755)
-        workspace = Workspace(Path(folder, "study"))
-        setup.create_study(workspace, make_study())
-        outer, inner = free_ports(2)
-        provision.set_up_server(workspace, Endpoint(host="localhost", port=outer, internal_port=inner))
+        workspace = served_study(Path(folder, "study"), endpoint=Endpoint("localhost", *free_ports(2)))
         workspace.root.chmod(0o755)
         group.start(fleet_daemon(workspace))
         names = (
@@ -249,13 +223,6 @@ def give(workspace: Workspace, group: int) -> None:
             path = workspace.root / words[1].removeprefix("/srv/consilium/study/")
             os.chown(path, -1, group)
             path.chmod(int(words[2], 8))
-
-
-def until(true: Callable[[], object], what: str, *, timeout_s: float = 600.0) -> None:
-    started = time.monotonic()
-    while not true():
-        assert time.monotonic() - started < timeout_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.3)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 from client.policy import load_site
 from client.site.books import open_books
-from client.site.enrolment import SiteKit, create_site
+from client.site.enrolment import SiteKit
 from common.admission import JoinRequest, SignedRequest, read_request
 from common.canonical import canonical_bytes
 from common.errors import DaemonFailed, InvalidInput
@@ -42,10 +42,9 @@ from consilium.cli.provision import provision_app
 from server.operations import listener, provision
 from server.operations.exact import CertificateHosts
 from server.operations.gateway import GatewayFiles, gateway_app
-from server.study import create_study as setup
-from server.study.workspace import Endpoint, Site, Workspace
+from server.study.workspace import Workspace
 from tests.attacks.door import Door, answers, door, status
-from tests.federation import make_study
+from tests.studies import ENDPOINT, approve, join, kit_folder, served_study
 
 PATHS = (
     "../../../../tmp/x",
@@ -66,10 +65,7 @@ PATHS = (
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    workspace = Workspace(tmp_path / "study")
-    setup.create_study(workspace, make_study())
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
-    return workspace
+    return served_study(tmp_path / "study")
 
 
 def forged(path: Path, study: str, *, site: str, pool: str, node_key: str = "") -> Path:
@@ -80,25 +76,6 @@ def forged(path: Path, study: str, *, site: str, pool: str, node_key: str = "") 
     signature = key.sign(canonical_bytes({"join": 1, **fields}), ec.ECDSA(hashes.SHA384()))
     path.write_text(json.dumps({**fields, "signature": b64encode(signature).decode()}))
     return path
-
-
-def join(workspace: Workspace, folder: Path, name: str, *, pool: str = "") -> JoinRequest:
-    """What a hospital does with its kit."""
-    provision.make_kit(workspace, name, folder / "kit")
-    (folder / "data").mkdir(exist_ok=True)
-    create_site(folder / "site", pool=pool or name, data=folder / "data", kit=SiteKit.load(folder / "kit"))
-    return read_request(folder / "site" / "request.json")
-
-
-def admit(workspace: Workspace, request: JoinRequest, *, fingerprint: str, **whom: str) -> Site:
-    whom = {"site": "north", "pool": "north"} | whom
-    return provision.approve(
-        workspace,
-        request,
-        **whom,
-        fingerprint=fingerprint,
-        register=lambda _key, _name: len(workspace.registered()) + 7,
-    )
 
 
 def tree(folder: Path) -> set[Path]:
@@ -139,11 +116,11 @@ def test_a_pool_is_a_name_too(workspace: Workspace, tmp_path: Path, pool: str) -
 
 
 def test_a_kit_gives_a_site_no_path_for_a_name(workspace: Workspace, tmp_path: Path) -> None:
-    provision.make_kit(workspace, "north", tmp_path / "kit")
-    record = json.loads((tmp_path / "kit" / "kit.json").read_text())
-    (tmp_path / "kit" / "kit.json").write_text(json.dumps(record | {"site": "../../x"}))
+    kit = kit_folder(workspace)
+    record = json.loads((kit / "kit.json").read_text())
+    (kit / "kit.json").write_text(json.dumps(record | {"site": "../../x"}))
     with pytest.raises(InvalidInput, match=r"\(site .*startup kit"):
-        SiteKit.load(tmp_path / "kit")
+        SiteKit.load(kit)
 
 
 def test_a_fingerprint_covers_key_name_pool_and_study(workspace: Workspace, tmp_path: Path) -> None:
@@ -165,10 +142,10 @@ def test_the_same_key_for_another_pool_or_name_is_not_what_was_read_out(workspac
     honest = join(workspace, tmp_path / "a", "north")
     other = JoinRequest(study=honest.study, site="north", pool="south", node_key=honest.node_key)
     with pytest.raises(InvalidInput, match=r"^fingerprint"):
-        admit(workspace, other, fingerprint=honest.fingerprint, pool="south")
+        approve(workspace, other, fingerprint=honest.fingerprint, pool="south")
     for whom in ({"site": "south"}, {"pool": "south"}):
         with pytest.raises(InvalidInput, match="join request") as refused:
-            admit(workspace, honest, fingerprint=honest.fingerprint, **whom)
+            approve(workspace, honest, **whom)
         assert (refused.value.value, refused.value.limit) == ("north", "south")
     assert workspace.registered() == read_admitted(workspace.nodes_file) == ()
     assert not workspace.node_keys_dir.exists()
@@ -180,7 +157,7 @@ def test_a_wrong_fingerprint_never_prints_the_right_one(workspace: Workspace, tm
     wrong = (right[:-1], right + "A", right.lower(), right[::-1], "", "SHA256:", "SHA256:SHA256:" + right, "é" * 43)
     for given in (*wrong, *("SHA256:" + word for word in wrong)):
         with pytest.raises(InvalidInput, match=r"^fingerprint .*allowed: ") as refused:
-            admit(workspace, request, fingerprint=given)
+            approve(workspace, request, fingerprint=given)
         if right not in given:
             assert right not in str(refused.value)
     assert workspace.registered() == ()
@@ -191,7 +168,7 @@ def test_a_right_fingerprint_admits_with_and_without_its_prefix(
     workspace: Workspace, tmp_path: Path, prefix: str
 ) -> None:
     request = join(workspace, tmp_path / "a", "north")
-    admitted = admit(workspace, request, fingerprint=prefix + request.fingerprint.removeprefix("SHA256:"))
+    admitted = approve(workspace, request, fingerprint=prefix + request.fingerprint.removeprefix("SHA256:"))
     assert (admitted.name, admitted.pool) == ("north", "north")
 
 
@@ -224,16 +201,16 @@ def test_nobody_bars_another_hospital_by_stating_its_ledger_key(
     assert "site request" in (done.exception.remedy or "")
     assert workspace.registered() == ()
     request = read_request(tmp_path / "honest" / "site" / "request.json", to_admit=True)
-    assert admit(workspace, request, fingerprint=request.fingerprint, site="honest", pool="honest").name == "honest"
+    assert approve(workspace, request, site="honest", pool="honest").name == "honest"
 
 
 def test_a_revoked_key_comes_back_under_no_name(workspace: Workspace, tmp_path: Path) -> None:
     request = join(workspace, tmp_path / "a", "north")
-    admit(workspace, request, fingerprint=request.fingerprint)
+    approve(workspace, request)
     provision.revoke(workspace, "north", unregister=lambda _node: None)
     again = replace(request, site="south", pool="south")
     with pytest.raises(InvalidInput, match="registered already"):
-        admit(workspace, again, fingerprint=again.fingerprint, site="south", pool="south")
+        approve(workspace, again, site="south", pool="south")
     for spelled in (request.node_key + " comment", request.node_key + "\n", request.node_key.replace(" ", "  ")):
         with pytest.raises(InvalidInput, match="node key"):
             JoinRequest(study=request.study, site="south", pool="south", node_key=spelled)
@@ -250,7 +227,7 @@ def test_a_site_that_superlink_did_not_take_can_be_admitted_later(workspace: Wor
             workspace, request, site="north", pool="north", fingerprint=request.fingerprint, register=away
         )
     assert tree(workspace.node_keys_dir) == set()
-    assert admit(workspace, request, fingerprint=request.fingerprint).name == "north"
+    assert approve(workspace, request).name == "north"
 
 
 def test_a_request_of_any_size_and_depth_ends_as_a_refusal(tmp_path: Path) -> None:
@@ -405,9 +382,7 @@ def test_a_query_is_no_part_of_any_route(asked: Asked) -> None:
 def test_a_gateway_is_called_by_the_names_in_its_certificate(workspace: Workspace) -> None:
     hosts = CertificateHosts(workspace.gateway_dir / "server.crt")
     assert "localhost" in hosts()
-    provision.set_up_server(
-        workspace, Endpoint(host="localhost", port=8443, internal_port=8000), more_names=["pate.example.org", "::1"]
-    )
+    provision.set_up_server(workspace, ENDPOINT, more_names=["pate.example.org", "::1"])
     assert {"pate.example.org", "[::1]"} <= set(hosts())
     (workspace.gateway_dir / "server.crt").write_text("half")
     assert "pate.example.org" in hosts()

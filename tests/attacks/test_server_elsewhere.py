@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import ast
 import ssl
-import threading
 import urllib.error
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,6 +30,7 @@ from server.dashboard.notify import Webhook
 from server.dashboard.oidc import Provider, Roles, Settings
 from server.dashboard.views.alarms import Alarm
 from tests.client.operations.answering import answering
+from tests.small_servers import http_server, serving
 
 pytestmark = pytest.mark.slow
 
@@ -53,16 +53,8 @@ def inner() -> Iterator[tuple[int, Heard]]:
 
         do_POST = do_GET  # noqa: N815
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Inner)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port, heard
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(http_server(Inner)) as server:
+        yield server.server_port, heard
 
 
 def redirecting(status: int, target: str, asked: list[str]) -> type[BaseHTTPRequestHandler]:
@@ -76,10 +68,11 @@ def redirecting(status: int, target: str, asked: list[str]) -> type[BaseHTTPRequ
 
         do_POST = do_GET  # noqa: N815
 
-        def log_message(self, *_: object) -> None:
-            pass
-
     return Redirect
+
+
+def redirected(status: int, port: int, asked: list[str]) -> AbstractContextManager[ThreadingHTTPServer]:
+    return serving(http_server(redirecting(status, f"http://127.0.0.1:{port}/admin", asked)))
 
 
 @pytest.fixture(autouse=True)
@@ -108,15 +101,9 @@ def test_a_worker_that_is_sent_elsewhere_asks_nobody_there(tmp_path: Path, statu
 
 def test_a_webhook_that_sends_elsewhere_is_a_webhook_that_fails(tmp_path: Path) -> None:
     asked: list[str] = []
-    with inner() as (port, heard):
-        server = ThreadingHTTPServer(("127.0.0.1", 0), redirecting(307, f"http://127.0.0.1:{port}/admin", asked))
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with inner() as (port, heard), redirected(307, port, asked) as server:
         hook = Webhook(f"http://127.0.0.1:{server.server_port}/", study="s", clock=lambda: 1e9)
         hook.tell([Alarm("quorum", "critical", "title", "text")])
-        server.shutdown()
-        server.server_close()
-        thread.join()
     assert (heard, asked, hook.failing) == ([], ["/"], True)
 
 
@@ -155,10 +142,7 @@ def test_a_provider_that_sends_the_dashboard_elsewhere_cannot_be_asked(tmp_path:
     pytest.importorskip("authlib")
     asked: list[str] = []
     (tmp_path / "secret").write_text("s")
-    with inner() as (port, heard):
-        server = ThreadingHTTPServer(("127.0.0.1", 0), redirecting(302, f"http://127.0.0.1:{port}/admin", asked))
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with inner() as (port, heard), redirected(302, port, asked) as server:
         settings = Settings(
             issuer=f"http://127.0.0.1:{server.server_port}",
             client_id="c",
@@ -169,7 +153,4 @@ def test_a_provider_that_sends_the_dashboard_elsewhere_cannot_be_asked(tmp_path:
         )
         with pytest.raises(InvalidInput, match="does not answer"):
             Provider(settings, clock=lambda: 1.0).begin(redirect="http://localhost/login/oidc/back", target="/")
-        server.shutdown()
-        server.server_close()
-        thread.join()
     assert (heard, len(asked)) == ([], 1)

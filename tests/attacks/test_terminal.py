@@ -65,9 +65,6 @@ class Hostile(BaseHTTPRequestHandler):
         self.wfile.write(b"HTTP/1.1 418 " + phrase + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         self.close_connection = True
 
-    def log_message(self, *_words: object) -> None:
-        pass
-
 
 @dataclass(frozen=True)
 class World:

@@ -24,6 +24,7 @@ from server.ledger.verify import verify
 from server.study.workspace import Workspace
 from tests.browser.conftest import PASSWORD, Dashboard, serving
 from tests.dashboard_study import QUERIES, make_large_study, make_study_directory
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -105,10 +106,7 @@ def test_everything_it_does_leaves_every_file_of_the_study_as_it_was(recorded, s
             client.get(path)
         for action in ("/api/ledger/verify", "/api/certificate"):
             client.post(action, "")
-            until = time.monotonic() + 600
-            while json.loads(client.get(action))["job"]["state"] == "running":
-                assert time.monotonic() < until
-                time.sleep(0.2)
+            until(lambda action=action: json.loads(client.get(action))["job"]["state"] != "running", pause_s=0.2)
             assert json.loads(client.get(action))["job"]["state"] == "done", client.get(action)
     assert fingerprint(root) == before
 
@@ -132,10 +130,7 @@ def test_on_a_read_only_mount_it_follows_a_run_and_the_kernel_lets_it_write_noth
         assert json.loads(client.get("/api/overview"))["answers"] == 0
         events = study.collect()
         assert events is not None
-        until = time.monotonic() + 600
-        while json.loads(client.get("/api/overview"))["answers"] < QUERIES:
-            assert time.monotonic() < until
-            time.sleep(0.2)
+        until(lambda: json.loads(client.get("/api/overview"))["answers"] == QUERIES, pause_s=0.2)
         for path in (*PAGES, *DATA):
             client.get(path)
         assert json.loads(client.get("/api/overview"))["ledger"]["problem"] is None

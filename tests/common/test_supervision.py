@@ -36,6 +36,7 @@ from common.supervision import (
     standings,
     unrecorded,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ends processes by signals")
 
@@ -273,10 +274,7 @@ with ProcessGroup() as group:
         pass
 """
     with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2]) as process:
-        deadline = time.monotonic() + 600
-        while not (tmp_path / "up").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until((tmp_path / "up").exists)
         process.send_signal(signal.SIGTERM)
         assert process.wait(600) == 0
     pid = json.loads((tmp_path / "facts").read_text().splitlines()[0])["pid"]
@@ -342,10 +340,10 @@ def kept(name, code):
 keep_running(root, [kept("good", {SLEEP!r}), kept("bad", {code!r})])
 """
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 600
-        while {one.daemon: one.state for one in standings([tmp_path])} != {"good": "ready", "bad": "ended"}:
-            assert time.monotonic() < deadline, standings([tmp_path])
-            time.sleep(0.1)
+        expected = {"good": "ready", "bad": "ended"}
+        until(
+            lambda: {one.daemon: one.state for one in standings([tmp_path])} == expected, lambda: standings([tmp_path])
+        )
         bad = standings([tmp_path])[1]
         assert (bad.why, bad.said) == ("status 3", "error: no room; to fix: make room")
         assert "no room; to fix: make room" in bad.line
@@ -353,9 +351,7 @@ keep_running(root, [kept("good", {SLEEP!r}), kept("bad", {code!r})])
             keep_running(tmp_path, [])
         lock = tmp_path / "daemons.lock"
         os.utime(lock, (0, 0))
-        while lock.stat().st_mtime == 0:  # the next heartbeat sets it
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: lock.stat().st_mtime, "the next heartbeat")
         process.kill()
     assert {one.state for one in standings([tmp_path])} == {"stopped"}
     assert standings([tmp_path / "none"]) == ()

@@ -38,6 +38,7 @@ from server.public.material import CodecRecord
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
 from tests.server.dashboard.conftest import TestClient
+from tests.studies import made_study
 from tests.worlds import make_study
 
 pytestmark = pytest.mark.slow
@@ -50,8 +51,7 @@ AUDIT = Path(__file__).parent
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     """A study of six queries over three hospitals: four answered in two batches."""
-    made = Workspace(tmp_path / "study")
-    setup.create_study(made, make_study("anterior", "posterior", name="trial"))
+    made = made_study(tmp_path / "study", make_study("anterior", "posterior", name="trial"))
     made.save_codec(CodecRecord(sha256="c" * 64, dimension=5))
     for number, name in enumerate(("aachen", "bergen", "cadiz")):
         setup.add_site(made, Site(name=name, pool=f"{name}-mri", node_id=number))
@@ -197,8 +197,7 @@ def test_the_front_says_where_every_file_counted_as_a_patient(workspace: Workspa
 
 
 def test_a_study_that_released_nothing_still_guarantees_its_budget_and_spent_nothing(tmp_path: Path) -> None:
-    made = Workspace(tmp_path / "study")
-    setup.create_study(made, make_study())
+    made = made_study(tmp_path / "study")
     facts = certificate_facts(made)
     assert (facts["guarantee"]["epsilon"], facts["spent"]["epsilon"]) == (8.0, 0.0)
     assert facts["guess_right_at_most"]["spent"] == 0.5
@@ -395,8 +394,7 @@ def test_every_batch_of_a_long_study_has_its_row(workspace: Workspace) -> None:
 
 
 def test_a_study_that_released_nothing_says_so(tmp_path: Path) -> None:
-    made = Workspace(tmp_path / "study")
-    setup.create_study(made, make_study())
+    made = made_study(tmp_path / "study")
     assert RUN.invoke(app, [str(made.root), "--out", str(tmp_path / "filed")]).exit_code == 0
     assert json.loads((tmp_path / "filed" / "certificate.json").read_text())["answers"] == 0
     assert verify(made.ledger_file).ok

@@ -38,9 +38,10 @@ from server.ledger.verify import verify
 from server.planning import public_shapes
 from server.planning.public_shapes import PublicShapes
 from server.planning.recommend import recommend, training_for
-from server.study.create_study import create_study, open_ledger
+from server.study.create_study import open_ledger
 from server.study.workspace import Workspace
 from tests.consilium.balls import balls
+from tests.studies import made_study
 from tests.worlds import STUDY
 
 pytestmark = pytest.mark.slow
@@ -279,8 +280,7 @@ def test_a_run_that_was_refused_at_once_does_not_hold_its_folder(tmp_path: Path)
 
 def test_no_certificate_is_made_of_a_simulation(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(STUDY.replace('"trial"', '"simulation"'))
-    workspace = Workspace(tmp_path / "server")
-    create_study(workspace, load_study(tmp_path / "study.toml"))
+    workspace = made_study(tmp_path / "server", load_study(tmp_path / "study.toml"))
     with pytest.raises(InvalidInput, match="simulation"):
         certificate_facts(workspace)
 

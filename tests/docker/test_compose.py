@@ -8,9 +8,8 @@ import shlex
 import socket
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +23,7 @@ import yaml
 from common.supervision import json_report
 from consilium.cli.main import app
 from server.study.workspace import Workspace
+from tests.small_servers import http_server, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -384,27 +384,21 @@ class _Healthy(BaseHTTPRequestHandler):
         self.send_response(200 if self.path == "/health" else 404)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def supernode(tmp_path: Path) -> Iterator[Path]:
     """A process table with a SuperNode in it that answers."""
-    server = HTTPServer(("127.0.0.1", 0), _Healthy)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    for pid, words in {
-        "1": ["/sbin/docker-init", "--", "consilium", "site", "up"],
-        "7": [
-            *("python", "-P", "-m", "client.operations.supernode", "contact"),
-            *("--host", "127.0.0.1", "--port", str(server.server_port), ""),
-        ],
-    }.items():
-        (tmp_path / pid).mkdir()
-        (tmp_path / pid / "cmdline").write_bytes("\0".join(words).encode())
-    yield tmp_path
-    server.shutdown()
-    server.server_close()
+    with serving(http_server(_Healthy)) as server:
+        for pid, words in {
+            "1": ["/sbin/docker-init", "--", "consilium", "site", "up"],
+            "7": [
+                *("python", "-P", "-m", "client.operations.supernode", "contact"),
+                *("--host", "127.0.0.1", "--port", str(server.server_port), ""),
+            ],
+        }.items():
+            (tmp_path / pid).mkdir()
+            (tmp_path / pid / "cmdline").write_bytes("\0".join(words).encode())
+        yield tmp_path
 
 
 def test_a_worker_is_healthy_when_it_listens(health: ModuleType) -> None:

@@ -15,9 +15,7 @@ import yaml
 
 from common.ledger.keys import load_signing_key
 from server.operations import provision
-from server.study import create_study as setup
-from server.study.workspace import Endpoint, Workspace
-from tests.federation import make_study
+from tests.studies import made_study, served_study
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = re.compile(r"([a-z0-9-]+)==([0-9][A-Za-z0-9.]*) --hash=sha256:[0-9a-f]{64}")
@@ -75,9 +73,7 @@ def signed(tmp_path: Path) -> tuple[Path, Path]:
     """A bundle's folder signed with a study's key, and a site's kit."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
-    workspace = Workspace(tmp_path / "study")
-    setup.create_study(workspace, make_study())
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
+    workspace = served_study(tmp_path / "study")
     provision.make_kit(workspace, "north", tmp_path / "kit")
     bundle = tmp_path / "bundle"
     (bundle / "docs").mkdir(parents=True)
@@ -110,8 +106,7 @@ def test_a_signed_bundle_holds_and_a_changed_one_does_not(signed: tuple[Path, Pa
 
 def test_a_bundle_signed_by_another_consortium_does_not_hold(signed: tuple[Path, Path], tmp_path: Path) -> None:
     bundle, kit = signed
-    other = Workspace(tmp_path / "other")
-    setup.create_study(other, make_study())
+    other = made_study(tmp_path / "other")
     assert load_signing_key(other.signing_key_file)
     subprocess.run([ROOT / "docker" / "sign.sh", bundle, other.signing_key_file], check=True, cwd=tmp_path)
     assert not holds(bundle, kit)

@@ -23,6 +23,7 @@ from server.operations import provision
 from server.operations.supervisor import request_stop, supervise
 from server.study import create_study as setup
 from server.study.workspace import Workspace
+from tests.studies import made_study
 from tests.worlds import make_study
 
 SITES = ("site-0", "site-1")
@@ -51,8 +52,7 @@ class Consortium:
             student=RECIPE,
             collection=CollectionConfig(offer_deadline_s=20.0, patience_s=60.0),
         )
-        workspace = Workspace(self.root / name)
-        setup.create_study(workspace, study, ledger=ledger)
+        workspace = made_study(self.root / name, study, ledger=ledger)
         asked, fitted = [self.public.pop() for _ in range(QUERIES)], self.public[:6]
         setup.publish_volumes(workspace, [case.image for case in asked])
         setup.fit_study_codec(workspace, [case.label for case in fitted], sites=len(SITES))

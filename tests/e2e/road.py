@@ -28,6 +28,7 @@ from server.ledger.server_ledger import Ledger
 from server.public.said import PEERS, said_file
 from server.study import create_study as setup
 from server.study.workspace import Workspace
+from tests.studies import made_study
 from tests.worlds import make_privacy
 
 SITES, QUERIES, PATIENTS = 3, 6, 2
@@ -207,8 +208,7 @@ def build(
         collection=collection,
         gate=gate,
     )
-    workspace = Workspace(root / "server")
-    setup.create_study(workspace, study)
+    workspace = made_study(root / "server", study)
     setup.publish_volumes(workspace, [case.image for case in rest[: privacy.planned_queries]])
     setup.fit_study_codec(workspace, [case.label for case in rest[privacy.planned_queries :]], sites=len(names))
     write_server(workspace)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,18 +16,12 @@ from server.operations.supervisor import start_run
 from server.study.workspace import Workspace
 from tests.e2e.daemons import running
 from tests.e2e.road import QUERIES, build
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
 UP = ("killed", "slow", "well-a", "well-b")
 COLLECTION = CollectionConfig(batch_size=QUERIES // 2, offer_deadline_s=20.0, deadline_s=5.0, patience_s=25.0)
-
-
-def until(ready: Callable[[], bool], *, timeout_s: float = 600.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.02)
 
 
 def told(workspace: Workspace, kind: str, **facts: object) -> list[dict]:

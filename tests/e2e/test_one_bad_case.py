@@ -26,6 +26,7 @@ from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
 from server.study.workspace import Workspace
 from tests.e2e.daemons import running
+from tests.studies import made_study
 from tests.worlds import make_study
 
 with warnings.catch_warnings():
@@ -59,8 +60,7 @@ def test_one_bad_case_in_a_hundred_stops_nobody_and_is_nobodys_business_but_the_
     recipe = TrainingConfig(channels=(4, 8), steps=4)
     codec = CodecConfig(augmentations=20, max_dimension=8)
     study = make_study(data=study_data(2), planned_queries=QUERIES, codec=codec, teacher=recipe, student=recipe)
-    workspace = Workspace(tmp_path / "server")
-    setup.create_study(workspace, study)
+    workspace = made_study(tmp_path / "server", study)
     setup.publish_volumes(workspace, [case.image for case in public[:QUERIES]])
     setup.fit_study_codec(workspace, [case.label for case in public[QUERIES:] if case.label is not None], sites=2)
     write_server(workspace)

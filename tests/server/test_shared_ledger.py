@@ -14,10 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from client.policy import load_site
-from client.site.enrolment import SiteKit, create_site, join_site
-from client.site.registry import Registry
-from common.admission import JoinRequest, read_request, write_request
-from common.config import PoolConfig, Study
+from client.site.enrolment import join_site
+from common.admission import read_request, write_request
+from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.events import read_events
 from common.ledger.charges import RosterEntry
@@ -36,53 +35,21 @@ from server.study import create_study as setup
 from server.study.consent_text import for_site
 from server.study.pools import PoolsSpent, check_answers
 from server.study.status import study_status
-from server.study.workspace import Endpoint, Site, Workspace
+from server.study.workspace import Endpoint, Workspace
 from tests.federation import Federation, make_codec, make_study
+from tests.studies import ENDPOINT, approve, join, kit_of, made_study, served_study
 
 pytestmark = pytest.mark.slow
 
 
-def consortium(folder: Path, study: Study, **where: Path) -> Workspace:
-    workspace = Workspace(folder)
-    setup.create_study(workspace, study, **where)
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
-    return workspace
-
-
 @pytest.fixture
 def first(tmp_path: Path) -> Workspace:
-    return consortium(tmp_path / "first", replace(make_study(), name="first"))
+    return served_study(tmp_path / "first", replace(make_study(), name="first"))
 
 
 @pytest.fixture
 def second(first: Workspace, tmp_path: Path) -> Workspace:
-    return consortium(tmp_path / "second", replace(make_study(epsilon=2.0), name="second"), ledger=first.root)
-
-
-def kit_of(workspace: Workspace, name: str = "north") -> SiteKit:
-    out = workspace.root.parent / f"kit-{workspace.root.name}-{name}"
-    provision.make_kit(workspace, name, out)
-    return SiteKit.load(out)
-
-
-def hospital(folder: Path, workspace: Workspace, *, pool: str = "north", name: str = "north") -> JoinRequest:
-    """A hospital begins the books of a pool, on a machine of its own."""
-    (folder / "data").mkdir(parents=True)
-    machine = Registry(folder / "pools.json")
-    create_site(folder / "site", pool=pool, data=folder / "data", kit=kit_of(workspace, name), registry=machine)
-    return read_request(folder / "site" / "request.json")
-
-
-def approve(workspace: Workspace, request: JoinRequest, *, node_id: int = 7, **more: float) -> Site:
-    return provision.approve(
-        workspace,
-        request,
-        site=request.site,
-        pool=request.pool,
-        fingerprint=request.fingerprint,
-        register=lambda _key, _name: node_id,
-        **more,
-    )
+    return served_study(tmp_path / "second", replace(make_study(epsilon=2.0), name="second"), ledger=first.root)
 
 
 def ledger_of(workspace: Workspace) -> Ledger:
@@ -99,7 +66,7 @@ def test_a_second_study_shares_ledger_and_signing_key_and_has_a_sealing_key_of_i
     assert ours.signing_key == theirs.signing_key
     assert ours.sealing_key != theirs.sealing_key
     assert not (second.root / "ledger.sqlite").exists()
-    third = consortium(tmp_path / "third", replace(make_study(), name="third"), ledger=second.root)
+    third = served_study(tmp_path / "third", replace(make_study(), name="third"), ledger=second.root)
     assert third.ledger_file.resolve() == first.ledger_file.resolve()
     with ledger_of(third) as ledger:
         assert [terms.name for terms in ledger.studies()] == ["first", "second", "third"]
@@ -126,8 +93,7 @@ def test_the_command_shares_a_ledger_and_tells_of_the_choice_where_a_study_lies_
 
 def test_the_standing_may_lie_on_another_disk(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
-    workspace = Workspace(tmp_path / "study")
-    setup.create_study(workspace, make_study(), standing=tmp_path / "disk" / "trial.standing")
+    workspace = made_study(tmp_path / "study", standing=tmp_path / "disk" / "trial.standing")
     assert standing_path(workspace.ledger_file) == tmp_path / "disk" / "trial.standing"
     assert ServerStanding.load(tmp_path / "disk" / "trial.standing").pools == {}
     (tmp_path / "disk" / "trial.standing").unlink()
@@ -177,7 +143,7 @@ def test_a_standing_takes_nothing_s_place(tmp_path: Path, what: str) -> None:
 def test_a_pool_keeps_its_lifetime_budget_when_a_smaller_study_joins(
     first: Workspace, second: Workspace, tmp_path: Path
 ) -> None:
-    approve(first, hospital(tmp_path / "n", first), pool_epsilon=20.0)
+    approve(first, join(first, tmp_path / "n"), pool_epsilon=20.0)
     _, request = join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
     approve(second, request)
     with ledger_of(second) as ledger:
@@ -190,7 +156,7 @@ def test_a_pool_keeps_its_lifetime_budget_when_a_smaller_study_joins(
 def test_a_pools_lifetime_budget_is_tightened_only_on_request_and_never_loosened(
     first: Workspace, second: Workspace, tmp_path: Path
 ) -> None:
-    approve(first, hospital(tmp_path / "n", first))
+    approve(first, join(first, tmp_path / "n"))
     _, request = join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
     with pytest.raises(InvalidInput, match=r"got 9.*tighter"):
         approve(second, request, pool_epsilon=9.0)
@@ -204,8 +170,8 @@ def test_a_pools_lifetime_budget_is_tightened_only_on_request_and_never_loosened
 def test_a_doubled_pool_is_refused_by_the_server_whatever_the_sites_machine_knows(
     first: Workspace, second: Workspace, tmp_path: Path
 ) -> None:
-    approve(first, hospital(tmp_path / "n", first))
-    doubled = hospital(tmp_path / "elsewhere", second)
+    approve(first, join(first, tmp_path / "n"))
+    doubled = join(second, tmp_path / "elsewhere")
     with pytest.raises(InvalidInput, match=r"^site ledger of pool") as refused:
         approve(second, doubled)
     assert "site join --from" in str(refused.value)
@@ -216,7 +182,7 @@ def test_a_doubled_pool_is_refused_by_the_server_whatever_the_sites_machine_know
 def test_a_request_that_says_nothing_of_its_books_is_refused(
     first: Workspace, second: Workspace, tmp_path: Path
 ) -> None:
-    request = hospital(tmp_path / "n", first)
+    request = join(first, tmp_path / "n")
     key = tmp_path / "n" / "site" / "node" / "keys" / "node"
     old = write_request(tmp_path / "old.json", study=request.study, site="north", pool="north", node_key=key)
     with pytest.raises(InvalidInput, match="earlier version"):
@@ -231,7 +197,7 @@ def test_a_request_that_says_nothing_of_its_books_is_refused(
 def test_books_under_a_second_pool_name_and_a_second_pool_of_a_site_are_refused(
     first: Workspace, second: Workspace, tmp_path: Path
 ) -> None:
-    approve(first, hospital(tmp_path / "n", first))
+    approve(first, join(first, tmp_path / "n"))
     join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
     joined = tmp_path / "n" / "site" / "studies" / "second"
     books = read_request(joined / "request.json").books
@@ -263,8 +229,8 @@ def spend_in(workspace: Workspace, study: Study, fed: Federation, number: int) -
 def test_books_that_show_less_than_the_ledger_charged_are_refused(
     first: Workspace, second: Workspace, tmp_path: Path
 ) -> None:
-    approve(first, hospital(tmp_path / "n", first))
-    request = hospital(tmp_path / "s", first, pool="south", name="south")
+    approve(first, join(first, tmp_path / "n"))
+    request = join(first, tmp_path / "s", "south")
     approve(first, request, node_id=8)
     spend_in(first, first.study(), Federation(tmp_path / "fed", study=first.study()), 0)
     _, joined = join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
@@ -279,8 +245,8 @@ def test_books_that_show_less_than_the_ledger_charged_are_refused(
 
 def spend_all(first: Workspace, tmp_path: Path, *, queries: int) -> None:
     """Admit two hospitals to the first study and let it ask so many queries."""
-    approve(first, hospital(tmp_path / "n", first))
-    approve(first, hospital(tmp_path / "s", first, pool="south", name="south"), node_id=8)
+    approve(first, join(first, tmp_path / "n"))
+    approve(first, join(first, tmp_path / "s", "south"), node_id=8)
     fed = Federation(tmp_path / "fed", study=first.study())
     for number in range(queries):
         spend_in(first, first.study(), fed, number)
@@ -289,7 +255,7 @@ def spend_all(first: Workspace, tmp_path: Path, *, queries: int) -> None:
 def test_a_second_study_on_spent_pools_is_refused_before_anything_is_made(first: Workspace, tmp_path: Path) -> None:
     spend_all(first, tmp_path, queries=first.study().privacy.planned_queries)
     with pytest.raises(InvalidInput, match="budget for life") as refused:
-        consortium(tmp_path / "late", replace(make_study(), name="late"), ledger=first.root)
+        served_study(tmp_path / "late", replace(make_study(), name="late"), ledger=first.root)
     assert "north" in str(refused.value)
     assert "smaller ε" in str(refused.value)
     assert not (tmp_path / "late").exists()
@@ -312,7 +278,7 @@ def begun(directory: Path, *more: str) -> tuple[Workspace, str]:
     done = CliRunner().invoke(study_app, ["init", str(directory), "--name", directory.name, *asked, *more])
     assert done.exit_code == 0, done.output
     workspace = Workspace(directory)
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
+    provision.set_up_server(workspace, ENDPOINT)
     return workspace, " ".join(done.stdout.split())
 
 
@@ -337,7 +303,7 @@ def test_a_first_study_leaves_room_for_a_second_one_like_it_in_both_books_and_sa
 def test_the_share_that_a_first_study_takes_is_the_operators_to_say(tmp_path: Path, epsilon: str, said: str) -> None:
     first, text = begun(tmp_path / "first", "--pool-epsilon", epsilon)
     assert said in text
-    approve(first, hospital(tmp_path / "n", first))
+    approve(first, join(first, tmp_path / "n"))
     with ledger_of(first) as ledger:
         assert ledger.pools()[0].budget.epsilon == float(epsilon)
 
@@ -369,7 +335,7 @@ def test_a_second_server_of_the_machine_gets_a_port_of_its_own_on_loopback_and_n
 def test_a_run_that_no_pool_can_answer_says_so_and_ends_with_the_runbooks_code(
     first: Workspace, tmp_path: Path
 ) -> None:
-    second = consortium(tmp_path / "late", replace(make_study(), name="late"), ledger=first.root)
+    second = served_study(tmp_path / "late", replace(make_study(), name="late"), ledger=first.root)
     spend_all(first, tmp_path, queries=first.study().privacy.planned_queries)
     with ledger_of(second) as ledger, pytest.raises(PoolsSpent, match="pool north") as ended:
         check_answers(ledger, second.study(), pools=["north", "south"])

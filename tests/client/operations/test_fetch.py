@@ -68,9 +68,6 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Line
             self.wfile.write(rest)
             self.close_connection = True
 
-        def log_message(self, *_: object) -> None:
-            pass
-
     with answering(tmp_path, Answer) as (site, _, _):
         yield line, PublicObjects(load_site(site))
 

@@ -10,7 +10,6 @@ import shutil
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from server.study.workspace import Workspace
 from tests.client.operations.answering import answering
 from tests.client.teachers.written import write_teacher
 from tests.common.ledger.full_disk import no_byte_more
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -73,9 +73,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             self.send_header("date", format_datetime(datetime.now(UTC) + world.ahead))
             self.end_headers()
             self.wfile.write(f"{world.word}\n".encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
 
     with answering(tmp_path, Answer, now=datetime.now(UTC) - timedelta(days=60)) as (site, workspace, context):
         study = workspace.study()
@@ -387,9 +384,7 @@ def test_the_log_process_records_the_targets_it_was_started_with(world: World) -
     staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
     daemon = log_daemon(world.site, module=LOG_MODULE, name="site", targets=targets)
     with subprocess.Popen(daemon.argv, env=dict(daemon.env), cwd=daemon.cwd) as process:
-        end = time.monotonic() + 60
-        while not recorded_targets(world.site) and time.monotonic() < end:
-            time.sleep(0.1)
+        until(lambda: recorded_targets(world.site), timeout_s=60)
         process.terminate()
     assert recorded_targets(world.site) == tuple(targets)
 

@@ -28,7 +28,7 @@ from client.records.patient_deal import load_or_deal, load_slots, save_slots
 from client.records.served import found_in, retired_voters
 from client.site.books import open_books, read_books, site_directories, slots_file, stated_books, writing_teachers
 from client.site.deals import deal_for_training
-from client.site.enrolment import SiteKit, create_site, join_site
+from client.site.enrolment import create_site, join_site
 from client.site.registry import Registry
 from client.site.status import signed_status, site_status
 from client.training.site import plan_site
@@ -43,51 +43,37 @@ from common.study_mechanism import study_mechanism
 from consilium.cli.site import site_app
 from server.ledger.backup import backup
 from server.ledger.verify import verify
-from server.operations import provision
-from server.study import create_study as setup
-from server.study.workspace import Endpoint, Workspace
+from server.study.workspace import Workspace
 from tests.federation import make_study
+from tests.studies import kit_folder, kit_of, served_study
 
 pytestmark = pytest.mark.slow
 
 PATIENTS = tuple(f"p{i}" for i in range(8))
 
 
-def consortium(folder: Path, study: Study, *, ledger: Path | None = None) -> Workspace:
-    workspace = Workspace(folder)
-    setup.create_study(workspace, study, ledger=ledger)
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
-    return workspace
-
-
-def kit_of(workspace: Workspace, name: str = "north") -> Path:
-    out = workspace.root.parent / f"kit-{workspace.root.name}-{name}"
-    provision.make_kit(workspace, name, out)
-    return out
-
-
 @pytest.fixture
 def first(tmp_path: Path) -> Workspace:
-    return consortium(tmp_path / "first", replace(make_study(), name="first"))
+    return served_study(tmp_path / "first", replace(make_study(), name="first"))
 
 
 @pytest.fixture
 def second(tmp_path: Path) -> Workspace:
-    return consortium(tmp_path / "second", replace(make_study(planned_queries=3), name="second"))
+    return served_study(tmp_path / "second", replace(make_study(planned_queries=3), name="second"))
 
 
 @pytest.fixture
 def north(first: Workspace, tmp_path: Path) -> Path:
     """A hospital's directory for the first study."""
     (tmp_path / "data").mkdir()
-    create_site(tmp_path / "north", pool="north/adults", data=tmp_path / "data", kit=SiteKit.load(kit_of(first)))
+    create_site(tmp_path / "north", pool="north/adults", data=tmp_path / "data", kit=kit_of(first))
     return tmp_path / "north"
 
 
 @pytest.fixture
 def joined(north: Path, second: Workspace) -> Path:
     """The same hospital's directory for the second."""
-    directory, _ = join_site(None, kit=SiteKit.load(kit_of(second)), existing=north)
+    directory, _ = join_site(None, kit=kit_of(second), existing=north)
     return directory
 
 
@@ -173,8 +159,8 @@ def test_a_joined_site_has_a_node_key_of_its_own_and_names_the_pools_books(north
 
 
 def test_joining_from_a_joined_directory_leads_to_the_same_books(joined: Path, north: Path, tmp_path: Path) -> None:
-    third = consortium(tmp_path / "third", replace(make_study(), name="third"))
-    result = site("join", "--from", joined, "--kit", kit_of(third), "--site-dir", tmp_path / "elsewhere")
+    third = served_study(tmp_path / "third", replace(make_study(), name="third"))
+    result = site("join", "--from", joined, "--kit", kit_folder(third), "--site-dir", tmp_path / "elsewhere")
     assert result.exit_code == 0, result.output
     assert load_site(tmp_path / "elsewhere").ledger_file.resolve() == (north / "site-ledger.sqlite").resolve()
     assert load_site(tmp_path / "elsewhere").caps == load_site(north).caps
@@ -184,7 +170,7 @@ def test_joining_from_a_joined_directory_leads_to_the_same_books(joined: Path, n
 def test_a_study_is_joined_once_and_not_under_a_name_that_leads_elsewhere(
     north: Path, joined: Path, second: Workspace, tmp_path: Path
 ) -> None:
-    kit = SiteKit.load(kit_of(second))
+    kit = kit_of(second)
     with pytest.raises(InvalidInput, match="already"):
         join_site(tmp_path / "again", kit=kit, existing=north)
     text = kit.study_file.read_text()
@@ -230,7 +216,7 @@ def test_a_site_does_not_go_on_with_other_books_than_the_consortium_was_told_of(
         tmp_path / "fresh",
         pool="north/adults",
         data=tmp_path / "else",
-        kit=SiteKit.load(kit_of(first)),
+        kit=kit_of(first),
         registry=registry,
     )
     text = (joined / "site.toml").read_text()
@@ -286,7 +272,7 @@ def test_books_restored_from_an_older_copy_are_not_joined(
         Path(f"{north / 'site-ledger.sqlite'}{suffix}").unlink(missing_ok=True)
     shutil.copy(tmp_path / "monday.sqlite", north / "site-ledger.sqlite")
     with pytest.raises(LedgerCorrupt, match="recover --own-ledger"):
-        join_site(None, kit=SiteKit.load(kit_of(second)), existing=north)
+        join_site(None, kit=kit_of(second), existing=north)
     assert not (north / "studies").exists()
 
 
@@ -336,7 +322,15 @@ def test_no_second_books_for_a_pool_or_over_its_data(north: Path, second: Worksp
         ("another", "."),
     ):
         result = site(
-            "init", "--kit", kit_of(second), "--data", tmp_path / data, "--pool", pool, "--site-dir", tmp_path / "twice"
+            "init",
+            "--kit",
+            kit_folder(second),
+            "--data",
+            tmp_path / data,
+            "--pool",
+            pool,
+            "--site-dir",
+            tmp_path / "twice",
         )
         assert isinstance(result.exception, InvalidInput), (pool, data)
         assert not (tmp_path / "twice").exists()
@@ -350,7 +344,9 @@ def test_a_site_says_for_which_hospital_its_kit_was_made_and_what_to_do_with_ano
     first: Workspace, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
-    done = site("init", "--kit", kit_of(first, "west"), "--data", tmp_path / "data", "--site-dir", tmp_path / "east")
+    done = site(
+        "init", "--kit", kit_folder(first, "west"), "--data", tmp_path / "data", "--site-dir", tmp_path / "east"
+    )
     assert done.exception is None, done.output
     assert "created for west" in done.stdout
     assert "another hospital's kit" in done.stdout
@@ -359,7 +355,7 @@ def test_a_site_says_for_which_hospital_its_kit_was_made_and_what_to_do_with_ano
 def test_a_second_set_up_for_the_same_study_is_sent_to_its_directory(
     north: Path, first: Workspace, tmp_path: Path
 ) -> None:
-    refused = begin_again(north, kit_of(first), tmp_path / "twice")
+    refused = begin_again(north, kit_folder(first), tmp_path / "twice")
     assert str(north) in refused
     assert "use that directory" in refused
     assert "site join" not in refused
@@ -376,7 +372,7 @@ def begin_again(north: Path, kit: Path, place: Path, *options: object) -> str:
 def test_a_site_set_up_in_the_wrong_place_and_deleted_is_forgotten_only_by_a_word_on_its_charges(
     north: Path, first: Workspace, second: Workspace, tmp_path: Path
 ) -> None:
-    kit, place, option = kit_of(second), tmp_path / "right", ("--forget-charges-of", north)
+    kit, place, option = kit_folder(second), tmp_path / "right", ("--forget-charges-of", north)
     refused = begin_again(north, kit, place)
     assert "delete" in refused
     assert begin_again(north, kit, place, *option) == refused  # its ledger is there
@@ -400,13 +396,13 @@ def test_a_site_corrects_a_wrong_data_folder_by_the_printed_remedy_and_holds_the
     north: Path, first: Workspace, second: Workspace, tmp_path: Path
 ) -> None:
     (tmp_path / "right").mkdir()
-    again = ("init", "--kit", kit_of(first), "--data", tmp_path / "right", "--pool", "north/adults")
+    again = ("init", "--kit", kit_folder(first), "--data", tmp_path / "right", "--pool", "north/adults")
     refused = str(site(*again, "--site-dir", north).exception)
     printed = re.search(r"write `(data = [^`]+)` in (\S+/site.toml)", refused)
     assert printed, refused
     policy = Path(printed[2])
     policy.write_text(re.sub(r"(?m)^data = .*$", lambda _: printed[1], policy.read_text()))
-    init = ("init", "--kit", kit_of(second), "--pool", "children")
+    init = ("init", "--kit", kit_folder(second), "--pool", "children")
     taken = site(*init, "--data", tmp_path / "right", "--site-dir", tmp_path / "b")
     assert "already have a ledger" in str(taken.exception), "the corrected folder is this pool's"
     free = site(*init, "--data", tmp_path / "data", "--site-dir", tmp_path / "b")
@@ -423,14 +419,14 @@ def test_a_folder_whose_patients_a_site_used_stays_that_pools_after_it_names_ano
     for folder in ("data", "moved"):
         (tmp_path / folder).mkdir(exist_ok=True)
         words = ("--data", tmp_path / folder, "--pool", "children", "--site-dir", tmp_path / "b")
-        taken = site("init", "--kit", kit_of(second), *words)
+        taken = site("init", "--kit", kit_folder(second), *words)
         assert "already have a ledger" in str(taken.exception), folder
 
 
 def test_a_listed_folder_that_its_site_named_by_mistake_has_a_remedy_that_frees_it(
     north: Path, second: Workspace, tmp_path: Path
 ) -> None:
-    words = ("init", "--kit", kit_of(second), "--data", tmp_path / "data", "--pool", "children")
+    words = ("init", "--kit", kit_folder(second), "--data", tmp_path / "data", "--pool", "children")
     refused = str(site(*words, "--site-dir", tmp_path / "b").exception)
     assert f"correct data in {north}/site.toml" in refused
     policy = north / "site.toml"
@@ -440,7 +436,7 @@ def test_a_listed_folder_that_its_site_named_by_mistake_has_a_remedy_that_frees_
 
 def test_other_patients_get_books_of_their_own(north: Path, second: Workspace, tmp_path: Path) -> None:
     (tmp_path / "children").mkdir()
-    create_site(tmp_path / "b", pool="north/children", data=tmp_path / "children", kit=SiteKit.load(kit_of(second)))
+    create_site(tmp_path / "b", pool="north/children", data=tmp_path / "children", kit=kit_of(second))
     assert read_request(tmp_path / "b" / "request.json").books != read_request(north / "request.json").books
 
 
@@ -450,7 +446,7 @@ def test_a_registry_that_cannot_be_read_or_written_warns_and_stops_nobody(
     (tmp_path / "state").write_text("a file where the folder should be")
     (tmp_path / "data").mkdir()
     registry = Registry(tmp_path / "state" / "pools.json")
-    kit = SiteKit.load(kit_of(first))
+    kit = kit_of(first)
     create_site(tmp_path / "a", pool="north", data=tmp_path / "data", kit=kit, registry=registry)
     assert "registry" in caplog.text
     (tmp_path / "pools.json").write_text("{no json")
@@ -533,13 +529,13 @@ def teach(directory: Path, slots: Path) -> None:
 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_withdrawal_in_one_study_silences_the_patient_in_every_study_of_the_pool(tmp_path: Path, same: bool) -> None:
-    one = consortium(tmp_path / "one", replace(make_study(unit="patient", voters_per_site=2), name="one"))
-    two = consortium(
+    one = served_study(tmp_path / "one", replace(make_study(unit="patient", voters_per_site=2), name="one"))
+    two = served_study(
         tmp_path / "two", replace(make_study(unit="patient", voters_per_site=2 if same else 4), name="two")
     )
     (tmp_path / "data").mkdir()
-    create_site(tmp_path / "north", pool="north", data=tmp_path / "data", kit=SiteKit.load(kit_of(one)))
-    joined, _ = join_site(None, kit=SiteKit.load(kit_of(two)), existing=tmp_path / "north")
+    create_site(tmp_path / "north", pool="north", data=tmp_path / "data", kit=kit_of(one))
+    joined, _ = join_site(None, kit=kit_of(two), existing=tmp_path / "north")
     places = {}
     for directory, voters in ((tmp_path / "north", 2), (joined, 2 if same else 4)):
         path = slots_file(load_site(directory))
@@ -573,7 +569,7 @@ def test_a_withdrawal_that_cannot_reach_a_study_of_the_pool_does_nothing(north: 
 def test_a_joined_study_that_the_list_lost_is_listed_again_when_it_opens_the_books(
     first: Workspace, second: Workspace, north: Path, tmp_path: Path
 ) -> None:
-    elsewhere, _ = join_site(tmp_path / "elsewhere", kit=SiteKit.load(kit_of(second)), existing=north)
+    elsewhere, _ = join_site(tmp_path / "elsewhere", kit=kit_of(second), existing=north)
     (north / "joined.json").unlink()
     open_books(load_site(elsewhere)).close()
     assert site_directories(north) == (north, north / "../elsewhere")
@@ -595,7 +591,7 @@ def test_a_withdrawal_that_missed_a_study_is_completed_there_by_repeating_it(
 ) -> None:
     path = slots_file(load_site(north))
     load_or_deal(path, PATIENTS, voters=1)
-    elsewhere, _ = join_site(tmp_path / "elsewhere", kit=SiteKit.load(kit_of(second)), existing=north)
+    elsewhere, _ = join_site(tmp_path / "elsewhere", kit=kit_of(second), existing=north)
     teach(elsewhere, path)
     checkpoint = elsewhere / "teachers" / "voter-000" / "checkpoint.pt"
     checkpoint.write_bytes(b"has seen p3")
@@ -668,7 +664,7 @@ def test_a_recovery_needs_only_the_file_of_a_study_whose_directory_was_deleted(
 ) -> None:
     accept(north, first.study(), 1)
     shutil.copy(north / "site-ledger.sqlite", tmp_path / "older.sqlite")
-    joined, _ = join_site(None, kit=SiteKit.load(kit_of(second)), existing=north)
+    joined, _ = join_site(None, kit=kit_of(second), existing=north)
     accept(joined, second.study(), 4, 5)
     shutil.rmtree(joined)
     (north / "joined.json").write_text("[]")
@@ -685,7 +681,7 @@ def test_a_recovery_needs_only_the_file_of_a_study_whose_directory_was_deleted(
 
 def test_joinrequest_says_what_was_spent_so_far(first: Workspace, second: Workspace, north: Path) -> None:
     accept(north, first.study(), 1, 2)
-    _, request = join_site(None, kit=SiteKit.load(kit_of(second)), existing=north)
+    _, request = join_site(None, kit=kit_of(second), existing=north)
     assert isinstance(request, JoinRequest)
     assert request.books is not None
     mechanism = queries(first.study(), 1)[0].mechanism
@@ -713,8 +709,8 @@ def test_a_patient_withdrawn_before_a_study_was_joined_is_dealt_in_none_of_its_v
 ) -> None:
     load_or_deal(slots_file(load_site(north)), PATIENTS, voters=1)
     control.withdraw_patient(north, "p3")
-    other = consortium(tmp_path / "other", replace(make_study(unit="patient", voters_per_site=2), name="other"))
-    joined, _ = join_site(None, kit=SiteKit.load(kit_of(other)), existing=north)
+    other = served_study(tmp_path / "other", replace(make_study(unit="patient", voters_per_site=2), name="other"))
+    joined, _ = join_site(None, kit=kit_of(other), existing=north)
     config, study = load_site(joined), other.study()
     tasks = plan_site(
         dataset(tmp_path),

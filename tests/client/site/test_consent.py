@@ -12,27 +12,16 @@ from client.operations.staff_decisions import consent
 from client.operations.staff_decisions import has_consented as consented
 from client.policy import load_site
 from client.site.books import open_books
-from client.site.enrolment import SiteKit, create_site
-from client.site.registry import Registry
 from common.errors import InvalidInput
 from consilium.cli.main import app
-from server.operations import provision
-from server.study import create_study as setup
-from server.study.workspace import Endpoint, Workspace
-from tests.federation import make_study
+from tests.studies import join, served_study
 
 RUN = CliRunner()
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    workspace, data = Workspace(tmp_path / "study"), tmp_path / "data"
-    data.mkdir()
-    setup.create_study(workspace, make_study())
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
-    provision.make_kit(workspace, "north", tmp_path / "kit")
-    kit = SiteKit.load(tmp_path / "kit")
-    create_site(tmp_path / "site", pool="north", data=data, kit=kit, registry=Registry(tmp_path / "pools.json"))
+    join(served_study(tmp_path / "study"), tmp_path)
     return tmp_path / "site"
 
 

@@ -17,9 +17,8 @@ from client.site import enrolment
 from client.site.enrolment import SiteKit, create_site, join_site
 from common.errors import InvalidInput
 from server.operations import provision
-from server.study import create_study as setup
-from server.study.workspace import Endpoint, Workspace
 from tests.federation import make_study
+from tests.studies import served_study
 
 
 @pytest.fixture
@@ -28,10 +27,8 @@ def kit(tmp_path: Path) -> SiteKit:
 
 
 def make_kit(folder: Path, name: str) -> SiteKit:
-    workspace = Workspace(folder / "studies" / name)
-    workspace.root.parent.mkdir(exist_ok=True)
-    setup.create_study(workspace, replace(make_study(), name=name))
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
+    (folder / "studies").mkdir(exist_ok=True)
+    workspace = served_study(folder / "studies" / name, replace(make_study(), name=name))
     provision.make_kit(workspace, "north", folder / f"kit-{name}")
     (folder / "data").mkdir(exist_ok=True)
     return SiteKit.load(folder / f"kit-{name}")

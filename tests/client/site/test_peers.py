@@ -28,9 +28,8 @@ from common.peers import Peer, Peers, fingerprint, write_peers
 from consilium.cli.main import app
 from consilium.cli.study import study_app
 from server.operations import provision
-from server.study import create_study as setup
-from server.study.workspace import Endpoint, Workspace
 from tests.federation import make_study
+from tests.studies import served_study
 
 NAMES = ("north", "south", "west")
 INVENTED = "e" * 64
@@ -68,9 +67,7 @@ class World:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> World:
     root = tmp_path_factory.mktemp("peers")
-    workspace, study = Workspace(root / "study"), make_study()
-    setup.create_study(workspace, replace(study, privacy=replace(study.privacy, quorum=3, aggregation="sealed-sum")))
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
+    workspace = served_study(root / "study", make_study(quorum=3, aggregation="sealed-sum"))
     sites = {}
     for node_id, name in enumerate(NAMES, start=1):
         sites[name] = root / name

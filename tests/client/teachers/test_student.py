@@ -8,8 +8,6 @@ import re
 import shutil
 import socket
 import stat
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -48,6 +46,7 @@ from common.node_auth import AdmittedNode, write_admitted
 from common.objects import ObjectStore
 from common.pki import create_authority, create_node_keys, issue_server_certificate, read_node_public_key
 from common.privacy.mechanism import AccountantName
+from common.sockets import free_port
 from common.student_statement import StudentStatement
 from consilium.cli.site import site_app
 from server.operations.gateway import GatewayFiles, gateway_app
@@ -56,6 +55,7 @@ from server.protocols.stored_labels import StoredLabels
 from server.study.workspace import Workspace
 from tests.exported import exported_study, statement_file
 from tests.federation import Federation, ball
+from tests.small_servers import serving_app
 from tests.undrawn import leave_undrawn
 
 pytestmark = pytest.mark.slow
@@ -69,9 +69,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory):
     root = tmp_path_factory.mktemp("student")
     federation, workspace = exported_study(root), Workspace(root)
     identity = issue_server_certificate(create_authority(root / "authority"), root / "tls", names=["localhost"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     keys = {site.name: create_node_keys(root / site.name / "node" / "keys") for site in federation.sites}
     nodes = tuple(AdmittedNode(site=name, key=read_node_public_key(pair.public)) for name, pair in keys.items())
     write_admitted(root / "nodes.json", nodes)
@@ -93,23 +91,14 @@ def fed(tmp_path_factory: pytest.TempPathFactory):
         log_level="critical",
         ws="none",
     )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    until = time.monotonic() + 600
-    while not server.started:
-        assert thread.is_alive()
-        assert time.monotonic() < until
-        time.sleep(0.01)
     for site in federation.sites:
         folder = root / site.name
         text = federation.site_toml(site.name, site.pool).replace("https://localhost", f"https://localhost:{port}")
         (folder / "site.toml").write_text(text)
         (folder / "study.toml").write_text(render_study(federation.study))
         (folder / "ca.crt").write_bytes(identity.authority.read_bytes())
-    yield federation
-    server.should_exit = True
-    thread.join(600)
+    with serving_app(config):
+        yield federation
     federation.close()
 
 

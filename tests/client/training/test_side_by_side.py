@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from common.data.msd import Dataset, read_dataset, write_dataset
 from common.errors import InvalidInput
 from consilium.cli.train import app
 from tests.trained_sites import train_site
+from tests.waiting import until
 from tests.worlds import DATA, STUDY, write_case
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=6, batch_size=2)
@@ -119,20 +119,15 @@ def test_ctrl_c_leaves_no_process_and_the_next_call_finishes(dataset: Dataset, t
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    until = time.monotonic() + 600
-    while not list((tmp_path / "site").rglob("checkpoint.pt")):
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: process.poll() is not None or list((tmp_path / "site").rglob("checkpoint.pt")))
+    assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
     _, stderr = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "same command again" in stderr
     assert "Traceback" not in stderr
-    until = time.monotonic() + 600  # Python's own resource tracker ends when it notices that its owner is gone
-    while alive_in_group(process.pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert alive_in_group(process.pid) == []
+    # Python's own resource tracker ends when it notices that its owner is gone
+    until(lambda: not alive_in_group(process.pid), lambda: alive_in_group(process.pid))
     assert not list((tmp_path / "site").rglob(".tmp-*"))
     study.write_text(study.read_text().replace("steps = 400", "steps = 3"))
     done = CliRunner().invoke(app, [*arguments, "--jobs", "2"], catch_exceptions=False)

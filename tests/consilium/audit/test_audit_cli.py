@@ -26,6 +26,7 @@ from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
 from tests.federation import make_codec, make_study
 from tests.joint_federation import frame_of, joint_federation
+from tests.studies import made_study
 
 pytestmark = pytest.mark.slow
 
@@ -82,8 +83,7 @@ def test_too_few_runs_are_refused_before_any_work(value: str, monkeypatch: pytes
 
 
 def directory(root: Path, study: Study, *, sites: int) -> Workspace:
-    made = Workspace(root / "study")
-    setup.create_study(made, study)
+    made = made_study(root / "study", study)
     codec = make_codec(study)
     made.save_codec(CodecRecord(sha256=made.objects.put(codec.to_bytes()), dimension=codec.dimension))
     made.save_volumes(tuple(made.objects.put(f"volume {i}".encode()) for i in range(8)))

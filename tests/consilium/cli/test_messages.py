@@ -19,19 +19,15 @@ from consilium.cli.options import counting
 from consilium.cli.site import _joining_text
 from server.aggregation.progress import bar_a_stage, stage_bars
 from server.operations import provision
-from server.study import create_study as setup
-from server.study.workspace import Endpoint, Workspace
 from tests.federation import make_study
+from tests.studies import made_study, served_study
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("world")
-    for name in ("trial", "other"):
-        setup.create_study(Workspace(root / name), make_study())
-    endpoint = Endpoint(host="localhost", port=8443, internal_port=8000)
-    provision.set_up_server(Workspace(root / "other"), endpoint)
-    provision.make_kit(Workspace(root / "other"), "north", root / "kit")
+    made_study(root / "trial")
+    provision.make_kit(served_study(root / "other"), "north", root / "kit")
     (root / "empty").mkdir()
     (root / "bundle").mkdir()
     write_phantoms(root / "phantoms", cases=2, seed=1)

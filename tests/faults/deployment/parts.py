@@ -36,6 +36,7 @@ from server.ledger.server_ledger import Ledger
 from server.operations import provision
 from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
+from tests.studies import made_study
 from tests.trained_sites import train_site
 from tests.worlds import make_privacy
 
@@ -78,8 +79,7 @@ def make_parties(
         student=RECIPE,
         collection=CollectionConfig(batch_size=BATCH, offer_deadline_s=60.0, deadline_s=45.0, patience_s=patience_s),
     )
-    workspace = Workspace(root / "server")
-    setup.create_study(workspace, study)
+    workspace = made_study(root / "server", study)
     rest = cases[len(sites) * PATIENTS :]
     setup.publish_volumes(workspace, [case.image for case in rest[:QUERIES]])
     setup.fit_study_codec(workspace, [case.label for case in rest[QUERIES:]], sites=len(sites))

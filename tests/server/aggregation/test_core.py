@@ -7,7 +7,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from server.aggregation.relay import Kind, RelayFrame, answers, connect, pack_no
 from server.ledger.server_ledger import Ledger
 from server.operations.supervisor import core_daemon
 from tests.dashboard_study import QUERIES, Recorded, make_study_directory
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel who connects")]
 
@@ -162,10 +162,7 @@ def test_a_run_ends_with_its_relay_and_the_next_goes_on_without_a_key_in_sight(s
     first = Relay(study, leave)
     with pytest.raises(ConnectionAbortedError):
         first.run(1)
-    until = time.monotonic() + 600
-    while study.workspace.busy():
-        assert time.monotonic() < until, "the run outlives its relay"
-        time.sleep(0.05)
+    until(lambda: not study.workspace.busy(), "the run ends with its relay")
     assert endings(study) == []
     second = Relay(study)
     assert second.run(2**64 - 1) == 0

@@ -26,6 +26,7 @@ from server.study.spoiled import accept_spoiled, accepted_row, question, spoiled
 from server.study.status import study_status
 from server.study.workspace import Site, Workspace
 from tests.federation import Federation, make_study
+from tests.studies import made_study
 from tests.worlds import pool_of, silent
 
 pytestmark = pytest.mark.slow
@@ -138,8 +139,7 @@ def test_a_restarted_core_never_puts_a_query_that_was_accepted_ahead_beside_one_
 def spoiled(tmp_path: Path) -> Workspace:
     """A study's directory in whose ledger the first draw, over three sites, is spoiled."""
     study = sealed_study(planned_queries=4, spare_draws=2)
-    workspace = Workspace(tmp_path / "study")
-    setup.create_study(workspace, study)
+    workspace = made_study(tmp_path / "study", study)
     names = ("site-0", "site-1", "site-2")
     query = plan_queries(study, codec=CodecRecord(sha256="c" * 64, dimension=4), volumes=["d" * 64])[0]
     with setup.open_ledger(workspace) as ledger:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from server.dashboard import auth
 from server.dashboard.app import Options, create_app, users_file
 from server.dashboard.auth import Role
 from tests.dashboard_study import Recorded, make_study_directory
+from tests.waiting import until
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that it would rather have another HTTP client
@@ -104,10 +104,7 @@ def client(collected: Recorded, state: Path, clock: Clock) -> Iterator[TestClien
 
 def until_followed(client: TestClient) -> None:
     """Wait for the first look at the study."""
-    until = time.monotonic() + 600
-    while not client.get("/healthz").json()["up_to_date"]:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: client.get("/healthz").json()["up_to_date"], pause_s=0.02)
 
 
 @pytest.fixture

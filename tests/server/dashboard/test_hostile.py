@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,7 @@ from server.study.workspace import Workspace
 from tests.dashboard_study import QUERIES, SITES
 from tests.server.dashboard.conftest import PASSWORD, Clock, TestClient, until_followed
 from tests.server.dashboard.hostile.files import LEDGERS, LINES, OLDER_COPY, REPORT, REPORTS, append_line
+from tests.small_servers import http_server, serving
 
 PAGES = ("/", "/study", "/sites", "/ledger", "/labels", "/student", "/studies", "/planner")
 DATA = ("/api/overview", "/api/study", "/api/sites", "/metrics", *(f"/api/blocks{page}" for page in PAGES[1:]))
@@ -326,20 +327,12 @@ class _Hook(BaseHTTPRequestHandler):
         self.send_header("location", "http://127.0.0.1:1/elsewhere")
         self.end_headers()
 
-    def log_message(self, *arguments: object) -> None:
-        """Nothing."""
-
 
 @pytest.fixture
 def hook():
     handler = type("Hook", (_Hook,), {"got": []})
-    server = HTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield handler, f"http://127.0.0.1:{server.server_port}/secret-path"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(http_server(handler)) as server:
+        yield handler, f"http://127.0.0.1:{server.server_port}/secret-path"
 
 
 def test_the_webhook_is_told_names_of_alarms_as_they_begin_and_end_and_nothing_else(hook):

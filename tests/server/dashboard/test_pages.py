@@ -40,6 +40,7 @@ from server.protocols.controls import CONTROLS
 from server.protocols.posterior import doubt_of
 from server.study.consent_text import for_site
 from tests.dashboard_study import QUERIES, SITES
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = (*(path for path, _, _ in NAVIGATION), "/ledger/7")
@@ -208,10 +209,7 @@ def test_the_student_page_names_a_measured_gain_although_no_labelled_cases_are_p
     file = collected.workspace.root / "report.json"
     file.write_text(json.dumps(report))
     try:
-        until = time.monotonic() + 60
-        while "control zero code" not in reader.get("/").text:  # its reader looks every second
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        until(lambda: "control zero code" in reader.get("/").text)  # its reader looks every second
         text = reader.get("/student").text.lower()
         assert re.search(r"gain proven .*control zero code", text)
         assert "none are published" not in text
@@ -251,10 +249,8 @@ def test_the_verification_is_a_real_one(reader):
     client = reader
     assert client.get("/api/ledger/verify").json()["job"]["state"] == "never"
     assert client.post("/api/ledger/verify", headers=token(client)).status_code == 202
-    until = time.monotonic() + 600
-    while (facts := client.get("/api/ledger/verify").json())["job"]["state"] == "running":
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    until(lambda: client.get("/api/ledger/verify").json()["job"]["state"] != "running")
+    facts = client.get("/api/ledger/verify").json()
     assert facts["job"]["state"] == "done", facts
     assert facts["result"]["ok"]
     assert facts["result"]["rows"] == client.get("/api/overview").json()["ledger"]["rows"]

@@ -26,6 +26,7 @@ from server.study.workspace import Site, Workspace
 from tests.dashboard_study import make_large_study
 from tests.federation import make_study
 from tests.server.dashboard.conftest import PASSWORD, TestClient, until_followed
+from tests.studies import made_study
 from tests.worlds import pool_of
 
 PLANNED = 20
@@ -110,8 +111,7 @@ def test_a_revocation_leaves_sites_json_as_earlier_versions_read_it(workspace: W
 
 
 def test_a_new_study_of_the_ledger_names_the_revoked_site(tmp_path: Path) -> None:
-    first = Workspace(tmp_path / "first")
-    setup.create_study(first, make_study())
+    first = made_study(tmp_path / "first")
     for number, name in enumerate(("north", "south"), start=1):
         setup.add_site(first, Site(name, pool=f"{name}-mri", node_id=number))
     revoke(first, "north")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import runpy
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +17,7 @@ from common.errors import InvalidInput
 from server.dashboard import jobs, live, security, serve, work
 from server.dashboard.app import Options, create_app
 from tests.server.dashboard.conftest import TestClient
+from tests.small_servers import serving_app
 
 
 @pytest.fixture
@@ -28,17 +27,8 @@ def address(collected, state, monkeypatch) -> Iterator[tuple[str, int]]:
     monkeypatch.setattr(security, "BODY_S", 0.5)
     app = create_app(Options(study=collected.workspace.root, state=state))
     config = uvicorn.Config(app, port=0, http=serve.Connection, ws="none", log_level="critical")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    until = time.monotonic() + 600
-    while not server.started:
-        assert thread.is_alive()
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()
-    server.should_exit = True
-    thread.join(600)
+    with serving_app(config) as server:
+        yield server.servers[0].sockets[0].getsockname()
 
 
 def ended(connection: socket.socket) -> bytes:

@@ -22,10 +22,9 @@ from common.supervision import KeptRunning
 from server.operations import provision, supervisor
 from server.operations.gateway import GatewayFiles, gateway_app
 from server.operations.one_port import BEHIND, BehindPort, OnePort, read_behind, write_behind
-from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
 from tests.federation import make_study
-from tests.server.operations.admitting import approve, join
+from tests.studies import approve, join, made_study, served_study
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 
@@ -133,10 +132,8 @@ def test_a_broken_entry_keeps_no_other_study_from_its_sites(port: OnePort, tmp_p
 @pytest.fixture
 def studies(tmp_path: Path) -> tuple[Workspace, Workspace]:
     """Two studies; the second stands behind the first one's port."""
-    first, second = Workspace(tmp_path / "first"), Workspace(tmp_path / "second")
-    setup.create_study(first, make_study())
-    setup.create_study(second, replace(make_study(), name="second"))
-    provision.set_up_server(first, Endpoint(host="localhost", port=8443, internal_port=8000))
+    first = served_study(tmp_path / "first")
+    second = made_study(tmp_path / "second", replace(make_study(), name="second"))
     provision.set_up_behind(second, first, internal_port=8001)
     return first, second
 
@@ -188,8 +185,7 @@ def test_what_cannot_stand_behind_a_port_is_refused_with_its_remedy(
     studies: tuple[Workspace, Workspace], tmp_path: Path
 ) -> None:
     first, second = studies
-    third = Workspace(tmp_path / "third")
-    setup.create_study(third, replace(make_study(), name="third"))
+    third = made_study(tmp_path / "third", replace(make_study(), name="third"))
     for port in (8000, 8001):
         with pytest.raises(InvalidInput, match=r"--internal-port.*to fix: --internal-port 8002"):
             provision.set_up_behind(third, first, internal_port=port)

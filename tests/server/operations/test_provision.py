@@ -45,17 +45,14 @@ from server.study.create_study import open_ledger
 from server.study.revocations import check_revoked
 from server.study.workspace import Endpoint, Site, Workspace
 from tests.federation import make_study
-from tests.server.operations.admitting import approve, join
+from tests.studies import approve, join, served_study
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    workspace = Workspace(tmp_path / "study")
-    setup.create_study(workspace, make_study())
-    provision.set_up_server(workspace, Endpoint(host="localhost", port=8443, internal_port=8000))
-    return workspace
+    return served_study(tmp_path / "study")
 
 
 def stated(site: Path, path: Path, **changes: object) -> JoinRequest:
@@ -316,9 +313,7 @@ def test_names_pools_keys_and_studies_are_not_mixed_up(workspace: Workspace, tmp
         approve(workspace, join(workspace, tmp_path / "b", "north", pool="else"), node_id=8)
     with pytest.raises(InvalidInput, match="pool is registered"):
         approve(workspace, join(workspace, tmp_path / "c", "south", pool="north"), node_id=8)
-    other = Workspace(tmp_path / "other")
-    setup.create_study(other, make_study(planned_queries=5))
-    provision.set_up_server(other, Endpoint(host="localhost", port=8443, internal_port=8000))
+    other = served_study(tmp_path / "other", make_study(planned_queries=5))
     with pytest.raises(InvalidInput, match=f"{other.study().id[:16]}.*{workspace.study().id[:16]}"):
         approve(workspace, join(other, tmp_path / "d", "east"), node_id=9)
 

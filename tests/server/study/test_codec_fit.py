@@ -16,6 +16,7 @@ from server.study import create_study as setup
 from server.study.workspace import Workspace
 from tests.federation import make_study
 from tests.golden.golden import HERE
+from tests.studies import made_study
 
 
 def test_a_joint_fit_that_is_interrupted_leaves_no_codec_without_its_start(
@@ -25,8 +26,7 @@ def test_a_joint_fit_that_is_interrupted_leaves_no_codec_without_its_start(
     data = DataConfig(labels=("background", "anterior", "posterior"), spacing_mm=(4, 4, 4), grid=(8, 8, 8))
     codec = replace(study.codec, joint=True)
     small = TrainingConfig(channels=(2, 4), steps=4)
-    workspace = Workspace(tmp_path / "trial")
-    setup.create_study(workspace, replace(study, data=data, codec=codec, student=small, teacher=small))
+    workspace = made_study(tmp_path / "trial", replace(study, data=data, codec=codec, student=small, teacher=small))
     cases = write_phantoms(tmp_path / "public", cases=8, seed=1).cases
     setup.publish_volumes(workspace, [case.image for case in cases[:2]])
     maps = [case.label for case in cases[2:] if case.label is not None]

@@ -52,6 +52,7 @@ from server.study.consent_text import facts, for_consortium, for_site
 from server.study.start import GivenStart, read_given
 from server.study.workspace import Endpoint, Workspace
 from tests.dashboard_study import Recorded, make_study_directory
+from tests.studies import made_study
 from tests.worlds import make_study
 
 DATA = DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
@@ -74,9 +75,7 @@ def given(tmp_path: Path) -> GivenStart:
 
 @pytest.fixture
 def made(given: GivenStart, tmp_path: Path) -> Workspace:
-    workspace = Workspace(tmp_path / "study")
-    setup.create_study(workspace, study_of(given.config), start=given.weights)
-    return workspace
+    return made_study(tmp_path / "study", study_of(given.config), start=given.weights)
 
 
 def kit_of(workspace: Workspace, folder: Path) -> Path:

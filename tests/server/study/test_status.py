@@ -37,20 +37,18 @@ from server.operations.supervisor import (
     supervise,
     watch,
 )
-from server.study import create_study as setup
 from server.study.locks import StudyBusy, held_alone
 from server.study.read_facts import facts_of
 from server.study.run_state import SUPERVISED, run_state
 from server.study.status import study_status
 from server.study.workspace import Endpoint, Workspace
 from tests.federation import make_study
+from tests.studies import made_study
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    made = Workspace(tmp_path / "study")
-    setup.create_study(made, make_study())
-    return made
+    return made_study(tmp_path / "study")
 
 
 def events_of(workspace: Workspace) -> EventLog:
@@ -442,8 +440,7 @@ def test_a_complete_study_that_is_run_again_and_detached_is_said_to_be_complete(
 
 @pytest.mark.parametrize("running", [True, False])
 def test_answers_left_in_the_middle_of_a_sealed_batch_say_what_they_do_not_count(tmp_path: Path, running: bool) -> None:
-    made = Workspace(tmp_path / "sealed")
-    setup.create_study(made, make_study(quorum=3, aggregation="sealed-sum", planned_queries=6))
+    made = made_study(tmp_path / "sealed", make_study(quorum=3, aggregation="sealed-sum", planned_queries=6))
     found = study_status(made)
     short = replace(found, running=running, facts=replace(found.facts, quorum_room=4))
     (line,) = (one for one in short.lines() if one.startswith("answers "))

@@ -23,13 +23,12 @@ from server.study import create_study as setup
 from server.study.locks import StudyBusy
 from server.study.workspace import Endpoint, Site, Workspace
 from tests.federation import make_study
+from tests.studies import made_study
 
 
 @pytest.fixture
 def workspace(tmp_path):
-    workspace = Workspace(tmp_path / "study")
-    setup.create_study(workspace, make_study())
-    return workspace
+    return made_study(tmp_path / "study")
 
 
 def test_records_read_back(workspace):
@@ -196,8 +195,7 @@ def test_a_directory_whose_study_toml_is_lost_is_never_told_to_delete_what_was_c
 
 
 def test_a_study_whose_shared_ledger_is_not_found_is_told_of_ledger_json(workspace: Workspace, tmp_path: Path) -> None:
-    other = Workspace(tmp_path / "other")
-    setup.create_study(other, make_study(epsilon=2.0), ledger=workspace.root)
+    other = made_study(tmp_path / "other", make_study(epsilon=2.0), ledger=workspace.root)
     workspace.root.rename(tmp_path / "moved")
     with pytest.raises(InvalidInput, match=r"ledger\.json"):
         Ledger.open(other.ledger_file)

@@ -34,10 +34,10 @@ from server.public.kept import KeptInFolder
 from server.public.material import PAIRS_FILE, START_FILE, CodecRecord, Public
 from server.public.paired import Paired
 from server.study import consent_text
-from server.study import create_study as setup
 from server.study.workspace import Workspace
 from tests.contracts.codec_contract import patients
 from tests.federation import make_study
+from tests.studies import made_study
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=9, learning_rate=1e-3)
 
@@ -213,8 +213,7 @@ def public_folder(folder: Path, study: Study) -> tuple[list[Path], Path]:
 def test_pairs_are_published_as_promised_and_read_back(tmp_path: Path) -> None:
     study = study_with(2)
     files, dataset = public_folder(tmp_path / "public", study)
-    workspace = Workspace(tmp_path / "study")
-    setup.create_study(workspace, study)
+    workspace = made_study(tmp_path / "study", study)
     images = tmp_path / "images"
     images.mkdir()
     for file in files[2:]:

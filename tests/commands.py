@@ -1,0 +1,27 @@
+"""Commands typed in the test's own process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from click.testing import Result
+from typer import Typer
+from typer.testing import CliRunner
+
+from common.errors import InvalidInput
+
+
+def typed(app: Typer, *words: object, **more: Any) -> Result:
+    """What a command says that goes through; ``more`` are arguments of ``CliRunner.invoke``."""
+    done = CliRunner().invoke(app, [str(word) for word in words], **more)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def refusal_of(app: Typer, *words: object, **more: Any) -> InvalidInput:
+    """The error of a command that is refused for what was typed."""
+    done = CliRunner().invoke(app, [str(word) for word in words], **more)
+    assert isinstance(done.exception, InvalidInput), done.output
+    return done.exception
