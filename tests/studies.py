@@ -51,8 +51,7 @@ def join(workspace: Workspace, folder: Path, name: str = "north", *, pool: str =
     return read_request(folder / "site" / "request.json")
 
 
-def approve(workspace: Workspace, request: JoinRequest, *, node_id: int = 0, **given: Any) -> Site:
+def approve(workspace: Workspace, request: JoinRequest, *, node_id: int = 7, **given: Any) -> Site:
     """What an operator does who believes the request; ``given`` are other arguments of :func:`provision.approve`."""
-    node_id = node_id or len(workspace.registered()) + 7
     asked = {"site": request.site, "pool": request.pool, "fingerprint": request.fingerprint}
     return provision.approve(workspace, request, register=lambda _key, _name: node_id, **asked | given)

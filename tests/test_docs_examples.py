@@ -7,11 +7,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from common.config import load_study
 from consilium.cli.main import app
 from consilium.cli.study_words import say_outlook
+from tests.commands import typed
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
@@ -41,8 +41,7 @@ def test_the_plan_of_an_example_does_not_say_that_its_budget_buys_nothing(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, shlex.split(command))
-    assert done.exit_code == 0, done.output
+    done = typed(app, *shlex.split(command))
     study = load_study(tmp_path / shlex.split(command)[2] / "study.toml")
     assert say_outlook(study, hospitals=study.privacy.quorum), done.output
     assert "mostly reflect" not in done.output

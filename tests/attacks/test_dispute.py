@@ -28,6 +28,7 @@ from consilium.audit.dispute import Judgement, judge
 from consilium.cli.main import app
 from server.study.evidence import keep_words
 from server.study.workspace import Workspace
+from tests.commands import typed
 from tests.federation import Federation, make_study
 from tests.worlds import silent
 
@@ -169,8 +170,7 @@ def test_a_culprit_that_was_revoked_at_once_is_judged_with_the_files_that_the_co
     for name in WITHIN.keys() - {CULPRIT}:
         files.append(tmp_path / f"{name}.disclosure")
         files[-1].write_bytes(world.disclosed(name, draw).render())
-    written = CliRunner().invoke(app, ["dispute", "evidence", str(world.root), draw, "--out", str(evidence)])
-    assert written.exit_code == 0, written.output
+    typed(app, "dispute", "evidence", world.root, draw, "--out", evidence)
     words = ["dispute", "judge", str(evidence), *map(str, files), "--keys", "auditor"]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("consilium.audit.auditor.load_auditor", lambda folder: (signing, sealing))

@@ -44,6 +44,7 @@ from server.operations.exact import CertificateHosts
 from server.operations.gateway import GatewayFiles, gateway_app
 from server.study.workspace import Workspace
 from tests.attacks.door import Door, answers, door, status
+from tests.commands import refusal_of
 from tests.studies import ENDPOINT, approve, join, kit_folder, served_study
 
 PATHS = (
@@ -196,9 +197,8 @@ def test_nobody_bars_another_hospital_by_stating_its_ledger_key(
     signature = b64encode(key.sign(asked.statement(), ec.ECDSA(hashes.SHA384()))).decode()
     (tmp_path / "claimed.json").write_text(json.dumps(SignedRequest(asked, signature, possession).to_json()))
     words = ["--site", "evil", "--pool", "evil", "--fingerprint", asked.fingerprint]
-    done = CliRunner().invoke(provision_app, ["approve", str(workspace.root), str(tmp_path / "claimed.json"), *words])
-    assert isinstance(done.exception, InvalidInput)
-    assert "site request" in (done.exception.remedy or "")
+    refused = refusal_of(provision_app, "approve", workspace.root, tmp_path / "claimed.json", *words)
+    assert "site request" in (refused.remedy or "")
     assert workspace.registered() == ()
     request = read_request(tmp_path / "honest" / "site" / "request.json", to_admit=True)
     assert approve(workspace, request, site="honest", pool="honest").name == "honest"

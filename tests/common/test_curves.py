@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from client.training.task import SiteReport, VoterReport
 from client.training.teacher_curves import TeacherCurves
@@ -32,6 +31,7 @@ from server.protocols.public_start import pass_ends
 from server.protocols.query_protocol import NetworkTraining
 from server.study.study_curves import StudyCurves, curves_from_here
 from server.study.workspace import Workspace
+from tests.commands import refusal_of
 from tests.federation import make_study
 
 TENSORBOARD = pytest.mark.skipif(
@@ -236,6 +236,5 @@ def test_a_folder_of_curves_that_cannot_be_written_is_refused_before_the_work(tm
     group, name = command.split()
     words = ["--site-dir", str(tmp_path)] if group == "site" else [str(tmp_path)]
     apps = {"study": study_app, "student": student_app, "site": site_app}
-    done = CliRunner().invoke(apps[group], [name, *words, "--metrics", f"tensorboard:{tmp_path / 'runs'}"])
-    assert isinstance(done.exception, InvalidInput)
-    assert "output folder: got" in str(done.exception)
+    refused = refusal_of(apps[group], name, *words, "--metrics", f"tensorboard:{tmp_path / 'runs'}")
+    assert "output folder: got" in str(refused)

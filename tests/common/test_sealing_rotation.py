@@ -17,6 +17,7 @@ from common.errors import InvalidInput
 from common.ledger.keys import create_sealing_key, create_signing_key, load_sealing_key, public_hex
 from common.sealing_rotation import SealingNotice, load_sealing_keys, rotate_sealing_key, sealing_notice
 from consilium.cli.ledger import app as ledger_app
+from tests.commands import typed
 from tests.federation import Federation, make_study
 
 RUN = CliRunner()
@@ -53,8 +54,7 @@ def run_batches(fed: Federation, count: int) -> None:
 
 def rotate(fed: Federation) -> SealingNotice:
     notice = fed.root / "notice.json"
-    result = RUN.invoke(ledger_app, ["rotate-sealing-key", str(fed.root), "--out", str(notice)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    typed(ledger_app, "rotate-sealing-key", fed.root, "--out", notice)
     return SealingNotice.load(notice)
 
 

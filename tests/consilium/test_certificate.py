@@ -37,6 +37,7 @@ from server.protocols.per_volume import plan_queries
 from server.public.material import CodecRecord
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
+from tests.commands import typed
 from tests.server.dashboard.conftest import TestClient
 from tests.studies import made_study
 from tests.worlds import make_study
@@ -207,8 +208,7 @@ def test_a_study_that_released_nothing_still_guarantees_its_budget_and_spent_not
 def test_pdf_and_json_are_written_and_the_json_anchors_verify(workspace: Workspace, tmp_path: Path) -> None:
     key = public_hex(load_signing_key(workspace.signing_key_file))
     out = tmp_path / "filed"
-    result = RUN.invoke(app, [str(workspace.root), "--out", str(out), "--public-key", key])
-    assert result.exit_code == 0, result.output
+    result = typed(app, workspace.root, "--out", out, "--public-key", key)
     for word in ("ε = ", "δ = 0.001", "unit hospital", "relation replace-one", "4 answers"):
         assert word in result.stdout
     assert (out / "certificate.pdf").read_bytes().startswith(b"%PDF-")
@@ -228,8 +228,7 @@ def test_without_a_key_the_terminal_and_the_certificate_say_what_was_not_checked
     key = public_hex(load_signing_key(workspace.signing_key_file))
     for given, warned in (([], True), (["--public-key", key], False)):
         out = tmp_path / f"filed-{warned}"
-        done = RUN.invoke(app, [str(workspace.root), "--out", str(out), *given])
-        assert done.exit_code == 0, done.output
+        done = typed(app, workspace.root, "--out", out, *given)
         assert ("without --public-key" in done.stderr) is warned
         facts = json.loads((out / "certificate.json").read_text())
         assert (NOT_ANCHORED in facts["cannot_prove"]) is warned
@@ -421,8 +420,7 @@ def test_the_dashboard_shows_a_certificate_that_a_command_issued(workspace: Work
     seen = view_of(workspace, tmp_path / "state")
     assert "/api/certificate.json" not in seen.get("/study").text
     assert seen.get("/api/certificate.json").status_code == 404
-    done = RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "elsewhere")])
-    assert done.exit_code == 0, done.output
+    typed(app, workspace.root, "--out", tmp_path / "elsewhere")
     written = (tmp_path / "elsewhere" / "certificate.json").read_bytes()
     page = seen.get("/study").text
     assert "/api/certificate.json" in page
@@ -433,8 +431,7 @@ def test_the_dashboard_shows_a_certificate_that_a_command_issued(workspace: Work
 
 def test_a_certificate_is_issued_where_the_study_cannot_be_written(workspace: Workspace, tmp_path: Path) -> None:
     workspace.certificate_dir.write_text("a file is in the way of the folder")
-    done = RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "elsewhere")])
-    assert done.exit_code == 0, done.output
+    done = typed(app, workspace.root, "--out", tmp_path / "elsewhere")
     assert "cannot be written" in done.output
     assert (tmp_path / "elsewhere" / "certificate.pdf").exists()
 

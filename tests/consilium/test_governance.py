@@ -31,6 +31,7 @@ from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import VerifyReport
 from server.study.workspace import Workspace
+from tests.commands import typed
 from tests.dashboard_study import Recorded, make_study_directory
 
 pytestmark = pytest.mark.slow
@@ -48,8 +49,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 @pytest.fixture(scope="module")
 def made(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("papers")
-    done = CliRunner().invoke(app, [str(recorded.workspace.root), "--out", str(out)])
-    assert done.exit_code == 0, done.output
+    typed(app, recorded.workspace.root, "--out", out)
     return out
 
 
@@ -189,8 +189,7 @@ def test_papers_are_made_with_a_key_or_say_that_none_was_given(recorded: Recorde
     root = str(recorded.workspace.root)
     key = public_hex(load_signing_key(recorded.workspace.signing_key_file))
     for given, warned in (([], True), (["--public-key", key], False)):
-        done = CliRunner().invoke(app, [root, "--out", str(tmp_path / str(warned)), *given])
-        assert done.exit_code == 0, done.output
+        done = typed(app, root, "--out", tmp_path / str(warned), *given)
         assert ("to fix: give --public-key" in done.stderr) is warned
         for name in NAMES:
             text = " ".join((tmp_path / str(warned) / f"{name}.md").read_text().split())

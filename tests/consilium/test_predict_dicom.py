@@ -25,6 +25,7 @@ from common.models.bundle import SEEN_WEIGHTS
 from common.models.student_bundle import export_bundle
 from consilium.cli.predict import app
 from tests.client.adapting.written import facts_of
+from tests.commands import refusal_of, typed
 from tests.dicom_files import ORIGIN, STEP, write_series
 from tests.worlds import study_toml
 
@@ -90,10 +91,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def segment(study: Path, bundle: Path, out: Path, *more: str) -> Path:
-    done = RUN.invoke(
-        app, ["--dicom", str(study), "--model", str(bundle), "--out", str(out), "--json", *more], catch_exceptions=False
-    )
-    assert done.exit_code == 0, done.output
+    done = typed(app, "--dicom", study, "--model", bundle, "--out", out, "--json", *more)
     return Path(json.loads(done.stdout)["file"])
 
 
@@ -166,12 +164,9 @@ def test_a_validator_of_the_standard_finds_no_error(study: Path, bundle: Path, t
 
 def test_a_series_of_another_modality_is_refused_by_its_name(study: Path, bundle: Path, tmp_path: Path) -> None:
     for name in ("Thorax", "5", UID[:-1] + "5"):
-        done = RUN.invoke(
-            app, ["--dicom", str(study), "--model", str(bundle), "--out", str(tmp_path / "o"), "--series", name]
-        )
-        assert isinstance(done.exception, InvalidInput)
-        assert "Thorax (number 5, CT)" in str(done.exception)
-        assert "MR" in str(done.exception)
+        refused = refusal_of(app, "--dicom", study, "--model", bundle, "--out", tmp_path / "o", "--series", name)
+        assert "Thorax (number 5, CT)" in str(refused)
+        assert "MR" in str(refused)
     assert not (tmp_path / "o").exists()
 
 
@@ -199,10 +194,9 @@ def test_a_series_unlike_the_students_training_is_refused_by_its_name(
     like = [load_volume(write_case(tmp_path / "like", f"v{i}", i).image, data) for i in range(4)]
     other = write_bundle(tmp_path, inputs=input_ranges(like))
     words = ["--dicom", str(study), "--model", str(other), "--out", str(tmp_path / "out")]
-    done = RUN.invoke(app, words)
-    assert isinstance(done.exception, InvalidInput)
-    assert "T1 axial (number 4, MR)" in str(done.exception)
-    assert "--even-if-unlike" in str(done.exception)
+    refused = refusal_of(app, *words)
+    assert "T1 axial (number 4, MR)" in str(refused)
+    assert "--even-if-unlike" in str(refused)
     assert not (tmp_path / "out").exists()
     found = pydicom.dcmread(segment(study, other, tmp_path / "out", "--even-if-unlike"))
     assert "UNLIKE TRAINING DATA" in found.SeriesDescription
@@ -380,9 +374,8 @@ def test_a_folder_without_mr_says_what_to_give(study: Path, bundle: Path, tmp_pa
 
 def test_several_patients_studies_or_none_are_refused(study: Path, bundle: Path, tmp_path: Path) -> None:
     def refused(folder: Path) -> str:
-        done = RUN.invoke(app, ["--dicom", str(folder), "--model", str(bundle), "--out", str(tmp_path / "out")])
-        assert isinstance(done.exception, InvalidInput)
-        return str(done.exception)
+        done = refusal_of(app, "--dicom", folder, "--model", bundle, "--out", tmp_path / "out")
+        return str(done)
 
     (tmp_path / "empty").mkdir()
     assert "no DICOM series" in refused(tmp_path / "empty")
@@ -418,8 +411,7 @@ def test_a_map_without_any_structure_is_written_too(
 def test_what_goes_with_images_is_refused_beside_a_study(
     study: Path, bundle: Path, tmp_path: Path, more: list[str]
 ) -> None:
-    done = RUN.invoke(app, [*more, "--dicom", str(study), "--model", str(bundle), "--out", str(tmp_path / "out")])
-    assert isinstance(done.exception, InvalidInput)
+    refusal_of(app, *more, "--dicom", study, "--model", bundle, "--out", tmp_path / "out")
 
 
 DRAWN = DataConfig(labels=("background", "body", "core"), spacing_mm=STEP, grid=(16, 16, 16))

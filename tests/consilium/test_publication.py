@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from scipy.stats import t as student_t
-from typer.testing import CliRunner
 
 from common.errors import DaemonFailed, InvalidInput
 from common.events import read_events
@@ -29,6 +28,7 @@ from server.operations import provision
 from server.operations.leaving import forget
 from server.study.status import study_status
 from server.study.workspace import Workspace
+from tests.commands import typed
 from tests.dashboard_study import make_study_directory
 
 pytestmark = pytest.mark.slow
@@ -42,8 +42,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def invoke(app, *words: object) -> str:
-    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    done = typed(app, *words)
     return done.stdout
 
 

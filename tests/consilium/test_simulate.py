@@ -40,6 +40,7 @@ from server.planning.public_shapes import PublicShapes
 from server.planning.recommend import recommend, training_for
 from server.study.create_study import open_ledger
 from server.study.workspace import Workspace
+from tests.commands import refusal_of, typed
 from tests.consilium.balls import balls
 from tests.studies import made_study
 from tests.worlds import STUDY
@@ -236,8 +237,7 @@ def test_how_to_ask_and_to_train_is_one_rule_about_public_label_maps_in_plan_dem
     )
     said = ["study", "init", str(tmp_path / "trial"), "--name", "trial", "--labels", "background,core"]
     said += ["--grid", "16,16,16", "--queries", "4", "--quorum", "3", "--label-maps", str(folder)]
-    done = CliRunner().invoke(study_app, said[1:])
-    assert done.exit_code == 0, done.output
+    typed(study_app, *said[1:])
     started = load_study(tmp_path / "trial" / "study.toml")
     assert study.codec.protocol_name == started.codec.protocol_name == asked.protocol == protocol
     measured = training_for(protocol, mean_shape=found)  # as the benchmark trains
@@ -261,9 +261,8 @@ def test_a_folder_whose_name_is_not_utf8_is_refused_before_anything_is_written(
     folder = tmp_path / "bad\udcff"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    refused = CliRunner().invoke(app, words)
-    assert isinstance(refused.exception, InvalidInput)
-    assert re.search(r"folder of --(out|data).*UTF-8.*rename the folder", str(refused.exception))
+    refused = refusal_of(app, *words)
+    assert re.search(r"folder of --(out|data).*UTF-8.*rename the folder", str(refused))
     assert not list(folder.iterdir())
 
 
@@ -287,8 +286,7 @@ def test_no_certificate_is_made_of_a_simulation(tmp_path: Path) -> None:
 
 def test_it_asks_for_data_or_for_phantoms(tmp_path: Path) -> None:
     for words in ([], ["--data", str(tmp_path), "--phantoms"]):
-        result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
-        assert isinstance(result.exception, InvalidInput)
+        refusal_of(app, *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from typer.testing import CliRunner
 
 from client.ledger.site_ledger import SiteLedger
 from common.config import CollectionConfig, render_study
@@ -26,6 +25,7 @@ from server.aggregation.sealed_sums import MOST_AHEAD, MOST_BELIEVED
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
+from tests.commands import typed
 from tests.federation import Federation, make_study, part
 
 pytestmark = pytest.mark.slow
@@ -85,8 +85,7 @@ def recover_server(world: Federation) -> str:
     key.write_bytes(pem)
     world.ledger.close()
     words = ["recover", str(world.root / "ledger.sqlite"), "--key", str(key), "--receipts", str(receipts)]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    done = typed(app, *words)
     world.ledger = Ledger.open(world.root / "ledger.sqlite", signing_key=world.signing_key)
     return done.output
 
@@ -175,8 +174,7 @@ def test_a_server_restored_to_before_every_receipt_goes_on_after_the_printed_rem
         folder = world.root / site.name
         (folder / "site.toml").write_text(world.site_toml(site.name, site.pool, "queries_per_day = 1000\n"))
         (folder / "study.toml").write_text(render_study(world.study))
-        done = CliRunner().invoke(site_app, ["recover", "--server-restored", "--site-dir", str(folder)])
-        assert done.exit_code == 0, done.exception
+        typed(site_app, "recover", "--server-restored", "--site-dir", folder)
     finishes(world)
     assert world.ledger.spent("pool-1").releases == 8, "the draws that were lost, and those that were made again"
 

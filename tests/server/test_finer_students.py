@@ -28,6 +28,7 @@ from server.postprocess.networks import lesson_of
 from server.protocols.joint.protocol import on_students_grid
 from server.study import create_study as setup
 from server.study.consent_text import for_consortium
+from tests.commands import refusal_of
 from tests.dashboard_study import make_study_directory
 from tests.federation import make_study
 
@@ -73,9 +74,8 @@ def test_study_init_asks_a_large_grid_coarsely_and_refuses_early_what_cannot_be_
     study = load_study(tmp_path / "s" / "study.toml")
     assert (study.data.grid, study.data.student.grid) == ((80, 80, 48), (160, 160, 96))
     assert study.student.patch == (96, 96, 96)
-    refused = CliRunner().invoke(study_app, init(tmp_path / "t", "136,136,136"))
-    assert isinstance(refused.exception, InvalidInput)
-    assert "data.finer" in str(refused.exception)
+    refused = refusal_of(study_app, *init(tmp_path / "t", "136,136,136"))
+    assert "data.finer" in str(refused)
     assert not (tmp_path / "t").exists()
     with pytest.raises(InvalidInput, match=r"student\.patch"):
         setup.create_study(setup.Workspace(tmp_path / "u"), replace(study, student=replace(study.student, patch=())))

@@ -36,6 +36,7 @@ from server.study.consent_text import for_site
 from server.study.pools import PoolsSpent, check_answers
 from server.study.status import study_status
 from server.study.workspace import Endpoint, Workspace
+from tests.commands import typed
 from tests.federation import Federation, make_codec, make_study
 from tests.studies import ENDPOINT, approve, join, kit_of, made_study, served_study
 
@@ -267,16 +268,14 @@ def test_a_second_study_is_told_what_an_earlier_one_left_it(first: Workspace, tm
     spend_all(first, tmp_path, queries=3)
     asked = ["--labels", "background,body", "--grid", "8,8,8", "--queries", "6", "--quorum", "2", "--delta", "1e-3"]
     shared = ["--name", "second", "--ledger", str(first.root)]
-    done = CliRunner().invoke(study_app, ["init", str(tmp_path / "second"), *asked, *shared])
-    assert done.exit_code == 0, done.output
+    done = typed(study_app, "init", tmp_path / "second", *asked, *shared)
     for pool in ("north", "south"):  # half of the budget for life, so half of as many equal queries
         assert re.search(f"warning: pool {pool} of {pool}: .*3 of the 6 releases", done.stdout)
 
 
 def begun(directory: Path, *more: str) -> tuple[Workspace, str]:
     asked = ["--labels", "background,body", "--grid", "8,8,8", "--queries", "6", "--quorum", "2", "--delta", "1e-3"]
-    done = CliRunner().invoke(study_app, ["init", str(directory), "--name", directory.name, *asked, *more])
-    assert done.exit_code == 0, done.output
+    done = typed(study_app, "init", directory, "--name", directory.name, *asked, *more)
     workspace = Workspace(directory)
     provision.set_up_server(workspace, ENDPOINT)
     return workspace, " ".join(done.stdout.split())
@@ -322,8 +321,7 @@ def test_a_second_server_of_the_machine_gets_a_port_of_its_own_on_loopback_and_n
     (second.root / "endpoint.json").unlink()  # as before its own `provision server`
     asked = ["server", str(second.root), "--host", "localhost", "--port", "8444"]
     for _again in range(2):  # and the same command changes nothing
-        done = CliRunner().invoke(provision_app, asked)
-        assert done.exit_code == 0, done.output
+        typed(provision_app, *asked)
         assert second.endpoint() == Endpoint(host="localhost", port=8444, internal_port=8001)
     done = CliRunner().invoke(provision_app, [*asked, "--internal-port", "9000"])
     assert second.endpoint().internal_port == 9000, done.output

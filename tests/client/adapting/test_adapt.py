@@ -51,6 +51,7 @@ from common.models.unet import build_unet, network_for
 from common.objects import ObjectStore
 from consilium.cli.site import site_app
 from tests.client.adapting.written import ask, privacy_of, student, write_site
+from tests.commands import refusal_of, typed
 from tests.trained_sites import train_site
 from tests.undrawn import leave_undrawn
 
@@ -381,8 +382,7 @@ def test_cases_that_the_own_teachers_do_not_fit_train_no_network_unless_a_person
     assert isinstance(refused, InvalidInput)
     assert "--even-if-unfit" in str(refused)
     assert {path: path.read_bytes() for path in kept} == kept
-    done = RUN.invoke(site_app, [*words, "--even-if-unfit"], catch_exceptions=False)
-    assert done.exit_code == 0
+    done = typed(site_app, *words, "--even-if-unfit")
     assert "--even-if-unfit" in done.stdout
     facts = json.loads((good.report / "adapted.json").read_text())
     assert facts["even_if_unfit"] is privacy_of(good.bundle)["even_if_unfit"] is True
@@ -558,8 +558,7 @@ def test_nothing_is_sent_and_no_budget_is_spent(few: Path, monkeypatch: pytest.M
     for name in ("connect", "connect_ex", "sendto", "bind"):
         monkeypatch.setattr(socket.socket, name, refuse)
     before = {path for path in few.iterdir() if "ledger" in path.name}
-    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(few), "--json"], catch_exceptions=False)
-    assert done.exit_code == 0
+    done = typed(site_app, "adapt", "--site-dir", few, "--json")
     assert json.loads(done.stdout)["way"] == "half-way"
     assert {path for path in few.iterdir() if "ledger" in path.name} == before == set()
 
@@ -583,9 +582,8 @@ def test_a_finished_network_is_never_replaced_unasked(few: Path, tmp_path: Path)
     kept = {path: path.read_bytes() for path in (*first.bundle.rglob("*"), *first.report.rglob("*")) if path.is_file()}
     assert kept
     words = ["adapt", "--site-dir", str(few), "--steps", "2"]
-    done = RUN.invoke(site_app, words)
-    assert isinstance(done.exception, InvalidInput)
-    assert "--replace" in str(done.exception)
+    refused = refusal_of(site_app, *words)
+    assert "--replace" in str(refused)
     beside = adapted(few, steps=2, replace=False, out=tmp_path / "second")
     assert (beside.bundle.parent, beside.report) == (tmp_path / "second", tmp_path / "second" / "report")
     assert {path: path.read_bytes() for path in kept} == kept
@@ -650,8 +648,7 @@ def test_monai_runs_the_bundle_and_answers_as_we_do(few: Path, tmp_path: Path, w
 
 
 def test_terminal_page_and_json_tell_the_same(site: Path, result: Adapted) -> None:
-    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(site), "--replace"], catch_exceptions=False)
-    assert done.exit_code == 0
+    done = typed(site_app, "adapt", "--site-dir", site, "--replace")
     facts = json.loads((result.report / "adapted.json").read_text())
     page = (result.report / "adapted.html").read_text()
     for row in facts["figures"]:
@@ -667,9 +664,8 @@ def test_terminal_page_and_json_tell_the_same(site: Path, result: Adapted) -> No
 
 
 def test_a_way_that_does_not_exist_is_refused(few: Path) -> None:
-    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(few), "--way", "best"])
-    assert isinstance(done.exception, InvalidInput)
-    assert "half-way" in str(done.exception)
+    refused = refusal_of(site_app, "adapt", "--site-dir", few, "--way", "best")
+    assert "half-way" in str(refused)
 
 
 @pytest.mark.parametrize(

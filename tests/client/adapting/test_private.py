@@ -16,12 +16,12 @@ from client.policy import load_site
 from client.site.books import open_books, read_books
 from common.config import render_study
 from common.data.msd import Case, write_dataset
-from common.errors import InvalidInput
 from common.models.bundle import open_bundle
 from common.privacy.training import Neighbours, TrainingEvent, epsilon_of
 from consilium.cli.site import site_app
 from server.study.workspace import Workspace
 from tests.client.adapting.written import privacy_of
+from tests.commands import refusal_of, typed
 from tests.exported import exported_study, statement_file
 from tests.federation import Federation, ball
 
@@ -62,16 +62,14 @@ def site(made: Path, tmp_path: Path) -> Path:
 
 
 def adapted(site: Path, *words: str) -> dict[str, object]:
-    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(site), "--json", *words], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    done = typed(site_app, "adapt", "--site-dir", site, "--json", *words)
     found: dict[str, object] = json.loads(done.stdout)
     return found
 
 
 def refused(site: Path, *words: str) -> str:
-    done = RUN.invoke(site_app, ["adapt", "--site-dir", str(site), *words])
-    assert isinstance(done.exception, InvalidInput), done.output
-    return str(done.exception)
+    done = refusal_of(site_app, "adapt", "--site-dir", site, *words)
+    return str(done)
 
 
 def events(site: Path) -> list[TrainingEvent]:

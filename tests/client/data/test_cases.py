@@ -28,6 +28,7 @@ from consilium.cli.main import app
 from consilium.cli.site import site_app
 from server.dashboard.reports import read_reports
 from server.ledger.verify import verify
+from tests.commands import typed
 from tests.trained_sites import one_after_another
 from tests.worlds import site_toml, study_toml
 
@@ -64,8 +65,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "study.toml").write_text(STUDY)
     (root / "site.toml").write_text(site_toml())
     consent(root, by="Ada", sheet="")
-    done = CliRunner().invoke(site_app, ["train", "--site-dir", str(root), "--jobs", "1"], catch_exceptions=False)
-    assert done.exit_code == 0
+    done = typed(site_app, "train", "--site-dir", root, "--jobs", "1")
     (root / "train.out").write_text(done.stdout)
     return root
 

@@ -44,6 +44,7 @@ from common.messages import encode
 from common.objects import write_json
 from common.pki import create_authority, create_node_keys
 from consilium.cli.site import site_app
+from tests.commands import typed
 from tests.federation import Federation, ball, make_study
 from tests.worlds import DATA, STUDY, site_toml
 
@@ -163,8 +164,7 @@ def test_a_bundle_made_by_monai_is_added_by_the_command_line_and_runs_confined(s
     words = ["teacher", "add", str(made / "bundle"), "--site-dir", str(site), "--json"]
     refused = CliRunner().invoke(site_app, words)
     assert "--labels background,front,back" in str(refused.exception)
-    result = CliRunner().invoke(site_app, [*words, "--labels", "background,front,back"])
-    assert result.exit_code == 0, result.exception
+    result = typed(site_app, *words, "--labels", "background,front,back")
     facts = json.loads(result.stdout)
     assert facts["kind"] == "bundle"
     assert sum(facts["tried"].values()) == pytest.approx(1, abs=1e-3)

@@ -37,6 +37,7 @@ from server.operations import provision
 from server.study.workspace import Workspace
 from tests.client.operations.answering import answering
 from tests.client.teachers.written import write_teacher
+from tests.commands import typed
 from tests.common.ledger.full_disk import no_byte_more
 from tests.waiting import until
 
@@ -259,8 +260,7 @@ def test_graphics_memory_somebody_else_uses_is_seen() -> None:
 
 def test_the_command_ends_with_eight_when_something_is_wrong(world: World) -> None:
     staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
-    said = CliRunner().invoke(site_app, ["doctor", "--site-dir", str(world.site)])
-    assert said.exit_code == 0, said.output
+    said = typed(site_app, "doctor", "--site-dir", world.site)
     assert said.output.count("ok  ") == 13
     world.status, world.word = 401, "unknown-key"
     said = CliRunner().invoke(site_app, ["doctor", "--site-dir", str(world.site), "--json"])

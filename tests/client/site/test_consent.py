@@ -14,6 +14,7 @@ from client.policy import load_site
 from client.site.books import open_books
 from common.errors import InvalidInput
 from consilium.cli.main import app
+from tests.commands import refusal_of, typed
 from tests.studies import join, served_study
 
 RUN = CliRunner()
@@ -36,20 +37,17 @@ def test_the_sheet_is_shown_and_nothing_is_on_record_before_somebody_says_yes(si
 
 
 def test_who_consented_and_when_is_in_the_sites_ledger(site: Path) -> None:
-    done = RUN.invoke(app, ["site", "consent", "--site-dir", str(site), "--by", "Ada, data protection", "--yes"])
-    assert done.exit_code == 0, done.output
+    typed(app, "site", "consent", "--site-dir", site, "--by", "Ada, data protection", "--yes")
     assert consented(site)
     text = load_site(site).ledger_file.read_bytes()
     assert b"Ada, data protection consented to study" in text
-    again = RUN.invoke(app, ["site", "consent", "--site-dir", str(site), "--by", "\x1b[2J", "--yes"])
-    assert isinstance(again.exception, InvalidInput)
+    refusal_of(app, "site", "consent", "--site-dir", site, "--by", "\x1b[2J", "--yes")
 
 
 def test_nothing_is_trained_before_consent_and_the_refusal_names_the_command(site: Path) -> None:
-    done = RUN.invoke(app, ["site", "train", "--site-dir", str(site)])
-    assert isinstance(done.exception, InvalidInput), done.output
-    assert "no consent" in str(done.exception)
-    assert "`consilium site consent`" in done.exception.remedy
+    refused = refusal_of(app, "site", "train", "--site-dir", site)
+    assert "no consent" in str(refused)
+    assert "`consilium site consent`" in refused.remedy
     assert not (site / "teachers").exists()
     with open_books(load_site(site)) as ledger:
         assert "training" not in [row.kind for row in ledger.rows()]
@@ -69,19 +67,17 @@ def test_no_start_consents_by_itself_at_a_terminal_or_off_it(site: Path) -> None
 
 
 def test_a_hospital_that_declines_is_told_that_nothing_was_recorded_and_how_to_consent_later(site: Path) -> None:
-    done = RUN.invoke(app, ["site", "consent", "--site-dir", str(site), "--by", "Ada"])
-    assert isinstance(done.exception, InvalidInput), done.output
-    assert done.exception.exit_code == 2
-    assert "nothing was recorded" in str(done.exception)
-    assert "`consilium site consent`" in done.exception.remedy
+    refused = refusal_of(app, "site", "consent", "--site-dir", site, "--by", "Ada")
+    assert refused.exit_code == 2
+    assert "nothing was recorded" in str(refused)
+    assert "`consilium site consent`" in refused.remedy
     assert not consented(site)
 
 
 def test_a_site_without_a_teacher_says_so_once_and_starts_nothing(site: Path) -> None:
     consent(site, by="Ada", sheet="")
-    done = RUN.invoke(app, ["site", "up", "--site-dir", str(site)])
-    assert isinstance(done.exception, InvalidInput), done.output
-    assert "`consilium site train`" in str(done.exception)
+    refused = refusal_of(app, "site", "up", "--site-dir", site)
+    assert "`consilium site train`" in str(refused)
     assert not (site / "logs").exists()
 
 

@@ -53,6 +53,7 @@ from server.operations.gateway import GatewayFiles, gateway_app
 from server.postprocess.bundle import export_student, ranges_seen
 from server.protocols.stored_labels import StoredLabels
 from server.study.workspace import Workspace
+from tests.commands import refusal_of, typed
 from tests.exported import exported_study, statement_file
 from tests.federation import Federation, ball
 from tests.small_servers import serving_app
@@ -208,8 +209,7 @@ def test_exporting_again_publishes_nothing_new_and_packs_the_same_bytes(
 
 
 def test_a_site_pulls_the_student_over_tls_and_has_the_servers_very_files(fed: Federation) -> None:
-    done = RUN.invoke(site_app, ["student", "pull", "--site-dir", str(fed.root / "site-1")], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    done = typed(site_app, "student", "pull", "--site-dir", fed.root / "site-1")
     assert "ε = " in done.stdout
     assert "δ = 0.001, hospital, replace-one" in done.stdout.replace("unit ", "").replace("relation ", "")
     bundle = fed.root / "site-1" / "student" / "bundle"
@@ -385,8 +385,7 @@ def test_figures_stay_below_the_sites_directory_for_its_owner_alone_and_nothing_
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     arguments = ["evaluate", "--site-dir", str(pulled), "--data", str(write_cases(tmp_path))]
-    done = RUN.invoke(site_app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
+    done = typed(site_app, *arguments)
     assert "1 case(s) left out" in done.stdout
     (folder,) = (path for path in (pulled / "evaluation").iterdir() if str(path) in done.stdout)
     files = {path.name for path in folder.iterdir()}
@@ -589,9 +588,8 @@ def test_cases_with_wrong_labels_are_not_blamed_on_other_sites_and_get_no_verdic
     assert "This is expected" not in text
     for option in ("--verdict", "--figures"):
         words = ["evaluate", "--site-dir", str(pulled), "--data", str(swapped), option, str(tmp_path / "said.json")]
-        done = RUN.invoke(site_app, words)
-        assert isinstance(done.exception, InvalidInput)
-        assert "--even-if-unfit" in str(done.exception)
+        refused = refusal_of(site_app, *words)
+        assert "--even-if-unfit" in str(refused)
         assert not (tmp_path / "said.json").exists()
     code, text = evaluated(pulled, swapped, "--json", "--even-if-unfit")
     facts = json.loads(text)

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from client.records.voter_files import voter_directory
 from client.training.side_by_side import default_jobs, side_by_side
@@ -19,6 +18,7 @@ from common.config import TrainingConfig
 from common.data.msd import Dataset, read_dataset, write_dataset
 from common.errors import InvalidInput
 from consilium.cli.train import app
+from tests.commands import typed
 from tests.trained_sites import train_site
 from tests.waiting import until
 from tests.worlds import DATA, STUDY, write_case
@@ -130,8 +130,7 @@ def test_ctrl_c_leaves_no_process_and_the_next_call_finishes(dataset: Dataset, t
     until(lambda: not alive_in_group(process.pid), lambda: alive_in_group(process.pid))
     assert not list((tmp_path / "site").rglob(".tmp-*"))
     study.write_text(study.read_text().replace("steps = 400", "steps = 3"))
-    done = CliRunner().invoke(app, [*arguments, "--jobs", "2"], catch_exceptions=False)
-    assert done.exit_code == 0
+    typed(app, *arguments, "--jobs", "2")
     assert len(read_dataset(tmp_path / "set").cases) == 6
 
 

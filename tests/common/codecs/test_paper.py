@@ -17,6 +17,7 @@ from common.errors import InvalidInput
 from common.study_mechanism import study_mechanism
 from consilium.cli.main import app
 from server.study import templates as studies
+from tests.commands import typed
 from tests.contracts.codec_contract import GRID, LABELS, CodecContract, patients, soft
 
 
@@ -127,6 +128,5 @@ def test_a_template_becomes_a_study_on_the_command_line(tmp_path) -> None:
 
 def test_init_gives_paper_pca_its_only_radius(tmp_path) -> None:
     words = "--name t --labels background,lesion --grid 16,16,16 --queries 4 --quorum 2 --codec paper-pca"
-    made = CliRunner().invoke(app, ["study", "init", str(tmp_path / "trial"), *words.split()])
-    assert made.exit_code == 0, made.output
+    typed(app, "study", "init", tmp_path / "trial", *words.split())
     assert load_study(tmp_path / "trial" / "study.toml").codec.radius == math.sqrt(2 * 16**3) / 2

@@ -9,9 +9,10 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from common.errors import InvalidInput, LedgerCorrupt
+from common.errors import LedgerCorrupt
 from common.ledger.keys import public_hex
 from consilium.cli.ledger import app, verify_app
+from tests.commands import refusal_of, typed
 from tests.common.ledger.ledger_world import Hospital, World, make_mechanism, make_query, run_batch
 
 RUN = CliRunner()
@@ -23,8 +24,7 @@ def released(world: World) -> str:
 
 
 def test_verify_says_ok_with_epsilon_unit_relation_and_delta(world: World) -> None:
-    result = RUN.invoke(verify_app, [released(world), "--public-key", public_hex(world.key)])
-    assert result.exit_code == 0, result.output
+    result = typed(verify_app, released(world), "--public-key", public_hex(world.key))
     assert "OK" in result.stdout
     for word in ("ε = ", "δ = 0.001", "unit hospital", "relation replace-one", "(exact)", "(rdp)"):
         assert word in result.stdout
@@ -32,8 +32,7 @@ def test_verify_says_ok_with_epsilon_unit_relation_and_delta(world: World) -> No
 
 
 def test_verify_says_when_it_has_no_key_to_check_against(world: World) -> None:
-    result = RUN.invoke(verify_app, [released(world)])
-    assert result.exit_code == 0
+    result = typed(verify_app, released(world))
     assert "not anchored" in result.stdout
 
 
@@ -54,13 +53,11 @@ def test_verify_ends_with_5_and_names_the_first_bad_row(world: World) -> None:
 def test_a_kept_head_or_receipt_is_compared(world: World, tmp_path: Path) -> None:
     path = released(world)
     head = tmp_path / "head.json"
-    printed = RUN.invoke(app, ["head", path])
-    assert printed.exit_code == 0
+    printed = typed(app, "head", path)
     head.write_text(printed.stdout)
     receipt = tmp_path / "receipt.json"
     receipt.write_text(world.ledger.site_receipts("aachen")[0].render())
-    result = RUN.invoke(verify_app, [path, "--head", str(head), "--head", str(receipt), "--json"])
-    assert result.exit_code == 0
+    result = typed(verify_app, path, "--head", head, "--head", receipt, "--json")
     assert json.loads(result.stdout)["witnesses"] == 2
     changed = {**json.loads(head.read_text()), "hash": "0" * 64}
     head.write_text(json.dumps(changed))
@@ -69,9 +66,8 @@ def test_a_kept_head_or_receipt_is_compared(world: World, tmp_path: Path) -> Non
 
 def test_wrong_arguments_are_bad_input(world: World, tmp_path: Path) -> None:
     for arguments in ([str(tmp_path / "none.sqlite")], [released(world), "--public-key", "xyz"]):
-        result = RUN.invoke(verify_app, arguments)
-        assert isinstance(result.exception, InvalidInput)
-        assert result.exception.exit_code == 2
+        refused = refusal_of(verify_app, *arguments)
+        assert refused.exit_code == 2
 
 
 def test_log_lists_the_newest_rows(world: World) -> None:
@@ -89,14 +85,12 @@ def test_two_sites_compare_what_they_were_shown(world: World, tmp_path: Path) ->
     with hospital.ledger as ledger:
         for batch, number in (("b1", 1), ("b2", 2)):
             ledger.record_receipt(run_batch(world, hospital, batch, number), public_key=world.key.public_key())
-    printed = RUN.invoke(app, ["receipts", str(hospital.path)])
-    assert printed.exit_code == 0
+    printed = typed(app, "receipts", hospital.path)
     ours, theirs = tmp_path / "ours.jsonl", tmp_path / "theirs.jsonl"
     ours.write_text(printed.stdout)
     theirs.write_text("\n".join(receipt.render() for receipt in world.ledger.site_receipts("bergen")))
     key = public_hex(world.key)
-    result = RUN.invoke(app, ["compare", str(ours), str(theirs), "--server-key", key])
-    assert result.exit_code == 0, result.output
+    result = typed(app, "compare", ours, theirs, "--server-key", key)
     assert "OK: 2 and 2 receipts" in result.stdout
     stranger = public_hex(Ed25519PrivateKey.generate())
     result = RUN.invoke(app, ["compare", str(ours), str(theirs), "--server-key", stranger])

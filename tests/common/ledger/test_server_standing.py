@@ -34,6 +34,7 @@ from server.ledger.recovery import recover_charges, rotate_signing_key
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from server.study.workspace import Site
+from tests.commands import refusal_of, typed
 from tests.common.ledger.ledger_world import (
     SITES,
     Hospital,
@@ -220,10 +221,7 @@ def test_the_command_recovers_from_a_standing_alone_and_restores_pools_declared_
     put_back(world, tmp_path / "monday.sqlite")
     kept = tmp_path / "kept.standing"
     shutil.move(world.path.with_suffix(".standing"), kept)  # lay elsewhere
-    done = CliRunner().invoke(
-        app, ["recover", str(world.path), "--key", str(tmp_path / "ledger.key"), "--standing", str(kept)]
-    )
-    assert done.exit_code == 0, done.output
+    done = typed(app, "recover", world.path, "--key", tmp_path / "ledger.key", "--standing", kept)
     assert f"pool {POOL}: 1 " in done.stdout
     with Ledger.open(world.path, signing_key=key) as ledger:
         assert {pool.pool for pool in ledger.pools()} == {"aachen-mri", "bergen-mri", "cadiz-mri"}
@@ -233,8 +231,7 @@ def test_the_command_recovers_from_a_standing_alone_and_restores_pools_declared_
 def test_recovery_without_receipts_and_standing_is_refused(tmp_path: Path) -> None:
     key = create_signing_key(tmp_path / "ledger.key")
     Ledger.create(tmp_path / "ledger.sqlite", signing_key=key).close()
-    done = CliRunner().invoke(app, ["recover", str(tmp_path / "ledger.sqlite"), "--key", str(tmp_path / "ledger.key")])
-    assert isinstance(done.exception, InvalidInput)
+    refusal_of(app, "recover", tmp_path / "ledger.sqlite", "--key", tmp_path / "ledger.key")
 
 
 def test_recovery_of_the_newest_copy_says_that_nothing_is_missing(world: World, tmp_path: Path) -> None:
@@ -900,8 +897,7 @@ def test_a_copy_from_before_changes_of_the_key_is_recovered_with_the_newest_key(
     standing_path(path).write_bytes(lost)
     with pytest.raises(InvalidInput, match=rf"ledger recover.*retired-{public_hex(first)[:12]}"):
         Ledger.open(path, signing_key=load_signing_key(key))
-    done = CliRunner().invoke(app, [*command, "--receipts", str(tmp_path / "aachen.jsonl")])
-    assert done.exit_code == 0, done.output
+    done = typed(app, *command, "--receipts", tmp_path / "aachen.jsonl")
     assert "2 lost charges" in done.stdout
     with Ledger.open(path, signing_key=load_signing_key(key)) as ledger:
         assert ledger.spent(POOL).releases == 3

@@ -103,6 +103,18 @@ def sensitivity(**changes: Any) -> int:
 
 
 Call = Callable[[Any], object]
+
+
+def each(call: Callable[..., object], *names: str) -> list[Call]:
+    """The number that is tried as each of these settings in turn; the others are sound."""
+    return [lambda x, name=name: call(**{name: x}) for name in names]
+
+
+def turned(call: Callable[..., object], *sound: object) -> list[Call]:
+    """The number that is tried in place of each argument in turn."""
+    return [lambda x, at=at: call(*sound[:at], x, *sound[at + 1 :]) for at in range(len(sound))]
+
+
 CHECKED: dict[str, list[Call]] = {
     "checks.check_number": [lambda x: checks.check_number("x", x)],
     "checks.check_rational": [lambda x: checks.check_rational("x", x)],
@@ -111,20 +123,11 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: accounting.delta_exact(x, 1.0),
         lambda x: accounting.delta_exact(1.0, x or -1),
     ],
-    "accounting.epsilon_exact": [
-        lambda x: accounting.epsilon_exact(x, 1e-3),
-        lambda x: accounting.epsilon_exact(1.0, x),
-    ],
-    "accounting.epsilon_rdp": [lambda x: accounting.epsilon_rdp(x, 1e-3), lambda x: accounting.epsilon_rdp(1.0, x)],
-    "accounting.epsilon_rdp_library": [
-        lambda x: accounting.epsilon_rdp_library(x, 1e-3),
-        lambda x: accounting.epsilon_rdp_library(1.0, x),
-    ],
-    "accounting.epsilon_pld": [lambda x: accounting.epsilon_pld(x, 1e-3), lambda x: accounting.epsilon_pld(1.0, x)],
-    "accounting.epsilon_paper": [
-        lambda x: accounting.epsilon_paper(x, 1e-3),
-        lambda x: accounting.epsilon_paper(1.0, x),
-    ],
+    "accounting.epsilon_exact": turned(accounting.epsilon_exact, 1.0, 1e-3),
+    "accounting.epsilon_rdp": turned(accounting.epsilon_rdp, 1.0, 1e-3),
+    "accounting.epsilon_rdp_library": turned(accounting.epsilon_rdp_library, 1.0, 1e-3),
+    "accounting.epsilon_pld": turned(accounting.epsilon_pld, 1.0, 1e-3),
+    "accounting.epsilon_paper": turned(accounting.epsilon_paper, 1.0, 1e-3),
     "accounting.epsilon_by": [
         lambda x: accounting.epsilon_by("exact", x, 1e-3),
         lambda x: accounting.epsilon_by("rdp", 1.0, x),
@@ -153,11 +156,7 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: accounting.Guarantee(1.0, 1e-3, "exact", HOSPITAL, group=x),
     ],
     "audit.StudyUnderAudit": [
-        lambda x: study(queries=x),
-        lambda x: study(hospitals=x),
-        lambda x: study(voters_per_site=x),
-        lambda x: study(radius=x),
-        lambda x: study(dimension=x),
+        *each(study, "queries", "hospitals", "voters_per_site", "radius", "dimension"),
         lambda x: study(budget=Budget(x, 1e-3)),
     ],
     "audit.audit": [
@@ -176,19 +175,17 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: auditing.residual_finding(np.full(9, x if x != x else math.inf), 1.0),
     ],
     "claim.claimed_reach": [lambda x: claim.claimed_reach("hospital", "replace-one", voters_per_site=x)],
-    "claim.claimed_mu": [lambda x: claim.claimed_mu(x, 1e-3), lambda x: claim.claimed_mu(8.0, x)],
+    "claim.claimed_mu": turned(claim.claimed_mu, 8.0, 1e-3),
     "claim.shares_carry": [
         lambda x: claim.shares_carry(x, Fraction(9), sites=3, colluders=1),
         lambda x: claim.shares_carry(Fraction(9), x, sites=3, colluders=1),
         lambda x: claim.shares_carry(Fraction(9), Fraction(9), sites=x, colluders=1),
         lambda x: claim.shares_carry(Fraction(9), Fraction(9), sites=3, colluders=x or -1),
     ],
-    "claim.claimed_epsilon": [lambda x: claim.claimed_epsilon(x, 1e-3), lambda x: claim.claimed_epsilon(2.0, x)],
+    "claim.claimed_epsilon": turned(claim.claimed_epsilon, 2.0, 1e-3),
     "calibration.sqrt_up": [calibration.sqrt_up],
     "calibration.calibrate": [
-        lambda x: calibrate(queries=x),
-        lambda x: calibrate(radius_int=x),
-        lambda x: calibrate(voters_per_site=x),
+        *each(calibrate, "queries", "radius_int", "voters_per_site"),
         lambda x: calibrate(budget=Budget(1.0, x)),
     ],
     "study_mechanism.study_mechanism": [lambda x: study_mechanism(STUDY, dimension=x)],
@@ -207,46 +204,31 @@ CHECKED: dict[str, list[Call]] = {
             mechanism(), queries=x, budget=BUDGET, protection=HOSPITAL, accountant=EXACT
         )
     ],
-    "gaussian.rounded_gaussian": [
-        lambda x: gaussian.rounded_gaussian(2, x),
-        lambda x: gaussian.rounded_gaussian(x, Fraction(9)),
-    ],
+    "gaussian.rounded_gaussian": turned(gaussian.rounded_gaussian, 2, Fraction(9)),
     "gaussian.sample": [
         lambda x: gaussian.sample(2, x, entropy=bytes),
         lambda x: gaussian.sample(x, Fraction(9), entropy=bytes),
     ],
-    "mechanism.sensitivity": [lambda x: sensitivity(radius_int=x), lambda x: sensitivity(voters_per_site=x)],
-    "mechanism.Budget": [lambda x: Budget(x, 1e-3), lambda x: Budget(1.0, x)],
+    "mechanism.sensitivity": each(sensitivity, "radius_int", "voters_per_site"),
+    "mechanism.Budget": turned(Budget, 1.0, 1e-3),
     "mechanism.Mechanism": [
-        lambda x: mechanism(dimension=x),
-        lambda x: mechanism(radius_int=x),
-        lambda x: mechanism(voters_per_site=x),
-        lambda x: mechanism(noise_std=x),
+        *each(mechanism, "dimension", "radius_int", "voters_per_site", "noise_std"),
         lambda x: mechanism(colluders=x or -1),
     ],
-    "mechanism.QuerySpec": [lambda x: spec(edition=x), lambda x: spec(round=x)],
+    "mechanism.QuerySpec": each(spec, "edition", "round"),
     "mechanism.radius_int": [facts.radius_int],
     "planner.plan": [
-        lambda x: plan(queries=x),
-        lambda x: plan(hospitals=x),
-        lambda x: plan(voters_per_site=x),
-        lambda x: plan(radius=x),
-        lambda x: plan(dimension=x),
+        *each(plan, "queries", "hospitals", "voters_per_site", "radius", "dimension"),
         lambda x: plan(spent=x or -1),
         lambda x: plan(spectrum=[1.0, 1.0, x or -1]),
     ],
-    "recommend.recommend": [
-        lambda x: recommend(hospitals=x),
-        lambda x: recommend(voters=x),
-        lambda x: recommend(patients=x),
-        lambda x: recommend(paired=x or -1),
-    ],
+    "recommend.recommend": [*each(recommend, "hospitals", "voters", "patients"), lambda x: recommend(paired=x or -1)],
     "public_shapes.PublicShapes": [lambda x: PublicShapes(x or -1, 0.5), lambda x: PublicShapes(0.5, x or -1)],
     "recommend.Rehearsal": [lambda x: advice.Rehearsal(x, (0.5,) * 4, (0.5,) * 4)],
     "recommend.study_prospects": [lambda x: advice.study_prospects(STUDY, hospitals=x or -1)],
     "recommend.recovered_share": [advice.recovered_share],
     "recommend.predicted_gain": [advice.predicted_gain],
-    "planner.capacity_bits": [lambda x: planner.capacity_bits(x, 3), lambda x: planner.capacity_bits(1.0, x)],
+    "planner.capacity_bits": turned(planner.capacity_bits, 1.0, 3),
     "planner.explained_at_most": [
         lambda x: planner.explained_at_most(x, [1.0]),
         lambda x: planner.explained_at_most(1.0, [x]),
@@ -267,20 +249,14 @@ CHECKED: dict[str, list[Call]] = {
     ],
     "quantise.within": [lambda x: quantise.within(CODE, bound_int=x)],
     "training.TrainingEvent": [
-        lambda x: event(rate=x),
-        lambda x: event(noise_multiplier=x),
+        *each(event, "rate", "noise_multiplier"),
         lambda x: event(steps=x or -1),
         lambda x: event(releases=(x,)),
     ],
     "training.epsilon_of": [lambda x: training.epsilon_of(event(), delta=x, neighbours=ADD_REMOVE)],
     "training.epsilon_of_all": [lambda x: training.epsilon_of_all((event(),), delta=x, neighbours=ADD_REMOVE)],
     "training.guarantee_of": [lambda x: training.guarantee_of(event(), delta=x, neighbours=ADD_REMOVE)],
-    "training.plan_noise": [
-        lambda x: plan_noise(epsilon=x),
-        lambda x: plan_noise(delta=x),
-        lambda x: plan_noise(rate=x),
-        lambda x: plan_noise(steps=x),
-    ],
+    "training.plan_noise": each(plan_noise, "epsilon", "delta", "rate", "steps"),
     "consent.guess_right_at_most": [lambda x: consent.guess_right_at_most(x or -1)],  # type: ignore[arg-type]
     "consent.guess_sentence": [lambda x: consent.guess_sentence(HOSPITAL, x or -1, colluders=None)],  # type: ignore[arg-type]
     "consent.spent_sentence": [lambda x: consent.spent_sentence(x or -1, sealed=False)],  # type: ignore[arg-type]
@@ -306,7 +282,7 @@ CHECKED: dict[str, list[Call]] = {
         lambda x: patient_guarantee.Combined(1.0, x, patient_guarantee.EXCHANGED, patient_guarantee.APART),
     ],
     "release.CodeSum": [lambda x: release.CodeSum(mechanism()).released(sites=x)],
-    "release.noisy_sum": [lambda x: release_at(noise_std=x), lambda x: release_at(dimension=x)],
+    "release.noisy_sum": each(release_at, "noise_std", "dimension"),
     "coalitions.mu_squared_against": [
         lambda x: coalitions.mu_squared_against(x or -1, sites=5, colluders=1, knowing=1),  # type: ignore[arg-type]
         lambda x: coalitions.mu_squared_against(Fraction(1), sites=x, colluders=1, knowing=1),

@@ -25,6 +25,7 @@ from server.operations.daemons import list_nodes
 from server.operations.supervisor import flower_server
 from server.study.workspace import Workspace
 from tests import command_reference
+from tests.commands import typed
 
 
 def consilium(*arguments):
@@ -245,8 +246,7 @@ def test_what_asks_a_server_that_is_down_says_so(study):
 
 @pytest.mark.parametrize("group", sorted(_GROUPS))
 def test_every_group_has_help(group):
-    result = CliRunner().invoke(app, [group, "--help"])
-    assert result.exit_code == 0, result.output
+    result = typed(app, group, "--help")
     assert "Usage" in result.output
 
 

@@ -19,6 +19,7 @@ from consilium.cli.options import counting
 from consilium.cli.site import _joining_text
 from server.aggregation.progress import bar_a_stage, stage_bars
 from server.operations import provision
+from tests.commands import typed
 from tests.federation import make_study
 from tests.studies import made_study, served_study
 
@@ -97,8 +98,7 @@ def test_setting_up_over_a_folder_without_a_dataset_warns_and_goes_on(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     words = ["site", "init", "--kit", f"{world}/kit", "--data", f"{world}/empty", "--site-dir", str(tmp_path / "site")]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0
+    done = typed(app, *words)
     assert re.search("warning: .*layout", done.stderr)
     assert (tmp_path / "site" / "request.json").exists()
 
@@ -116,8 +116,7 @@ def test_a_bar_is_not_drawn_above_an_error(capfd: pytest.CaptureFixture[str], mo
 
 def test_a_ledger_is_found_by_the_directory_that_keeps_it(world: Path) -> None:
     for command in ("verify", "ledger log", "ledger head"):
-        done = CliRunner().invoke(app, [*command.split(), str(world / "trial")])
-        assert done.exit_code == 0, done.output
+        typed(app, *command.split(), world / "trial")
 
 
 def test_a_file_that_is_no_ledger_is_told_as_one(

@@ -28,6 +28,7 @@ from common.plain import RESEARCH_ONLY
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
 from consilium.cli.predict import SOME_LEFT_OUT, app
 from consilium.predict import AXES, load_model
+from tests.commands import refusal_of
 from tests.worlds import make_study
 
 LABELS = ("background", "left", "right")
@@ -344,9 +345,8 @@ def test_a_folder_with_another_programs_scores_is_refused_unchanged(
 ) -> None:
     (tmp_path / "scores.json").write_text(content)
     given = [scans / "images" / "doe-12.nii.gz", "--model", bundle, "--out", tmp_path]
-    done = CliRunner().invoke(app, [str(one) for one in given])
-    assert isinstance(done.exception, InvalidInput)
-    assert "--out" in done.exception.remedy
+    refused = refusal_of(app, *given)
+    assert "--out" in refused.remedy
     assert (tmp_path / "scores.json").read_text() == content
     assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]
 
@@ -439,9 +439,8 @@ def test_a_point_that_is_none_or_not_in_the_volume_is_refused(
     bundle: Path, scans: Path, tmp_path: Path, centre: str, said: str
 ) -> None:
     given = [scans / "images" / "doe-11.nii.gz", "--model", bundle, "--out", tmp_path, "--centre", centre]
-    done = CliRunner().invoke(app, [str(one) for one in given])
-    assert isinstance(done.exception, InvalidInput)
-    problems = (tmp_path / "scores.json").read_text() if (tmp_path / "scores.json").exists() else str(done.exception)
+    refused = refusal_of(app, *given)
+    problems = (tmp_path / "scores.json").read_text() if (tmp_path / "scores.json").exists() else str(refused)
     assert re.search(said, problems)
 
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from consilium.cli.main import app
 from server.study import create_study as setup
 from server.study.workspace import Workspace
+from tests.commands import typed
 from tests.federation import make_study
 
 pytestmark = pytest.mark.slow
@@ -50,25 +51,17 @@ def held(text: str, what: str) -> None:
 
 
 def test_publish_and_codec_fit_count_what_they_read_and_name_what_they_leave_out(world: Path) -> None:
-    published = RUN.invoke(app, ["study", "publish", str(world / "trial"), "--images", str(world / "images")])
-    assert published.exit_code == 0, (published.output, published.exception)
+    published = typed(app, "study", "publish", world / "trial", "--images", world / "images")
     held(published.stdout, "public volumes")
-    fitted = RUN.invoke(
-        app, ["codec", "fit", str(world / "trial"), "--label-maps", str(world / "maps"), "--sites", "3"]
-    )
-    assert fitted.exit_code == 0, (fitted.output, fitted.exception)
+    fitted = typed(app, "codec", "fit", world / "trial", "--label-maps", world / "maps", "--sites", "3")
     held(fitted.stdout, "public label maps")
     assert "fitted on 6 " in fitted.stdout
 
 
 def test_plan_and_init_do_too_and_the_plans_json_stays_json(world: Path) -> None:
-    planned = RUN.invoke(app, ["plan", "--label-maps", str(world / "maps"), "--json"])
-    assert planned.exit_code == 0, (planned.output, planned.exception)
+    planned = typed(app, "plan", "--label-maps", world / "maps", "--json")
     held(planned.stderr, "public label maps")
     assert planned.stdout.startswith("{")
     asked = ["--labels", "background,body", "--grid", "8,8,8", "--queries", "4", "--quorum", "3"]
-    begun = RUN.invoke(
-        app, ["study", "init", str(world / "new"), "--name", "new", *asked, "--label-maps", str(world / "maps")]
-    )
-    assert begun.exit_code == 0, (begun.output, begun.exception)
+    begun = typed(app, "study", "init", world / "new", "--name", "new", *asked, "--label-maps", world / "maps")
     held(begun.stdout, "public label maps")

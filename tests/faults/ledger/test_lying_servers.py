@@ -29,6 +29,7 @@ from server.aggregation.aggregator import Aggregator
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
+from tests.commands import typed
 from tests.federation import Federation, make_study, part
 
 pytestmark = pytest.mark.slow
@@ -147,8 +148,7 @@ def test_a_server_that_forgets_what_it_charged_before_stops_the_site(fed: Federa
 
 def snapshot(fed: Federation, name: str) -> Path:
     out = fed.root / name
-    result = RUN.invoke(ledger_app, ["backup", str(fed.root / "ledger.sqlite"), str(out)])
-    assert result.exit_code == 0, result.output
+    typed(ledger_app, "backup", fed.root / "ledger.sqlite", out)
     shutil.copy(fed.root / "ledger.standing", out.with_suffix(".standing"))
     return out
 
@@ -359,8 +359,7 @@ def test_an_old_backup_raises_the_alarm_is_recovered_from_and_the_study_ends_wit
     key = fed.root / "ledger.key"
     write_key(fed, key)
     arguments = ["recover", str(fed.root / "ledger.sqlite"), "--key", str(key)]
-    result = RUN.invoke(ledger_app, [*arguments, *(f"--receipts={path}" for path in exported)])
-    assert result.exit_code == 0, result.output
+    result = typed(ledger_app, *arguments, *(f"--receipts={path}" for path in exported))
     assert "2 lost charges entered" in result.stdout
     assert "0 lost charges" in RUN.invoke(ledger_app, [*arguments, *(f"--receipts={p}" for p in exported)]).stdout
     for site in fed.sites:
@@ -465,8 +464,7 @@ def test_the_signing_key_is_changed_by_two_commands_even_when_the_second_is_inte
         patch.setattr("common.ledger.keys.write_atomically", interrupted)
         RUN.invoke(ledger_app, rotate)
     assert key.read_bytes() == old, "the ledger has changed hands and the files have not"
-    result = RUN.invoke(ledger_app, rotate)
-    assert result.exit_code == 0, result.output
+    typed(ledger_app, *rotate)
     assert key.read_bytes() == text
     assert key.stat().st_mode & 0o777 == 0o600
     (kept,) = fed.root.glob("ledger.key.retired-*")

@@ -20,6 +20,7 @@ from common.privacy.accounting import max_mu_squared
 from consilium.cli.site import site_app
 from server.ledger.backup import backup
 from server.ledger.verify import verify
+from tests.commands import typed
 from tests.federation import Federation, make_study
 
 pytestmark = pytest.mark.slow
@@ -61,8 +62,7 @@ def restart(fed: Federation) -> None:
 
 
 def command(folder: Path, *words: str) -> str:
-    result = RUN.invoke(site_app, [*words, "--site-dir", str(folder)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    result = typed(site_app, *words, "--site-dir", folder)
     return result.stdout
 
 

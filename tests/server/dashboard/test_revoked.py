@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from typer.testing import CliRunner
 
 from common.config import SEALED_SUM, render_study
 from common.node_auth import AdmittedNode, write_admitted
@@ -23,6 +22,7 @@ from server.operations import provision
 from server.study import create_study as setup
 from server.study.status import study_status
 from server.study.workspace import Site, Workspace
+from tests.commands import typed
 from tests.dashboard_study import make_large_study
 from tests.federation import make_study
 from tests.server.dashboard.conftest import PASSWORD, TestClient, until_followed
@@ -57,8 +57,7 @@ def followed(workspace: Workspace) -> Follower:
 
 
 def test_status_shows_a_revoked_site_as_revoked_and_counts_it_out(workspace: Workspace) -> None:
-    done = CliRunner().invoke(study_app, ["status", str(workspace.root)])
-    assert done.exit_code == 0, done.output
+    done = typed(study_app, "status", workspace.root)
     states = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if line.startswith("site-")}
     assert states == {"site-0": "revoked", "site-1": "open", "site-2": "open", "site-3": "open"}
     status = study_status(workspace)
@@ -117,8 +116,7 @@ def test_a_new_study_of_the_ledger_names_the_revoked_site(tmp_path: Path) -> Non
     revoke(first, "north")
     asked = ("--labels", "none,lesion", "--grid", "16,16,16", "--joint", "--queries", "2", "--quorum", "2")
     second = tmp_path / "second"
-    done = CliRunner().invoke(study_app, ["init", str(second), "--name", "second", *asked, "--ledger", str(first.root)])
-    assert done.exit_code == 0, done.output
+    done = typed(study_app, "init", second, "--name", "second", *asked, "--ledger", first.root)
     (north,) = (line for line in done.stdout.splitlines() if "pool north-mri" in line)
     assert "revoked" in north
     (south,) = (line for line in done.stdout.splitlines() if "pool south-mri" in line)

@@ -15,6 +15,7 @@ from consilium.cli.main import app
 from consilium.cli.study_words import say_outlook
 from server.dashboard.views.verdict import verdict
 from server.planning.recommend import recommend, study_prospects
+from tests.commands import typed
 from tests.federation import make_study
 
 HOSPITALS = 5
@@ -43,8 +44,7 @@ def test_every_place_predicts_the_same_gain_for_a_study(
     file.write_text(render_study(study), encoding="utf-8")
     say_outlook(study, hospitals=HOSPITALS)
     shown = verdict(study, gain=None, outlook=None, hospitals=HOSPITALS, answers=0)
-    planned = CliRunner().invoke(app, ["plan", "--study", str(file), "--hospitals", str(HOSPITALS), "--json"])
-    assert planned.exit_code == 0, planned.output
+    planned = typed(app, "plan", "--study", file, "--hospitals", HOSPITALS, "--json")
     found = study_prospects(study, hospitals=HOSPITALS)
     assert found is not None
     said = [GAIN.search(capsys.readouterr().out), GAIN.search(shown.basis)]

@@ -25,6 +25,7 @@ from server.postprocess.scores import figures, kept_scores
 from server.protocols.controls import CONTROLS
 from server.study.create_study import publish_validation
 from server.study.read_facts import read_measured
+from tests.commands import typed
 from tests.dashboard_study import Recorded, make_study_directory
 
 pytestmark = pytest.mark.slow
@@ -48,8 +49,7 @@ def validation(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_a_run_ends_with_its_worth_in_terminal_report_and_model_card(recorded: Recorded, validation: Path) -> None:
     workspace, study = recorded.workspace, recorded.workspace.study()
     runner = CliRunner()
-    published = runner.invoke(study_app, ["publish", str(workspace.root), "--validation", str(validation)])
-    assert published.exit_code == 0, published.output
+    typed(study_app, "publish", workspace.root, "--validation", validation)
     recorded.run("1")
 
     cases = read_dataset(validation).labelled

@@ -17,6 +17,7 @@ from common.privacy.mechanism import AccountantName, Budget, Protection, Relatio
 from consilium.cli.main import app
 from server.planning.recommend import Recommendation, Rehearsal, recommend
 from server.protocols.rehearsal import PublicCases, rehearse
+from tests.commands import refusal_of
 
 GRID = (16, 16, 16)
 DATA = DataConfig(labels=("background", "ball"), spacing_mm=(1.0, 1.0, 1.0), grid=GRID)
@@ -127,5 +128,4 @@ def test_the_plan_rehearses_on_the_cases_it_is_given_and_prints_what_it_stands_o
     assert (patients, paired) == (15 // advice["voters"], False)
     assert advice["rehearsal"]["control"] == [0.5, 0.51, 0.5, 0.5]
     assert 0 < advice["gain_low"] < advice["gain"] < advice["gain_high"]
-    alone = CliRunner().invoke(app, [*given, *cases])
-    assert isinstance(alone.exception, InvalidInput)
+    refusal_of(app, *given, *cases)

@@ -39,6 +39,7 @@ from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.publication import publish_student
 from server.study.evaluated import evaluated, figures_on, take_figures
 from server.study.workspace import Workspace
+from tests.commands import refusal_of, typed
 from tests.exported import exported_study, statement_file
 from tests.federation import Federation, ball, make_study
 
@@ -66,10 +67,9 @@ def fed(run: Federation) -> Federation:
 def test_a_wrong_file_of_figures_is_named_with_what_to_do(fed: Federation, tmp_path: Path) -> None:
     wrong = tmp_path / "notes.txt"
     wrong.write_text("not figures")
-    done = RUN.invoke(study_app, ["evaluate", str(fed.root), str(wrong)])
-    assert isinstance(done.exception, InvalidInput), done.output
-    assert str(done.exception).startswith(f"{wrong}: ")
-    assert "`site evaluate --figures`" in done.exception.remedy
+    refused = refusal_of(study_app, "evaluate", fed.root, wrong)
+    assert str(refused).startswith(f"{wrong}: ")
+    assert "`site evaluate --figures`" in refused.remedy
 
 
 def figures(fed: Federation, site: str, hundredths: int = 80, *, time: str = EARLY, **other: object) -> SiteFigures:
@@ -224,8 +224,7 @@ def test_a_hospital_makes_signed_figures_of_the_pulled_student_and_its_ledger_no
 ) -> None:
     words = site_to_evaluate(fed, tmp_path, monkeypatch)
     site, workspace = fed.root / "site-0", Workspace(fed.root)
-    done = RUN.invoke(site_app, [*words, "--figures", str(tmp_path / "f.json")], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    typed(site_app, *words, "--figures", tmp_path / "f.json")
     truths, fixed = [ball((4, 4, 3 + i % 2), 2.0) for i in range(5)], student_answer()
     by_hand = [2 * (fixed[1] * truth).sum() / (fixed[1].sum() + truth.sum()) for truth in truths]
     (figure,) = take_figures(workspace, (tmp_path / "f.json").read_bytes()).dice
@@ -236,8 +235,7 @@ def test_a_hospital_makes_signed_figures_of_the_pulled_student_and_its_ledger_no
     assert len(texts) == 1
     assert str(figure.hundredths) not in texts[0].replace(fed.study.id, "").replace(figures(fed, "site-0").bundle, "")
     for more in (["--native"], ["--model", str(workspace.bundle_dir)]):
-        refused = RUN.invoke(site_app, [*words, "--figures", str(tmp_path / "g.json"), *more])
-        assert isinstance(refused.exception, InvalidInput)
+        refusal_of(site_app, *words, "--figures", tmp_path / "g.json", *more)
     assert not (tmp_path / "g.json").exists()
     assert datetime.now(UTC) > datetime.fromisoformat(json.loads((tmp_path / "f.json").read_text())["time_utc"])
 
@@ -277,8 +275,7 @@ def test_verdict_and_figures_are_given_together_or_not_at_all(
             patch.setattr("client.teachers.verdict.write_atomically", failing_at(broken))
             assert "No space left" in refused(*both)
             assert not (out / "f.json").exists()
-    done = RUN.invoke(site_app, [*words, *both], catch_exceptions=False)
-    assert done.exit_code == 0
+    typed(site_app, *words, *both)
     assert own.read_bytes() == (out / "v.json").read_bytes()
     assert (out / "f.json").is_file()
 
@@ -298,8 +295,7 @@ def test_a_repeated_command_completes_the_pair_of_a_killed_one_and_keeps_other_f
         assert RUN.invoke(site_app, [*words, *both]).exit_code
     assert (out / "f.json").exists() == (broken != "f.json")
     assert not (out / "v.json").exists()
-    done = RUN.invoke(site_app, [*words, *both], catch_exceptions=False)
-    assert done.exit_code == 0
+    typed(site_app, *words, *both)
     measured = SiteFigures.parse((out / "f.json").read_bytes())
     assert measured.time_utc == SiteVerdict.parse((out / "v.json").read_bytes()).time_utc
     assert own.read_bytes() == (out / "v.json").read_bytes()

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from typer.testing import CliRunner
 
 from client.teachers.comparison import ALL, OWN_TEACHERS, PUBLIC_START, CaseComparison, Gone, Missing
 from client.teachers.evaluation import OWN_BETTER, Evaluation
@@ -32,6 +31,7 @@ from server.study.consent_text import for_consortium, for_site
 from server.study.gate import gate_state, take_verdict
 from server.study.status import study_status
 from server.study.workspace import Workspace
+from tests.commands import refusal_of, typed
 from tests.exported import exported_study, statement_file
 from tests.federation import Federation, make_study
 
@@ -140,8 +140,7 @@ def test_the_command_takes_verdicts_in_and_says_where_the_gate_stands(fed: Feder
     for site, word in (("site-0", "better"), ("site-1", "not-better")):
         files.append(tmp_path / f"{site}.json")
         files[-1].write_bytes(verdict(fed, site, word).render())
-    done = CliRunner().invoke(student_app, ["verdict", str(fed.root), *map(str, files)])
-    assert done.exit_code == 0, done.output
+    done = typed(student_app, "verdict", fed.root, *files)
     assert re.search(r"2 verdicts .*\(1 better, 1 not-better\).* 2 .*: NOT RELEASED", done.stdout)
     taken = [event for event in read_events(fed.events_file) if event["event"] == "verdict-taken"]
     assert [(one["site"], one["word"]) for one in taken[-2:]] == [("site-0", "better"), ("site-1", "not-better")]
@@ -151,10 +150,9 @@ def test_the_command_takes_verdicts_in_and_says_where_the_gate_stands(fed: Feder
 def test_a_wrong_file_is_named_with_the_reason_and_what_to_do(fed: Federation, tmp_path: Path, text: str) -> None:
     wrong = tmp_path / "notes.txt"
     wrong.write_text(text)
-    done = CliRunner().invoke(student_app, ["verdict", str(fed.root), str(wrong)])
-    assert isinstance(done.exception, InvalidInput), done.output
-    assert str(done.exception).startswith(f"{wrong}: ")
-    assert "to fix: give " in str(done.exception)
+    refused = refusal_of(student_app, "verdict", fed.root, wrong)
+    assert str(refused).startswith(f"{wrong}: ")
+    assert "to fix: give " in str(refused)
 
 
 def test_a_verdict_on_another_student_or_of_nobody_admitted_is_not_taken(fed: Federation) -> None:

@@ -51,6 +51,7 @@ from server.study import create_study as setup
 from server.study.consent_text import facts, for_consortium, for_site
 from server.study.start import GivenStart, read_given
 from server.study.workspace import Endpoint, Workspace
+from tests.commands import typed
 from tests.dashboard_study import Recorded, make_study_directory
 from tests.studies import made_study
 from tests.worlds import make_study
@@ -312,8 +313,7 @@ def test_the_next_study_begins_from_the_last_student_on_the_same_books(tmp_path:
     words += ["--start", str(first.workspace.bundle_dir), "--labels", ",".join(first.workspace.study().data.labels)]
     words += ["--grid", "{},{},{}".format(*first.workspace.study().data.grid), "--queries", "2", "--quorum", "3"]
     words += ["--epsilon", "1", "--delta", "1e-3", "--aggregation", "open", "--verdicts", "0", "--codec", "paper-pca"]
-    made = CliRunner().invoke(study_app, words)
-    assert made.exit_code == 0, (made.output, made.exception)
+    typed(study_app, *words)
     second = Workspace(tmp_path / "second")
     study = replace(second.study(), student=replace(second.study().student, steps=2))  # no part of its id
     second.study_file.write_text(render_study(study))

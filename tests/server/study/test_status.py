@@ -42,6 +42,7 @@ from server.study.read_facts import facts_of
 from server.study.run_state import SUPERVISED, run_state
 from server.study.status import study_status
 from server.study.workspace import Endpoint, Workspace
+from tests.commands import typed
 from tests.federation import make_study
 from tests.studies import made_study
 
@@ -101,8 +102,7 @@ def test_a_standing_that_cannot_be_read_is_a_warning_on_the_page_and_not_its_end
     else:
         kept.unlink()
         kept.symlink_to(tmp_path / "gone")
-    done = CliRunner().invoke(study_app, ["status", str(workspace.root)])
-    assert done.exit_code == 0, done.output
+    done = typed(study_app, "status", workspace.root)
     (warning,) = study_status(workspace).warnings
     assert says in warning
     assert f"warning: {warning}" in done.stdout

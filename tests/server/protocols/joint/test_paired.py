@@ -35,6 +35,7 @@ from server.public.material import PAIRS_FILE, START_FILE, CodecRecord, Public
 from server.public.paired import Paired
 from server.study import consent_text
 from server.study.workspace import Workspace
+from tests.commands import refusal_of
 from tests.contracts.codec_contract import patients
 from tests.federation import make_study
 from tests.studies import made_study
@@ -219,10 +220,9 @@ def test_pairs_are_published_as_promised_and_read_back(tmp_path: Path) -> None:
     for file in files[2:]:
         (images / file.name).write_bytes(file.read_bytes())
     arguments = ["publish", str(workspace.root), "--images", str(images)]
-    refused = CliRunner().invoke(study_app, arguments)
-    assert isinstance(refused.exception, InvalidInput)
-    assert "got 0; allowed: exactly 2" in str(refused.exception)
-    assert "--paired" in refused.exception.remedy
+    refused = refusal_of(study_app, *arguments)
+    assert "got 0; allowed: exactly 2" in str(refused)
+    assert "--paired" in refused.remedy
     done = CliRunner().invoke(study_app, [*arguments, "--paired", str(dataset)], catch_exceptions=False)
     assert re.search("published 3 volumes.* 2 ", done.stdout)
     paired = public_of(workspace).pairs()
