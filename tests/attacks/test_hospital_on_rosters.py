@@ -42,9 +42,8 @@ def of_four(root: Path, *, quorum: int, spare_draws: int, colluders: int = 1) ->
     terms = {"quorum": quorum, "spare_draws": spare_draws, "colluders": colluders}
     study = make_study(planned_queries=4, aggregation="sealed-sum", **terms)
     collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
-    federation = Federation(root, study=replace(study, collection=collection), sites=4)
-    yield federation
-    federation.close()
+    with Federation(root, study=replace(study, collection=collection), sites=4) as federation:
+        yield federation
 
 
 @pytest.fixture
@@ -80,9 +79,8 @@ def test_one_word_of_a_dishonest_site_keeps_no_honest_one_from_any_roster(
 @pytest.fixture
 def open_sum(tmp_path: Path) -> Iterator[Federation]:
     collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
-    federation = Federation(tmp_path, study=replace(make_study(), collection=collection), sites=3)
-    yield federation
-    federation.close()
+    with Federation(tmp_path, study=replace(make_study(), collection=collection), sites=3) as federation:
+        yield federation
 
 
 def sends_no_codes(how: str) -> Intercept:

@@ -88,9 +88,8 @@ class Nodes:
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Federation]:
     collection = CollectionConfig(batch_size=3, offer_deadline_s=5, deadline_s=5, patience_s=2)
-    made = Federation(tmp_path / "fed", study=replace(make_study(), collection=collection), sites=3)
-    yield made
-    made.close()
+    with Federation(tmp_path / "fed", study=replace(make_study(), collection=collection), sites=3) as made:
+        yield made
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)

@@ -42,11 +42,10 @@ from tests.worlds import silent
 
 @pytest.fixture
 def fed(tmp_path: Path) -> Iterator[Federation]:
-    made = Federation(tmp_path)
-    collection = replace(made.study.collection, patience_s=1.0, offer_deadline_s=1.0)
-    made.study = replace(made.study, collection=collection)
-    yield made
-    made.close()
+    with Federation(tmp_path) as made:
+        collection = replace(made.study.collection, patience_s=1.0, offer_deadline_s=1.0)
+        made.study = replace(made.study, collection=collection)
+        yield made
 
 
 def offer(fed: Federation) -> Offer:

@@ -30,15 +30,14 @@ RUN = CliRunner()
 
 @pytest.fixture
 def fed(tmp_path: Path):
-    federation = Federation(tmp_path)
-    federation.study = replace(
-        federation.study,
-        collection=replace(federation.study.collection, batch_size=2, offer_deadline_s=1.0, patience_s=1.0),
-    )
-    for site in federation.sites:
-        (tmp_path / site.name / "site.toml").write_text(federation.site_toml(site.name, site.pool))
-    yield federation
-    federation.close()
+    with Federation(tmp_path) as federation:
+        federation.study = replace(
+            federation.study,
+            collection=replace(federation.study.collection, batch_size=2, offer_deadline_s=1.0, patience_s=1.0),
+        )
+        for site in federation.sites:
+            (tmp_path / site.name / "site.toml").write_text(federation.site_toml(site.name, site.pool))
+        yield federation
 
 
 def site(*arguments: object):

@@ -29,9 +29,8 @@ OTHER_LEDGER = "e" * 32
 
 @pytest.fixture
 def fed(tmp_path: Path) -> Iterator[Federation]:
-    made = Federation(tmp_path, sites=2)
-    yield made
-    made.close()
+    with Federation(tmp_path, sites=2) as made:
+        yield made
 
 
 def ledger_of(fed: Federation) -> SiteLedger:

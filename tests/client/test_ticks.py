@@ -48,9 +48,8 @@ class Slow(StubVoters):
 
 @pytest.fixture
 def fed(tmp_path: Path) -> Iterator[Federation]:
-    made = Federation(tmp_path, sites=2)
-    yield made
-    made.close()
+    with Federation(tmp_path, sites=2) as made:
+        yield made
 
 
 @pytest.fixture

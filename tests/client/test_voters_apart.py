@@ -64,11 +64,10 @@ def fed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     study = make_study(voters_per_site=VOTERS, unit="patient", planned_queries=1)
     joint = request.param == "joint"
     study = replace(study, codec=replace(study.codec, joint=joint))
-    made = Federation(tmp_path_factory.mktemp(request.param), study=study, volumes=3)
-    if joint:
-        made.frame = joint_frame(made)
-    yield made
-    made.close()
+    with Federation(tmp_path_factory.mktemp(request.param), study=study, volumes=3) as made:
+        if joint:
+            made.frame = joint_frame(made)
+        yield made
 
 
 def joint_frame(fed: Federation) -> CodecRecord:

@@ -45,11 +45,10 @@ def prediction(slot: int) -> np.ndarray:
 
 @pytest.fixture
 def fed(tmp_path: Path) -> Iterator[Federation]:
-    made = Federation(tmp_path, sites=2, study=make_study(voters_per_site=VOTERS))
-    made.workers[100]._voters = TwoVoters()
-    made.workers[100].handle(encode(made.offer(made.planned()[:3])))
-    yield made
-    made.close()
+    with Federation(tmp_path, sites=2, study=make_study(voters_per_site=VOTERS)) as made:
+        made.workers[100]._voters = TwoVoters()
+        made.workers[100].handle(encode(made.offer(made.planned()[:3])))
+        yield made
 
 
 def ledger_of(fed: Federation) -> SiteLedger:

@@ -27,16 +27,15 @@ RUN = CliRunner()
 def fed(tmp_path: Path) -> Iterator[Federation]:
     """A federation whose keys lie where a study's do."""
     study = make_study(planned_queries=8)
-    federation = Federation(tmp_path, study=replace(study, collection=replace(study.collection, batch_size=2)))
-    (tmp_path / "keys").mkdir()
-    federation.sealing_key = create_sealing_key(tmp_path / "keys/sealing.key")
-    federation.signing_key = create_signing_key(tmp_path / "keys/ledger.key")
-    for site in federation.sites:
-        folder = tmp_path / site.name
-        (folder / "site.toml").write_text("# ours\n" + federation.site_toml(site.name, site.pool))
-    use_keys(federation)
-    yield federation
-    federation.close()
+    with Federation(tmp_path, study=replace(study, collection=replace(study.collection, batch_size=2))) as federation:
+        (tmp_path / "keys").mkdir()
+        federation.sealing_key = create_sealing_key(tmp_path / "keys/sealing.key")
+        federation.signing_key = create_signing_key(tmp_path / "keys/ledger.key")
+        for site in federation.sites:
+            folder = tmp_path / site.name
+            (folder / "site.toml").write_text("# ours\n" + federation.site_toml(site.name, site.pool))
+        use_keys(federation)
+        yield federation
 
 
 def use_keys(fed: Federation) -> None:

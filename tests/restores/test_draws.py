@@ -37,9 +37,8 @@ RESTORED, AWAY = 100, 103
 def world(tmp_path: Path) -> Iterator[Federation]:
     study = make_study(quorum=4, planned_queries=4, aggregation="sealed-sum", spare_draws=20)
     collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
-    federation = Federation(tmp_path / "world", study=replace(study, collection=collection), sites=4)
-    yield federation
-    federation.close()
+    with Federation(tmp_path / "world", study=replace(study, collection=collection), sites=4) as federation:
+        yield federation
 
 
 def away(node: int, body: bytes, reply: bytes) -> bytes | None:

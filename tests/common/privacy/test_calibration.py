@@ -107,34 +107,8 @@ def test_sensitivity_enters_by_unit_and_relation() -> None:
     assert noise_multiplier(plan(80), ZERO_OUT) == pytest.approx(2 * 0.480014 * math.sqrt(80), rel=1e-6)
 
 
-@pytest.mark.parametrize("queries", [0, -1, 1.0, True, float("nan"), 1_000_001, None])
-def test_nonsense_query_counts_are_refused(queries: int) -> None:
-    with pytest.raises(InvalidInput):
-        plan(queries)
-    with pytest.raises(InvalidInput):
-        epsilon_of_plan(
-            plan(8), queries=queries, budget=Budget(8.0, 1e-3), protection=REPLACE, accountant=AccountantName.EXACT
-        )
-
-
-@pytest.mark.parametrize("bad", [0, -5, 1.5, True, float("nan"), None])
-def test_nonsense_radii_and_voters_are_refused(bad: int) -> None:
-    with pytest.raises(InvalidInput):
-        plan(8, radius_int=bad)
-    with pytest.raises(InvalidInput):
-        plan(8, voters_per_site=bad)
-
-
 def test_noise_the_sampler_cannot_draw_is_refused_at_planning() -> None:
     with pytest.raises(InvalidInput, match="clipping norm C"):
         plan(1, radius_int=1, budget=Budget(500.0, 0.5), protection=ZERO_OUT)
     with pytest.raises(InvalidInput, match="clipping norm C"):
         plan(1_000_000, radius_int=(1 << 40) - 1)
-
-
-@pytest.mark.parametrize("bad", [0.5, Fraction(-1), None, float("nan")])
-def test_queries_left_refuses_what_is_not_a_rational(bad: Fraction) -> None:
-    with pytest.raises(InvalidInput):
-        queries_left(plan(8), protection=REPLACE, spent=bad, limit=Fraction(1))
-    with pytest.raises(InvalidInput):
-        queries_left(plan(8), protection=REPLACE, spent=Fraction(0), limit=bad)

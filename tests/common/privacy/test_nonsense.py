@@ -50,6 +50,7 @@ EXACT = AccountantName.EXACT
 ADD_REMOVE = training.Neighbours.ADD_REMOVE
 CODE = np.zeros(2, dtype=np.int64)
 NUMBERS = [math.nan, math.inf, -math.inf, 0, 0.0, -1, -1.0, Fraction(-1, 2)]
+KINDS = [True, None, "1", 1j]
 HASH = "a" * 64
 STUDY = make_study(planned_queries=4)
 
@@ -311,6 +312,45 @@ CHECKED: dict[str, list[Call]] = {
 }
 """``x or -1`` where zero is allowed; a non-finite array where the number is an element of one."""
 
+REAL: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("checks.check_number", "accounting.epsilon_exact", "accounting.epsilon_rdp"), (0,)),
+    **dict.fromkeys(("accounting.epsilon_rdp_library", "accounting.epsilon_pld", "accounting.epsilon_paper"), (0,)),
+    **dict.fromkeys(("accounting.epsilon_by", "accounting.max_mu_squared", "accounting.group_mu_squared"), (0,)),
+    **dict.fromkeys(("accounting.Guarantee", "audit.memory_service", "audit.residual_finding"), (0,)),
+    **dict.fromkeys(("claim.claimed_mu", "claim.claimed_epsilon", "mechanism.Budget", "mechanism.radius_int"), (0,)),
+    **dict.fromkeys(("planner.capacity_bits", "quantise.clip", "training.plan_noise", "figures.epsilon_text"), (0,)),
+    **dict.fromkeys(("figures.delta_text", "figures.noise_text", "figures.spent_text"), (0,)),
+    **dict.fromkeys(("patient_guarantee.Combined", "recommend.recovered_share", "recommend.predicted_gain"), (0,)),
+    **dict.fromkeys(("accounting.delta_exact", "planner.explained_at_most", "planner.verdict_of"), (0, 1)),
+    "audit.StudyUnderAudit": (3, 5),
+    "planner.plan": (3, 6),
+    "planner.spectrum_errors": (0, 1, 2),
+}
+"""Which calls take 1.5; the others take counts, shares of one or rationals."""
+
+ANY_KIND = {
+    *(("recommend.recommend", 1), ("recommend.recommend", 2)),  # None: as many as the recommendation finds
+    *(("recommend.recovered_share", 0), ("recommend.predicted_gain", 0), ("coalitions.against_whom", 1)),  # ours
+}
+
+PAST_A_LIMIT: dict[str, Callable[[], object]] = {
+    "queries": lambda: calibrate(queries=1_000_001),
+    "queries of a plan": lambda: calibration.epsilon_of_plan(
+        mechanism(), queries=1_000_001, budget=BUDGET, protection=HOSPITAL, accountant=EXACT
+    ),
+    "noise too small to draw": lambda: gaussian.rounded_gaussian(4, gaussian.MIN_NOISE_STD / 2),
+    "noise too large to draw": lambda: gaussian.rounded_gaussian(4, gaussian.MAX_NOISE_STD * 2),
+    "noise of an integer": lambda: gaussian.rounded_gaussian(4, 1),  # type: ignore[arg-type]
+    "draws at once": lambda: gaussian.rounded_gaussian(2**24 + 1, Fraction(5)),
+    "runs too few to tell": lambda: auditing.audit(study(), runs=19),
+    "certainty": lambda: auditing.audit(study(), runs=20, confidence=1.0),
+    "hospitals": lambda: plan(hospitals=10_001),
+    **{
+        f"delta of 1: {of.__name__}": lambda of=of: of(1.0, 1.0)
+        for of in (accounting.epsilon_exact, accounting.epsilon_rdp, accounting.epsilon_pld, accounting.epsilon_paper)
+    },
+}
+
 TAKES_NO_NUMBER = {
     "patient_guarantee.Training",  # what a site's record says
     "patient_guarantee.Trainings",
@@ -371,11 +411,30 @@ def test_the_table_names_every_public_function_and_class() -> None:
     assert set(CHECKED) - public == set()
 
 
-@pytest.mark.parametrize(("name", "index"), [(name, i) for name, calls in CHECKED.items() for i in range(len(calls))])
-def test_nan_infinite_zero_and_negative_parameters_are_refused(name: str, index: int) -> None:
+EACH = pytest.mark.parametrize(
+    ("name", "at"), [(name, i) for name, calls in CHECKED.items() for i in range(len(calls))]
+)
+
+
+@EACH
+def test_nan_infinite_zero_and_negative_parameters_are_refused(name: str, at: int) -> None:
     for bad in NUMBERS:
         with pytest.raises(InvalidInput):
-            CHECKED[name][index](bad)
+            CHECKED[name][at](bad)
+
+
+@EACH
+def test_a_value_of_another_kind_and_a_fraction_of_what_is_counted_are_refused(name: str, at: int) -> None:
+    kinds = [] if (name, at) in ANY_KIND else KINDS
+    for bad in kinds if at in REAL.get(name, ()) else [*kinds, 1.5]:
+        with pytest.raises(InvalidInput):
+            CHECKED[name][at](bad)
+
+
+@pytest.mark.parametrize("what", PAST_A_LIMIT)
+def test_a_number_past_its_limit_is_refused(what: str) -> None:
+    with pytest.raises(InvalidInput):
+        PAST_A_LIMIT[what]()
 
 
 def test_the_table_calls_what_it_says_and_sound_numbers_pass() -> None:

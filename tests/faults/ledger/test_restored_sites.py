@@ -32,12 +32,11 @@ RUN = CliRunner()
 def fed(tmp_path: Path) -> Iterator[Federation]:
     study = make_study(planned_queries=10)
     study = replace(study, collection=replace(study.collection, batch_size=2, offer_deadline_s=1.0, patience_s=1.0))
-    federation = Federation(tmp_path, study=study)
-    for site in federation.sites:
-        (tmp_path / site.name / "site.toml").write_text(federation.site_toml(site.name, site.pool))
-        (tmp_path / site.name / "study.toml").write_text(render_study(study))
-    yield federation
-    federation.close()
+    with Federation(tmp_path, study=study) as federation:
+        for site in federation.sites:
+            (tmp_path / site.name / "site.toml").write_text(federation.site_toml(site.name, site.pool))
+            (tmp_path / site.name / "study.toml").write_text(render_study(study))
+        yield federation
 
 
 def run_batches(fed: Federation, count: int) -> None:

@@ -47,9 +47,8 @@ def sealed_study(*, patience_s: int = 1, **privacy: object):  # type: ignore[no-
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Federation]:
-    federation = Federation(tmp_path, study=sealed_study(), sites=SITES)
-    yield federation
-    federation.close()
+    with Federation(tmp_path, study=sealed_study(), sites=SITES) as federation:
+        yield federation
 
 
 def open_codes(world: Federation, index: int) -> np.ndarray:

@@ -25,9 +25,8 @@ from tests.federation import Federation, part
 @pytest.fixture
 def fed(tmp_path: Path):
     (tmp_path / "fed").mkdir()
-    federation = Federation(tmp_path / "fed")
-    yield federation
-    federation.close()
+    with Federation(tmp_path / "fed") as federation:
+        yield federation
 
 
 def ran(fed: Federation, folder: Path) -> dict:

@@ -41,9 +41,8 @@ def sealed_study(**privacy: object) -> Study:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Federation]:
-    federation = Federation(tmp_path, study=sealed_study(planned_queries=4, spare_draws=4), sites=SITES)
-    yield federation
-    federation.close()
+    with Federation(tmp_path, study=sealed_study(planned_queries=4, spare_draws=4), sites=SITES) as federation:
+        yield federation
 
 
 def spoil_the_first_query(world: Federation, *, by: int = 101) -> None:

@@ -40,13 +40,12 @@ NOW = 1_800_000_000.0
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Federation]:
     study = make_study(quorum=3, planned_queries=3, aggregation="sealed-sum", spare_draws=2)
-    federation = Federation(tmp_path, study=study, sites=SITES)
-    for site in federation.sites:
-        watch(federation, site.name)
-    federation.asked = []
-    federation.transport.intercept = lambda node, body, reply: federation.asked.append((node, body)) or reply
-    yield federation
-    federation.close()
+    with Federation(tmp_path, study=study, sites=SITES) as federation:
+        for site in federation.sites:
+            watch(federation, site.name)
+        federation.asked = []
+        federation.transport.intercept = lambda node, body, reply: federation.asked.append((node, body)) or reply
+        yield federation
 
 
 def watch(world: Federation, name: str) -> Witnessing:

@@ -256,31 +256,12 @@ def test_a_plan_survives_json() -> None:
     assert Fraction(data["noise_std"]) == make().noise_std
 
 
-@pytest.mark.parametrize("bad", [0, -1, 1.5, True, None, math.nan, 10_001])
-def test_nonsense_hospitals_are_refused(bad: int) -> None:
-    with pytest.raises(InvalidInput):
-        make(hospitals=bad)
-
-
 @pytest.mark.parametrize(
     "spectrum", [[1.0] * 127, [1.0] * 127 + [math.nan], [1.0] * 127 + [-1.0], [0.0] * 128, [1.0] * 127 + [math.inf]]
 )
 def test_nonsense_spectra_are_refused(spectrum: list[float]) -> None:
     with pytest.raises(InvalidInput):
         make(spectrum=spectrum)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0, None])
-def test_nonsense_numbers_are_refused(bad: float) -> None:
-    for call in (
-        lambda: make(radius=bad),
-        lambda: capacity_bits(bad, 3),
-        lambda: explained_at_most(bad, [1.0]),
-        lambda: spectrum_errors([1.0], noise_variance=bad, power=1.0),
-        lambda: spectrum_errors([1.0], noise_variance=1.0, power=bad),
-    ):
-        with pytest.raises(InvalidInput):
-            call()
 
 
 @pytest.mark.parametrize(("hospitals", "colluders"), [(3, 1), (8, 1), (8, 2), (64, 5), (4, 0)])

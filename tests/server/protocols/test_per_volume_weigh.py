@@ -20,9 +20,8 @@ SITES = 4
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    federation = Federation(tmp_path_factory.mktemp("weigh"), study=make_study(planned_queries=40), sites=SITES)
-    yield federation
-    federation.close()
+    with Federation(tmp_path_factory.mktemp("weigh"), study=make_study(planned_queries=40), sites=SITES) as federation:
+        yield federation
 
 
 def weighed(world: Federation, tmp_path: Path, *, scale: float, push: float = 0.0) -> Plausible:
