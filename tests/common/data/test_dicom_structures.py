@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import tracemalloc
 import zlib
 from collections.abc import Callable, Sequence
@@ -61,14 +60,6 @@ def block(i: slice, j: slice, k: slice, value: int = 1) -> np.ndarray:
     return array
 
 
-def circle(radius_mm: float, k: float, centre: tuple[float, float] = (19.2, 17.7)) -> Contour:
-    angles = np.linspace(0, 2 * math.pi, 360, endpoint=False)
-    corners = [
-        (centre[0] + radius_mm * math.cos(a) / STEP[0], centre[1] + radius_mm * math.sin(a) / STEP[1]) for a in angles
-    ]
-    return in_slice(k, corners)
-
-
 def test_the_image_says_its_frame_of_reference(volume: Volume) -> None:
     assert volume.frame == FRAME
 
@@ -77,23 +68,6 @@ def test_the_image_says_its_frame_of_reference(volume: Volume) -> None:
 def test_a_box_is_filled_exactly_on_its_slices(read: Callable[..., np.ndarray], implicit: bool) -> None:
     found = read(("body", [box(k, 4.5, 20.5, 2.5, 9.5) for k in (2, 3, 4)]), implicit=implicit)
     assert np.array_equal(found, block(slice(5, 21), slice(3, 10), slice(2, 5)))
-
-
-@pytest.mark.parametrize("radius", [6.0, 14.0, 18.0])
-def test_a_circles_area_is_found_within_a_hundredth(read: Callable[..., np.ndarray], radius: float) -> None:
-    """In mm², over eight slices with another centre each; voxels are 1.0 mm × 1.5 mm."""
-    draws = np.random.default_rng(3).uniform(-0.5, 0.5, (8, 2))
-    found = read(("body", [circle(radius, k, (19.2 + a, 17.7 + b)) for k, (a, b) in enumerate(draws)]))
-    area = (found == 1).sum() * STEP[0] * STEP[1] / 8
-    assert area == pytest.approx(math.pi * radius**2, rel=0.01)
-
-
-def test_a_contour_inside_another_is_a_hole_and_one_in_the_hole_an_island(read: Callable[..., np.ndarray]) -> None:
-    rings = [box(3, 2.5, 30.5, 2.5, 30.5), box(3, 12.5, 18.5, 12.5, 18.5), box(3, 6.5, 24.5, 6.5, 24.5)]
-    found = read(("body", rings))
-    expected = block(slice(3, 31), slice(3, 31), slice(3, 4))
-    expected[7:25, 7:25, 3], expected[13:19, 13:19, 3] = 0, 1
-    assert np.array_equal(found, expected)
 
 
 def test_crossing_contours_are_refused_unless_their_type_defines_them(read: Callable[..., np.ndarray]) -> None:
