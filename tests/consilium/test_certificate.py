@@ -46,7 +46,6 @@ pytestmark = pytest.mark.slow
 
 RUN = CliRunner()
 YEAR = timedelta(days=365)
-AUDIT = Path(__file__).parent
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from consilium.cli.main import app
 from server.study import create_study as setup
@@ -17,8 +16,6 @@ from tests.commands import typed
 from tests.federation import make_study
 
 pytestmark = pytest.mark.slow
-
-RUN = CliRunner()
 
 
 @pytest.fixture

@@ -38,6 +38,12 @@ def copy(collected, to: Path) -> Workspace:
     return Workspace(to)
 
 
+def told(collected, to: Path) -> tuple[Workspace, EventLog]:
+    """A copy, and the log to which a run would write."""
+    workspace = copy(collected, to)
+    return workspace, EventLog(workspace.events_file, study=workspace.study().id)
+
+
 def followed(workspace: Workspace) -> Follower:
     follower = Follower(workspace)
     follower.poll()
@@ -119,8 +125,7 @@ def test_sites_are_up_while_they_answer_and_late_when_they_are_quiet(collected, 
 
 
 def test_a_missed_offer_is_none_declined_and_a_stage_that_a_run_ended_in_is_none_that_waits(collected, tmp_path):
-    workspace = copy(collected, tmp_path / "study")
-    events = EventLog(workspace.events_file, study=workspace.study().id)
+    workspace, events = told(collected, tmp_path / "study")
     events.emit("run-started", run="2", pid=1, resumed=False)
     events.emit("stage-started", stage="collect", total=8)
     events.emit("offer-answered", batch="b", site="east", accepted=False, reason="offline")
@@ -133,8 +138,7 @@ def test_a_missed_offer_is_none_declined_and_a_stage_that_a_run_ended_in_is_none
 
 def test_the_refusals_of_the_study_page_and_of_the_sites_page_are_one_count(collected, tmp_path):
     """A batch that is offered again is another offer, and a refused reply may hold several codes."""
-    workspace = copy(collected, tmp_path / "study")
-    events = EventLog(workspace.events_file, study=workspace.study().id)
+    workspace, events = told(collected, tmp_path / "study")
     events.emit("run-started", run="2", pid=1, resumed=False)
     for reason in ("paused", "paused", "daily-cap", "deadline"):
         events.emit("offer-answered", batch="b", site="east", accepted=False, reason=reason)
@@ -151,8 +155,7 @@ def test_the_refusals_of_the_study_page_and_of_the_sites_page_are_one_count(coll
 
 
 def test_a_batch_without_an_answer_is_in_progress_only_while_a_run_is(collected, tmp_path):
-    workspace = copy(collected, tmp_path / "study")
-    events = EventLog(workspace.events_file, study=workspace.study().id)
+    workspace, events = told(collected, tmp_path / "study")
     events.emit("run-started", run="2", pid=1, resumed=False)
     events.emit("offer-answered", batch="b", site="east", accepted=True, reason="accepted")
     follower = Follower(workspace)
@@ -170,8 +173,7 @@ def test_a_batch_without_an_answer_is_in_progress_only_while_a_run_is(collected,
 
 
 def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
-    workspace = copy(collected, tmp_path / "study")
-    events = EventLog(workspace.events_file, study=workspace.study().id)
+    workspace, events = told(collected, tmp_path / "study")
     events.emit("quorum-missed", batch="b", accepted=1, needed=3)
     said = ["left has 0.1 times the volume in the labels", "Ask sites."]
     events.emit("answers-weighed", surprise=9.0, expected=40, chance=0.001, volumes=["left 0.1"], warnings=said)
@@ -204,8 +206,7 @@ def test_a_silent_run_is_told_and_a_live_one_is_not(collected):
 
 
 def test_a_run_that_nobody_holds_has_died_however_much_of_it_was_done(collected, tmp_path):
-    workspace = copy(collected, tmp_path / "study")
-    events = EventLog(workspace.events_file, study=workspace.study().id)
+    workspace, events = told(collected, tmp_path / "study")
     events.emit("stage-started", stage="student", total=100)
     events.emit("student-step", step=90, total=100, loss=0.5)
     follower = Follower(workspace)
@@ -232,8 +233,7 @@ def test_a_run_that_a_person_stopped_is_shown_as_stopped_also_once_it_has_ended(
 
 
 def test_one_cause_makes_one_banner_that_leaves_nothing_out(collected, tmp_path):
-    workspace = copy(collected, tmp_path / "study")
-    events = EventLog(workspace.events_file, study=workspace.study().id)
+    workspace, events = told(collected, tmp_path / "study")
     events.emit("run-started", run="2", pid=1, resumed=True)
     for site in SITES[:2]:
         events.emit("offer-answered", batch="b", site=site, accepted=False, reason="offline")
