@@ -130,10 +130,12 @@ class RunStatus:
     Attributes:
         run_id: Flower's id of the run.
         status: ``pending``, ``starting``, ``running`` or ``finished``.
+        outcome: Once finished: ``completed``, ``failed`` or ``stopped``.
     """
 
     run_id: int
     status: str
+    outcome: str = ""
 
     @property
     def finished(self) -> bool:
@@ -422,10 +424,11 @@ def unfinished_runs(server: FlowerServer) -> list[int]:
 def _runs(answer: dict[str, object]) -> list[RunStatus]:
     """Return the runs in an answer of `flwr list`."""
     rows = answer.get("runs")
-    return [
-        RunStatus(run_id=int(_text(row, "run-id")), status=_text(row, "status").partition(":")[0])
-        for row in (rows if isinstance(rows, list) else ())
-    ]
+    found = []
+    for row in rows if isinstance(rows, list) else ():
+        status, _, outcome = _text(row, "status").partition(":")
+        found.append(RunStatus(run_id=int(_text(row, "run-id")), status=status, outcome=outcome))
+    return found
 
 
 def stop_run(server: FlowerServer, run_id: int) -> None:
