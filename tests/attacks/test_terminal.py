@@ -87,8 +87,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def write_files(world: World) -> None:
     """Hostile files of every kind, below ``root``."""
     root = world.root
-    shutil.copytree(root / "kit", root / "kit-name")
-    text = (root / "kit" / "study.toml").read_text()
+    shutil.copytree(root / "kit-study-north", root / "kit-name")
+    text = (root / "kit-study-north" / "study.toml").read_text()
     (root / "kit-name" / "study.toml").write_text(text.replace('name = "test"', f"name = {json.dumps(HOSTILE)}"))
     (root / "study.toml").write_text(text.replace('"body"', json.dumps(HOSTILE)))
     (root / "key.toml").write_text(text + f"\n{json.dumps(HOSTILE)} = 1\n")
