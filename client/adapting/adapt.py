@@ -201,7 +201,18 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
                     limit=", ".join(ways_with(public=False)),
                     remedy="choose one of these, or adapt after this site has answered a query",
                 )
-            return _adapt(options, config, study, bundle, material, terms, before, out, report, progress)
+            return _adapt(
+                options,
+                config,
+                study=study,
+                bundle=bundle,
+                material=material,
+                terms=terms,
+                before=before,
+                out=out,
+                report=report,
+                progress=progress,
+            )
 
 
 def _scored_before(
@@ -312,6 +323,7 @@ def _recipe_for(bundle: Bundle, study: Study, options: AdaptOptions) -> Training
 def _adapt(
     options: AdaptOptions,
     config: SiteConfig,
+    *,
     study: Study,
     bundle: Bundle,
     material: Material,
