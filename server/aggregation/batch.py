@@ -38,8 +38,9 @@ def unusable_codes(refused: Mapping[str, str], *, opens: bool) -> str:
     """
     unopened = ", ".join(sorted(site for site, reason in refused.items() if reason == UNOPENED))
     others = ", ".join(f"{site} ({reason})" for site, reason in sorted(refused.items()) if reason != UNOPENED)
-    text = f"ask the staff of {others}, whose codes were refused, for its version and its changes to the software; "
-    text = text if others else ""
+    text = ""
+    if others:
+        text = f"ask the staff of {others}, whose codes were refused, for its version and its changes to the software; "
     if unopened and opens:
         text += (
             f"the sealing keys of this study open codes, but not those of {unopened}: ask its staff to compare the "
