@@ -223,10 +223,19 @@ const KEYS = {
   r: () => decide("reject"),
 };
 
-// Keys of one character, which speech input may type unmeant, are turned off here, and stay so in this browser.
+// Keys of one character, which speech input may type unmeant, can be turned off here. The browser keeps the choice.
 const keys = field("keys");
-keys.checked = localStorage.getItem("viewer-keys") !== "off";
-keys.addEventListener("change", () => localStorage.setItem("viewer-keys", keys.checked ? "on" : "off"));
+const kept = storage();
+keys.checked = kept?.getItem("viewer-keys") !== "off";
+keys.addEventListener("change", () => kept?.setItem("viewer-keys", keys.checked ? "on" : "off"));
+
+function storage() {
+  try {
+    return window.localStorage;
+  } catch {
+    return null; // the browser keeps nothing for this site
+  }
+}
 
 document.addEventListener("keydown", (event) => {
   if (!keys.checked && event.key.length === 1) return;
