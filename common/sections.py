@@ -27,9 +27,9 @@ class TomlSection:
     LATER: ClassVar[tuple[str, ...]] = ()
 
     def to_table(self) -> dict[str, Any]:
-        """Return the section's keys and values, without :attr:`LATER` ones that have their default value.
+        """Return the section's keys and values, but omit each field in :attr:`LATER` that has its default value.
 
-        Hashes and ids of existing sections therefore do not change when a version adds a field.
+        So a version that adds a field does not change the hashes and ids of existing sections.
         """
         return {
             one.name: value

@@ -534,10 +534,11 @@ class SiteBooks(RowState):
             self.reservations.hold(Reservation(*of, ledger, sealing_key, draw))
 
     def _in_lost_row(self, record: ReleaseRecord, *, left: Fraction, study: StudyTerms) -> bool:
-        """Return whether the row in which this site accepted a receipt's release must be one that this ledger lost.
+        """Return whether this ledger must have lost the row by which the site accepted the release in a receipt.
 
-        True if the query is unknown. In a sealed study also True if the query is known, its draw (attempt at the sum)
-        is not, and ``left`` covers the draw. ``left`` is the unused part of the charge for the study's lost rows.
+        True if the ledger does not know the query. In a sealed study also True if it knows the query but not the draw
+        (the attempt at the sum), and ``left`` is enough to pay for this draw. ``left`` is the unused part of the charge
+        for the study's lost rows.
         """
         if record.query_id not in self.reservations:
             return True

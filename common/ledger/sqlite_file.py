@@ -217,7 +217,7 @@ def check_one_name(path: Path) -> None:
             "ledger file that is also stored under another path (a hard link)",
             value=str(path),
             limit="a ledger file with one path, because SQLite keeps a separate log for each path",
-            remedy="stop every process that uses the file, then put a copy in the place of this path: "
+            remedy="stop every process that uses the file, then replace this path with a copy of its own: "
             f"`cp -p {name} {copy} && mv {copy} {name}`",
         )
 

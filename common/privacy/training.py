@@ -381,10 +381,10 @@ def _by_losses(
 
 
 def _range(event: TrainingEvent, neighbours: Neighbours) -> float:
-    """Return how wide the privacy losses of an event's steps together are, about as the library will truncate them.
+    """Estimate the width of the interval to which the library truncates the total privacy loss of an event's steps.
 
-    The library cuts off a tail of 1e-15 by Chernoff bounds. Their orders k/w, for k from 1 to 20, follow from the
-    width w of the losses of one step.
+    The library cuts off a tail of mass 1e-15. It finds the tail by Chernoff bounds of orders k/w for k from 1 to 20,
+    where w is the width of one step's privacy losses.
     """
     from scipy.special import logsumexp
 

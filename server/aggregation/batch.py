@@ -40,7 +40,10 @@ def unusable_codes(refused: Mapping[str, str], *, opens: bool) -> str:
     others = ", ".join(f"{site} ({reason})" for site, reason in sorted(refused.items()) if reason != UNOPENED)
     text = ""
     if others:
-        text = f"ask the staff of {others}, whose codes were refused, for its version and its changes to the software; "
+        text = (
+            f"the server refused codes of {others}: ask its staff which version of the software runs there and what "
+            "they changed in it; "
+        )
     if unopened and opens:
         text += (
             f"the sealing keys of this study open codes, but not those of {unopened}: ask its staff to compare the "

@@ -158,8 +158,8 @@ class SealedSums(Aggregator):
                 incomplete in this run.
         """
         waits = (
-            "; the sum that waits for their answers is already charged; it stays open, and asking for it again charges "
-            "nothing"
+            "; the server has already charged the sum that still needs their answers; this sum stays open, and asking "
+            "for it again charges nothing"
         )
         able = tuple(site for site in super()._room(queries[0]) if site.answer_key)
         silent = [site for site in able if site.name in self._left_out]

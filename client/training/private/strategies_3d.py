@@ -209,7 +209,7 @@ class OnVolumes(ABC):
         """The weights of the network that the training would give now, by parameter name, detached."""
 
     def _weights_of_step(self) -> dict[str, torch.Tensor]:
-        """Return the weights at which this step's gradients are computed."""
+        """Return the weights at which this step's gradients are computed: the current ones, or a sample of them."""
         return self.weights
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
