@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from client.policy import load_site
 from client.site.enrolment import join_site
 from common.admission import read_request, write_request
-from common.config import Study
+from common.config import PoolConfig, Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.events import read_events
 from common.ledger.charges import RosterEntry

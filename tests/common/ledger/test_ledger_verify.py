@@ -18,6 +18,7 @@ from common.ledger.charges import ReleaseRecord
 from common.ledger.records import parse_body
 from common.ledger.releases import Obstacle
 from common.ledger.rows import SignedHead
+from common.privacy.mechanism import QuerySpec
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import (
