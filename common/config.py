@@ -583,10 +583,10 @@ def load_study(path: Path | str) -> Study:
     ...     c.load_study(file).codec.name
     'paper-pca'
     """
-    remedy = "check the path, or make a study with `consilium study init`"
-    return parse_study(
-        read_text(as_path(path, what="study file"), what="study file", most_bytes=MAX_TOML_BYTES, remedy=remedy)
-    )
+    file = as_path(path, what="study file")
+    inside = file / "study.toml"
+    remedy = f"give {inside}" if inside.is_file() else "check the path, or make a study with `consilium study init`"
+    return parse_study(read_text(file, what="study file", most_bytes=MAX_TOML_BYTES, remedy=remedy))
 
 
 def parse_study(text: str) -> Study:

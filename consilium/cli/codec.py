@@ -50,11 +50,12 @@ def fit(
     from server.aggregation.progress import bar_a_stage
     from server.study.create_study import fit_study_codec
 
+    workspace = Workspace(directory)
     files = nifti_files(label_maps, what="folder of public label maps")
     say_files("public label maps", label_maps)
     private = private_label_hashes(split) if split else frozenset()
     with bar_a_stage(console(stderr=True)) as on_stage:
-        record = fit_study_codec(Workspace(directory), files, sites=sites, private_hashes=private, on_stage=on_stage)
-    say_outlook(Workspace(directory).study(), hospitals=sites, dimension=record.dimension)
-    say_rooms(Workspace(directory))
+        record = fit_study_codec(workspace, files, sites=sites, private_hashes=private, on_stage=on_stage)
+    say_outlook(workspace.study(), hospitals=sites, workspace=workspace)
+    say_rooms(workspace)
     say(f"codec {record.sha256[:16]}… with {record.dimension} dimensions, fitted on {len(files)} public label maps")

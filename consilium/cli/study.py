@@ -381,7 +381,7 @@ def run(
         ask_about_spoiled(workspace, go_on=despite_spoiled)
     if workspace.root.is_dir() and not as_json and not workspace.busy():
         sites = max(workspace.admitted_count(), workspace.study().privacy.quorum)
-        expected = say_outlook(workspace.study(), hospitals=sites, dimension=workspace.codec().dimension)
+        expected = say_outlook(workspace.study(), hospitals=sites, workspace=workspace)
         if not expected and not facts_of(workspace).answers:
             ask_to_spend(go_on=yes)
     complete = detach and workspace.root.is_dir() and study_status(workspace).state == "complete"

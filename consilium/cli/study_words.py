@@ -146,22 +146,29 @@ def say_rooms(workspace: Workspace, *, whole: bool = False) -> None:
             say(room.sentence)
 
 
-def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -> bool:
+def say_outlook(study: Study, *, hospitals: int, workspace: Workspace | None = None) -> bool:
     """Print what `consilium plan` says about this study, and its recommendation if this study is not worth its budget.
 
     Args:
         study: The study.
         hospitals: Number of hospitals.
-        dimension: Length of a code; None before the codec is fitted, when the largest allowed length is assumed.
+        workspace: The study's directory once its codec is fitted. Before, the plan assumes codes of the largest
+            allowed length whose coordinates all vary alike.
 
     Returns:
         False if the plan advises against spending the budget.
+
+    Raises:
+        InvalidInput: If ``workspace`` is given and holds no fitted codec.
     """
+    from server.planning.codec_spread import codec_stds
     from server.planning.planner import Outlook, plan
     from server.planning.recommend import NOT_REHEARSED, recommend, study_prospects
     from server.protocols.query_protocol import protocol_of
 
     privacy = study.privacy
+    dimension = study.codec.max_dimension if workspace is None else workspace.codec().dimension
+    stds = () if workspace is None else codec_stds(workspace)
     if study.start.weights:
         say(f"plan: {NOT_REHEARSED}")
     terms: dict[str, Any] = {
@@ -187,7 +194,8 @@ def say_outlook(study: Study, *, hospitals: int, dimension: int | None = None) -
             queries=privacy.planned_queries,
             voters_per_site=privacy.voters_per_site,
             radius=study.codec.radius,
-            dimension=dimension or study.codec.max_dimension,
+            dimension=dimension,
+            spectrum=[std**2 for std in stds] or None,
             spare_draws=privacy.spare_draws,
         )
     except InvalidInput as error:  # print it and continue, since nothing depends on it

@@ -44,7 +44,7 @@ from server.dashboard.pictures import (
     read_facts,
     voxels,
 )
-from server.dashboard.planning import Wishes, codec_stds
+from server.dashboard.planning import Wishes
 from server.dashboard.reports import HandedReport
 from server.dashboard.rows import (
     KINDS,
@@ -65,6 +65,7 @@ from server.dashboard.views.overview import Overview
 from server.dashboard.views.sites import SiteView
 from server.dashboard.views.studies import StudyRow
 from server.dashboard.views.study import NoiseView, StudyPage
+from server.planning.codec_spread import codec_stds
 from server.postprocess.decisions import Decision, Verdict
 from server.study.gate import shown_gate
 from server.study.status import bundle_problem

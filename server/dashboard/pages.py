@@ -24,12 +24,13 @@ from common.planes import PLANES
 from common.privacy.coalitions import trade_sentences
 from server.dashboard.labels import labels_page, take_decisions
 from server.dashboard.pictures import DOWNLOADS, LAYERS, VolumeFacts, label_hash, picture_key, student_hash
-from server.dashboard.planning import Wishes, codec_stds, wishes_of
+from server.dashboard.planning import Wishes, wishes_of
 from server.dashboard.rows import KINDS, MAX_TEXT, RowPage, in_words, newest_head, row_detail, row_page
 from server.dashboard.screens import NAVIGATION, OnScreen
 from server.dashboard.security import Decider, Form
 from server.dashboard.service import DashboardService, Here
 from server.dashboard.views.promise import issued, promise
+from server.planning.codec_spread import codec_stds
 from server.postprocess.decisions import Verdict
 
 ROWS = 40

@@ -12,19 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-import numpy as np
 from fastapi import HTTPException
 from pydantic import BaseModel, Field
 
-from common.canonical import parse_float
-from common.codecs.codec import unpack
 from common.config import Study
 from common.privacy.accounting import Guarantee
 from common.privacy.figures import delta_text, epsilon_text, noise_text, percent_text
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.wording import ACCOUNTANTS
 from server.planning.planner import MAX_HOSPITALS, Plan, plan
-from server.study.workspace import Workspace
 
 MOST_QUERIES = 100_000
 MOST_DIMENSION = 4096
@@ -35,7 +31,7 @@ class Wishes(BaseModel, frozen=True):
     """The values that a user enters on the Planner page.
 
     ``dimension`` is the length l of a code. If the study's codec has codes of this length, the plan uses the standard
-    deviation of each coordinate over public shapes (:func:`codec_stds`). Otherwise the plan assumes the same standard
+    deviation of each coordinate over public shapes (`codec_stds`). Otherwise the plan assumes the same standard
     deviation for all coordinates.
     """
 
@@ -59,7 +55,7 @@ def wishes_of(study: Study, *, hospitals: int, stds: Sequence[float]) -> Wishes:
     Args:
         study: The study.
         hospitals: Number of registered hospitals.
-        stds: The result of :func:`codec_stds`, one value for each coordinate of a code.
+        stds: The result of `codec_stds`, one value for each coordinate of a code.
 
     Returns:
         The values; ``hospitals`` is at least the study's quorum.
@@ -71,7 +67,7 @@ def wishes_of(study: Study, *, hospitals: int, stds: Sequence[float]) -> Wishes:
         queries=privacy.planned_queries,
         hospitals=max(privacy.quorum, hospitals),
         voters=privacy.voters_per_site,
-        dimension=len(stds) or 64,
+        dimension=len(stds) or study.codec.max_dimension,
         accountant=privacy.accountant,
         unit=privacy.unit,
         relation=privacy.relation,
@@ -124,7 +120,7 @@ def planned(wishes: Wishes, study: Study, stds: tuple[float, ...]) -> WishedPlan
     Args:
         wishes: The values.
         study: The study, whose clipping norm is used.
-        stds: The result of :func:`codec_stds`; without effect if codes of another length are planned.
+        stds: The result of `codec_stds`; without effect if codes of another length are planned.
 
     Returns:
         The plan.
@@ -163,7 +159,7 @@ class Desk:
         Args:
             wishes: The values.
             study: The study, whose clipping norm is used.
-            stds: The result of :func:`codec_stds`.
+            stds: The result of `codec_stds`.
 
         Returns:
             The plan.
@@ -188,24 +184,3 @@ def _written(one: Guarantee) -> dict[str, object]:
     """Return a guarantee with ε, δ and the accountant as text; the page's script does no rounding."""
     named = ACCOUNTANTS[str(one.accountant)]
     return {**one.to_json(), "epsilon": epsilon_text(one.epsilon), "delta": delta_text(one.delta), "named": named}
-
-
-def codec_stds(workspace: Workspace) -> tuple[float, ...]:
-    """Return the standard deviation of each code coordinate over public shapes.
-
-    Args:
-        workspace: The study's directory.
-
-    Returns:
-        The values in code units, largest first; empty before a codec is fitted, or if the codec has none.
-    """
-    fitted = (workspace.root / "codec.json").exists()
-    return _stds_of(workspace, workspace.codec().sha256) if fitted else ()
-
-
-@lru_cache(maxsize=1)
-def _stds_of(workspace: Workspace, codec: str) -> tuple[float, ...]:
-    header, arrays = unpack(workspace.objects.get(codec))
-    powers = arrays.get("powers", np.zeros(0))
-    unit = parse_float(header["radius"]) if header["name"] == "ball-ae" else 1.0  # powers in units of C²
-    return tuple(float(std) for std in unit * np.sort(np.sqrt(powers))[::-1])

@@ -23,13 +23,14 @@ from common.supervision import standings
 from server.dashboard.jobs import Job, work
 from server.dashboard.notify import FAILED, Webhook
 from server.dashboard.pictures import Picture, load_picture
-from server.dashboard.planning import Desk, codec_stds, planned, wishes_of
+from server.dashboard.planning import Desk, planned, wishes_of
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import HandedReport, read_reports, take_report
 from server.dashboard.views.alarms import STOP, Alarm
 from server.dashboard.views.overview import Overview, overview
 from server.dashboard.views.studies import StudyRow, study_rows
 from server.dashboard.views.study import NoiseView, StudyPage, noise_view, study_page
+from server.planning.codec_spread import codec_stds
 from server.planning.planner import Plan
 from server.postprocess.decisions import Decision, DecisionStore
 from server.study.gate import shut_line

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 from scipy.stats import ttest_1samp
 
 from common.worth import Worth
+from consilium.cli.study_words import say_outlook
 from server.dashboard.planning import MOST_QUERIES, planned, wishes_of
 from server.dashboard.views.verdict import verdict
 from server.study.read_facts import read_measured
+from tests.dashboard_study import SITES, Recorded
 from tests.federation import make_study
 
 STUDY = make_study(planned_queries=4)
@@ -134,3 +138,13 @@ def test_a_study_beyond_what_the_planners_form_takes_is_planned_all_the_same():
     study = replace(study, privacy=replace(study.privacy, planned_queries=MOST_QUERIES + 66))
     own = wishes_of(study, hospitals=64, stds=())
     assert planned(own, study, ()).plan.queries == MOST_QUERIES + 66
+
+
+def test_the_command_line_and_the_dashboard_say_the_same_of_a_fitted_codec(
+    collected: Recorded, reader: TestClient, capsys: pytest.CaptureFixture[str]
+):
+    study = collected.workspace.study()
+    say_outlook(study, hospitals=len(SITES), workspace=collected.workspace)
+    found = re.search(r"explain at most ([\d.]+ %)", capsys.readouterr().out)
+    assert found is not None
+    assert f"explain at most {found[1]} of the variance" in reader.get("/").text
