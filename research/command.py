@@ -228,8 +228,8 @@ def utility(
         bool,
         typer.Option(
             "--bounds/--no-bounds",
-            help="Also train networks without privacy, as bounds: the teachers, a network on all patients, and a "
-            "student without noise.",
+            help="Also train networks without privacy, as bounds: the teachers, a network on all patients, and "
+            "students without noise, of the teachers' mean predictions, and of the public volumes' true labels.",
         ),
     ] = True,
     ablate: Annotated[

@@ -19,7 +19,7 @@ from server.protocols.public_start import RESIDUAL, TEMPERATURE
 from server.protocols.query_protocol import check_study
 
 SHARED = "shuffled_offsets"
-ARMS = ("student", *CONTROLS, "non_private")
+ARMS = ("student", *CONTROLS, "non_private", "mean_predictions", "true_labels")
 CENTRAL = "central_dp_sgd"
 CENTRAL_PAPER = "central_dp_sgd_clip_4"
 SILOS, SILOS_MEAN = "silo_dp_sgd", "silo_dp_sgd_mean"

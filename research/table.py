@@ -43,6 +43,8 @@ NAMES = {
     "public_only": "control: public only",
     SHARED: "the release, offsets dealt to other volumes",
     "non_private": "student without noise",
+    "mean_predictions": "student of the teachers' mean predictions",
+    "true_labels": "student of the public volumes' true labels",
     "mean_teacher": "mean teacher",
     "ensemble": "ensemble of teachers",
     "mean_teacher_m1": "mean teacher, one a site",

@@ -53,7 +53,7 @@ OFFSETS = "offsets"
 _ARMS_OF: dict[str, tuple[str, ...]] = {
     "student": ("student", "zero_code", "public_only"),
     "controls": ("shuffled_codes",),
-    "bounds": ("non_private",),
+    "bounds": ("non_private", "mean_predictions", "true_labels"),
     OFFSETS: (SHARED,),
 }
 
@@ -121,11 +121,39 @@ class BenchAnswers:
         volumes.
         """
         bench = self._bench
-        values = bench.scored(name, self._unprotected() if name == "non_private" else self.trained(name))
+        values = bench.scored(name, self._network(name))
         if name == "student":
             labels = hard(np.stack(list(self._lesson.labels.values())))
             values |= scored("labels", labels, bench.roles.public.labels[: len(labels)], bench.study.data)
         return values
+
+    def _network(self, name: str) -> torch.nn.Module:
+        bench, asked = self._bench, len(self.public.volumes)
+        match name:
+            case "non_private":
+                return self._unprotected()
+            case "mean_predictions":
+                teachers = bench.teachers(self._start)
+                means = [np.mean([predict(one, image) for one in teachers], axis=0) for image in bench.images]
+                return self._told(name, means)
+            case "true_labels":
+                return self._told(name, [one_hot(label, bench.classes) for label in bench.roles.public.labels[:asked]])
+            case _:
+                return self.trained(name)
+
+    def _told(self, name: str, labels: Sequence[Float[np.ndarray, "k x y z"]]) -> torch.nn.Module:
+        """Return the student trained on given labels of the public volumes, as if these had been released.
+
+        The student of a joint query learns them voxel by voxel from its public start, not as codes.
+        """
+        bench, stored = self._bench, StoredLabels(self.folder / name, self.public.volumes)
+        for volume, label in zip(self.public.volumes, labels, strict=True):
+            stored.store(volume, label)
+        if bench.joint and self._start is not None:
+            told, recipe = np.stack(list(stored.values())), bench.setting.student
+            return train_student(bench.images, told, recipe, seed=bench.seed, start=self._start.model)[0]
+        files = FitFiles.at(self.folder / "networks", name)
+        return self.protocol.finish(replace(self._lesson, labels=stored)).train(files, lambda _step, _loss: None)
 
     def trained(self, name: str) -> torch.nn.Module:
         """Return the network of an arm, trained once and stored."""

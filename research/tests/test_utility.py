@@ -25,7 +25,7 @@ from common.config import DataConfig, TrainingConfig
 from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
 from common.intervals import mean_interval
-from common.models.fit import FitResult, fit
+from common.models.fit import FitResult, fit, one_hot
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.study_mechanism import study_mechanism
 from research import bench as shared
@@ -138,6 +138,9 @@ def test_what_is_measured_is_what_a_study_makes_of_the_same_answers(bench: Bench
         np.testing.assert_array_equal(found[answer.query.volumes[0]], labels[-1])
     model, _ = train_student(other.images, np.stack(labels), SMALL, seed=other.seed)
     assert other.dice(model, other.roles.held_out) == dice
+    true = np.stack([one_hot(label, other.classes) for label in other.roles.public.labels[: len(labels)]])
+    model, _ = train_student(other.images, true, SMALL, seed=other.seed)
+    assert other.dice(model, other.roles.held_out) == asked.arm("true_labels")["true_labels"]
 
 
 @pytest.mark.slow
