@@ -1,7 +1,8 @@
 """Chooses a study's voxel spacing and grid from public label maps: large enough for the structures, small enough to
 train.
 
-Called by the planner and by the commands that draft a study. Refuses an empty list of label maps.
+Called by the planner and by the commands that draft a study. Refuses an empty list of label maps, and a file that is
+damaged or not NIfTI.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import nibabel as nib
 import numpy as np
+from jaxtyping import Float
 
 from common.config import DataConfig
+from common.data.geometry import to_axes_of, voxel_sizes
+from common.data.nifti import read_nifti_file
 from common.errors import InvalidInput
+from common.reading import naming_file
 
 MULTIPLE = 8
 KEPT = 0.999
@@ -41,10 +45,10 @@ def choose_spacing(label_maps: Sequence[Path]) -> Triple:
         Spacing in RAS+ axes, rounded to 0.1 mm, from 0.1 to 20.
 
     Raises:
-        InvalidInput: If there is no file.
+        InvalidInput: If there is no file, or one cannot be read.
     """
     _check(label_maps)
-    each = [nib.as_closest_canonical(nib.load(path)).header.get_zooms()[:3] for path in label_maps]
+    each = [_label_map(path)[1] for path in label_maps]
     x, y, z = (min(20.0, max(0.1, round(float(value), 1))) for value in np.median(each, axis=0))
     return (x, y, z)
 
@@ -60,7 +64,7 @@ def choose_grid(label_maps: Sequence[Path], *, spacing_mm: Triple) -> tuple[int,
         Voxels on each axis, multiples of 8.
 
     Raises:
-        InvalidInput: If there is no file.
+        InvalidInput: If there is no file, or one cannot be read.
     """
     x, y, z = (_voxels(reach) for reach in _reach(label_maps, spacing_mm=spacing_mm))
     return (x, y, z)
@@ -77,7 +81,7 @@ def choose_both(label_maps: Sequence[Path], *, most: int = MOST_VOXELS) -> tuple
         Spacing in mm, and voxels on each axis. A spacing of 20 mm on all axes ends the search.
 
     Raises:
-        InvalidInput: If there is no file.
+        InvalidInput: If there is no file, or one cannot be read.
     """
     spacing = choose_spacing(label_maps)
     while math.prod(grid := choose_grid(label_maps, spacing_mm=spacing)) > most and min(spacing) < 20:
@@ -114,15 +118,21 @@ def _reach(label_maps: Sequence[Path], *, spacing_mm: Triple) -> list[float]:
     _check(label_maps)
     reach: list[list[np.ndarray]] = [[], [], []]
     for path in label_maps:
-        image = nib.as_closest_canonical(nib.load(path))
-        voxels = np.argwhere(np.asanyarray(image.dataobj) > 0)
-        centre = (np.array(image.shape[:3]) - 1) / 2
-        scale = np.array(image.header.get_zooms()[:3], dtype=float) / np.array(spacing_mm)
-        distances = np.abs(voxels[:, :3] - centre) * scale
+        array, sizes_mm = _label_map(path)
+        centre = (np.array(array.shape) - 1) / 2
+        distances = np.abs(np.argwhere(array > 0) - centre) * (sizes_mm / np.array(spacing_mm))
         for axis in range(3):
             reach[axis].append(distances[:, axis])
     found = [np.concatenate(each) for each in reach]
     return [float(np.quantile(each, KEPT)) if each.size else 0.0 for each in found]
+
+
+def _label_map(path: Path) -> tuple[Float[np.ndarray, "i j k"], Float[np.ndarray, "3"]]:
+    """Return a label map's own voxels, with axes in RAS order, and the edge lengths of a voxel in mm."""
+    with naming_file(path, remedy="give label maps as NIfTI files"):
+        scan = read_nifti_file(path, channels=1)
+    array, affine = to_axes_of(scan.array, scan.affine, np.eye(4))
+    return array[0], voxel_sizes(affine)
 
 
 def _voxels(reach: float) -> int:

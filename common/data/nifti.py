@@ -11,8 +11,10 @@ from __future__ import annotations
 import gzip
 import io
 import math
+import stat
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import nibabel as nib
 import numpy as np
@@ -130,6 +132,41 @@ def read_nifti(content: bytes, *, channels: int | None, room: VoxelRoom = ANY_RO
     refused = parsing("volume file is damaged", remedy="copy or export it again")
     with refused, np.errstate(all="ignore"):  # values that are not finite are refused below, so numpy need not warn
         return _read(content, channels=channels, room=room)
+
+
+def read_nifti_file(path: Path, *, channels: int | None, room: VoxelRoom = ANY_ROOM) -> Scan:
+    """Read a file as :func:`read_nifti` reads its bytes; add a note if the file's name contradicts its compression.
+
+    Args:
+        path: The file.
+        channels: Number of channels it must have; None for any.
+        room: Limits on its size.
+
+    Returns:
+        The voxels and their affine.
+
+    Raises:
+        InvalidInput: If the file cannot be read or is refused, with the reason and one remedy.
+    """
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe or a device could be read forever
+            raise InvalidInput("volume is not a regular file", remedy="give the path of a NIfTI file")
+        if found.st_size > MAX_FILE_BYTES:
+            raise InvalidInput(
+                "volume file is too large", limit=f"{MAX_FILE_BYTES} bytes", remedy="crop or downsample the scan"
+            )
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            f"volume file cannot be read ({error.strerror})", remedy="check that it is there and readable"
+        ) from error
+    scan = read_nifti(content, channels=channels, room=room)
+    packed, named = content[:2] == _GZIP, path.name.lower().endswith(".gz")
+    if packed == named:
+        return scan
+    note = "file is compressed though its name does not say so" if packed else "file is not compressed as its name says"
+    return replace(scan, notes=(*scan.notes, note))
 
 
 def _read(content: bytes, *, channels: int | None, room: VoxelRoom) -> Scan:

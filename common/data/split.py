@@ -368,9 +368,17 @@ def _all_as_files(cases: Sequence[Case], folder: Path) -> tuple[Case, ...]:
 
 def _as_files(case: Case, folder: Path) -> Case:
     """Return the case as one image file and one label map in the dataset's numbers, converting it if needed."""
+    if not case.image.is_file():
+        raise InvalidInput(
+            f"image of {case.id}", value=case.image.name, limit="a NIfTI file", remedy="convert the series"
+        )
+    remedy = "remove the case, or copy its files again"
+    with parsing(f"files of {case.id} cannot be read", limit="NIfTI files of one shape", remedy=remedy):
+        return _converted(case, folder)
+
+
+def _converted(case: Case, folder: Path) -> Case:
     image, label = case.image, case.label
-    if not image.is_file():
-        raise InvalidInput(f"image of {case.id}", value=image.name, limit="a NIfTI file", remedy="convert the series")
     if len(case.images) > 1 or case.channel_order:
         scans = [nib.load(path) for path in case.images]
         array = np.stack([np.asanyarray(scan.dataobj) for scan in scans], axis=-1)

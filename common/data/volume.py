@@ -19,7 +19,7 @@ it opened.
 from __future__ import annotations
 
 import math
-import stat
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,11 +40,11 @@ from common.data.memory import free_memory_bytes
 from common.data.nifti import (
     GZIP_RATIO,
     IMAGE_RATIO,
-    MAX_FILE_BYTES,
     MAX_NATIVE_VOXELS,
     Scan,
     VoxelRoom,
     read_nifti,
+    read_nifti_file,
 )
 from common.errors import InvalidInput
 from common.names import comparable, modality_in
@@ -410,28 +410,10 @@ def _label_scan(
 
 
 def _scan(path: Path, *, channels: int | None, room: VoxelRoom) -> Scan:
-    """Read a file or a DICOM folder; add a note if a file's name contradicts its compression."""
-    try:
-        if path.is_dir():
-            return dicom.read_series(path, room=room)
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a pipe or a device could be read forever
-            raise InvalidInput("volume is not a regular file", remedy="give the path of a NIfTI file")
-        if found.st_size > MAX_FILE_BYTES:
-            raise InvalidInput(
-                "volume file is too large", limit=f"{MAX_FILE_BYTES} bytes", remedy="crop or downsample the scan"
-            )
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(
-            f"volume file cannot be read ({error.strerror})", remedy="check that it is there and readable"
-        ) from error
-    scan = read_nifti(content, channels=channels, room=room)
-    packed, named = content[:2] == b"\x1f\x8b", path.name.lower().endswith(".gz")
-    if packed == named:
-        return scan
-    note = "file is compressed though its name does not say so" if packed else "file is not compressed as its name says"
-    return replace(scan, notes=(*scan.notes, note))
+    """Read a file or a DICOM folder."""
+    if os.path.isdir(path):
+        return dicom.read_series(path, room=room)
+    return read_nifti_file(path, channels=channels, room=room)
 
 
 def _stack(scans: list[Scan]) -> Scan:

@@ -21,8 +21,9 @@ from common.canonical import sha256_bytes
 from common.config import CodecConfig, DataConfig
 from common.data.copies import check_no_copy
 from common.data.msd import nifti_ending
+from common.data_config import MAX_LABELS
 from common.errors import InvalidInput
-from common.reading import as_path
+from common.reading import as_path, naming_file
 
 if TYPE_CHECKING:
     from common.codecs.pca import PcaCodec
@@ -107,7 +108,10 @@ def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
     spacing, grid = choose_both(files, most=MOST_VOXELS)
     names = ("background", *(f"structure {number}" for number in range(1, _most(files) + 1)))
     data = DataConfig(labels=names, spacing_mm=spacing, grid=grid)
-    maps = [load_label(path, data) for path in files]
+    maps = list[UInt8[np.ndarray, "x y z"]]()
+    for path in files:
+        with naming_file(path, remedy="give label maps as NIfTI files"):
+            maps.append(load_label(path, data))
     check_no_copy(maps, "public label map", limit=_DIFFERENT, names=[path.name for path in files])
     return maps, len(names)
 
@@ -228,6 +232,18 @@ def halves(rows: R) -> tuple[tuple[R, R], tuple[R, R]]:
 
 
 def _most(files: Sequence[Path]) -> int:
-    import nibabel as nib
+    """Return the largest label value of the files, at least 1; refuse one that is larger than a study may have."""
+    from common.data.nifti import read_nifti_file
 
-    return max(1, *(int(np.asanyarray(nib.load(path).dataobj).max()) for path in files))
+    found = 1
+    for path in files:
+        largest = float(read_nifti_file(path, channels=1).array.max())
+        if not largest < MAX_LABELS:  # NaN too
+            raise InvalidInput(
+                f"{path}: largest value of a label map",
+                value=largest,
+                limit=f"at most {MAX_LABELS - 1}",
+                remedy="export it again as a map of labels, not of intensities",
+            )
+        found = max(found, int(largest))
+    return found

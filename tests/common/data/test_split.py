@@ -198,6 +198,21 @@ def test_another_layout_becomes_one_file_a_case_in_the_datasets_own_numbers(tmp_
     np.testing.assert_array_equal(np.asanyarray(nib.load(case.label).dataobj), drawn == 7)
 
 
+@pytest.mark.parametrize("spoilt", ["image", "label"])
+def test_a_file_that_cannot_be_converted_is_refused_with_its_case(spoilt: str, tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    case = dataset.cases[0]
+    channels = (("MRI", case.image), ("T2", case.image))
+    changed = replace(case, channel_files=channels, label_map=((0, 0),))
+    dataset = replace(dataset, cases=(changed, *dataset.cases[1:]))
+    split = plan_split(dataset, replace(COUNTS, public_images=0, label_maps=0), seed=1)
+    file = case.image if spoilt == "image" else case.label
+    assert file is not None
+    file.write_bytes(b"hello")
+    with pytest.raises(InvalidInput, match=f"files of {case.id} cannot be read.*to fix: "):
+        write_split(split, dataset, tmp_path / "out")
+
+
 def test_the_record_names_every_label_map_that_may_not_shape_a_codec(tmp_path: Path) -> None:
     dataset = make(tmp_path)
     split = plan_split(dataset, COUNTS, seed=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +82,38 @@ def test_maps_are_read_from_a_folder_and_fewer_than_four_are_refused(tmp_path: P
         public_shapes(maps[:3], labels=2)
     nib.save(nib.Nifti1Image(maps[0], np.eye(4)), tmp_path / "map-9.nii.gz")
     with pytest.raises(InvalidInput, match=r"map-9\.nii\.gz: got 'a copy of public label map map-0\.nii\.gz'"):
+        read_shapes(tmp_path)
+
+
+def header_field(path: Path, at: int, values: np.ndarray) -> None:
+    """Write values into a NIfTI file's header."""
+    data = bytearray(path.read_bytes())
+    data[at : at + values.nbytes] = values.tobytes()
+    path.write_bytes(data)
+
+
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "no NIfTI": lambda path: path.write_bytes(b"hello"),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:2_000]),
+    "no axis": lambda path: header_field(path, 42, np.zeros(1, "<i2")),
+    "a bomb": lambda path: header_field(path, 42, np.full(3, 32_767, "<i2")),
+    "no place": lambda path: header_field(path, 252, np.zeros(2, "<i2")),
+    "NaN affine": lambda path: header_field(path, 280, np.full(12, np.nan, "<f4")),
+    "four axes": lambda path: nib.save(nib.Nifti1Image(np.ones((8, 8, 8, 3), np.uint8), np.eye(4)), path),
+    "two axes": lambda path: nib.save(nib.Nifti1Image(np.ones((8, 8), np.uint8), np.eye(4)), path),
+    "too large a value": lambda path: header_field(path, 112, np.array([1e9, 0], "<f4")),
+    "NaN": lambda path: nib.save(nib.Nifti1Image(np.full((8, 8, 8), np.nan, np.float32), np.eye(4)), path),
+    "below zero": lambda path: header_field(path, 112, np.array([-1, 0], "<f4")),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_label_map_that_cannot_be_read_is_refused_by_its_name_with_a_remedy(how: str, tmp_path: Path) -> None:
+    for number, each in enumerate(balls(places=(7.5, 8.5))[:4]):
+        nib.save(nib.Nifti1Image(each, np.eye(4)), tmp_path / f"map-{number}.nii")
+    SPOILT[how](tmp_path / "map-2.nii")
+    with pytest.raises(InvalidInput, match=r"map-2\.nii.*to fix: "):
         read_shapes(tmp_path)
 
 
