@@ -207,6 +207,7 @@ class LostRecord(Document):
             are those after this row. None in rows of earlier versions.
         marks: The other rows after ``fork`` that the standing file names, newest first. None if it names none, and in
             rows of earlier versions.
+        charged: The field of this name in the standing file.
     """
 
     pools: Spends
@@ -215,6 +216,7 @@ class LostRecord(Document):
     kept_hash: Sha256 | None = None
     fork: Position | None = None
     marks: tuple[tuple[Number, Sha256], ...] | None = None
+    charged: tuple[tuple[Number, Sha256], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,8 @@ class ServerStanding(KeptStanding):
         declarations: The pools' declarations, because an older copy may lack them too.
         books: Id of the site ledger in which the hospital counts a pool's charges, by pool.
         notes: Texts of the notes that must not be lost: revocations of sites, and a recovery without a standing.
+        charged: Number and hash of rows that this ledger had lost, and whose transactions an earlier recovery charged.
+            A later recovery does not charge receipts of these rows again.
     """
 
     ROLE = "server"
@@ -224,6 +226,7 @@ class ServerStanding(KeptStanding):
     declarations: tuple[PoolDeclaration, ...]
     books: Annotated[dict[PoolName, str], LATER] = field(default_factory=dict)
     notes: tuple[str, ...] | None = None
+    charged: tuple[tuple[Number, Sha256], ...] | None = None
 
 
 def _signed_bytes(standing: dict[str, Any]) -> bytes:

@@ -100,7 +100,7 @@ class ServerFile(OpenLedger[Books]):
             charged_by = {
                 place: row
                 for row, record in self._books.lost.items()
-                for place in _before(set(kept_of(record)), receipts)
+                for place in _before(set(kept_of(record)), receipts) | _positions(record.charged)
             }
             for receipt in receipts:
                 by = charged_by.get(Position(receipt.head.seq, receipt.head.hash))
@@ -200,7 +200,7 @@ class ServerFile(OpenLedger[Books]):
         """
         fork = self._fork(standing)
         before, before_in = self._spent_at(fork)
-        entered, entered_in = self._entered_of(standing, receipts)
+        entered, entered_in = self._entered_of(standing, receipts, after=self._real(fork).seq)
         pools = {
             pool: spend.beyond(before.get(pool, NOTHING)).beyond(entered.get(pool, NOTHING))
             for pool, spend in standing.pools.items()
@@ -212,7 +212,7 @@ class ServerFile(OpenLedger[Books]):
             }
             for study, spends in standing.studies.items()
         }
-        of = standing.head.seq, standing.head.hash, fork, standing.marks_after(fork)
+        of = standing.head.seq, standing.head.hash, fork, standing.marks_after(fork), standing.charged
         self._append(LostRecord(pools, studies, *of))
 
     def _spent_at(self, place: Position) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
@@ -239,22 +239,32 @@ class ServerFile(OpenLedger[Books]):
         inside = books.all_spent_in()
         return books.all_spent(), {(study, pool): inside[study][pool] for study in inside for pool in inside[study]}
 
-    def _entered_of(
-        self, standing: ServerStanding, receipts: Sequence[Receipt]
-    ) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
-        """Return the spending entered from receipts for rows that the standing's totals include, by pool and by study
-        and pool.
+    def _real(self, place: Position) -> Position:
+        """Return a row of this ledger; for a lost row that it charged, the last row before the lost ones."""
+        while place in self._books.kept and not self.contains(place):
+            record = self._books.kept[place]
+            assert isinstance(record, LostRecord)
+            place = record.fork or START
+        return place
 
-        The totals include a receipt's charges if its head is a row of the standing's history.
+    def _entered_of(
+        self, standing: ServerStanding, receipts: Sequence[Receipt], *, after: int
+    ) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
+        """Return the spending entered from receipts, in rows behind row ``after``, for rows that the standing's totals
+        include, by pool and by study and pool.
+
+        The totals include a receipt's charges if its head is a row of the standing's history, or a row that the
+        standing names as charged in an earlier recovery.
         """
         known, heads = _before(set(standing.positions()), receipts), dict[str, Position]()
+        known |= _positions(standing.charged)
         for receipt in receipts:
             head = Position(receipt.head.seq, receipt.head.hash)
             heads |= {release_digest(item.release): head for item in receipt.releases}
         pools: dict[str, Spend] = {}
         studies: dict[tuple[str, str], Spend] = {}
-        for release_hash, (_, one) in self._books.recovered.items():
-            if not one.charged or heads.get(release_hash, one.head) not in known:
+        for release_hash, (row, one) in self._books.recovered.items():
+            if row <= after or not one.charged or heads.get(release_hash, one.head) not in known:
                 continue
             study = self._books.studies[one.study_id].protection
             own, dimension = one.mechanism.mu_squared(study), one.mechanism.dimension
@@ -330,7 +340,15 @@ class ServerFile(OpenLedger[Books]):
             declarations=tuple(self._books.pools.values()),
             books=dict(self._books.pool_books),
             notes=tuple(self._books.notes) or None,
+            charged=self._charged_again() or None,
         )
+
+    def _charged_again(self) -> tuple[tuple[int, str], ...]:
+        """Return number and hash of each known row that this ledger had lost and whose charges it contains."""
+        books = self._books
+        found = {one.head for _, one in books.recovered.values() if one.head is not None} | books.kept.keys()
+        found = found.union(*(_positions(record.charged) for record in books.lost.values()))
+        return tuple(sorted((place.seq, place.hash) for place in found))
 
     def _check_origin(self, receipt: Receipt) -> None:
         if receipt.ledger_id != self.ledger_id:
@@ -398,6 +416,10 @@ class ServerFile(OpenLedger[Books]):
         self._books.settle()
         if self._books.row_count != self._kept_at and not self._restoring:
             self._keep_standing()
+
+
+def _positions(marks: tuple[tuple[int, str], ...] | None) -> set[Position]:
+    return {Position(seq, hashed) for seq, hashed in marks or ()}
 
 
 def _before(known: set[Position], receipts: Sequence[Receipt]) -> set[Position]:

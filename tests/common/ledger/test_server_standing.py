@@ -543,6 +543,34 @@ def test_a_later_standing_of_rows_charged_in_part_charges_the_rest(world: World,
     assert world.ledger.spent(POOL).releases == 2
 
 
+@pytest.mark.parametrize("with_the_standing", [True, False])
+def test_a_copy_that_is_put_back_again_and_recovered_with_the_same_receipts_charges_a_draw_once(
+    world: World, tmp_path: Path, with_the_standing: bool
+) -> None:
+    """The second standing counts what the first recovery entered; of some draws only a later receipt tells."""
+    backup(world.path, tmp_path / "monday.sqlite")
+    world.release([make_query(1, MECHANISM)], batch="b1")
+    world.release([make_query(2, MECHANISM)], batch="b2", sites=SITES[1:])
+    receipts = {site: world.ledger.site_receipts(site) for site in SITES}
+    for number in (3, 4, 5):
+        put_back(world, tmp_path / "monday.sqlite")
+        if with_the_standing:
+            recovered(world, receipts=receipts["aachen"] if number == 3 else [*receipts["aachen"], *receipts["cadiz"]])
+        else:
+            recovered(world)
+            recovered(world, receipts=receipts["cadiz"])
+        world.release([make_query(number, MECHANISM)], batch=f"b{number}")
+    assert [world.ledger.spent(f"{site}-mri").releases for site in SITES] == [4, 5, 5]
+    backup(world.path, tmp_path / "tuesday.sqlite")
+    world.release([make_query(6, MECHANISM)], batch="b6")
+    put_back(world, tmp_path / "tuesday.sqlite")
+    recovered(world)
+    assert [world.ledger.spent(f"{site}-mri").releases for site in SITES] == [5, 6, 6]
+    cost = MECHANISM.mu_squared(world.ledger.pools()[0].protection)
+    assert world.ledger.spent("cadiz-mri", world.study.id).mu_squared == 6 * cost
+    assert verify(world.path, public_key=world.key.public_key()).ok
+
+
 def test_a_standing_older_than_a_receipt_is_named_until_a_newer_one_is_given(world: World, tmp_path: Path) -> None:
     old = saved(world, tmp_path / "old")
     world.release([make_query(1, MECHANISM)], batch="b1")
