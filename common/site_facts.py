@@ -363,7 +363,7 @@ def site_facts(
         today=books.per_day.get(today, 0),
         per_day=books.declared.queries_per_day,
         codes=len(books.teachers.codes),  # includes deleted codes, so that a withdrawal does not show
-        released_again=books.released_again,
+        released_again=books.reservations.released_again,
         restored=len(books.restored_at),
         identities=tuple((row, record.identity) for row, record in books.teachers.identities),
         disclosures=tuple(

@@ -443,7 +443,7 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
                 f"the server requests another draw of query {query_id[:12]} than this site has accepted; to fix: "
                 f"{ASK_OPERATOR}",
             )
-        if draw is None and not self._books.awaits_release(query_id):
+        if draw is None and not self._books.reservations.awaits_release(query_id):
             raise Refused(
                 "released-before",
                 f"a receipt shows that query {query_id[:12]} was released already; to fix: {ASK_OPERATOR}",

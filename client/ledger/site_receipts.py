@@ -245,7 +245,7 @@ def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
         never_recovered = receipt.ledger_id not in books.recovered_at
         drawn = draw is not None and never_recovered and books.sealed.is_receipted(query_id, draw)
         known_paid = draw is None or receipt.study_id not in books.lost
-        unpaid = known_paid and query_id in books.reservations and not books.awaits_release(query_id)
+        unpaid = known_paid and query_id in books.reservations and not books.reservations.awaits_release(query_id)
         if repeated or drawn or unpaid:
             raise LedgerCorrupt(
                 f"the receipt releases query {query_id[:12]} again, but receipts already show every release that this "

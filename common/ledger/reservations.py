@@ -50,12 +50,16 @@ class Reservations(dict[str, Reservation]):
     Attributes:
         receipted: For each query whose release a receipt shows, the id of the server's ledger that issued the receipt.
         codes: For each query with a computed code, the position of the code's row.
+        aside: For each query, the number of releases that are shown only by receipts which this site did not accept,
+            because they contradicted its ledger.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.receipted: dict[str, str] = {}
         self.codes: dict[str, Position] = {}
+        self.aside: dict[str, int] = {}
+        self._paid_again, self._released_again = dict[str, int](), dict[str, int]()
         self._mechanisms: dict[Mechanism, Mechanism] = {}  # equal mechanisms share one object
 
     def hold(self, reservation: Reservation) -> None:
@@ -83,3 +87,81 @@ class Reservations(dict[str, Reservation]):
         acceptance.
         """
         return (one for query_id, one in self.items() if query_id not in self.receipted)
+
+    def pay(self, query_id: str) -> None:
+        """Count a further payment, if the query was paid for before. Its first payment is the entry itself.
+
+        Args:
+            query_id: The query's id.
+        """
+        if query_id in self:
+            self._paid_again[query_id] = self._paid_again.get(query_id, 0) + 1
+
+    def release(self, query_id: str, *, ledger_id: str) -> None:
+        """Count a release that an accepted receipt shows.
+
+        Args:
+            query_id: The query's id.
+            ledger_id: Id of the server's ledger that issued the receipt.
+        """
+        if query_id in self.receipted:
+            self._released_again[query_id] = self._released_again.get(query_id, 0) + 1
+        self.receipted[query_id] = ledger_id
+
+    def release_aside(self, query_id: str) -> None:
+        """Count a release that only a contradicting receipt shows.
+
+        Args:
+            query_id: The query's id.
+        """
+        self.aside[query_id] = self.aside.get(query_id, 0) + 1
+
+    def paid(self, query_id: str) -> int:
+        """Return how many times this site has charged itself for the query. More than once is rare.
+
+        Args:
+            query_id: The query's id.
+
+        Returns:
+            The number.
+        """
+        return (query_id in self) + self._paid_again.get(query_id, 0)
+
+    def released(self, query_id: str) -> int:
+        """Return how many releases of the query receipts show.
+
+        Args:
+            query_id: The query's id.
+
+        Returns:
+            The number.
+        """
+        again, aside = self._released_again.get(query_id, 0), self.aside.get(query_id, 0)
+        return (query_id in self.receipted) + again + aside
+
+    @property
+    def released_again(self) -> int:
+        """Number of releases that receipts show in addition to the first release of each query."""
+        return sum(max(0, self.released(query_id) - 1) for query_id in self._released_again.keys() | self.aside.keys())
+
+    def awaits_release(self, query_id: str) -> bool:
+        """Return whether this site has paid for more releases of a query than receipts have shown.
+
+        Args:
+            query_id: The query's id.
+
+        Returns:
+            True if it has.
+        """
+        return self.released(query_id) < self.paid(query_id)
+
+    def may_be_released(self, query_id: str) -> bool:
+        """Return whether the server may have released a query without a receipt that this site accepted.
+
+        Args:
+            query_id: The query's id.
+
+        Returns:
+            True if a paid release was not shown, or only a contradicting receipt shows one.
+        """
+        return self.awaits_release(query_id) or query_id in self.aside

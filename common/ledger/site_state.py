@@ -8,6 +8,7 @@ stored rows. A ledger that breaks a rule can therefore neither be opened nor ver
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -71,7 +72,8 @@ class SiteBooks(RowState):
         """Query and number of each draw (attempt at a sealed sum) that a row of this ledger accepts or shows."""
         self.restored_at: list[int] = []
         self.restored_blindly = False
-        self._paid_again, self._released_again = dict[str, int](), dict[str, int]()
+        self._contradicting: dict[str, list[str]] = {}
+        """By server ledger: accepted queries that receipts of an alarm show as released."""
         self.refusals: dict[tuple[str, str, str], int] = {}
         self.refused, self.evidence = 0, dict[str, int]()
         self.paid_bytes: dict[str, int] = {}
@@ -99,11 +101,6 @@ class SiteBooks(RowState):
         """
         return self._study_spent.get(study_id, NOTHING)
 
-    @property
-    def released_again(self) -> int:
-        """Number of releases that receipts show in addition to the first release of each query."""
-        return sum(self._released_again.values())
-
     def is_settled(self, query_id: str) -> bool:
         """Return whether the server's receipts show a release for every time that this site accepted a query.
 
@@ -117,28 +114,9 @@ class SiteBooks(RowState):
         """
         return (
             query_id in self.reservations.receipted
-            and not self.awaits_release(query_id)
+            and not self.reservations.awaits_release(query_id)
             and query_id not in self.reopened
         )
-
-    def awaits_release(self, query_id: str) -> bool:
-        """Return whether this site has paid for more releases of a query than receipts have shown.
-
-        Args:
-            query_id: The query's id.
-
-        Returns:
-            True if it has.
-        """
-        return self._released(query_id) < self._paid(query_id)
-
-    def _paid(self, query_id: str) -> int:
-        """Return how many times this site has charged itself for the query. More than once is rare."""
-        return (query_id in self.reservations) + self._paid_again.get(query_id, 0)
-
-    def _released(self, query_id: str) -> int:
-        """Return how many releases of the query receipts show."""
-        return (query_id in self.reservations.receipted) + self._released_again.get(query_id, 0)
 
     def is_for(self, reservation: Reservation, *, study_id: str, ledger: str, sealing_key: str) -> bool:
         """Return whether an accepted query was accepted for this study and from this server.
@@ -319,6 +297,20 @@ class SiteBooks(RowState):
         day = row.time_utc[:10]
         self.evidence[day] = self.evidence.get(day, 0) + len(row.body)
         self._owe(receipt)
+        accepted = [query_id for query_id in receipt.query_ids if query_id in self.reservations]
+        if isinstance(record, AlarmRecord):
+            self._contradicting.setdefault(receipt.ledger_id, []).extend(accepted)
+        else:
+            self._release_aside(accepted)
+
+    def _release_aside(self, query_ids: Iterable[str]) -> None:
+        """Count releases that happened although this site did not accept their receipts.
+
+        If such a query is asked again, the server draws new noise for it. It is then charged again.
+        """
+        for query_id in query_ids:
+            self.reservations.release_aside(query_id)
+            self.reopened.add(query_id)
 
     def _recover(self, row: Row, record: RecoveryRecord) -> None:
         known = self.known.get(record.ledger_id, Known())
@@ -328,6 +320,7 @@ class SiteBooks(RowState):
         self.recovered_at[record.ledger_id] = row.seq
         receipted = self.reservations.receipted.items()
         self.reopened |= {query_id for query_id, ledger_id in receipted if ledger_id == record.ledger_id}
+        self._release_aside(self._contradicting.pop(record.ledger_id, ()))
 
     def check_peer(self, record: PeerRecord) -> None:
         """Refuse the record of a peer (another site and its key) that breaks a rule of this ledger.
@@ -466,11 +459,10 @@ class SiteBooks(RowState):
         self.lines[receipt.study_id] = receipt.ledger_id
         self.heads.setdefault(receipt.ledger_id, {})[receipt.head.seq] = receipt.head.hash
         for query_id in receipt.query_ids:
-            if query_id in self.reservations.receipted:
-                self._released_again[query_id] = self._released_again.get(query_id, 0) + 1
-            self.reservations.receipted[query_id] = receipt.ledger_id
+            self.reservations.release(query_id, ledger_id=receipt.ledger_id)
             self.reopened.discard(query_id)
-            if self._released(query_id) > self._paid(query_id):
+            if self.reservations.released(query_id) > self.reservations.paid(query_id):
+                self._counted_later |= query_id in self.reservations.aside
                 held = self.reservations[query_id]
                 self._charge(query_id, held.mechanism, self.studies[held.study_id])
 
@@ -485,7 +477,7 @@ class SiteBooks(RowState):
         So the recovery's charge is deducted here.
         """
         total, lines = lost, self.lines | {receipt.study_id: receipt.ledger_id}
-        awaiting = (one for one in self.reservations.values() if self.awaits_release(one.query_id))
+        awaiting = (one for one in self.reservations.values() if self.reservations.may_be_released(one.query_id))
         may_have_lost = {one.study_id for one in awaiting if one.ledger in ("", receipt.ledger_id)}
         may_have_lost |= {receipt.study_id, *(study for study, spend in self.lost.items() if spend.mu_squared)}
         for study in may_have_lost:
@@ -564,6 +556,7 @@ class SiteBooks(RowState):
         self.per_day[day] = self.per_day.get(day, 0) + record.queries
         self.alarms.clear()
         self.alarm_heads.clear()
+        self._contradicting.clear()  # it was this ledger that was old; the server sends those receipts again
         self.known = {ledger_id: replace(known, owed=NOTHING) for ledger_id, known in self.known.items()}
         self.pending |= set(record.pending) - self.reservations.keys()
         self.restored_at.append(row.seq)
@@ -609,8 +602,7 @@ class SiteBooks(RowState):
         """
         mechanism = query.mechanism
         self.pending.discard(query.id)
-        if query.id in self.reservations:
-            self._paid_again[query.id] = self._paid_again.get(query.id, 0) + 1
+        self.reservations.pay(query.id)
         one, left = Spend(self._costs(mechanism, study)[1], 1, mechanism.dimension), self.lost[study.id]
         self.lost[study.id] = left.beyond(one)
         uncounted = replace(one.beyond(left), mu_squared=Fraction(0))  # not 0 if only the loss's Σμ² was known
@@ -634,8 +626,7 @@ class SiteBooks(RowState):
         self.known[receipt.ledger_id] = replace(known, owed=owed, losses=known.losses + receipt.losses)
 
     def _charge(self, query_id: str, mechanism: Mechanism, study: StudyTerms) -> None:
-        if query_id in self.reservations:
-            self._paid_again[query_id] = self._paid_again.get(query_id, 0) + 1
+        self.reservations.pay(query_id)
         cost, own = self._costs(mechanism, study)
         self._spent = self._spent.plus(cost, mechanism.dimension)
         self._study_spent[study.id] = self.spent_in(study.id).plus(own, mechanism.dimension)

@@ -12,6 +12,7 @@ SEALED, SPENDING = "common/ledger/site_sealed.py", "common/ledger/spending.py"
 FIGURES, WITNESSING = "common/privacy/figures.py", "client/witnessing.py"
 
 OF_SITE = "tests/common/ledger/test_ledger_site.py::"
+OF_STANDING = "tests/common/ledger/test_server_standing.py::"
 OF_STORE = "tests/common/ledger/test_ledger_store.py::"
 OF_SEALED = "tests/common/ledger/test_site_sealed.py::"
 OF_SUMS = "tests/server/aggregation/test_sealed_sums.py::"
@@ -26,9 +27,26 @@ ROWS = (
         "restores",
         "a second release that a receipt shows is free at the site",
         SITE,
-        "            if self._released(query_id) > self._paid(query_id):\n",
+        "            if self.reservations.released(query_id) > self.reservations.paid(query_id):\n",
         "            if False:\n",
         OF_SITE + "test_a_site_pays_for_each_release_that_receipts_show_though_it_accepted_the_query_once",
+    ),
+    row(
+        "restores",
+        "a release that only a contradicting receipt shows is free at the site",
+        SITE,
+        "        self._release_aside(self._contradicting.pop(record.ledger_id, ()))\n",
+        "",
+        OF_SITE + "test_a_query_that_only_contradicting_receipts_show_is_charged_again_when_it_is_asked_again",
+    ),
+    row(
+        "restores",
+        "a receipt that the restored copy had entered already is deducted again",
+        SERVER_FILE,
+        "row <= after or ",
+        "",
+        OF_STANDING
+        + "test_a_copy_that_is_put_back_again_and_recovered_with_the_same_receipts_charges_a_draw_once[True]",
     ),
     row(
         "restores",

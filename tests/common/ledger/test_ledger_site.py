@@ -474,6 +474,33 @@ def test_what_was_released_between_a_rollback_and_its_discovery_stays_owed(
     assert world.ledger.spent("aachen-mri").releases == site.ledger.spent().releases == 4
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_query_that_only_contradicting_receipts_show_is_charged_again_when_it_is_asked_again(
+    world: World, site: Hospital, tmp_path: Path, late: bool
+) -> None:
+    """Late: the receipt arrives after the person's recovery, so it raises no alarm."""
+    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    ledger_world.rolled_back(world, old)
+    world.reopen()
+    told = run_batch(world, site, "b2", 2)
+    if late:
+        site.ledger.recover(world.ledger.ledger_id)
+    with pytest.raises(Refused if late else LedgerCorrupt):
+        site.ledger.record_receipt(told, public_key=key)
+    ledger_world.rolled_back(world, old)  # so the answer of query 2 is lost
+    world.reopen()
+    world.ledger.recover(site.ledger.receipts(evidence=True))
+    site.ledger.recover(world.ledger.ledger_id)
+    site.ledger.record_receipt(run_batch(world, site, "b3", 2), public_key=key)
+    assert world.answers.drawn.count(queries(2)[0].id) == 2
+    assert world.ledger.spent("aachen-mri").releases == site.ledger.spent().releases == 3
+    assert site.ledger.spent(world.study.id).releases == 3
+    site.reopen()
+    assert site.ledger.spent().releases == 3
+    assert site.ledger.alarms() == ()
+
+
 def test_a_finished_training_has_drawn_all_its_steps_whatever_its_rows_count(site: Hospital) -> None:
     """Its teacher is there, so no step of it is left to be drawn for its charge."""
     event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1), Fraction(4), steps=4)
