@@ -45,10 +45,10 @@ def check_account(said: Mapping[str, Any], *, key: str) -> datetime:
         key: The site's ledger key in hex.
 
     Returns:
-        When it was signed.
+        When it was signed, in UTC.
 
     Raises:
-        InvalidInput: If the key did not sign the whole report, or its time has no UTC offset.
+        InvalidInput: If the key did not sign the whole report, or its time has no UTC offset or does not exist in UTC.
     """
     rest = {name: value for name, value in said.items() if name != "signature"}
     try:
@@ -60,9 +60,17 @@ def check_account(said: Mapping[str, Any], *, key: str) -> datetime:
             limit="a signature over the unchanged file by the key with which the site was admitted",
             remedy="ask the site for the whole output of `consilium site status --json`, unchanged",
         ) from error
-    if time.tzinfo is None:
-        raise InvalidInput("time in a site's status report", limit="a time with its offset from UTC, such as +00:00")
-    return time
+    try:
+        if time.tzinfo is not None:
+            return time.astimezone(UTC)
+    except OverflowError:  # before year 1, or after 9999, in UTC
+        pass
+    raise InvalidInput(
+        "time in a site's status report",
+        value=str(said["time"])[:40],
+        limit="a time with its offset from UTC, such as +00:00",
+        remedy="ask the site to run `consilium site status --json` again",
+    )
 
 
 def read_account(said: Any, *, keys: Mapping[str, str]) -> tuple[SiteFacts, datetime | None]:
@@ -80,7 +88,7 @@ def read_account(said: Any, *, keys: Mapping[str, str]) -> tuple[SiteFacts, date
     """
     facts = SiteFacts.from_json(said)
     key = keys.get(facts.site)
-    return facts, check_account(said, key=key).astimezone(UTC) if key and "signature" in said else None
+    return facts, check_account(said, key=key) if key and "signature" in said else None
 
 
 def _statement(said: Mapping[str, Any]) -> bytes:

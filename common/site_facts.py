@@ -306,7 +306,7 @@ class SiteFacts:
             return cls(
                 site=_text(said["site"]),
                 pool=_text(said["pool"]),
-                cap=Guarantee(float(cap["epsilon"]), by[gate].delta, str(gate), by[gate].protection),
+                cap=Guarantee(_number(cap["epsilon"]), by[gate].delta, str(gate), by[gate].protection),
                 by=by,
                 doubt=_text(said["at_least"]) if "at_least" in said else None,
                 accepted=_count(said["queries_accepted"]),
@@ -396,7 +396,7 @@ def read_guarantee(stated: Mapping[str, Any]) -> Guarantee:
         The guarantee.
     """
     protection = Protection(unit=Unit(stated["unit"]), relation=Relation(stated["relation"]))
-    return Guarantee(float(stated["epsilon"]), float(stated["delta"]), str(stated["accountant"]), protection)
+    return Guarantee(_number(stated["epsilon"]), _number(stated["delta"]), str(stated["accountant"]), protection)
 
 
 def _state(books: SiteBooks, study_id: str) -> str:
@@ -407,10 +407,16 @@ def _state(books: SiteBooks, study_id: str) -> str:
 
 
 def _training(stated: Mapping[str, Any]) -> TrainingGuarantee:
-    epsilon, delta = float(stated["epsilon"]), float(stated["delta"])
+    epsilon, delta = _number(stated["epsilon"]), _number(stated["delta"])
     if not 0 <= epsilon < inf or not 0 < delta < 1:
         raise ValueError
     return TrainingGuarantee(epsilon, delta, Neighbours(stated["relation"]))
+
+
+def _number(stated: Any) -> float:
+    if isinstance(stated, bool) or not isinstance(stated, int | float):
+        raise TypeError
+    return float(stated)
 
 
 def _text(stated: Any) -> str:

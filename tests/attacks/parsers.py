@@ -12,6 +12,7 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from client.records.declared import DECLARED, Declared, ForeignKind, LabelOf
 from client.records.patient_deal import deal, load_slots, save_slots
 from client.site.enrolment import SiteKit
 from client.teachers.bundle_values import read_values
+from common import site_account
 from common.admission import read_request, write_request
 from common.bundle_archive import from_archive, to_archive
 from common.canonical import canonical_bytes, parse_canonical
@@ -42,7 +44,9 @@ from common.node_auth import AdmittedNode, read_admitted, write_admitted
 from common.peers import Peer, Peers, read_peers
 from common.pki import create_node_keys, expires, parse_node_key, read_node_public_key
 from common.protocols.frame import Frame, plan_frame
+from common.reading import parse_json
 from common.sealing_rotation import SealingNotice
+from common.site_account import signed_account
 from common.site_figures import SiteFigures, StructureFigure
 from common.site_verdict import BETTER, SiteVerdict
 from common.student_statement import StudentStatement
@@ -111,6 +115,7 @@ TOKENS = [
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1.5, 2**63, 10**400, 1e308, -1e308, "", "\ud800", "\0", "\u202e", "x" * 100_000, "1/0"),
     *([], {}, [[]], [{}], {"": 0}, "0" * 64, "é" * 64, "0x1.8p+1", "0x1.8p+9999", "nan", "AAAA", "../x", [0] * 501),
+    *("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"),
 ]
 HEADERS = [
     b"{'descr': '<f8', 'fortran_order': False, 'shape': (",
@@ -367,9 +372,21 @@ def parsers(root: Path) -> dict[str, Parser]:
     found["head-note"] = Parser(
         note.render().encode(), lambda data: CheckpointNote.parse(data.decode("utf-8", "replace")), "text"
     )
+    facts = federation.site_ledgers["site-0"].facts("site-0", present=[]).to_json()
+    account = json.dumps(signed_account(facts, sign=key.sign, now=datetime.now(UTC))).encode()
+    found["account"] = Parser(account, lambda data: signed_anew(data, key), "json")
     model = to_archive({"configs/inference.json": b"{}", "configs/metadata.json": b"{}", "models/model.pt": b"x"})
     file("zip", "model.zip", lambda path: bring._copied(path, fresh(root / "copied")), model)
     return found
+
+
+def signed_anew(data: bytes, key: Ed25519PrivateKey) -> object:
+    """What the consortium reads of a status report that a dishonest site signed."""
+    said = parse_json(data, what="status report")
+    if isinstance(said, dict):
+        said.pop("signature", None)
+        said["signature"] = key.sign(site_account._statement(said)).hex()
+    return site_account.read_account(said, keys={"site-0": public_hex(key.public_key())})
 
 
 def made_frame() -> Frame:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.errors import InvalidInput
 from common.ledger.keys import public_hex
-from common.site_account import check_account, signed_account
+from common.site_account import _statement, check_account, signed_account
 from common.supervision import FACTS, json_report, keeping
 from server.dashboard.app import Options, create_app
 from server.dashboard.reports import read_reports, take_report
@@ -76,6 +76,23 @@ def test_no_other_is_taken_and_nothing_is_written(tmp_path, report, why):
     with pytest.raises(InvalidInput, match=why):
         taken(report, tmp_path / "reports")
     assert not (tmp_path / "reports").exists()
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_time_that_does_not_exist_in_utc_ends_no_page(tmp_path, time):
+    report = {**REPORT, "time": time}
+    report["signature"] = NORTH.sign(_statement(report)).hex()
+    with pytest.raises(InvalidInput, match=r"time in a site's status report.*to fix: "):
+        taken(report, tmp_path)
+    (tmp_path / "north.json").write_text(json.dumps(report))
+    (found,) = read_reports(tmp_path, keys=KEYS).values()
+    assert "set aside" in found.problem
+
+
+@pytest.mark.parametrize("number", [True, "4", "1_0"])
+def test_a_figure_that_is_no_number_is_not_taken_for_one(tmp_path, number):
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        taken(said(cap={**REPORT["cap"], "epsilon": number}), tmp_path)
 
 
 def test_an_older_report_of_the_site_does_not_come_back(tmp_path):
