@@ -140,7 +140,6 @@ def fit(
     seed: int,
     classes: int | None = None,
     augment: bool = True,
-    weights: Float[np.ndarray, "n"] | None = None,
     pull: Pull | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
@@ -161,7 +160,6 @@ def fit(
         seed: Seed of order and augmentation.
         classes: Number of classes if ``targets`` are label maps, else None.
         augment: False to train on the volumes unchanged.
-        weights: Weight of each volume in the loss, ≥ 0, [n]; normalised to mean 1.
         pull: Reference weights towards which every step also moves the network; None for no such term.
         checkpoint: File that is written every 50 steps and from which an interrupted run continues. A checkpoint of
             other data, seed, recipe or start weights is ignored. The caller deletes it.
@@ -173,14 +171,13 @@ def fit(
     Raises:
         InvalidInput: If shapes or values are wrong, or the loss diverges.
     """
-    _check(images, targets, weights, classes=classes)
+    _check(images, targets, classes=classes)
     started = time.monotonic()
     device = next(model.parameters()).device
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last_3d)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=WEIGHT_DECAY, fused=True)
-    share = np.ones(len(images)) if weights is None else weights / weights.mean()
-    run = {"identity": _identity(model, images, targets, share, recipe, seed=seed, augment=augment, pull=pull)}
+    run = {"identity": _identity(model, images, targets, recipe, seed=seed, augment=augment, pull=pull)}
     step, losses = _resume(checkpoint, run, model, optimizer)
     resumed_from = step
     if recipe.patch and any(n > size for n, size in zip(recipe.patch, images.shape[2:], strict=True)):
@@ -200,7 +197,7 @@ def fit(
         image, target = (torch.stack(each) for each in zip(*samples, strict=True))
         if recipe.modality_dropout:
             image = image * kept_channels(image.shape[:2], recipe.modality_dropout, seed=seed, step=step).to(image)
-        losses.append(_descend(model, optimizer, image, target, share[picks], amp=recipe.amp))
+        losses.append(_descend(model, optimizer, image, target, amp=recipe.amp))
         if pull is not None:
             pull.apply(model, rate=learning_rate(step, recipe))
         step += 1
@@ -236,7 +233,6 @@ def _descend(
     optimizer: torch.optim.Optimizer,
     image: torch.Tensor,
     target: torch.Tensor,
-    share: Float[np.ndarray, "b"],
     *,
     amp: bool,
 ) -> float:
@@ -244,8 +240,7 @@ def _descend(
     optimizer.zero_grad()
     with mixed_precision(image.device, enabled=amp):
         logits = model(image)
-    each = soft_dice_ce(logits.float(), target)
-    loss = (each * torch.tensor(share, dtype=each.dtype).to(each.device, non_blocking=True)).mean()
+    loss = soft_dice_ce(logits.float(), target).mean()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
     optimizer.step()
@@ -454,7 +449,7 @@ def _onto(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def _check(images: Arrays, targets: Arrays, weights: np.ndarray | None, *, classes: int | None) -> None:
+def _check(images: Arrays, targets: Arrays, *, classes: int | None) -> None:
     if len(images) == 0:
         raise InvalidInput("no volume to train on", remedy="check the data and the problems reported above")
     grid = targets.shape[2:] if classes is None else targets.shape[1:]
@@ -479,17 +474,12 @@ def _check(images: Arrays, targets: Arrays, weights: np.ndarray | None, *, class
         sums = target.sum(axis=0)
         if not (np.isfinite(sums).all() and target.min() >= -1e-4 and abs(sums - 1).max() < 1e-2):
             raise InvalidInput("training targets", limit="probabilities that sum to 1 in every voxel")
-    if weights is not None and not (
-        weights.shape == images.shape[:1] and np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0
-    ):
-        raise InvalidInput("training weights", value=weights.shape, limit="one finite number ≥ 0 per volume, not all 0")
 
 
 def _identity(
     model: torch.nn.Module,
     images: Arrays,
     targets: Arrays,
-    share: np.ndarray,
     recipe: TrainingConfig,
     *,
     seed: int,
@@ -501,7 +491,7 @@ def _identity(
     for arrays in (images, targets):
         for i in range(len(arrays)):
             total.update(np.ascontiguousarray(arrays[i]).tobytes())
-    total.update(np.ascontiguousarray(share).tobytes())
+    total.update(np.ones(len(images)).tobytes())  # version 0.1.0 could weight volumes; its checkpoints stay valid
     total.update(weights_to_bytes(model))
     if pull is not None:
         total.update(repr(pull.identity).encode())

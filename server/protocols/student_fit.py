@@ -72,7 +72,6 @@ def train_student(
     recipe: TrainingConfig,
     *,
     seed: int,
-    weights: Float[np.ndarray, "n"] | None = None,
     start: torch.nn.Module | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
@@ -86,7 +85,6 @@ def train_student(
         pseudo_labels: Float32 probabilities [n, k, x, y, z], background first.
         recipe: The training recipe.
         seed: Seed of initial weights and batches.
-        weights: Weight of each volume in the loss, float [n]; by default all are equal.
         start: A network of the same recipe, whose weights the training begins from; by default they are random.
         checkpoint: File to resume from; deleted at the end.
         on_step: Called with step and loss.
@@ -108,9 +106,7 @@ def train_student(
     )
     if start is not None:
         model.load_state_dict(start.state_dict())
-    result = fit(
-        model, images, pseudo_labels, recipe, seed=seed, weights=weights, checkpoint=checkpoint, on_step=on_step
-    )
+    result = fit(model, images, pseudo_labels, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return model, result

@@ -151,17 +151,6 @@ def test_the_loss_and_its_gradient_are_monais_soft_dice_and_torchs_cross_entropy
     torch.testing.assert_close(gradient, expected)
 
 
-def test_a_volume_of_weight_zero_teaches_nothing() -> None:
-    images, targets = balls(2)
-    recipe = TrainingConfig(channels=(4, 8), steps=5, batch_size=2)
-    weights = np.array([1.0, 0.0])
-    one, other = model(), model()
-    fit(one, images, targets, recipe, seed=5, weights=weights, augment=False)
-    targets[1] = np.roll(targets[1], 1, axis=0)
-    fit(other, images, targets, recipe, seed=5, weights=weights, augment=False)
-    assert weights_to_bytes(one) == weights_to_bytes(other)
-
-
 def test_every_epoch_shows_every_case_once() -> None:
     order = [pick for step in range(10) for pick in batch_of(step, cases=5, batch_size=3, seed=1)]
     for epoch in range(6):
@@ -260,8 +249,6 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     ]:
         with pytest.raises(InvalidInput, match=word):
             fit(model(), bad_images, bad_targets, recipe, seed=1)
-    with pytest.raises(InvalidInput, match="weights"):
-        fit(model(), images, targets, recipe, seed=1, weights=np.zeros(2))
 
 
 def label_maps(targets: np.ndarray) -> np.ndarray:

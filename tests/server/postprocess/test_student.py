@@ -53,17 +53,6 @@ def test_the_same_seed_gives_the_same_student_and_another_seed_another(
     assert not checkpoint.exists()
 
 
-def test_a_volume_of_weight_zero_teaches_nothing(public: tuple[np.ndarray, np.ndarray]) -> None:
-    images, labels = public
-    short = TrainingConfig(channels=(4, 8), steps=4, batch_size=4)
-    other = labels.copy()
-    other[0] = 1 / LABELS
-    weights = np.array([0.0, 1.0, 1.0, 1.0])
-    a, b = (train_student(images, x, short, seed=0, weights=weights)[0] for x in (labels, other))
-    for name, tensor in a.state_dict().items():
-        torch.testing.assert_close(tensor, b.state_dict()[name])
-
-
 def test_pseudo_labels_that_are_no_probabilities_are_refused(public: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = public
     for bad in (2 * labels, labels[:-1], labels[:, :1], labels[0], np.full_like(labels, np.nan)):
