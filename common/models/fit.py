@@ -256,7 +256,6 @@ def predict(
     *,
     patch: tuple[int, ...] = (),
     amp: bool = False,
-    inferer: Inferer | None = None,
 ) -> Float[np.ndarray, "k x y z"]:
     """Return class probabilities of one volume on the grid.
 
@@ -266,7 +265,6 @@ def predict(
         patch: Size of a sliding window (Gaussian weights, a quarter's overlap); empty for the whole volume. Volumes of
             more than :data:`WHOLE_VOXELS` voxels are always tiled.
         amp: True for mixed precision.
-        inferer: Used in place of :func:`inferer_of` if given.
 
     Returns:
         Float32 array [k, x, y, z] for k classes, summing to 1 in every voxel.
@@ -275,7 +273,7 @@ def predict(
     model.eval()
     with torch.inference_mode(), mixed_precision(device, enabled=amp):
         batch = torch.tensor(image, dtype=torch.float32, device=device)[None]
-        logits = (inferer or inferer_of(patch, image.shape[1:]))(batch, model)
+        logits = inferer_of(patch, image.shape[1:])(batch, model)
         del batch
         result: np.ndarray = torch.softmax(logits[0].float(), dim=0).cpu().numpy()
     return result
