@@ -4,7 +4,7 @@ The application mounts the routes of this module. Each request needs a session, 
 :func:`server.dashboard.security.admitted` checks; a request that changes anything also needs the session's token in the
 header ``X-CSRF-Token``. Unknown names are answered 404, and values out of range 422.
 
-FastAPI publishes the docstring of a route in the OpenAPI description, up to the form feed (``\\f``).
+FastAPI publishes the docstring of a route in the OpenAPI description, beside its parameters and answers.
 """
 
 from __future__ import annotations
@@ -143,14 +143,7 @@ routes = APIRouter(prefix="/api", responses={401: {"description": "Not signed in
 
 @routes.get("/me", tags=["session"])
 def me(session: SignedIn) -> Me:
-    """Return the signed-in user, the role, and the token for ``X-CSRF-Token``.
-    \f
-    Args:
-        session: The request's session.
-
-    Returns:
-        Name, role and token.
-    """
+    """Return the signed-in user, the role, and the token for ``X-CSRF-Token``."""
     return Me(session.user, str(session.role), session.csrf)
 
 
@@ -159,27 +152,13 @@ def me(session: SignedIn) -> Me:
 
 @routes.get("/overview", tags=["study"])
 def overview(service: Here) -> Overview:
-    """Return the Overview page: budget, sites, run and alarms.
-    \f
-    Args:
-        service: The dashboard's service.
-
-    Returns:
-        The page's content.
-    """
+    """Return the Overview page: budget, sites, run and alarms."""
     return service.overview()
 
 
 @routes.get("/study", tags=["study"])
 def study(service: Here) -> StudyPage:
-    """Return the Study page: ε after each charge, batches and refusals.
-    \f
-    Args:
-        service: The dashboard's service.
-
-    Returns:
-        The page's content.
-    """
+    """Return the Study page: ε after each charge, batches and refusals."""
     return service.study()
 
 
@@ -187,40 +166,20 @@ def study(service: Here) -> StudyPage:
 def noise(service: Here) -> NoiseView | None:
     """Return the standard deviation of each code coordinate over public shapes, and of the noise on an answer.
 
-    The result is null before a codec is fitted.
-    \f
-    Args:
-        service: The dashboard's service.
-
-    Returns:
-        The comparison; None before a codec is fitted, or if the codec has no spectrum.
+    The result is null before a codec is fitted, and for a codec without a spectrum.
     """
     return service.noise()
 
 
 @routes.get("/studies", tags=["study"])
 def studies(service: Here) -> tuple[StudyRow, ...]:
-    """Return every study of the ledger, with its settings, spending and measured gain.
-    \f
-    Args:
-        service: The dashboard's service.
-
-    Returns:
-        One entry for each study, newest first.
-    """
+    """Return every study of the ledger, newest first, with its settings, spending and measured gain."""
     return service.studies()
 
 
 @routes.get("/sites", tags=["study"])
 def sites(service: Here) -> list[ListedSite]:
-    """Return every registered site, with its own report if it has sent one.
-    \f
-    Args:
-        service: The dashboard's service.
-
-    Returns:
-        One entry for each site.
-    """
+    """Return every registered site, with its own report if it has sent one."""
     reports = service.reports()
     return [ListedSite(site, reports.get(site.name)) for site in service.overview().sites]
 
@@ -230,15 +189,7 @@ def table(
     service: Here,
     name: Literal["sites", "batches", "refusals", "curve", "labels", "decisions", "studies"],
 ) -> Response:
-    """Return the table of a page as CSV.
-    \f
-    Args:
-        service: The dashboard's service.
-        name: Name of the table.
-
-    Returns:
-        The CSV file, with a header line.
-    """
+    """Return the table of a page as CSV."""
     doubt = service.overview().budget.doubt
     rows: dict[str, Callable[[], Iterable[Any]]] = {
         "sites": lambda: (flat_site(site) for site in service.overview().sites),
@@ -268,39 +219,13 @@ def rows(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_ON_A_PAGE)] = 50,
 ) -> RowPage:
-    """Return a page of the ledger's rows, newest first.
-    \f
-    Args:
-        service: The dashboard's service.
-        kind: Only rows of this kind.
-        text: Only rows whose body contains this text, or whose hash equals it.
-        before: Only rows with a smaller number.
-        after: Only rows with a larger number.
-        limit: Largest number of rows.
-
-    Returns:
-        The rows, and the numbers at which the next older and newer page begin.
-
-    Raises:
-        InvalidInput: If the text contains a null character.
-    """
+    """Return a page of the ledger's rows, newest first, with the numbers at which older and newer pages begin."""
     return row_page(service.ledger_file, kind=kind, text=text, before=before, after=after, limit=limit)
 
 
 @routes.get("/ledger/rows/{seq}", tags=["ledger"], responses={404: {"description": "No such row"}})
 def row(service: Here, seq: RowNumber) -> RowDetail:
-    """Return one row of the ledger in full, with the first signed head (signed row hash) that covers the row.
-    \f
-    Args:
-        service: The dashboard's service.
-        seq: Number of the row.
-
-    Returns:
-        The row.
-
-    Raises:
-        HTTPException: 404 if there is no such row.
-    """
+    """Return one row of the ledger in full, with the first signed head (signed row hash) that covers the row."""
     found = row_detail(service.ledger_file, seq, ledger_id=service.ledger_id)
     if found is None:
         raise HTTPException(404, f"the ledger has no row {seq}")
@@ -312,15 +237,6 @@ def head(service: Here) -> SignedHead:
     """Return the newest signed head of the ledger: the hash of its newest row, signed with the ledger's key.
 
     A ledger that is cut or rewritten later no longer contains this head; keep a copy on another machine to detect that.
-    \f
-    Args:
-        service: The dashboard's service.
-
-    Returns:
-        The head.
-
-    Raises:
-        HTTPException: 404 if there is no signed head yet.
     """
     found = newest_head(service.ledger_file, ledger_id=service.ledger_id)
     if found is None:
@@ -345,14 +261,7 @@ def rows_json(service: Here, kind: Kind = None, text: Text = "") -> StreamingRes
 
 @routes.get("/ledger/verify", tags=["ledger"])
 def verified(service: Here) -> JobFacts:
-    """Return the state of the newest verification of the ledger, and its result.
-    \f
-    Args:
-        service: The dashboard's service.
-
-    Returns:
-        State and result.
-    """
+    """Return the state of the newest verification of the ledger, and its result."""
     return JobFacts(service.verify.state, service.verify.result)
 
 
@@ -361,12 +270,6 @@ def verify(service: Here) -> JobState:
     """Start a verification of the whole ledger: hash chain, signatures, totals and budgets.
 
     It runs in a process of its own. If one is running already, no second one is started.
-    \f
-    Args:
-        service: The dashboard's service.
-
-    Returns:
-        State of the job.
     """
     return service.verify.start()
 
@@ -376,13 +279,9 @@ def verify(service: Here) -> JobState:
 
 @routes.get("/certificate", tags=["certificate"])
 def certificate(service: Here) -> JobFacts:
-    """Return the state of the newest job that writes a privacy certificate.
-    \f
-    Args:
-        service: The dashboard's service.
+    """Return the state of the newest job that writes a privacy certificate, without a result.
 
-    Returns:
-        State of the job, without a result; ``never`` if this dashboard cannot issue certificates.
+    The state is ``never`` if this dashboard cannot issue certificates.
     """
     if service.certificate is None:
         return JobFacts(JobState("never"), None)
@@ -415,31 +314,13 @@ def certificate_file(service: Here, ending: Literal["pdf", "json"]) -> FileRespo
 
 @routes.get("/labels", tags=["labels"])
 def labels(service: Here) -> LabelsPage:
-    """Return every public volume, with the measures of its label and the newest decision of a person about it.
-    \f
-    Args:
-        service: The dashboard's service.
-
-    Returns:
-        The content of the Labels page.
-    """
+    """Return every public volume, with the measures of its label and the newest decision of a person about it."""
     return labels_page(service)
 
 
 @routes.get("/labels/{volume}", tags=["labels"], responses={404: _NONE})
 def label(service: Here, volume: Volume) -> LabelView:
-    """Return one public volume, with the measures of its label and the newest decision of a person about it.
-    \f
-    Args:
-        service: The dashboard's service.
-        volume: SHA-256 of the volume.
-
-    Returns:
-        The volume.
-
-    Raises:
-        HTTPException: 404 if the study has no such volume.
-    """
+    """Return one public volume, with the measures of its label and the newest decision of a person about it."""
     found = next((one for one in labels_page(service).labels if one.volume == volume), None)
     if found is None:
         raise HTTPException(404, "this study has no public volume with this SHA-256")
@@ -487,14 +368,7 @@ def label_nifti(
 
 @routes.get("/decisions", tags=["labels"])
 def decisions(service: Here) -> list[Decision]:
-    """Return every decision about a label, oldest first.
-    \f
-    Args:
-        service: The dashboard's service.
-
-    Returns:
-        The decisions.
-    """
+    """Return every decision about a label, oldest first."""
     return list(service.decisions.decisions())
 
 
@@ -506,19 +380,8 @@ def decisions(service: Here) -> list[Decision]:
 def decide(service: Here, session: Decider, volume: Volume, wish: DecisionWish) -> Decision:
     """Accept or reject the current label of a volume.
 
-    If the newest decision about this label is the same, it is returned and nothing is stored.
-    \f
-    Args:
-        service: The dashboard's service.
-        session: The session of a user who may decide.
-        volume: SHA-256 of the volume.
-        wish: The decision.
-
-    Returns:
-        The stored decision.
-
-    Raises:
-        HTTPException: 404 if the volume has no label, 400 if the note is too long.
+    If the newest decision about this label is the same, it is returned and nothing is stored. Answers 404 if the volume
+    has no label, and 400 if the note is too long.
     """
     (taken,) = take_decisions(service, [volume], user=session.user, verdict=wish.verdict, note=wish.note)
     return taken
@@ -532,12 +395,6 @@ def student(service: Here) -> StudentPage:
     """Return the Student page: loss curve, weights, controls, exported bundle and example volumes.
 
     The examples are the volumes on which the student and the label agree least and most.
-    \f
-    Args:
-        service: The dashboard's service.
-
-    Returns:
-        The page's content.
     """
     return student_page(service, labels_page(service))
 
@@ -592,16 +449,8 @@ async def plan_(service: Here, wishes: Annotated[Wishes, Query()]) -> dict[str, 
 @routes.get("/blocks/{page}", tags=["live"], responses={404: _NONE})
 def blocks(live: LivePages, page: PageName) -> dict[str, dict[str, str]]:
     """Return the current HTML blocks of a live page, for clients that cannot receive event streams.
-    \f
-    Args:
-        live: The live pages.
-        page: Name of the page.
 
-    Returns:
-        The HTML of each block by name, under the key ``blocks``.
-
-    Raises:
-        HTTPException: 404 if there is no such live page.
+    The key ``blocks`` holds the HTML of each block by name.
     """
     _check_live(page)
     return {"blocks": live.render(page)}
@@ -611,19 +460,8 @@ def blocks(live: LivePages, page: PageName) -> dict[str, dict[str, str]]:
 async def stream(request: Request, session: SignedIn, live: LivePages, page: PageName) -> StreamingResponse:
     """Stream the changed HTML blocks of a live page as server-sent events with JSON data.
 
-    Answers 429 if the user has too many open streams.
-    \f
-    Args:
-        request: The request; its session is checked again before each event.
-        session: The session of the request.
-        live: The live pages.
-        page: Name of the page.
-
-    Returns:
-        The stream, which ends when the session ends.
-
-    Raises:
-        HTTPException: 404 if there is no such live page, 429 if the user has too many open streams.
+    The session is checked again before each event; the stream ends when it ends. Answers 429 if the user has too many
+    open streams.
     """
     _check_live(page)
     if live.open[session.user] >= MOST_STREAMS:
