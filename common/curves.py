@@ -43,13 +43,7 @@ class TensorBoardCurves:
         self._writer = writer.SummaryWriter(log_dir=str((folder / run).absolute()))
 
     def point(self, name: str, value: float, *, step: int) -> None:
-        """Add a point to a curve.
-
-        Args:
-            name: Name of the curve.
-            value: Value of the point.
-            step: Step of the training.
-        """
+        """Add a point to a curve."""
         self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
@@ -73,13 +67,7 @@ class MlflowCurves:
         self._run = self._client.create_run(experiment, run_name=run).info.run_id
 
     def point(self, name: str, value: float, *, step: int) -> None:
-        """Add a point to a curve.
-
-        Args:
-            name: Name of the curve.
-            value: Value of the point.
-            step: Step of the training.
-        """
+        """Add a point to a curve."""
         self._client.log_metric(self._run, name, value, step=step)
 
     def close(self) -> None:

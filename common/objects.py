@@ -64,26 +64,13 @@ class ObjectsInMemory:
         self._objects: dict[str, bytes] = {}
 
     def put(self, data: bytes) -> str:
-        """Store bytes.
-
-        Args:
-            data: Public bytes.
-
-        Returns:
-            Their SHA-256 in hex.
-        """
+        """Store bytes."""
         name = sha256_bytes(data)
         self._objects[name] = bytes(data)
         return name
 
     def get(self, name: str) -> bytes:
         """Return stored bytes.
-
-        Args:
-            name: Their hash.
-
-        Returns:
-            The bytes.
 
         Raises:
             InvalidInput: If no bytes with this hash were stored.
@@ -110,9 +97,6 @@ class ObjectStore:
         Args:
             data: At most :data:`MAX_OBJECT_BYTES` public bytes.
 
-        Returns:
-            Their hash.
-
         Raises:
             InvalidInput: If they are too large.
         """
@@ -124,17 +108,7 @@ class ObjectStore:
         return name
 
     def get(self, name: str) -> bytes:
-        """Return stored bytes after verifying them.
-
-        Args:
-            name: Their hash.
-
-        Returns:
-            The bytes.
-
-        Raises:
-            InvalidInput: If they are missing or were altered.
-        """
+        """Return stored bytes after verifying them."""
         try:
             data = (self._directory / check_hash(name)).read_bytes()
         except FileNotFoundError as error:

@@ -100,14 +100,7 @@ class StudentStatement(Signed, Filed):
         return guarantee(self.mu_squared, budget, protection, accountant)
 
     def is_genuine(self, public_key: Ed25519PublicKey) -> bool:
-        """Return whether a key signed this statement, and whether the ledger head in it is signed validly.
-
-        Args:
-            public_key: The server's key.
-
-        Returns:
-            True if both signatures are valid.
-        """
+        """Return whether a key signed this statement, and whether the ledger head in it is signed validly."""
         return Signed.is_genuine(self, public_key) and self.head.is_genuine()
 
     def positions(self) -> dict[int, str]:

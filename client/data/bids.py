@@ -46,26 +46,13 @@ class BidsLayout:
     says: str = "sub-*/[ses-*/]anat/*.nii.gz, derivatives/…/*_dseg.nii.gz with a table dseg.tsv"
 
     def matches(self, directory: Path) -> bool:
-        """Tell whether the directory has subjects' ``anat`` folders.
-
-        Args:
-            directory: The dataset's folder.
-
-        Returns:
-            True if it looks like BIDS.
-        """
+        """Tell whether the directory has subjects' ``anat`` folders."""
         return any(path.is_dir() for path in directory.glob("sub-*/anat")) or any(
             path.is_dir() for path in directory.glob("sub-*/ses-*/anat")
         )
 
     def read(self, directory: Path) -> Dataset:
         """Read the dataset's index; no scan is opened.
-
-        Args:
-            directory: The dataset's folder.
-
-        Returns:
-            The dataset.
 
         Raises:
             InvalidInput: If there is no case, or the dataset's label tables contradict each other.

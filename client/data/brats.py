@@ -47,24 +47,11 @@ class BratsLayout:
     says = "CASE/CASE_flair.nii.gz, _t1, _t1ce, _t2 and _seg, or CASE/CASE-t2f.nii.gz, -t1n, -t1c, -t2w and -seg"
 
     def matches(self, directory: Path) -> bool:
-        """Tell whether a folder of the directory has two or more BraTS files.
-
-        Args:
-            directory: The dataset's folder.
-
-        Returns:
-            True if it looks like BraTS.
-        """
+        """Tell whether a folder of the directory has two or more BraTS files."""
         return any(len(_files(folder)[0]) > 1 for folder in _folders(directory))
 
     def read(self, directory: Path) -> Dataset:
         """Read the dataset's index; no scan is opened.
-
-        Args:
-            directory: The dataset's folder.
-
-        Returns:
-            The dataset.
 
         Raises:
             InvalidInput: If there is no case, or the folder mixes both versions of the layout.

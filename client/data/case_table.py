@@ -41,12 +41,6 @@ class TableLayout:
 
         If there is also a ``dataset.json``, a table without any of the known columns does not count, because it may
         contain notes.
-
-        Args:
-            directory: The dataset's folder.
-
-        Returns:
-            True if it has one.
         """
         table = table_in(directory, CASE_TABLES)
         if table is None or not (directory / "dataset.json").is_file():
@@ -56,12 +50,6 @@ class TableLayout:
 
     def read(self, directory: Path) -> Dataset:
         """Read the table; no scan is opened.
-
-        Args:
-            directory: The dataset's folder.
-
-        Returns:
-            The dataset.
 
         Raises:
             InvalidInput: If there is no table, it is empty or has wrong columns, or only some rows name a patient.

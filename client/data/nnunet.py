@@ -30,9 +30,6 @@ class NnunetLayout:
     def matches(self, directory: Path) -> bool:
         """Tell whether the directory has an nnU-Net ``dataset.json``.
 
-        Args:
-            directory: The dataset's folder.
-
         Returns:
             True if it looks like nnU-Net.
         """
@@ -44,12 +41,6 @@ class NnunetLayout:
 
     def read(self, directory: Path) -> Dataset:
         """Read the dataset's index; no scan is opened.
-
-        Args:
-            directory: The dataset's folder.
-
-        Returns:
-            The dataset.
 
         Raises:
             InvalidInput: If ``dataset.json`` is not nnU-Net's, or there is no case.

@@ -72,14 +72,7 @@ class TeacherVoters:
         self._teachers, self._data, self._foreign = teachers, data, foreign or {}
 
     def predict(self, volume: bytes) -> Sequence[Ask]:
-        """Return for each voter a function that computes the voter's prediction of a volume. # sensitive
-
-        Args:
-            volume: A public volume as NIfTI.
-
-        Returns:
-            The functions, in the voters' order.
-        """
+        """Return for each voter a function that computes the voter's prediction of a volume. # sensitive"""
         asks = list(self._teachers.ask(volume_from_bytes(volume, self._data).image))
         for slot, teacher in self._foreign.items():
             asks[slot] = partial(teacher.ask, volume)

@@ -35,16 +35,6 @@ class StandardTrainer:
     ) -> Trained:
         """Train a UNet on the voter's patients, from the public start or from random weights.
 
-        Args:
-            part: The voter's patients.
-            recipe: The study's recipe of a teacher.
-            seed: Seed of the first weights, the order and the augmentation.
-            checkpoint: File for resuming; None for none.
-            on_step: Called after each step with its number and loss.
-
-        Returns:
-            The network; its event is None.
-
         Raises:
             InvalidInput: If the start has other weights than the network, the part is empty, or the loss diverges.
         """

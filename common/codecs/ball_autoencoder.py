@@ -143,9 +143,6 @@ class BallAutoencoder:
     def encode(self, probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "l"]:
         """Encode class probabilities (:meth:`Codec.encode`).
 
-        Args:
-            probabilities: Float array [k, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
-
         Returns:
             Float64 array [l]. The activation φ guarantees ‖code‖₂ ≤ C.
 
@@ -164,16 +161,6 @@ class BallAutoencoder:
 
         The log-ratios are those of the public mean shape, plus the decoder's change for this code (shrunk for the
         noise), minus its change for the code 0.
-
-        Args:
-            mean_code: Float array [l].
-            noise_std: Standard deviation of the noise on every coordinate, in the code's units.
-
-        Returns:
-            Float32 array [k, x, y, z] that sums to 1 in every voxel.
-
-        Raises:
-            InvalidInput: If the code has another shape or a value is not finite.
         """
         code = check_code(mean_code, dimension=self.dimension) / self.radius
         noise = check_noise_std(noise_std) / self.radius
@@ -198,12 +185,6 @@ class BallAutoencoder:
         Args:
             header: The header of the codec's bytes.
             arrays: The arrays by name: ``centre``, ``metric``, ``powers`` and the network's weights.
-
-        Returns:
-            The codec.
-
-        Raises:
-            InvalidInput: If header and arrays contradict each other.
         """
         public = ("centre", "metric", "powers")
         dtypes = dict.fromkeys(arrays, np.float32) | dict.fromkeys(public, np.float64)
@@ -225,15 +206,6 @@ class BallAutoencoder:
         chooses for the planned noise, at most ``max_dimension``. On grids pooled by 4 or 8, copies are deformed and
         decoded maps are compared at twice the pooled resolution. This needs at most an eighth of the memory and time
         that the full resolution would need.
-
-        Args:
-            label_maps: Public label maps, uint8 [x, y, z].
-            labels: Number of classes.
-            config: The study's codec settings.
-            provenance: Hashes, seed and planned noise.
-
-        Returns:
-            The fitted codec.
 
         Raises:
             InvalidInput: If the grid has more than :data:`MAX_VOXELS` voxels, the maps are all alike, or fitting

@@ -107,9 +107,6 @@ class PaperPcaCodec:
     def encode(self, probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "l"]:
         """Encode class probabilities (:meth:`Codec.encode`): subtract the mean and project to the components.
 
-        Args:
-            probabilities: Float array [k, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
-
         Returns:
             Float64 array [l], not yet clipped.
 
@@ -123,15 +120,7 @@ class PaperPcaCodec:
     def decode(self, mean_code: Float[np.ndarray, "l"], *, noise_std: float) -> Float[np.ndarray, "k x y z"]:
         """Decode a mean code (:meth:`Codec.decode`) as mean + A_lᵀ z, cut at 0 and normalised.
 
-        Args:
-            mean_code: Float array [l].
-            noise_std: Standard deviation of the noise. It is checked, and has no influence on the result.
-
-        Returns:
-            Float32 array [k, x, y, z] that sums to 1 in every voxel.
-
-        Raises:
-            InvalidInput: If the code has another shape or a value is not finite.
+        ``noise_std`` is checked, and has no influence on the result.
         """
         code = check_code(mean_code, dimension=self.dimension)
         check_noise_std(noise_std)
@@ -146,18 +135,7 @@ class PaperPcaCodec:
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> PaperPcaCodec:
-        """Rebuild the codec (:meth:`Codec.from_parts`).
-
-        Args:
-            header: The header of the codec's bytes.
-            arrays: The arrays ``basis`` and ``mean``.
-
-        Returns:
-            The codec.
-
-        Raises:
-            InvalidInput: If header and arrays contradict each other.
-        """
+        """Rebuild the codec (:meth:`Codec.from_parts`)."""
         return cls(**read_header(header, grid=False, arrays=arrays, dtypes=_DTYPES))
 
     @classmethod
@@ -170,15 +148,6 @@ class PaperPcaCodec:
         provenance: Provenance,
     ) -> PaperPcaCodec:
         """Fit the mean to the maps, and the components to the maps and their augmented copies.
-
-        Args:
-            label_maps: Public label maps, uint8 [x, y, z].
-            labels: Number of classes.
-            config: The study's codec settings; its radius must be that of :func:`paper_radius`.
-            provenance: Hashes, seed and planned noise.
-
-        Returns:
-            The fitted codec.
 
         Raises:
             InvalidInput: If the radius is another one, the maps are too large or all alike, or have too few components.

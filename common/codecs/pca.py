@@ -123,9 +123,6 @@ class PcaCodec:
     def encode(self, probabilities: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "l"]:
         """Encode class probabilities (:meth:`Codec.encode`): weights · basis · metric · (log-ratios − centre).
 
-        Args:
-            probabilities: Float array [k, x, y, z] with values ≥ 0 that sum to 1 in every voxel.
-
         Returns:
             Float64 array [l], not yet clipped.
 
@@ -142,16 +139,6 @@ class PcaCodec:
         """Decode a mean code (:meth:`Codec.decode`).
 
         Each coordinate is shrunk by Wiener's weight p / (p + σ²), where p is the coordinate's variance (``powers``).
-
-        Args:
-            mean_code: Float array [l].
-            noise_std: Standard deviation σ of the noise on every coordinate, in the code's units.
-
-        Returns:
-            Float32 array [k, x, y, z] that sums to 1 in every voxel.
-
-        Raises:
-            InvalidInput: If the code has another shape or a value is not finite.
         """
         code = check_code(mean_code, dimension=self.dimension)
         shrunk = code * self.powers / (self.powers + check_noise_std(noise_std) ** 2)
@@ -170,12 +157,6 @@ class PcaCodec:
         Args:
             header: The header of the codec's bytes.
             arrays: The arrays ``basis``, ``centre``, ``metric``, ``variances`` and ``powers``.
-
-        Returns:
-            The codec.
-
-        Raises:
-            InvalidInput: If header and arrays contradict each other.
         """
         return cls(**read_header(header, grid=True, arrays=arrays, dtypes=_DTYPES))
 
@@ -193,15 +174,6 @@ class PcaCodec:
         The components come from the samples' Gram matrix in float64, so there are at most as many components as
         samples. Maps are pooled one after another, so memory holds one full map and all coarse ones. On grids pooled by
         4 or 8, copies are deformed at half that pooling.
-
-        Args:
-            label_maps: Public label maps, uint8 [x, y, z].
-            labels: Number of classes.
-            config: The study's codec settings.
-            provenance: Hashes, seed and planned noise.
-
-        Returns:
-            The fitted codec.
 
         Raises:
             InvalidInput: If the maps are all alike or have fewer components than ``config.dimension``.

@@ -137,9 +137,6 @@ class MsdLayout:
     def matches(self, directory: Path) -> bool:
         """Return whether a directory has this layout.
 
-        Args:
-            directory: The directory.
-
         Returns:
             True if it holds a ``dataset.json``.
         """
@@ -147,12 +144,6 @@ class MsdLayout:
 
     def read(self, directory: Path) -> Dataset:
         """Read the dataset (:func:`read_dataset`).
-
-        Args:
-            directory: The dataset's directory.
-
-        Returns:
-            The dataset.
 
         Raises:
             InvalidInput: If ``dataset.json`` is missing or unusable.

@@ -122,17 +122,7 @@ class Receipt(Signed):
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Read the JSON form of any known schema.
-
-        Args:
-            data: The parsed JSON.
-
-        Returns:
-            The receipt.
-
-        Raises:
-            InvalidInput: For anything else.
-        """
+        """Read the JSON form of any known schema."""
         if isinstance(data, dict) and (schema := data.get("schema")) != 1:
             if schema == 2:
                 data = _roster_in_each(data)
@@ -189,12 +179,6 @@ class Receipt(Signed):
 
         The head's signature is checked with the key that the head itself names. Of the rosters in the receipt, the
         receipt's signature covers only those in :attr:`shown`.
-
-        Args:
-            public_key: The server's key.
-
-        Returns:
-            True if both signatures are valid.
         """
         return Signed.is_genuine(self, public_key) and self.head.is_genuine()
 

@@ -85,9 +85,6 @@ class AppearanceSite(SiteProtocol):
     def describes(self, query: QuerySpec) -> bool:
         """Return whether a query belongs to this protocol.
 
-        Args:
-            query: The query.
-
         Returns:
             True if its ``centre`` names a frame.
         """
@@ -95,14 +92,6 @@ class AppearanceSite(SiteProtocol):
 
     def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
         """Return the encoder of the query's frame.
-
-        Args:
-            query: The query.
-            codec: The study's codec.
-            fetch: Gets public objects by content hash.
-
-        Returns:
-            The encoder.
 
         Raises:
             InvalidInput: If the frame was made for another codec, has more than one row of statistics, or has another
@@ -136,10 +125,6 @@ class AppearanceEncoder:
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
         """Return a volume's sums for one structure after another: voxels, values and squares of values. # sensitive
-
-        Args:
-            probabilities: The voter's prediction, [k, x, y, z].
-            image: Returns the volume's image.
 
         Returns:
             Float64 array of shape [J · (1 + 2C)], for J structures and C channels.

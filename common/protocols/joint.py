@@ -27,9 +27,6 @@ class JointSite(SiteProtocol):
     def describes(self, query: QuerySpec) -> bool:
         """Return whether a query belongs to this protocol.
 
-        Args:
-            query: The query.
-
         Returns:
             True if its ``centre`` names a frame.
         """
@@ -37,14 +34,6 @@ class JointSite(SiteProtocol):
 
     def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
         """Return the encoder of the query's frame.
-
-        Args:
-            query: The query.
-            codec: The study's codec.
-            fetch: Gets public objects by content hash.
-
-        Returns:
-            The encoder.
 
         Raises:
             InvalidInput: If the frame was made for another codec or another number of volumes, or has another dimension
@@ -67,27 +56,9 @@ class FrameEncoder:
     frame: Frame
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
-        """Encode the sharpened prediction of one volume. # sensitive
-
-        Args:
-            probabilities: Class probabilities, [k, x, y, z].
-            image: Not called.
-
-        Returns:
-            Float array of shape [l].
-
-        Raises:
-            InvalidInput: If the probabilities are invalid.
-        """
+        """Encode the sharpened prediction of one volume. # sensitive"""
         return self.codec.encode(self.frame.sharpen(probabilities))
 
     def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "d"]:
-        """Combine the codes of all volumes by the frame. # sensitive
-
-        Args:
-            codes: The voter's codes, [n, l].
-
-        Returns:
-            Float array of shape [d], not yet clipped.
-        """
+        """Combine the codes of all volumes by the frame. # sensitive"""
         return self.frame.encode(codes)

@@ -21,28 +21,13 @@ class PerVolumeSite(SiteProtocol):
     def describes(self, query: QuerySpec) -> bool:
         """Return whether a query belongs to this protocol.
 
-        Args:
-            query: The query.
-
         Returns:
             True if it has one volume and its ``centre`` names no frame.
         """
         return query.centre == "zero" and len(query.volumes) == 1
 
     def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
-        """Return the codec as encoder.
-
-        Args:
-            query: The query.
-            codec: The study's codec.
-            fetch: Not called.
-
-        Returns:
-            The encoder.
-
-        Raises:
-            InvalidInput: If the query has another dimension than the codec.
-        """
+        """Return the codec as encoder."""
         check_dimension(query, codec.dimension, whose="codec")
         return PlainEncoder(codec)
 
@@ -54,29 +39,11 @@ class PlainEncoder:
     codec: Codec
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
-        """Encode the prediction of one volume. # sensitive
-
-        Args:
-            probabilities: Class probabilities, [k, x, y, z].
-            image: Not called.
-
-        Returns:
-            Float array of shape [l].
-
-        Raises:
-            InvalidInput: If the probabilities are invalid.
-        """
+        """Encode the prediction of one volume. # sensitive"""
         return self.codec.encode(probabilities)
 
     def of_voter(self, codes: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "l"]:
-        """Return the code of the only volume. # sensitive
-
-        Args:
-            codes: The voter's codes, [1, l].
-
-        Returns:
-            Float array of shape [l], not yet clipped.
-        """
+        """Return the code of the only volume. # sensitive"""
         (code,) = codes
         result: np.ndarray = code
         return result

@@ -113,14 +113,7 @@ class RotatedFile:
         self._path, self._max_bytes, self._kept = path, max_bytes, kept
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Append one record as a line; rotate the file first if it would become too large.
-
-        Args:
-            record: The result of :func:`~common.security_log.events.log_record`.
-
-        Raises:
-            OSError: If the file cannot be written.
-        """
+        """Append one record as a line; rotate the file first if it would become too large."""
         line = line_of(record).encode() + b"\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists() and self._path.stat().st_size + len(line) > self._max_bytes:
@@ -140,14 +133,7 @@ class LocalSyslog:
         self._path = path
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Send one record to the syslog daemon.
-
-        Args:
-            record: The result of :func:`~common.security_log.events.log_record`.
-
-        Raises:
-            OSError: If the daemon cannot be reached.
-        """
+        """Send one record to the syslog daemon."""
         text = f"<{_priority(record)}>{IDENTIFIER}[{os.getpid()}]: {line_of(record)}"
         _datagram(self._path, text.encode())
 
@@ -159,14 +145,7 @@ class Journal:
         self._path = path
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Send one record to the journal.
-
-        Args:
-            record: The result of :func:`~common.security_log.events.log_record`.
-
-        Raises:
-            OSError: If the journal cannot be reached.
-        """
+        """Send one record to the journal."""
         fields = {
             "MESSAGE": line_of(record),
             "PRIORITY": SEVERITIES[record["severity"]],
@@ -193,9 +172,6 @@ class RemoteSyslog:
 
     def send(self, record: Mapping[str, Any]) -> None:
         """Send one record; open the connection first if there is none.
-
-        Args:
-            record: The result of :func:`~common.security_log.events.log_record`.
 
         Raises:
             OSError: If the server cannot be reached or the connection breaks.

@@ -64,13 +64,6 @@ class EventfulWire(Wire):
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
         """Deliver the messages and return the replies that are not lost.
 
-        Args:
-            bodies: Message by node id.
-            timeout_s: Not used.
-
-        Returns:
-            The replies.
-
         Raises:
             _Stopped: If codes were requested in more than ``stop_after`` batches, as if the server had been killed.
         """

@@ -56,14 +56,7 @@ class SiteVoters:
     site: int
 
     def predict(self, volume: bytes) -> Sequence[Ask]:
-        """Return for each voter a function that gives the voter's answer.
-
-        Args:
-            volume: A public volume; it is not read.
-
-        Returns:
-            The functions.
-        """
+        """Return for each voter a function that gives the voter's answer."""
         return [partial(self._say, word) for word in self.world.sayings(self.subject, self.site)]
 
     def _say(self, word: str) -> Float[np.ndarray, "k x y z"] | None:

@@ -71,10 +71,6 @@ class PerVolume(QueryProtocol):
     def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
         """Yield all queries at once, since no query depends on another query's answer.
 
-        Args:
-            public: The study's public material (terms, codec, volumes).
-            answer_of: Not used.
-
         Yields:
             One group with all queries.
         """
@@ -147,12 +143,6 @@ class SaidOfEach(Said):
 
         With a linear codec the samples are from the posterior of the code, given the answer. With another codec they
         are the answer plus fresh noise.
-
-        Args:
-            draws: Number of samples.
-
-        Yields:
-            One :class:`Doubt` for each answered volume.
         """
         rng = np.random.default_rng(DRAW_SEED)
         for answer, codec in self._decoders():

@@ -42,10 +42,6 @@ class InRounds(QueryProtocol):
 
         If all rounds are answered already, the last query is yielded again, because sites may lack its receipts.
 
-        Args:
-            public: The study's public material (terms, codec, volumes).
-            answer_of: Returns the stored answer to a query id, or None.
-
         Yields:
             One query at a time.
         """

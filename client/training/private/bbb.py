@@ -200,11 +200,7 @@ class PosteriorDescent:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a saved state.
-
-        Args:
-            state: What :meth:`state` returned.
-        """
+        """Restore a saved state."""
         with torch.no_grad():
             for leaf, saved in zip(self._leaves, state["leaves"], strict=True):
                 leaf.copy_(saved)

@@ -63,14 +63,7 @@ class PoissonSampler:
         return float(self.patients * self.rate)
 
     def batch(self, step: int) -> Int64[np.ndarray, "b"]:
-        """Draw the slots of one step. Every call draws anew; ``step`` is not used.
-
-        Args:
-            step: Number of the step.
-
-        Returns:
-            Slots in ascending order, int64 [b].
-        """
+        """Draw the slots of one step. Every call draws anew; ``step`` is not used."""
         words = np.frombuffer(self.entropy(8 * self.patients), dtype="<u8")
         threshold = (self.rate.numerator << 64) // self.rate.denominator
         joined = np.ones(self.patients, dtype=bool) if threshold >> 64 else words < np.uint64(threshold)
@@ -108,14 +101,7 @@ class FixedPartition:
         return self.patients / self.batches
 
     def batch(self, step: int) -> Int64[np.ndarray, "b"]:
-        """Return the slots of the batch that this step visits.
-
-        Args:
-            step: Number of the step.
-
-        Returns:
-            Slots in ascending order, int64 [b].
-        """
+        """Return the slots of the batch that this step visits."""
         words = np.frombuffer(hashlib.shake_256(self.key).digest(8 * self.patients), dtype="<u8")
         order = np.argsort(words, kind="stable").astype(np.int64)
         return np.sort(order[step % self.batches :: self.batches])

@@ -84,9 +84,6 @@ class PrivateTrainer:
             checkpoint: File for resuming; None for none.
             on_step: Called after each step with its number, and nan in place of a loss.
 
-        Returns:
-            The network and what it spent.
-
         Raises:
             InvalidInput: If the plan, the start or the network is refused.
             Refused: If another run spends the same training.

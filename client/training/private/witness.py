@@ -53,9 +53,6 @@ class LedgerWitness:
 
         One ledger row covers several steps. It may therefore also count later steps, some of which may never be drawn.
 
-        Args:
-            steps: Number of steps that the ledger must count as drawn.
-
         Raises:
             Refused: ``training-busy`` if another run is drawing the same steps.
         """

@@ -83,15 +83,8 @@ class Appearance(InRounds):
           labels that the ``zero_code`` network predicts;
         * ``shuffled_codes``: trained on the student's labels, each given to another volume.
 
-        Args:
-            lesson: Public data and released labels to learn from.
-            name: One of :data:`~server.protocols.controls.CONTROLS`.
-
         Returns:
             The training; None for ``shuffled_codes`` if there is only one label.
-
-        Raises:
-            InvalidInput: If there is no answer or no label, or no control of this name.
         """
         before, after = _looks(lesson)
 
