@@ -28,7 +28,6 @@ from client.records.journal import TrainingJournal
 from client.training.contract import Part
 from client.training.private import teachers
 from client.training.private.clipped_sums import Parts, integer_sum
-from client.training.private.descent import cosine
 from client.training.private.mac import Penalty, VolumeMac, coordinates, objective
 from client.training.private.teachers import Setup, train_privately
 from common.config import TrainingConfig
@@ -73,9 +72,8 @@ class SecondOrder(VolumeMac):
     def __init__(self, setup: Setup, how: How) -> None:
         s = setup.settings
         penalty = Penalty(s.mu, s.mu_growth, s.z_steps, s.z_rate)
-        rate = cosine(s.learning_rate)
-        super().__init__(setup.model, setup.patients, rate=rate, clip=s.clip, penalty=penalty, steps=s.steps)
-        self.how, self.chunk, blocks = how, s.chunk, self.blocks.weights
+        super().__init__(setup.model, setup.patients, setup.terms, penalty=penalty, steps=s.steps)
+        self.how, blocks = how, self.blocks.weights
         self.last = blocks[-1]
         r = (((1 - how.share) / len(blocks)) ** -0.5,) * len(blocks)
         names, clips = (*blocks, tuple(f"{name}.c" for name in self.last)), (s.clip,) * len(blocks)

@@ -20,7 +20,7 @@ from client.training.private.blocks import Blocks, blocks_of
 from client.training.private.clipped_sums import RADIUS_INT, Parts, integer_sum
 from client.training.private.gradients import plain_weights, segmentation_loss
 from client.training.private.mac import Penalty, VolumeMac
-from client.training.private.strategies_3d import Patients, layer_parts, per_patient
+from client.training.private.strategies_3d import Patients, StepTerms, layer_parts, per_patient
 from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
@@ -149,7 +149,7 @@ def a_block_is_as_long_as_its_clip() -> None:
 
 def made(people: Patients, *, clip: float = 1e-3, penalty: Penalty = HOW, steps: int = 10) -> VolumeMac:
     net = build_unet(NETWORKS["unet"], in_channels=1, out_channels=3, seed=3)
-    return VolumeMac(net, people, rate=lambda step, steps: 1e-2, clip=clip, penalty=penalty, steps=steps)
+    return VolumeMac(net, people, StepTerms(lambda step, steps: 1e-2, clip), penalty=penalty, steps=steps)
 
 
 # ---- wrong versions --------------------------------------------------------------------------------------------------

@@ -274,7 +274,8 @@ def a_layer_is_as_long_as_its_clip() -> None:
     """A long gradient's released length in its own units: the clip that was asked for, in every layer."""
     images, targets = (tensor[:, 0] for tensor in volume(1))
     people = volumes.Patients(images, targets, (0,))
-    strategy = volumes.VolumeSgd(small_net().float(), people, rate=lambda s, t: 0.1, clip=1e-3, per_layer=True)
+    terms = volumes.StepTerms(lambda s, t: 0.1, clip=1e-3, per_layer=True)
+    strategy = volumes.VolumeSgd(small_net().float(), people, terms)
     lengths_are(strategy, 1e-3)
 
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +34,7 @@ from torch.func import grad
 
 from client.training.private.blocks import Blocks, blocks_of
 from client.training.private.gradients import PatientLoss, Weights
-from client.training.private.strategies_3d import Patients, VolumeSgd, per_patient
+from client.training.private.strategies_3d import Patients, StepTerms, VolumeSgd, per_patient
 from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
 
@@ -208,11 +207,9 @@ class VolumeMac(VolumeSgd):
     Args:
         model: The network.
         patients: The voter's scans.
-        clip: Norm bound Θ of every block's coefficients.
+        terms: How a step is taken. Its clip is the norm bound Θ of every block's coefficients.
         penalty: Settings of the Z-step.
         steps: Number of planned steps, over which μ grows.
-        method: How per-patient gradients are computed, ``vmap`` or ``loop``.
-        shared: Further arguments of :class:`~client.training.private.strategies_3d.OnVolumes`.
 
     Raises:
         InvalidInput: If the network is not a graph of blocks, or makes patients' gradients depend on each other.
@@ -222,27 +219,19 @@ class VolumeMac(VolumeSgd):
         self,
         model: torch.nn.Module,
         patients: Patients,
+        terms: StepTerms,
         *,
-        clip: float,
         penalty: Penalty,
         steps: int,
-        method: str = "vmap",
-        **shared: Any,
     ) -> None:
-        super().__init__(model, patients, clip=clip, method=method, **shared)
-        self.blocks, self.penalty, self.steps, self.method = blocks_of(model), penalty, steps, method
-        self.parts = self.blocks.parts(clip)
+        super().__init__(model, patients, terms)
+        self.blocks, self.penalty, self.steps, self.method = blocks_of(model), penalty, steps, terms.method
+        self.parts = self.blocks.parts(terms.clip)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
         """Return the clipped integer sum of patients' gradients of the :func:`objective`. # sensitive until noised
 
         The sum is over the patients in the given slots. The penalty has this step's weight.
-
-        Args:
-            batch: Slots of the step, int64 [b].
-
-        Returns:
-            int64 sums by parameter name.
         """
         mu = self.penalty.at(self.turn + 1, self.steps)
         self.gradients = per_patient(mac_loss(self.blocks, soft_dice_ce, mu=mu, how=self.penalty), self.method)

@@ -168,39 +168,44 @@ def _as_float(array: torch.Tensor | np.ndarray) -> torch.Tensor:
     return array.float() if isinstance(array, torch.Tensor) else torch.tensor(array, dtype=torch.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class StepTerms:
+    """How a private strategy on a 3D network takes a step.
+
+    Attributes:
+        rate: Learning-rate schedule.
+        clip: Norm bound of a patient's gradient, or of each layer's part of it with ``per_layer``.
+        chunk: Number of patients whose gradients are computed at once.
+        method: ``vmap``, or ``loop`` for one patient at a time in the least memory.
+        per_layer: ``clip`` bounds each layer (:func:`layer_parts`) instead of all parameters together.
+    """
+
+    rate: Rate
+    clip: float = 1.0
+    chunk: int = 4
+    method: str = "vmap"
+    per_layer: bool = False
+
+
 class OnVolumes(ABC):
     """The parts that all private strategies on a 3D network share: patients, loss, clipping, and the step's number.
 
     Args:
         model: The network.
         patients: The voter's scans.
-        rate: Learning-rate schedule.
-        clip: Norm bound of a patient's gradient, or of each layer's part of it with ``per_layer``.
-        chunk: Number of patients whose gradients are computed at once.
-        method: ``vmap``, or ``loop`` for one patient at a time in the least memory.
-        per_layer: ``clip`` bounds each layer (:func:`layer_parts`) instead of all parameters together.
+        terms: How a step is taken.
 
     Raises:
         InvalidInput: If the network or the loss makes patients' gradients depend on each other.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        patients: Patients,
-        *,
-        rate: Rate,
-        clip: float = 1.0,
-        chunk: int = 4,
-        method: str = "vmap",
-        per_layer: bool = False,
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, patients: Patients, terms: StepTerms) -> None:
         refuse_coupling(model)
         refuse_pooled(soft_dice_ce)
         self.start = plain_weights(model)
-        self.patients, self.rate, self.chunk = patients, rate, chunk
-        self.parts = clipped_parts(model, clip, per_layer=per_layer)
-        self.gradients = per_patient(segmentation_loss(model, soft_dice_ce), method)
+        self.patients, self.rate, self.chunk = patients, terms.rate, terms.chunk
+        self.parts = clipped_parts(model, terms.clip, per_layer=terms.per_layer)
+        self.gradients = per_patient(segmentation_loss(model, soft_dice_ce), terms.method)
         self.turn = -1
 
     @property
@@ -213,14 +218,7 @@ class OnVolumes(ABC):
         return self.weights
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
-        """Return the next step's clipped integer sum over the patients in these slots. # sensitive until noised
-
-        Args:
-            batch: Slots of the step, int64 [b].
-
-        Returns:
-            int64 sums by parameter name.
-        """
+        """Return the next step's clipped integer sum over the patients in these slots. # sensitive until noised"""
         weights, self.turn = self._weights_of_step(), self.turn + 1
         return total_over(weights, self.patients, batch, self.gradients, self.parts, chunk=self.chunk, turn=self.turn)
 
@@ -231,11 +229,11 @@ class VolumeSgd(OnVolumes):
     Args:
         model: The network.
         patients: The voter's scans.
-        shared: Arguments of :class:`OnVolumes`.
+        terms: How a step is taken.
     """
 
-    def __init__(self, model: torch.nn.Module, patients: Patients, **shared: Any) -> None:
-        super().__init__(model, patients, **shared)
+    def __init__(self, model: torch.nn.Module, patients: Patients, terms: StepTerms) -> None:
+        super().__init__(model, patients, terms)
         self.leaves = {name: w.requires_grad_() for name, w in self.start.items()}
         self.optimizer = torch.optim.Adam(self.leaves.values())
 
@@ -248,13 +246,7 @@ class VolumeSgd(OnVolumes):
         """None: DP-SGD has no posterior."""
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
-        """Take one Adam step along the private mean.
-
-        Args:
-            mean: Private mean by parameter name.
-            step: Number of the step, from 0.
-            steps: Number of planned steps.
-        """
+        """Take one Adam step along the private mean."""
         descend(
             list(self.leaves.values()), [mean[name] for name in self.leaves], self.optimizer, self.rate(step, steps)
         )
@@ -265,11 +257,7 @@ class VolumeSgd(OnVolumes):
         return {"weights": weights, "optimizer": self.optimizer.state_dict(), "turn": self.turn}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a saved state.
-
-        Args:
-            state: What :meth:`state` returned.
-        """
+        """Restore a saved state."""
         with torch.no_grad():
             for name, leaf in self.leaves.items():
                 leaf.copy_(state["weights"][name])
@@ -283,23 +271,23 @@ class VolumeBbb(OnVolumes):
     Args:
         model: The network.
         patients: The voter's scans.
+        terms: How a step is taken.
         prior: The prior of the weights.
         initial_std: First standard deviation of every weight.
         seed: Seed of the weight samples.
-        shared: Arguments of :class:`OnVolumes`.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
         patients: Patients,
+        terms: StepTerms,
         *,
         prior: Prior,
         initial_std: float,
         seed: int,
-        **shared: Any,
     ) -> None:
-        super().__init__(model, patients, **shared)
+        super().__init__(model, patients, terms)
         self.descent = PosteriorDescent(WeightPosterior.around(self.start, std=initial_std), prior, seed=seed)
 
     @property
@@ -322,13 +310,7 @@ class VolumeBbb(OnVolumes):
         return {name: w.float() for name, w in self.descent.sample().items()}
 
     def apply(self, mean: Mapping[str, torch.Tensor], *, step: int, steps: int) -> None:
-        """Take one Adam step of the posterior along the private mean.
-
-        Args:
-            mean: Private mean by parameter name.
-            step: Number of the step, from 0.
-            steps: Number of planned steps.
-        """
+        """Take one Adam step of the posterior along the private mean."""
         self.descent.apply(mean, self.rate(step, steps))
 
     def state(self) -> dict[str, Any]:
@@ -336,11 +318,7 @@ class VolumeBbb(OnVolumes):
         return {**self.descent.state(), "turn": self.turn}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a saved state.
-
-        Args:
-            state: What :meth:`state` returned.
-        """
+        """Restore a saved state."""
         self.descent.restore(state)
         self.turn = int(state["turn"])
 

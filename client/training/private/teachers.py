@@ -8,10 +8,9 @@ gradient depend on another patient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,14 +23,12 @@ from client.training.private.engine import Strategy, run
 from client.training.private.gradients import load_weights_into, plain_weights
 from client.training.private.mac import Penalty, VolumeMac
 from client.training.private.settings import STRATEGIES, PrivateSettings
-from client.training.private.strategies_3d import Patients, VolumeBbb, VolumeSgd
+from client.training.private.strategies_3d import Patients, StepTerms, VolumeBbb, VolumeSgd
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep
 from common.models.unet import build_unet, load_weights
 from common.registry import registered
-
-S = TypeVar("S")
 
 RARE = -2.5
 """Output bias of every structure relative to background before the first step."""
@@ -172,20 +169,12 @@ class Setup:
     seed: int
     begun: bool
 
-    def made(self, kind: Callable[..., S], **own: object) -> S:
-        """Make a strategy with the settings that all strategies share.
-
-        Args:
-            kind: Class of the strategy.
-            own: Arguments of this strategy only.
-
-        Returns:
-            The strategy.
-        """
+    @property
+    def terms(self) -> StepTerms:
+        """How a strategy with these settings takes a step."""
         s = self.settings
         chunk = 1 if s.method == "loop" else s.chunk  # a loop takes one patient at a time, whatever the chunk
-        shared = {"rate": cosine(s.learning_rate), "clip": s.clip, "chunk": chunk, "method": s.method}
-        return kind(self.model, self.patients, **shared, **own)
+        return StepTerms(cosine(s.learning_rate), s.clip, chunk, s.method, s.per_layer)
 
 
 def sgd(setup: Setup) -> VolumeSgd:
@@ -197,7 +186,7 @@ def sgd(setup: Setup) -> VolumeSgd:
     Returns:
         The strategy.
     """
-    return setup.made(VolumeSgd, per_layer=setup.settings.per_layer)
+    return VolumeSgd(setup.model, setup.patients, setup.terms)
 
 
 def bbb(setup: Setup) -> VolumeBbb:
@@ -213,7 +202,7 @@ def bbb(setup: Setup) -> VolumeBbb:
     """
     s = setup.settings
     prior = Prior(s.temperature, s.prior_std, setup.slots, plain_weights(setup.model) if setup.begun else None)
-    return setup.made(VolumeBbb, prior=prior, initial_std=s.initial_std, seed=setup.seed, per_layer=s.per_layer)
+    return VolumeBbb(setup.model, setup.patients, setup.terms, prior=prior, initial_std=s.initial_std, seed=setup.seed)
 
 
 def mac(setup: Setup) -> VolumeMac:
@@ -226,4 +215,5 @@ def mac(setup: Setup) -> VolumeMac:
         The strategy.
     """
     s = setup.settings
-    return setup.made(VolumeMac, penalty=Penalty(s.mu, s.mu_growth, s.z_steps, s.z_rate), steps=s.steps)
+    penalty = Penalty(s.mu, s.mu_growth, s.z_steps, s.z_rate)
+    return VolumeMac(setup.model, setup.patients, setup.terms, penalty=penalty, steps=s.steps)
