@@ -53,8 +53,8 @@ from client.site.books import writing_teachers
 from client.site.deals import patients_seen
 from client.site.enrolment import study_start
 from client.teachers.comparison import OWN_TEACHERS, Answer, codec_of, references
-from client.teachers.evaluation_input import PARTS, load_bundle, parts_of
-from client.teachers.fit_of_cases import Fit, level_at_home
+from client.teachers.evaluation_input import NOT_USED, load_bundle, parts_of
+from client.teachers.fit_of_cases import Fit, fit_of
 from client.teachers.pulled_student import STUDENT_DIR
 from client.training.voter import LabelledScan
 from common.config import Study, TrainingConfig, load_study
@@ -233,42 +233,32 @@ def _scored_before(
     """
     folder = options.student or options.site_dir / STUDENT_DIR / "bundle"
     others, missing = references(options.site_dir, study, codec=codec_of(folder))
-    own = next((one for one in others if one.name == OWN_TEACHERS), None)
-    parts, elsewhere = ({} if own is None else parts_of(options.site_dir, found.dataset)), options.data is not None
-    answers: dict[str, Answer] = {
-        Way.STUDENT: partial(predict, bundle.network, patch=bundle.patch, amp=study.student.amp)
+    parts, elsewhere = parts_of(options.site_dir, found.dataset), options.data is not None
+    with_teachers = elsewhere or (parts and folds_for(len(material.patients)))
+    compared = [one for one in others if one.public or with_teachers]
+    student = partial(predict, bundle.network, patch=bundle.patch, amp=study.student.amp)
+    rows: dict[str, list[list[Row]]] = {
+        name: [[] for _ in material.patients] for name in (Way.STUDENT, *(one.name for one in compared))
     }
-    answers |= {one.name: one.answer for one in others if one.public}
-    if own is not None and (elsewhere or (parts and folds_for(len(material.patients)))):
-        answers[OWN_TEACHERS] = own.answer
-    rows: dict[str, list[list[Row]]] = {name: [[] for _ in material.patients] for name in answers}
     for place, patient in enumerate(material.patients):
         for case, scan in zip(patient.cases, patient.scans, strict=True):
             image, truth = read(scan.image), read(scan.label)
-            part, voter = parts.get(case.id, (PARTS[2], -1))
-            for name, usual_answer in answers.items():
-                seen = own is not None and name == OWN_TEACHERS and part == PARTS[0]
-                answer = own.without(voter) if own is not None and seen else usual_answer
+            use = parts.get(case.id, NOT_USED)
+            answers: dict[str, Answer | None] = {Way.STUDENT: student}
+            answers |= {one.name: one.untrained(*use) for one in compared}
+            for name, answer in answers.items():
                 drawn = None if answer is None else answer(image).argmax(axis=0).astype(np.uint8)
                 row = () if drawn is None else dice_per_class(drawn, truth, study.data.student.members)
                 rows[name][place].append(tuple(row))
     dice = {name: [mean_present(row) for each in per_patient for row in each] for name, per_patient in rows.items()}
-    here = dice.pop(OWN_TEACHERS, [])
-    teachers = {TEACHERS: rows[OWN_TEACHERS]} if here and parts and not all(map(math.isnan, here)) else {}
-    if own is None:
-        why = next((one.reason for one in missing if one.name == OWN_TEACHERS), "")
-    elif not parts:
-        why = "it is not known which patients trained them"
-    else:
-        why = "every patient trained the only one that could answer"
+    scored_teachers = parts and not all(map(math.isnan, dice.get(OWN_TEACHERS, ())))
+    teachers = {TEACHERS: rows[OWN_TEACHERS]} if scored_teachers else {}
+    unseen = "every patient trained the only one that could answer"
+    why = unseen if parts else "it is not known which patients trained them"
+    why = next((one.reason for one in missing if one.name == OWN_TEACHERS), why)
     return Before(
         {Way.STUDENT: rows[Way.STUDENT], **teachers},
-        Fit(
-            here=tuple(here) if elsewhere else (),
-            home=level_at_home(options.site_dir, config, study, own) if own is not None and elsewhere else (),
-            public={name: mean_present(each) for name, each in dice.items()},
-            accepted=options.even_if_unfit,
-        ),
+        fit_of(options.site_dir, config, study, others, dice, elsewhere=elsewhere, accepted=options.even_if_unfit),
         no_teachers="" if teachers else why,
     )
 

@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Float
 
 from client.site.enrolment import study_start
+from client.teachers.evaluation_input import PARTS
 from client.teachers.teacher import Teachers
 from common.codecs import load_codec, shapes
 from common.config import Study
@@ -58,6 +59,18 @@ class Reference:
     answer: Answer
     public: bool
     without: Callable[[int], Answer | None] = lambda voter: None
+
+    def untrained(self, part: str, voter: int) -> Answer | None:
+        """Return the model as it may score a case, which no voter that answers was trained on.
+
+        Args:
+            part: How the site's teachers used the case, of :data:`~client.teachers.evaluation_input.PARTS`.
+            voter: The case's voter.
+
+        Returns:
+            The model; None if its only voter was trained on the case.
+        """
+        return self.without(voter) if part == PARTS[0] and not self.public else self.answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from client.data.layouts import open_for_training
-from client.policy import SiteConfig, load_site
+from client.policy import load_site
 from client.records.seen_patients import seen_by
 from client.site.deals import read_withdrawn, trained_on
 from client.teachers.comparison import (
@@ -42,13 +42,13 @@ from client.teachers.comparison import (
     gone,
     references,
 )
-from client.teachers.evaluation_input import PARTS, load_bundle, parts_of
+from client.teachers.evaluation_input import NOT_USED, PARTS, load_bundle, parts_of
 from client.teachers.evaluation_pictures import case_picture, reliability_picture
-from client.teachers.fit_of_cases import CHECK, Fit, level_at_home
+from client.teachers.fit_of_cases import CHECK, Fit, fit_of
 from client.teachers.pulled_student import STUDENT_DIR
 from common import site_verdict
 from common.calibration import NOTHING, Reliability, reliability
-from common.config import DataConfig, Study, load_study
+from common.config import DataConfig, load_study
 from common.data.msd import Case, Problem
 from common.data.volume import load_example
 from common.errors import InvalidInput
@@ -370,37 +370,33 @@ def evaluate(
             remedy="give other cases with --data, or read the cross-validated Dice in the report of `site adapt`",
         )
     found, missing = references(site_dir, study, codec=codec_of(folder_of_model))
-    answers: dict[str, Answer] = {STUDENT: partial(predict, bundle.network, patch=bundle.patch)}
-    answers |= {reference.name: reference.answer for reference in found}
-    scores: dict[str, list[CaseScore]] = {name: [] for name in answers}
+    student_model = partial(predict, bundle.network, patch=bundle.patch)
+    scores: dict[str, dict[str, CaseScore]] = {name: {} for name in (STUDENT, *(one.name for one in found))}
     problems = [one for one in dataset.problems if dataset.patient_of(one.case) not in gone_patients]
     for number, case in enumerate(cases, start=1):
         try:
-            part, voter = parts.get(case.id, (PARTS[2], -1))
-            asked, untrained = dict(answers), {}
-            for one in found:
-                if part == PARTS[0] and (answer := one.without(voter)) is not None:
-                    asked[one.name], untrained[one.name] = answer, PARTS[1]
-            found_in = _score(case, asked, bundle, study.data.student, part=part, native=native)
-            for name, score in found_in.items():
-                whose = dataset.patient_of(case.id)
-                scores[name].append(replace(score, part=untrained.get(name, part), patient=whose))
+            use = parts.get(case.id, NOT_USED)
+            untrained = {one.name: answer for one in found if (answer := one.untrained(*use)) is not None}
+            asked: dict[str, Answer] = {STUDENT: student_model} | untrained
+            for name, score in _score(case, asked, bundle, study.data.student, part=use[0], native=native).items():
+                scores[name][case.id] = replace(score, patient=dataset.patient_of(case.id))
         except InvalidInput as error:
             problems.append(Problem(case.id, str(error)))
         on_case(number, len(cases))
-    student = scores[STUDENT]
+    student = tuple(scores[STUDENT].values())
     if not student:
         raise InvalidInput(
             "there is no usable labelled case",
             value=f"{len(problems)} cases with problems",
             remedy="run `consilium site doctor --data`, which lists the problems",
         )
-    structures, public = study.data.structures, {STUDENT, *(one.name for one in found if one.public)}
+    structures = study.data.structures
+    dice = {name: [one.mean_dice for one in each.values()] for name, each in scores.items()}
     comparisons, told_nothing = _compared(found, scores, structures, who=bundle.who)
     result = Evaluation(
         bundle.weights,
         structures,
-        tuple(student),
+        student,
         tuple(problems),
         native=native,
         gone=tuple(gone(structures, [score.dice for score in student], who=bundle.who)),
@@ -408,12 +404,10 @@ def evaluate(
         missing=(*missing, *told_nothing),
         withdrawn=len(dataset.labelled) - len(there),
         reliability={
-            f"the {bundle.who}" if name == STUDENT else name: sum(
-                (one.sure for one in each if name in public or one.part != PARTS[0]), NOTHING
-            )
+            f"the {bundle.who}" if name == STUDENT else name: sum((one.sure for one in each.values()), NOTHING)
             for name, each in scores.items()
         },
-        fit=_fit(site_dir, config, study, found, scores, elsewhere=data is not None, accepted=even_if_unfit),
+        fit=fit_of(site_dir, config, study, found, dice, elsewhere=data is not None, accepted=even_if_unfit),
         trained_on=tuple(case.id for case in there if dataset.patient_of(case.id) in seen),
         adapted=bundle.adapted,
         elsewhere=data is not None,
@@ -424,33 +418,8 @@ def evaluate(
     return result, folder
 
 
-def _fit(
-    site_dir: Path,
-    config: SiteConfig,
-    study: Study,
-    found: Sequence[Reference],
-    scores: Mapping[str, Sequence[CaseScore]],
-    *,
-    elsewhere: bool,
-    accepted: bool,
-) -> Fit:
-    """Return the scores that show whether the cases fit the site's own teachers and the public models.
-
-    For cases from elsewhere, the site's own teachers are scored on the site's own cases too.
-    """
-    own = next((one for one in found if one.name == OWN_TEACHERS), None)
-    home = level_at_home(site_dir, config, study, own) if own is not None and elsewhere else ()
-    public = [STUDENT, *(one.name for one in found if one.public)]
-    return Fit(
-        here=tuple(score.mean_dice for score in scores.get(OWN_TEACHERS, ()) if score.part != PARTS[0]),
-        home=home,
-        public={name: mean_present(score.mean_dice for score in scores[name]) for name in public},
-        accepted=accepted,
-    )
-
-
 def _compared(
-    found: Sequence[Reference], scores: Mapping[str, Sequence[CaseScore]], structures: Sequence[str], *, who: str
+    found: Sequence[Reference], scores: Mapping[str, Mapping[str, CaseScore]], structures: Sequence[str], *, who: str
 ) -> tuple[list[CaseComparison], list[Missing]]:
     """Compare the student with each reference on cases that the reference was not trained on.
 
@@ -459,11 +428,8 @@ def _compared(
     comparisons: list[CaseComparison] = []
     missing: list[Missing] = []
     for reference in found:
-        unseen = [reference.public or score.part != PARTS[0] for score in scores[reference.name]]
-        ours, theirs = (
-            [score.dice for score, kept in zip(scores[name], unseen, strict=True) if kept]
-            for name in (STUDENT, reference.name)
-        )
+        of = scores[reference.name]
+        ours, theirs = [scores[STUDENT][case].dice for case in of], [score.dice for score in of.values()]
         comparisons += compare(reference, structures, ours, theirs, who=who)
         if not ours:
             missing.append(

@@ -21,6 +21,9 @@ from common.models.bundle import Bundle, open_bundle
 PARTS = ("trained on", "held out", "not used")
 """How this site's teachers used a case: for training, held out by its voter, or not at all."""
 
+NOT_USED = PARTS[2], -1
+"""Use and voter of a case that :func:`parts_of` does not list."""
+
 
 def load_bundle(bundle: Path, data: DataConfig) -> Bundle:
     """Open a bundle that fits the study.

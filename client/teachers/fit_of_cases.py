@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ import numpy as np
 from client.data.layouts import open_for_training
 from client.policy import SiteConfig
 from client.site.deals import read_withdrawn
-from client.teachers.comparison import Reference
-from client.teachers.evaluation_input import PARTS, parts_of
+from client.teachers.comparison import OWN_TEACHERS, Reference
+from client.teachers.evaluation_input import NOT_USED, parts_of
 from common.config import Study
 from common.data.volume import load_example
 from common.errors import InvalidInput
@@ -119,19 +119,46 @@ class Fit:
         return {"finding": self.sentence, "verdict_refused": self.refused, **means}
 
 
-def level_at_home(site_dir: Path, config: SiteConfig, study: Study, own: Reference) -> tuple[float, ...]:
-    """Return the own teachers' Dice on up to :data:`MOST_AT_HOME` of the site's own cases.
+def fit_of(
+    site_dir: Path,
+    config: SiteConfig,
+    study: Study,
+    found: Sequence[Reference],
+    dice: Mapping[str, Sequence[float]],
+    *,
+    elsewhere: bool,
+    accepted: bool,
+) -> Fit:
+    """Return the scores that show whether cases fit the site's own teachers and the public models.
 
-    A case on which a voter was trained is scored without this voter.
+    For cases from elsewhere, the site's own teachers are scored on the site's own cases too.
 
     Args:
         site_dir: The site's directory.
         config: The site's policy.
         study: The study.
-        own: The site's own teachers.
+        found: The models with which the student is compared.
+        dice: Mean Dice of each case, for the student and every model, by name.
+        elsewhere: True if the cases are not those of the site's own dataset.
+        accepted: True if a person asked for a verdict although the cases do not fit.
 
     Returns:
-        Mean Dice of each case; empty if the site's own dataset cannot be read.
+        The scores.
+    """
+    own = next((one for one in found if one.name == OWN_TEACHERS), None)
+    return Fit(
+        here=tuple(dice.get(OWN_TEACHERS, ())),
+        home=_level_at_home(site_dir, config, study, own) if own is not None and elsewhere else (),
+        public={name: mean_present(each) for name, each in dice.items() if name != OWN_TEACHERS},
+        accepted=accepted,
+    )
+
+
+def _level_at_home(site_dir: Path, config: SiteConfig, study: Study, own: Reference) -> tuple[float, ...]:
+    """Return the own teachers' mean Dice of each of up to :data:`MOST_AT_HOME` of the site's own cases.
+
+    A case on which a voter was trained is scored without this voter. The result is empty if the site's own dataset
+    cannot be read.
     """
     try:
         dataset = open_for_training(config.path(config.data), study.data.student, config.dataset)
@@ -141,8 +168,7 @@ def level_at_home(site_dir: Path, config: SiteConfig, study: Study, own: Referen
         return ()
     dice: list[float] = []
     for case in dataset.labelled:
-        part, voter = parts.get(case.id, (PARTS[2], -1))
-        answer = own.without(voter) if part == PARTS[0] else own.answer
+        answer = own.untrained(*parts.get(case.id, NOT_USED))
         if answer is None or dataset.patient_of(case.id) in gone_patients:
             continue
         try:
