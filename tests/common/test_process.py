@@ -197,7 +197,7 @@ def test_a_daemon_that_dies_at_start_is_reported_with_its_last_words(tmp_path: P
 
 def test_a_site_log_is_never_quoted(tmp_path: Path) -> None:
     with ProcessGroup() as group, pytest.raises(DaemonFailed) as caught:
-        group.start(spec(tmp_path, "print('case-of-mrs-x'); raise SystemExit(1)", show_log=False))
+        group.start(spec(tmp_path, "print('case-of-mrs-x'); raise SystemExit(1)", ready=lambda: False, show_log=False))
     assert "mrs" not in str(caught.value)
 
 
