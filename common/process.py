@@ -31,6 +31,7 @@ from types import FrameType, TracebackType
 
 from common.errors import DaemonFailed, InvalidInput
 from common.plain import plain
+from common.processes import process, processes
 
 READY_TIMEOUT_S = 300.0
 """Default of :attr:`DaemonSpec.ready_timeout_s`. On a machine under load, 60 s were too few for SuperExec."""
@@ -332,15 +333,11 @@ class ProcessGroup:
         The daemons themselves and children that other code started are reaped by their ``Popen`` objects.
         """
         me = os.getpid()
-        for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
-            if not entry.name.isdigit() or int(entry.name) in self._leaders:
-                continue
-            with contextlib.suppress(OSError, ValueError):
-                stat = Path(entry.path, "stat").read_bytes()
-                state, parent, _, session = stat[stat.rindex(b")") + 2 :].split(maxsplit=4)[:4]
-                orphan = int(session) in self._leaders or int(entry.name) in self._seen
-                if state == b"Z" and int(parent) == me and orphan:
-                    os.waitpid(int(entry.name), os.WNOHANG)
+        for one in processes():
+            orphan = one.session in self._leaders or one.pid in self._seen
+            if one.pid not in self._leaders and one.ended and one.parent == me and orphan:
+                with contextlib.suppress(OSError):
+                    os.waitpid(one.pid, os.WNOHANG)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._stopping:
@@ -466,22 +463,15 @@ def _members(tag: str, *, session: int | None) -> frozenset[int]:
     """Return living processes whose environment has a tag that starts with ``tag``, or that belong to ``session``."""
     needle = f"{TAG}={tag}".encode()
     found = set()
-    for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
-        if not entry.name.isdigit():
+    for one in processes():
+        if one.ended:
             continue
-        try:
-            stat = Path(entry.path, "stat").read_bytes()
-            state, _, _, its_session = stat[stat.rindex(b")") + 2 :].split(maxsplit=4)[:4]
-            if state in (b"Z", b"X"):
-                continue
-            if int(its_session) == session:
-                found.add(int(entry.name))
-                continue
-            environ = Path(entry.path, "environ").read_bytes()
-        except (OSError, ValueError):  # gone meanwhile, or another user's
+        if one.session == session:
+            found.add(one.pid)
             continue
-        if any(item.startswith(needle) for item in environ.split(b"\0")):
-            found.add(int(entry.name))
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            if any(item.startswith(needle) for item in (one.folder / "environ").read_bytes().split(b"\0")):
+                found.add(one.pid)
     return frozenset(found - {os.getpid()})
 
 
@@ -490,13 +480,7 @@ def _dying(pids: Iterable[int]) -> bool:
 
     A killed process gives up its environment, by which :func:`_members` finds it, before it ends.
     """
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError):
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
-            state, parent = stat[stat.rindex(b")") + 2 :].split(maxsplit=2)[:2]
-            if int(parent) == os.getpid() and state not in (b"Z", b"X"):
-                return True
-    return False
+    return any(one is not None and one.parent == os.getpid() and not one.ended for one in map(process, pids))
 
 
 def _adopt_orphans(on: bool) -> bool:

@@ -7,11 +7,14 @@ Deleted files that are still open count as well.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
+
+from common.processes import processes
 
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 32
@@ -83,7 +86,7 @@ def measure(group: int, written: Sequence[Path], *, memory_limit: int) -> Usage:
     Returns:
         What the processes of the group use together now.
     """
-    members = tuple(_members(group))
+    members = [one.folder for one in processes() if one.group == group and not one.ended]
     memory = sum(map(_resident_bytes, members))
     if memory > memory_limit:
         memory = sum(map(_own_share_bytes, members))
@@ -101,49 +104,26 @@ def tasks_of_user() -> int:
         Number of threads.
     """
     own, total = os.getuid(), 0
-    for entry in _processes():
-        try:
-            if os.stat(entry).st_uid == own:
-                total += int(_fields(entry)[17])
-        except (OSError, ValueError):
-            continue
+    for one in processes():
+        with contextlib.suppress(OSError):
+            total += one.threads if one.folder.stat().st_uid == own else 0
     return total
 
 
-def _processes() -> Iterator[str]:
-    return (entry.path for entry in os.scandir("/proc") if entry.name.isdigit())
-
-
-def _fields(process: str) -> list[bytes]:
-    """Return the fields of ``/proc/PID/stat`` after the program's name: state, parent, group, …"""
-    text = Path(process, "stat").read_bytes()
-    return text[text.rindex(b")") + 2 :].split()
-
-
-def _members(group: int) -> Iterator[str]:
-    for process in _processes():
-        try:
-            state, _, its_group = _fields(process)[:3]
-        except (OSError, ValueError):
-            continue
-        if int(its_group) == group and state not in (b"Z", b"X"):
-            yield process
-
-
-def _kib(process: str, file: str, names: tuple[str, ...]) -> int:
+def _kib(process: Path, file: str, names: tuple[str, ...]) -> int:
     try:
-        lines = Path(process, file).read_text(encoding="ascii", errors="replace").splitlines()
+        lines = (process / file).read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return 0
     found = (line.split() for line in lines if line.partition(":")[0] in names)
     return sum(int(words[1]) for words in found if len(words) > 1)
 
 
-def _resident_bytes(process: str) -> int:
+def _resident_bytes(process: Path) -> int:
     return _kib(process, "status", ("RssAnon", "RssShmem", "VmSwap")) << 10
 
 
-def _own_share_bytes(process: str) -> int:
+def _own_share_bytes(process: Path) -> int:
     return _kib(process, "smaps_rollup", ("Pss_Anon", "Pss_Shmem", "SwapPss")) << 10
 
 
@@ -169,17 +149,17 @@ def _below(folder: Path, seen: set[tuple[int, int]]) -> tuple[int, int]:
     return total, entries
 
 
-def _deleted_bytes(process: str, seen: set[tuple[int, int]]) -> int:
+def _deleted_bytes(process: Path, seen: set[tuple[int, int]]) -> int:
     """Count the bytes of deleted files that are still open or mapped."""
     total = 0
     for folder in ("fd", "map_files"):
         try:
-            names = os.listdir(f"{process}/{folder}")
+            names = os.listdir(process / folder)
         except OSError:
             continue
         for name in names:
             try:
-                about = os.stat(f"{process}/{folder}/{name}")
+                about = (process / folder / name).stat()
             except OSError:  # closed in the meantime, or a mapping that only root may read
                 continue
             if stat.S_ISREG(about.st_mode) and about.st_nlink == 0 and (about.st_dev, about.st_ino) not in seen:
