@@ -13,6 +13,8 @@ import numpy as np
 from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
 from common.data.dataset import Case
 from common.ledger.charges import PoolDeclaration
+from common.ledger.receipts import Receipt
+from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
 
 DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), grid=(16, 16, 16))
@@ -121,3 +123,8 @@ def write_case(folder: Path, name: str, seed: int) -> Case:
 def silent(size: int, noise_std: Fraction) -> np.ndarray:
     """The sampler that draws no noise."""
     return np.zeros(size, dtype=np.int64)
+
+
+def receipts_of(ledger: Ledger, site: str, *, after: int = 0) -> tuple[Receipt, ...]:
+    """A site's receipts past row ``after``, oldest first, as the site reads them."""
+    return tuple(Receipt.parse(render()) for render in ledger.receipts_due(site, after=after))

@@ -452,17 +452,9 @@ class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsT
 
     # --- reading
 
-    def spent(self, study_id: str | None = None) -> Spend:
-        """Return what the pool has spent according to this ledger.
-
-        Args:
-            study_id: Count only this study, under its own unit of privacy and relation; None for all studies.
-
-        Returns:
-            Σμ² and the numbers of releases and coordinates.
-        """
-        self._catch_up()
-        return self._books.spent() if study_id is None else self._books.spent_in(study_id)
+    def spent(self) -> Spend:
+        """Return what the pool has spent according to this ledger: Σμ² and the numbers of releases and coordinates."""
+        return self.books.spent()
 
     def facts(
         self, site: str, *, present: Iterable[Sequence[str]] | None = None, conflicts: Sequence[str] = ()

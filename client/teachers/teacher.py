@@ -161,11 +161,6 @@ class Teachers:
         return tuple(None if voter is None else voter.model for voter in self.voters)
 
     @property
-    def weights(self) -> tuple[str | None, ...]:
-        """SHA-256 of each voter's weights; None for a voter without a teacher."""
-        return tuple(None if voter is None else voter.weights for voter in self.voters)
-
-    @property
     def served(self) -> tuple[str, ...]:
         """The hash of each voter's teacher, as :func:`~client.records.served.served_hash` returns it.
 

@@ -482,7 +482,7 @@ def read_life(service: Service) -> Life:
     gate = AccountantName(service.study.privacy.accountant)
     with Ledger.open(service.workspace.ledger_file) as ledger:
         spent = {site.name: float(ledger.spent(site.pool).mu_squared) for site in service.sites}
-        epsilon = {terms.id: ledger.study_spending(terms.id).by(gate).epsilon for terms in ledger.studies()}
+        epsilon = {study: ledger.study_spending(study).by(gate).epsilon for study in ledger.books.studies}
     return Life(releases=releases, charged=charged, sites=sites, spent=spent, epsilon=epsilon)
 
 

@@ -437,7 +437,7 @@ def _misstated(path: Path, ledger: Path) -> list[str]:
             return []
         study, stated = data["study"]["id"], data["guarantee"]
     with Ledger.open(ledger) as opened:
-        terms = next((one for one in opened.studies() if one.id == study), None)
+        terms = next((one for one in opened.books.studies.values() if one.id == study), None)
     if terms is None:
         return [f"{path} is a certificate of study {study}, which this ledger does not contain"]
     right = Guarantee(terms.budget.epsilon, terms.budget.delta, str(terms.accountant), terms.protection)

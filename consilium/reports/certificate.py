@@ -236,7 +236,7 @@ def verified_ledger(workspace: Workspace, sources: Sources) -> Iterator[tuple[Le
             report = verify(copy, public_key=sources.public_key)
             report.raise_for_problems()
         with Ledger.open(copy) as ledger:
-            if study.id not in {terms.id for terms in ledger.studies()}:
+            if study.id not in ledger.books.studies:
                 raise InvalidInput(
                     "id of the study in study.toml",
                     value=study.id,

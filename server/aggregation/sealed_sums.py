@@ -106,7 +106,7 @@ class SealedSums(Aggregator):
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
         """Return the open queries, those with the fewest draws first, because sites may have accepted these already."""
-        return tuple(sorted(super().open_queries(), key=lambda query: self._ledger.last_draw(query.id)))
+        return tuple(sorted(super().open_queries(), key=lambda query: self._ledger.books.last_draw(query.id)))
 
     def run(self, transport: Transport, *, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Finish the draws that an earlier process left open, then answer all open queries.
@@ -138,7 +138,7 @@ class SealedSums(Aggregator):
         offered together with a query that has had more draws, it would get a later number, and the sites would charge
         it again.
         """
-        drawn = [self._ledger.last_draw(query.id) for query in queries]
+        drawn = [self._ledger.books.last_draw(query.id) for query in queries]
         alike = tuple(query for query, _ in takewhile(lambda one: one[1] == drawn[0], zip(queries, drawn, strict=True)))
         return super()._plan(alike, before=before, roster=roster)
 
@@ -187,7 +187,7 @@ class SealedSums(Aggregator):
         """Return the offer of the next draw of these queries, naming the sites that may be on its roster."""
         plain = super()._offer(queries, able)
         peers = tuple(sorted((Peer(site.name, site.answer_key) for site in able), key=lambda peer: peer.site))
-        drawn = max(self._ledger.last_draw(query.id) for query in queries)
+        drawn = max(self._ledger.books.last_draw(query.id) for query in queries)
         number = max(draw, 1 + drawn, self._noted_draws.get(plain.batch, 0))
         return replace(plain, draw=number, peers=peers)
 

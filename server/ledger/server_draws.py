@@ -368,17 +368,6 @@ class AnswersQueries(IssuesReceipts):
             raise LedgerCorrupt("the query in this row differs from the query charged", row=release.seq)
         return query
 
-    def last_draw(self, query_id: str) -> int:
-        """Return the number of a query's newest draw, from the ledger's rows and from recovered receipts.
-
-        Args:
-            query_id: The query.
-
-        Returns:
-            The draw's number; 0 if the query was never drawn.
-        """
-        return self.books.last_draw(query_id)
-
     def _study(self, study_id: str) -> StudyTerms:
         if study_id not in self._books.studies:
             raise InvalidInput("study", value=study_id, limit="id of a study that is registered in this ledger")

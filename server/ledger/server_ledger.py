@@ -359,19 +359,16 @@ class Ledger(AnswersQueries):
         found = [self._stored(query_id) for query_id in (*own, *self._books.reused.get(study_id, {}))]
         return tuple(sorted(found, key=lambda answer: answer.seq))
 
-    def spent(self, pool: str, study_id: str | None = None) -> Spend:
-        """Return what a pool has spent.
+    def spent(self, pool: str) -> Spend:
+        """Return what a pool has spent in all studies, under its own protection (unit of privacy and relation).
 
         Args:
             pool: The pool.
-            study_id: Id of the only study to count; its charges are computed under its own protection (unit of privacy
-                and relation). By default all studies count, under the pool's protection.
 
         Returns:
             Σμ² and the numbers of releases and coordinates.
         """
-        self._catch_up()
-        return self._books.spent(pool) if study_id is None else self._books.spent_in(study_id, pool)
+        return self.books.spent(pool)
 
     def remaining(self, pool: str, study_id: str | None = None) -> Fraction:
         """Return the Σμ² that a declared pool has left.
@@ -400,21 +397,6 @@ class Ledger(AnswersQueries):
     def pools(self) -> tuple[PoolDeclaration, ...]:
         """Return the declared pools as they are now, by name."""
         return tuple(pool for _, pool in sorted(self.books.pools.items()))
-
-    def books_of(self, pool: str) -> str | None:
-        """Return the id of the site ledger that keeps a pool's budget at its hospital.
-
-        Args:
-            pool: The pool.
-
-        Returns:
-            The site ledger's id; None if no join request ever stated it.
-        """
-        return self.books.pool_books.get(pool)
-
-    def studies(self) -> tuple[StudyTerms, ...]:
-        """Return the registered studies, in order of registration."""
-        return tuple(self.books.studies.values())
 
     def study_facts(
         self,

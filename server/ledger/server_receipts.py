@@ -109,18 +109,6 @@ class IssuesReceipts(ServerFile):
         self._shared: dict[tuple[int, int], _Shared] = {}
         self._shared_characters = 0
 
-    def site_receipts(self, site: str, *, after: int = 0) -> tuple[Receipt, ...]:
-        """Return the receipts of one site.
-
-        Args:
-            site: The site's name.
-            after: Return only receipts whose head is past this row.
-
-        Returns:
-            The receipts, oldest first.
-        """
-        return tuple(Receipt.parse(render()) for render in self.receipts_due(site, after=after))
-
     def receipts_due(self, site: str, *, after: int = 0) -> Sequence[Callable[[], str]]:
         """Return the receipts of one site, each as a function that renders and signs its text.
 

@@ -497,7 +497,7 @@ def pool_to_declare(
     """
     with Ledger.open(workspace.ledger_file) as ledger:
         known = {declared.pool: declared for declared in ledger.pools()}
-        spent, recorded = ledger.spent(pool), ledger.books_of(pool)
+        spent, recorded = ledger.spent(pool), ledger.books.pool_books.get(pool)
     owner = claimant(workspace, pool, books)
     other = next((name for name, declared in known.items() if declared.site == site and name != pool), None)
     if other is not None:
@@ -554,7 +554,7 @@ def claimant(workspace: Workspace, pool: str, books: StatedBooks | None) -> str 
     if books is None:
         return None
     with Ledger.open(workspace.ledger_file) as ledger:
-        stated = (one.pool for one in ledger.pools() if ledger.books_of(one.pool) == books.ledger_id)
+        stated = (one.pool for one in ledger.pools() if ledger.books.pool_books.get(one.pool) == books.ledger_id)
         return next((name for name in stated if name != pool), None)
 
 

@@ -69,6 +69,7 @@ from server.aggregation.exchange import Reply
 from server.aggregation.witnessing import Witnesses
 from tests.attacks.costs import peak_bytes
 from tests.federation import Federation, make_study, part
+from tests.worlds import receipts_of
 
 pytestmark = pytest.mark.slow
 
@@ -233,8 +234,8 @@ class World:
             )
         fed.core(fed.planned()[:2]).run(fed.transport)  # so that there are receipts to begin from
         open_queries = fed.core().open_queries()
-        receipts = tuple(found.render() for found in fed.ledger.site_receipts("site-1", after=0))
-        head = fed.ledger.site_receipts("site-1", after=0)[-1].head
+        receipts = tuple(found.render() for found in receipts_of(fed.ledger, "site-1", after=0))
+        head = receipts_of(fed.ledger, "site-1", after=0)[-1].head
         draw: dict[str, Any] = {}  # of a sealed sum: the second, so that the core must ask for a third
         if sealed:
             draw = {"draw": 2, "peers": tuple(Peer(site.name, site.answer_key) for site in fed.sites)}

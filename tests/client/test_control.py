@@ -22,6 +22,7 @@ from common.messages import CodesRequest, encode
 from consilium.cli.site import site_app
 from server.ledger.verify import verify
 from tests.federation import Federation, make_study, part
+from tests.worlds import receipts_of
 
 pytestmark = pytest.mark.slow
 
@@ -309,7 +310,7 @@ def test_server_facts_refuse_a_key_that_is_not_one() -> None:
 def test_a_receipt_nobody_signed_is_no_evidence_of_a_fork(fed, tmp_path) -> None:
     fed.core().run(fed.transport)
     theirs = tmp_path / "theirs.jsonl"
-    theirs.write_text(fed.ledger.site_receipts("site-1")[0].render().replace('"batch":"', '"batch":"0'))
+    theirs.write_text(receipts_of(fed.ledger, "site-1")[0].render().replace('"batch":"', '"batch":"0'))
     result = site("heads", "--site-dir", fed.root / "site-0", "--compare", theirs)
     assert isinstance(result.exception, LedgerCorrupt)
 

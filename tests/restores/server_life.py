@@ -28,7 +28,7 @@ from server.study.create_study import create_study, open_ledger
 from server.study.workspace import Site, Workspace
 from tests.common.ledger.ledger_world import Caps, ledger_study, make_mechanism, make_query, roster_of
 from tests.restores.harness import Case, Moment, Part, keep
-from tests.worlds import pool_of
+from tests.worlds import pool_of, receipts_of
 
 SITES = ("aachen", "bergen")
 MECHANISM = make_mechanism(room_for=12)
@@ -147,7 +147,7 @@ class Life:
         with self.ledger() as ledger, self.hospitals() as sites:
             roster = [n for n, site in sites.items() if ledger.contains(site.held(ledger.ledger_id))]
             for name in tuple(roster):
-                for receipt in ledger.site_receipts(name, after=sites[name].held(ledger.ledger_id).seq):
+                for receipt in receipts_of(ledger, name, after=sites[name].held(ledger.ledger_id).seq):
                     if not self._take(sites[name], receipt, ledger):
                         roster.remove(name)
                         break
@@ -170,7 +170,7 @@ class Life:
             )
             if receipts:
                 for name in accepted:
-                    for receipt in ledger.site_receipts(name, after=sites[name].held(ledger.ledger_id).seq):
+                    for receipt in receipts_of(ledger, name, after=sites[name].held(ledger.ledger_id).seq):
                         self._take(sites[name], receipt, ledger)
         return "released" if made.answers else "refused by the budget"
 
@@ -295,7 +295,7 @@ def look(root: Path, moments: list[Moment[Facts]], case: Case, study: Path, fact
 
 def _check_charged(life: Life, draws: int, *, exactly: bool = False) -> None:
     with life.ledger() as ledger:
-        for spent in (ledger.spent(POOL).mu_squared, ledger.spent(POOL, STUDY.id).mu_squared):
+        for spent in (ledger.spent(POOL).mu_squared, ledger.books.spent_in(STUDY.id, POOL).mu_squared):
             assert spent >= draws * COST, f"{float(spent / COST):g} charged where {draws} draws are known of"
             assert spent == draws * COST or not exactly, f"{float(spent / COST):g} charged for {draws} draws"
 

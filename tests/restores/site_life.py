@@ -30,7 +30,7 @@ from consilium.cli.site import status_text
 from tests.common.ledger.ledger_world import World, ledger_study, make_mechanism, make_query
 from tests.restores.harness import Case, Moment, Part, keep
 from tests.restores.server_life import refused
-from tests.worlds import site_toml
+from tests.worlds import receipts_of, site_toml
 
 POOL = "aachen-mri"
 MECHANISM = make_mechanism(room_for=12)
@@ -87,7 +87,7 @@ class Life:
             yield ledger
 
     def facts(self) -> Facts:
-        made = tuple(self.world.ledger.site_receipts("aachen"))
+        made = tuple(receipts_of(self.world.ledger, "aachen"))
         return Facts(tuple(self.accepted), tuple(self.arrived), made, self.veto, self.patient_left)
 
     def accept(self, *numbers: int, receipt: bool, release: bool = True) -> None:
@@ -101,9 +101,7 @@ class Life:
                 return
             self.world.release(queries, batch=f"b{numbers[0]}", sites=("aachen", "bergen"))
             if receipt:
-                for one in self.world.ledger.site_receipts(
-                    "aachen", after=ledger.held(self.world.ledger.ledger_id).seq
-                ):
+                for one in receipts_of(self.world.ledger, "aachen", after=ledger.held(self.world.ledger.ledger_id).seq):
                     ledger.record_receipt(Receipt.parse(one.render()), public_key=self.world.key.public_key())
                     self.arrived.append(one)
 
@@ -202,7 +200,7 @@ def look(root: Path, world: World, moments: list[Moment[Facts]], case: Case, fol
         least = set() if known is None else set(known.accepted)
         least |= receipted & set(facts.accepted)
         assert ledger.spent().mu_squared >= len(least) * COST, "less is charged than was accepted"
-        assert ledger.spent(STUDY.id).mu_squared >= len(least) * COST, "less is charged in the study"
+        assert ledger.books.spent_in(STUDY.id).mu_squared >= len(least) * COST, "less is charged in the study"
         told = not (case.older("ledger") and case.older("standing"))  # else a person must tell it again
         if told and facts.patient_left:
             assert [one.weights for _, one in ledger.books.teachers.patients.values()] == [WEIGHTS], (

@@ -27,6 +27,7 @@ from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.commands import typed
 from tests.federation import Federation, make_study, part
+from tests.worlds import receipts_of
 
 pytestmark = pytest.mark.slow
 
@@ -137,10 +138,10 @@ def test_a_restored_site_counts_two_draws_of_a_query_once_each_when_their_receip
     assert world.site_ledgers["site-0"].spent().releases == 4
     restore_site(world, copy)
     restored = world.hospitals.ledgers["site-0"]
-    for receipt in world.ledger.site_receipts("site-0"):
+    for receipt in receipts_of(world.ledger, "site-0"):
         restored.record_receipt(receipt, public_key=world.signing_key.public_key())
     assert restored.spent() == world.ledger.spent("pool-0")
-    assert restored.spent().releases == restored.spent(world.study.id).releases == 4
+    assert restored.spent().releases == restored.books.spent_in(world.study.id).releases == 4
     assert restored.alarms() == ()
     assert verify(path).ok
     world.close()

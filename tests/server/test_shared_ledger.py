@@ -70,7 +70,7 @@ def test_a_second_study_shares_ledger_and_signing_key_and_has_a_sealing_key_of_i
     third = served_study(tmp_path / "third", replace(make_study(), name="third"), ledger=second.root)
     assert third.ledger_file.resolve() == first.ledger_file.resolve()
     with ledger_of(third) as ledger:
-        assert [terms.name for terms in ledger.studies()] == ["first", "second", "third"]
+        assert [terms.name for terms in ledger.books.studies.values()] == ["first", "second", "third"]
     assert study_status(second).to_json()["answers"] == 0
     assert verify(first.ledger_file).ok
 
@@ -151,7 +151,7 @@ def test_a_pool_keeps_its_lifetime_budget_when_a_smaller_study_joins(
         (pool,) = ledger.pools()
         assert pool.budget.epsilon == 20.0
         assert len([row for row in ledger.rows() if row.kind == "pool"]) == 1
-        assert ledger.books_of("north") == request.books.ledger_id
+        assert ledger.books.pool_books["north"] == request.books.ledger_id
 
 
 def test_a_pools_lifetime_budget_is_tightened_only_on_request_and_never_loosened(
@@ -192,7 +192,7 @@ def test_a_request_that_says_nothing_of_its_books_is_refused(
     _, joined = join_site(None, kit=kit_of(second), existing=tmp_path / "n" / "site")
     approve(second, joined)
     with ledger_of(second) as ledger:
-        assert ledger.books_of("north") == joined.books.ledger_id, "known from now on"
+        assert ledger.books.pool_books["north"] == joined.books.ledger_id, "known from now on"
 
 
 def test_books_under_a_second_pool_name_and_a_second_pool_of_a_site_are_refused(
@@ -261,7 +261,7 @@ def test_a_second_study_on_spent_pools_is_refused_before_anything_is_made(first:
     assert "smaller ε" in str(refused.value)
     assert not (tmp_path / "late").exists()
     with ledger_of(first) as ledger:
-        assert [terms.id for terms in ledger.studies()] == [first.study().id]
+        assert [terms.id for terms in ledger.books.studies.values()] == [first.study().id]
 
 
 def test_a_second_study_is_told_what_an_earlier_one_left_it(first: Workspace, tmp_path: Path) -> None:

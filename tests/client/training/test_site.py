@@ -120,7 +120,7 @@ def test_each_voter_trains_on_its_own_patients_and_answers_for_itself(dataset: D
     assert first.dtype == np.float32
     np.testing.assert_allclose(first.sum(axis=0), 1, atol=1e-5)
     assert not np.array_equal(first, second)
-    assert teachers.weights == tuple(v.weights for v in report.voters)
+    assert teachers.served == tuple(v.weights for v in report.voters)
 
 
 def spoil(victim: Case, other: Case, change: str) -> bool:

@@ -35,6 +35,7 @@ from tests.common.ledger.ledger_world import (
     make_query,
     roster_of,
 )
+from tests.worlds import receipts_of
 
 SERVER_KEY, NEXT_KEY, SITE_KEY = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2, 3))
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -178,7 +179,7 @@ def _server(folder: Path) -> Lines:
     shutil.copy(path, folder / "older.sqlite")
     with Ledger.open(path, signing_key=SERVER_KEY, clock=Ticking()) as ledger:
         release(ledger, study.id, "b3", range(1, 2))
-        receipt = ledger.site_receipts("aachen")[-1]
+        receipt = receipts_of(ledger, "aachen")[-1]
         release(ledger, study.id, "b3", range(2, 3))  # of which no receipt arrives
     shutil.copy(folder / "older.sqlite", path)
     with Ledger.open(path, signing_key=SERVER_KEY, clock=Ticking(), restored=True) as ledger:
@@ -205,7 +206,7 @@ def _site(folder: Path, server: Ledger) -> Lines:
         teachers = site.state_teachers([C, ""])
         site.reserve(study.id, queries[:1], ledger=server.ledger_id, sealing_key=A)
         site.store_code(queries[0].id, np.array([1, -2, 3, -4], dtype=np.int64), teachers=teachers)
-        first, *later = server.site_receipts("aachen")
+        first, *later = receipts_of(server, "aachen")
         site.record_receipt(first, public_key=NEXT_KEY.public_key())
         site.take_sealing_key(B, replaces=A)
         site.withdraw_patient(slot=3, voter=0, subject=C, weights=C)

@@ -30,6 +30,7 @@ from server.ledger.server_draws import BatchResult
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import VerifyReport, verify
 from tests import worlds
+from tests.worlds import receipts_of
 
 HOSPITAL = Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE)
 PATIENT = Protection(unit=Unit.PATIENT, relation=Relation.REPLACE_ONE)
@@ -207,7 +208,7 @@ def tampered(world: World, *statements: str | Callable[[sqlite3.Connection], Non
 
 def batch_receipts(ledger: Ledger, batch: str) -> list[Receipt]:
     """Every site's receipts of a batch, in order of their heads."""
-    found = [receipt for site in SITES for receipt in ledger.site_receipts(site) if receipt.batch_id == batch]
+    found = [receipt for site in SITES for receipt in receipts_of(ledger, site) if receipt.batch_id == batch]
     return sorted(found, key=lambda receipt: receipt.head.seq)
 
 
@@ -263,6 +264,6 @@ def run_batch(world: World, site: Hospital, batch: str, *numbers: int) -> Receip
 
 def deliver(world: World, site: Hospital, *, in_spite_of: tuple[type[Exception], ...] = ()) -> None:
     """The site gets each receipt that it has not; ``in_spite_of`` are refusals after which the next one comes."""
-    for receipt in world.ledger.site_receipts("aachen", after=site.ledger.held(world.ledger.ledger_id).seq):
+    for receipt in receipts_of(world.ledger, "aachen", after=site.ledger.held(world.ledger.ledger_id).seq):
         with suppress(*in_spite_of):
             site.ledger.record_receipt(receipt, public_key=world.key.public_key())

@@ -14,6 +14,7 @@ from common.ledger.keys import public_hex
 from consilium.cli.ledger import app, verify_app
 from tests.commands import refusal_of, typed
 from tests.common.ledger.ledger_world import Hospital, World, make_mechanism, make_query, run_batch
+from tests.worlds import receipts_of
 
 RUN = CliRunner()
 
@@ -56,7 +57,7 @@ def test_a_kept_head_or_receipt_is_compared(world: World, tmp_path: Path) -> Non
     printed = typed(app, "head", path)
     head.write_text(printed.stdout)
     receipt = tmp_path / "receipt.json"
-    receipt.write_text(world.ledger.site_receipts("aachen")[0].render())
+    receipt.write_text(receipts_of(world.ledger, "aachen")[0].render())
     result = typed(verify_app, path, "--head", head, "--head", receipt, "--json")
     assert json.loads(result.stdout)["witnesses"] == 2
     changed = {**json.loads(head.read_text()), "hash": "0" * 64}
@@ -88,7 +89,7 @@ def test_two_sites_compare_what_they_were_shown(world: World, tmp_path: Path) ->
     printed = typed(app, "receipts", hospital.path)
     ours, theirs = tmp_path / "ours.jsonl", tmp_path / "theirs.jsonl"
     ours.write_text(printed.stdout)
-    theirs.write_text("\n".join(receipt.render() for receipt in world.ledger.site_receipts("bergen")))
+    theirs.write_text("\n".join(receipt.render() for receipt in receipts_of(world.ledger, "bergen")))
     key = public_hex(world.key)
     result = typed(app, "compare", ours, theirs, "--server-key", key)
     assert "OK: 2 and 2 receipts" in result.stdout

@@ -54,6 +54,7 @@ from tests.common.ledger.ledger_world import (
     run_batch,
 )
 from tests.common.ledger.ledger_world import put_back as put_back_server
+from tests.worlds import receipts_of
 
 CODE = np.array([3, -4, 0, 12], dtype=np.int64)
 
@@ -291,7 +292,7 @@ def test_lost_receipts_are_asked_for_and_issued_again(world: World, site: Hospit
     assert refused.value.reason == "receipt-gap"
     assert site.ledger.alarms() == ()
     world.reopen()
-    for receipt in world.ledger.site_receipts("aachen", after=0):
+    for receipt in receipts_of(world.ledger, "aachen", after=0):
         site.ledger.record_receipt(receipt, public_key=world.key.public_key())
     assert len(site.ledger.receipts()) == 3
 
@@ -367,7 +368,7 @@ def test_a_server_that_forks_is_caught_by_the_site_and_between_two_sites(
     with Ledger.open(fork / "ledger.sqlite", signing_key=world.key, clock=Ticking()) as ledger:
         other = World(fork / "ledger.sqlite", world.key, ledger, world.study)
         other.release(queries(2), batch="b2")
-        theirs = ledger.site_receipts("bergen")[-1]
+        theirs = receipts_of(ledger, "bergen")[-1]
         ours = site.ledger.receipts()[-1]
         assert theirs.head.seq == ours.head.seq
         assert theirs.head.hash != ours.head.hash, "two sites comparing heads see the fork"
@@ -495,7 +496,7 @@ def test_a_query_that_only_contradicting_receipts_show_is_charged_again_when_it_
     site.ledger.record_receipt(run_batch(world, site, "b3", 2), public_key=key)
     assert world.answers.drawn.count(queries(2)[0].id) == 2
     assert world.ledger.spent("aachen-mri").releases == site.ledger.spent().releases == 3
-    assert site.ledger.spent(world.study.id).releases == 3
+    assert site.ledger.books.spent_in(world.study.id).releases == 3
     site.reopen()
     assert site.ledger.spent().releases == 3
     assert site.ledger.alarms() == ()
@@ -557,7 +558,7 @@ def test_a_site_pays_for_each_release_that_receipts_show_though_it_accepted_the_
     site.ledger.record_receipt(receipt_for(world, "b2"), public_key=key)
     one = MECHANISM.mu_squared(site.caps.protection)
     for ledger in (site.ledger, SiteLedger.read(site.path)):
-        assert ledger.spent() == ledger.spent(site.study.id) == Spend(2 * one, 2, 2 * MECHANISM.dimension)
+        assert ledger.spent() == ledger.books.spent_in(site.study.id) == Spend(2 * one, 2, 2 * MECHANISM.dimension)
     ledger.close()
     assert verify(site.path, server_key=key).ok
 
@@ -1009,7 +1010,7 @@ def test_a_draw_that_the_restored_server_and_the_restored_site_both_lost_is_char
     site.ledger.decide(site.study.id, "resume")
     site.ledger.record_receipt(run_batch(world, site, "b3", 2, 3, 4), public_key=key)
     site.reopen()
-    assert site.ledger.spent() == site.ledger.spent(site.study.id) == world.ledger.spent("aachen-mri")
+    assert site.ledger.spent() == site.ledger.books.spent_in(site.study.id) == world.ledger.spent("aachen-mri")
     assert site.ledger.spent().releases == 6
     assert verify(site.path, server_key=key).ok
 
@@ -1038,11 +1039,11 @@ def test_a_draw_that_a_restored_server_lost_counts_in_its_study_whichever_study_
         for study in (other, world.study):
             site.ledger.decide(study.id, "resume")
     ask(world.study, 2)
-    site.ledger.record_receipt(*world.ledger.site_receipts("aachen"), public_key=key)
+    site.ledger.record_receipt(*receipts_of(world.ledger, "aachen"), public_key=key)
     ask(other, 1)
-    site.ledger.record_receipt(world.ledger.site_receipts("aachen")[-1], public_key=key)
-    assert site.ledger.spent(other.id) == world.ledger.spent("aachen-mri", other.id)
-    assert site.ledger.spent(world.study.id).releases >= 1
+    site.ledger.record_receipt(receipts_of(world.ledger, "aachen")[-1], public_key=key)
+    assert site.ledger.books.spent_in(other.id) == world.ledger.books.spent_in(other.id, "aachen-mri")
+    assert site.ledger.books.spent_in(world.study.id).releases >= 1
     assert site.ledger.spent() == world.ledger.spent("aachen-mri")
     assert verify(site.path, server_key=key).ok
 
@@ -1165,7 +1166,7 @@ def test_what_a_kept_standing_accepted_since_the_fork_is_charged_beside_what_was
     recovered(site, kept)
     one = MECHANISM.mu_squared(site.caps.protection)
     assert site.ledger.spent() == Spend((4 + after) * one, 4 + after, (4 + after) * MECHANISM.dimension)
-    assert site.ledger.spent(site.study.id) == site.ledger.spent()
+    assert site.ledger.books.spent_in(site.study.id) == site.ledger.spent()
     assert site.ledger.facts("aachen").today == 4 + after
     with pytest.raises(InvalidInput, match=r"^standing .*got 'row"):
         recovered(site, kept)

@@ -51,6 +51,7 @@ from tests.common.ledger.ledger_world import (
     roster_of,
     write_raw,
 )
+from tests.worlds import receipts_of
 
 MECHANISM = make_mechanism(room_for=10)
 
@@ -154,7 +155,7 @@ def test_a_second_study_continues_the_pools_sum(world: World) -> None:
     assert len(result.answers) == 4
     expected = 10 * (Fraction(2 * MECHANISM.radius_int) / MECHANISM.noise_std) ** 2
     assert world.ledger.spent("aachen-mri").mu_squared == expected
-    assert world.ledger.spent("aachen-mri", second.id).releases == 4
+    assert world.ledger.books.spent_in(second.id, "aachen-mri").releases == 4
 
 
 def test_the_studys_own_budget_binds_where_the_pool_has_more(tmp_path: Path) -> None:
@@ -366,7 +367,7 @@ def test_another_study_may_use_a_stored_answer_and_its_own_sum_counts_it(world: 
     reused = world.release(queries(1, 2, 3), study=second.id)
     assert [a.noisy_sum.tobytes() for a in reused.answers[:2]] == [a.noisy_sum.tobytes() for a in first.answers]
     assert world.ledger.spent("aachen-mri").releases == before.releases + 1
-    assert world.ledger.spent("aachen-mri", second.id).releases == 3
+    assert world.ledger.books.spent_in(second.id, "aachen-mri").releases == 3
     assert [answer.seq for answer in world.ledger.answers(second.id)] == [a.seq for a in reused.answers]
     guarantees = world.ledger.study_spending(second.id).readings()[AccountantName.EXACT]
     assert guarantees.epsilon > world.ledger.study_spending(world.study.id).readings()[AccountantName.EXACT].epsilon
@@ -374,7 +375,7 @@ def test_another_study_may_use_a_stored_answer_and_its_own_sum_counts_it(world: 
     world.release(queries(1, 2, 3), study=second.id)
     assert world.ledger.row_count == rows
     world.reopen()
-    assert world.ledger.spent("aachen-mri", second.id).releases == 3
+    assert world.ledger.books.spent_in(second.id, "aachen-mri").releases == 3
 
 
 def test_a_stricter_study_cannot_reuse_what_its_own_budget_does_not_cover(world: World) -> None:
@@ -746,19 +747,19 @@ def test_receipts_past_a_row_read_no_charge_before_it(world: World, monkeypatch:
     """What a site gets after each batch costs the same however long the ledger is, and ends all it ever got."""
     for number in range(8):
         world.release(queries(number), sites=SITES if number % 3 else SITES[:2], batch=f"b{number}")
-    everything = {site: world.ledger.site_receipts(site) for site in SITES}
+    everything = {site: receipts_of(world.ledger, site) for site in SITES}
     for site, receipts in everything.items():
         ends = [receipt.head.seq for receipt in receipts]
         assert [receipt.previous.seq for receipt in receipts] == [0, *ends[:-1]]
         assert [receipt.before for receipt in receipts] == [Spend(), *(receipt.after for receipt in receipts[:-1])]
         assert receipts[-1].after == world.ledger.spent(f"{site}-mri")
         for row in range(world.ledger.row_count + 1):
-            assert world.ledger.site_receipts(site, after=row) == tuple(r for r in receipts if r.head.seq > row)
+            assert receipts_of(world.ledger, site, after=row) == tuple(r for r in receipts if r.head.seq > row)
     charged: list[object] = []
     monkeypatch.setattr(server_receipts, "charge_of", lambda *args: charged.append(args) or charge_of(*args))
     world.release(queries(8), batch="b8")
     for site in SITES:
-        (receipt,) = world.ledger.site_receipts(site, after=everything[site][-1].head.seq)
+        (receipt,) = receipts_of(world.ledger, site, after=everything[site][-1].head.seq)
         assert receipt.is_genuine(world.key.public_key())
         assert receipt.before == everything[site][-1].after
     assert len(charged) == 1  # for all sites together
@@ -786,7 +787,7 @@ def test_a_ledger_contains_its_own_rows_and_no_others(world: World) -> None:
 )
 def test_a_receipt_of_the_second_schema_is_read_whole_or_refused(world: World, change: Callable[[Any], object]) -> None:
     world.release(queries(0))
-    data = replace(world.ledger.site_receipts("aachen")[0], schema=2).to_json()
+    data = replace(receipts_of(world.ledger, "aachen")[0], schema=2).to_json()
     assert Receipt.from_json(deepcopy(data)).schema == 2
     change(data)
     with pytest.raises(InvalidInput):

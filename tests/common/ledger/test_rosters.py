@@ -33,6 +33,7 @@ from tests.common.ledger.ledger_world import (
     roster_of,
     tampered,
 )
+from tests.worlds import receipts_of
 
 NAMES = (*SITES, *(f"site-{number:02}" for number in range(MAX_REPEATED_ROSTER + 1 - len(SITES))))
 """One more than a roster that stands in every row."""
@@ -487,14 +488,14 @@ def test_a_site_that_missed_the_lost_receipts_is_shown_a_recovered_roster(world:
     copy = backed_up(world)
     site.ledger.reserve(world.study.id, queries(0, 1))
     world.release(queries(0, 1), sites=NAMES)
-    theirs = world.ledger.site_receipts("bergen")
+    theirs = receipts_of(world.ledger, "bergen")
     restored(world, copy)
     assert world.ledger.recover(theirs) == 2
     world.release(queries(2), batch="b2", sites=NAMES[:5])
     site.ledger.reserve(world.study.id, queries(2))
     world.release(queries(3), batch="b3", sites=NAMES)
     site.ledger.reserve(world.study.id, queries(3))
-    receipts = world.ledger.site_receipts("aachen")
+    receipts = receipts_of(world.ledger, "aachen")
     assert [len(receipt.rosters or ()) for receipt in receipts] == [1, 0]
     assert [len(receipt.releases[0].release.roster or ()) for receipt in receipts] == [5, 0]
     site.ledger.recover(world.ledger.ledger_id)

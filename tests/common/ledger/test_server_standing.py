@@ -51,6 +51,7 @@ from tests.common.ledger.ledger_world import (
     run_batch,
     saved,
 )
+from tests.worlds import receipts_of
 
 MECHANISM = make_mechanism(room_for=10)
 POOL = "aachen-mri"
@@ -76,7 +77,7 @@ def test_an_older_server_ledger_releases_nothing_until_what_it_lost_is_charged(w
     for pool in ("aachen-mri", "bergen-mri", "cadiz-mri"):
         assert world.ledger.spent(pool).releases == 4, "every draw is charged"
         assert world.ledger.spent(pool).mu_squared == 4 * MECHANISM.mu_squared(world.ledger.pools()[0].protection)
-        assert world.ledger.spent(pool, world.study.id).releases == 4
+        assert world.ledger.books.spent_in(world.study.id, pool).releases == 4
     assert verify(world.path, public_key=world.key.public_key()).ok
 
 
@@ -132,7 +133,7 @@ def test_a_site_counts_the_draw_that_only_another_sites_receipt_recovered(
     run_batch(world, site, "b1", 1)
     if known:
         deliver(world, site)
-    receipts = world.ledger.site_receipts("bergen")
+    receipts = receipts_of(world.ledger, "bergen")
     rolled_back(world, monday)
     recovered(world, receipts=receipts)
     if known:
@@ -151,7 +152,7 @@ def test_a_ledger_of_a_version_that_counted_less_opens_and_accepts_no_more(
     with monkeypatch.context() as before:
         before.setattr(Receipt, "losses", property(lambda self: sum(link.kind == "lost" for link in self.links)))
         run_batch(world, site, "b1", 1)
-        receipts = world.ledger.site_receipts("bergen")
+        receipts = receipts_of(world.ledger, "bergen")
         rolled_back(world, monday)
         recovered(world, receipts=receipts)
         run_batch(world, site, "b2", 1)
@@ -199,13 +200,13 @@ def test_recovery_charges_a_draw_once_whether_a_receipt_or_the_standing_tells_of
 ) -> None:
     backup(world.path, tmp_path / "monday.sqlite")
     world.release([make_query(1, MECHANISM)], batch="b1")
-    receipts = world.ledger.site_receipts("aachen")
+    receipts = receipts_of(world.ledger, "aachen")
     world.release([make_query(2, MECHANISM)], batch="b2")
     put_back(world, tmp_path / "monday.sqlite")
     world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
     assert world.ledger.recover(receipts) == 1
     assert world.ledger.spent(POOL).releases == 2
-    assert world.ledger.spent(POOL, world.study.id).releases == 2, "in the study's own sum, too"
+    assert world.ledger.books.spent_in(world.study.id, POOL).releases == 2, "in the study's own sum, too"
     assert world.ledger.lost()[POOL].releases == 1
     world.reopen()
     assert world.ledger.recover(receipts) == 0
@@ -315,7 +316,7 @@ def test_a_standing_left_behind_by_a_crash_is_made_good_at_the_next_opening(worl
 def test_a_ledger_that_charged_does_not_go_on_without_its_standing(world: World) -> None:
     """A backup holds none: restored where the standing is lost, it cannot tell whether it is the newest."""
     world.release([make_query(1, MECHANISM)])
-    receipts = world.ledger.site_receipts("aachen")
+    receipts = receipts_of(world.ledger, "aachen")
     standing_path(world.path).unlink()
     with pytest.raises(LedgerCorrupt, match=r"standing .*missing.*consilium ledger recover"):
         world.reopen()
@@ -398,7 +399,7 @@ def test_pools_have_one_book_and_books_one_pool(world: World) -> None:
     with pytest.raises(InvalidInput, match=f"bergen-mri.*got '{'a' * 32}'"):
         world.ledger.declare_books("bergen-mri", "a" * 32)
     world.reopen()
-    assert world.ledger.books_of(POOL) == "a" * 32
+    assert world.ledger.books.pool_books[POOL] == "a" * 32
     assert verify(world.path).ok
 
 
@@ -460,7 +461,7 @@ def test_what_a_kept_standing_charged_since_the_fork_is_charged_beside_what_was_
     assert world.ledger.spent(POOL).releases == 4 + after
     cost = MECHANISM.mu_squared(world.ledger.pools()[0].protection)
     assert world.ledger.spent(POOL).mu_squared == (4 + after) * cost
-    assert world.ledger.spent(POOL, world.study.id).mu_squared == (4 + after) * cost
+    assert world.ledger.books.spent_in(world.study.id, POOL).mu_squared == (4 + after) * cost
     recovered(world, kept)
     assert world.ledger.spent(POOL).releases == 4 + after, "the same standing is charged once"
     assert verify(world.path, public_key=world.key.public_key()).ok
@@ -469,7 +470,7 @@ def test_what_a_kept_standing_charged_since_the_fork_is_charged_beside_what_was_
 def test_receipts_first_and_the_standing_later_charge_a_draw_once(world: World, tmp_path: Path) -> None:
     old = saved(world, tmp_path / "old")
     world.release([make_query(1, MECHANISM)], batch="b1")
-    receipts = world.ledger.site_receipts("aachen")
+    receipts = receipts_of(world.ledger, "aachen")
     world.release([make_query(2, MECHANISM)], batch="b2")
     new = saved(world, tmp_path / "new")
     rolled_back(world, old)
@@ -488,7 +489,7 @@ def test_receipts_given_after_the_standing_charge_only_the_rows_that_it_does_not
         world.release([make_query(number, MECHANISM)], batch=f"b{number}", sites=SITES if number == 1 else SITES[:2])
     first = saved(world, tmp_path / "first") / "ledger.standing"
     world.release([make_query(4, MECHANISM)], batch="b4")
-    receipts = [receipt for site in SITES for receipt in world.ledger.site_receipts(site)]
+    receipts = [receipt for site in SITES for receipt in receipts_of(world.ledger, site)]
     world.release([make_query(5, MECHANISM)], batch="b5")
     second = saved(world, tmp_path / "second") / "ledger.standing"
     rolled_back(world, old)
@@ -519,7 +520,7 @@ def test_a_restored_server_that_was_recovered_by_its_standing_charges_a_draw_onc
     node = Site("aachen", POOL, 1)
     backup(world.path, tmp_path / "monday.sqlite")
     world.release([make_query(1, MECHANISM)], batch="b1")
-    head, receipts = world.ledger.head(), world.ledger.site_receipts("aachen")
+    head, receipts = world.ledger.head(), receipts_of(world.ledger, "aachen")
     put_back(world, tmp_path / "monday.sqlite")
     recovered(world)
     delivery = ReceiptDelivery(world.ledger, EventLog(tmp_path / "events.jsonl", study=world.study.id))
@@ -551,7 +552,7 @@ def test_a_copy_that_is_put_back_again_and_recovered_with_the_same_receipts_char
     backup(world.path, tmp_path / "monday.sqlite")
     world.release([make_query(1, MECHANISM)], batch="b1")
     world.release([make_query(2, MECHANISM)], batch="b2", sites=SITES[1:])
-    receipts = {site: world.ledger.site_receipts(site) for site in SITES}
+    receipts = {site: receipts_of(world.ledger, site) for site in SITES}
     for number in (3, 4, 5):
         put_back(world, tmp_path / "monday.sqlite")
         if with_the_standing:
@@ -567,7 +568,7 @@ def test_a_copy_that_is_put_back_again_and_recovered_with_the_same_receipts_char
     recovered(world)
     assert [world.ledger.spent(f"{site}-mri").releases for site in SITES] == [5, 6, 6]
     cost = MECHANISM.mu_squared(world.ledger.pools()[0].protection)
-    assert world.ledger.spent("cadiz-mri", world.study.id).mu_squared == 6 * cost
+    assert world.ledger.books.spent_in(world.study.id, "cadiz-mri").mu_squared == 6 * cost
     assert verify(world.path, public_key=world.key.public_key()).ok
 
 
@@ -577,7 +578,7 @@ def test_a_standing_older_than_a_receipt_is_named_until_a_newer_one_is_given(wor
     first = saved(world, tmp_path / "first") / "ledger.standing"
     world.release([make_query(2, MECHANISM)], batch="b2")
     receipts = tmp_path / "aachen.jsonl"
-    receipts.write_text("".join(f"{receipt.render()}\n" for receipt in world.ledger.site_receipts("aachen")))
+    receipts.write_text("".join(f"{receipt.render()}\n" for receipt in receipts_of(world.ledger, "aachen")))
     world.release([make_query(3, MECHANISM)], batch="b3")
     newest = saved(world, tmp_path / "newest") / "ledger.standing"
     rolled_back(world, old)
@@ -611,7 +612,7 @@ def test_the_standing_beside_a_copy_and_one_of_another_line_are_both_charged(wor
     put_back(world, old / "ledger.sqlite")  # the second's standing still lies beside it
     recovered(world, tmp_path / "first" / "ledger.standing")
     assert len(world.answers.drawn) == 2
-    assert world.ledger.spent(POOL).releases == world.ledger.spent(POOL, world.study.id).releases == 2
+    assert world.ledger.spent(POOL).releases == world.ledger.books.spent_in(world.study.id, POOL).releases == 2
 
 
 def test_a_standing_without_marks_is_charged_whole(world: World, tmp_path: Path) -> None:
@@ -653,7 +654,7 @@ def test_a_copy_that_lost_rows_that_charge_nothing_is_refused_all_the_same(world
     with pytest.raises(LedgerCorrupt, match="older copy"):
         Ledger.open(world.path, signing_key=world.key)
     recovered(world)
-    assert world.ledger.books_of(POOL) == "a" * 32
+    assert world.ledger.books.pool_books[POOL] == "a" * 32
     assert [pool.budget.epsilon for pool in world.ledger.pools()] == [8.0, 4.0, 8.0]
     assert world.ledger.spent(POOL).releases == 1
 
@@ -909,7 +910,7 @@ def test_a_copy_from_before_changes_of_the_key_is_recovered_with_the_newest_key(
         rotate_signing_key(path, key=key, new_key=tmp_path / "next.key")
         world.ledger = Ledger.open(path, signing_key=load_signing_key(key))
         world.release([make_query(number, MECHANISM)], batch=f"b{number}")
-    receipts = world.ledger.site_receipts("aachen")
+    receipts = receipts_of(world.ledger, "aachen")
     (tmp_path / "aachen.jsonl").write_text("".join(receipt.render() + "\n" for receipt in receipts))
     world.release([make_query(3, MECHANISM)], batch="b3")
     put_back(world, tmp_path / "monday.sqlite")

@@ -47,7 +47,7 @@ def ledgers(folder: Path) -> list[Path]:
 def stored(folder: Path) -> dict[str, bytes]:
     """Every answer on record, by query."""
     with Ledger.open(folder / "study" / "ledger.sqlite") as ledger:
-        (study,) = ledger.studies()
+        (study,) = ledger.books.studies.values()
         return {one.query.id: one.noisy_sum.tobytes() for one in ledger.answers(study.id)}
 
 

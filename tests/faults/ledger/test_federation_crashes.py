@@ -106,7 +106,7 @@ def check(root: Path, known: dict[str, str]) -> int:
         rows = -1
         while rows != ledger.row_count:  # the core may be writing: take answers and sums of one moment
             rows = ledger.row_count
-            answers = {answer.query.id: answer for answer in ledger.answers(ledger.studies()[0].id)}
+            answers = {answer.query.id: answer for answer in ledger.answers(next(iter(ledger.books.studies)))}
             spent = {site.name: ledger.spent(site.pool) for site in SITES}
     for query_id, answer in known.items():
         assert query_id in answers, "an answer known outside is not in the ledger"

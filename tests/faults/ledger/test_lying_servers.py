@@ -31,6 +31,7 @@ from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.commands import typed
 from tests.federation import Federation, make_study, part
+from tests.worlds import receipts_of
 
 pytestmark = pytest.mark.slow
 
@@ -330,7 +331,7 @@ def test_a_server_that_edits_the_study_gets_no_answer_and_its_receipts_stop_the_
 
 
 def edited_receipt(fed: Federation, site: str) -> str:
-    return fed.ledger.site_receipts(site)[-1].render()
+    return receipts_of(fed.ledger, site)[-1].render()
 
 
 # --- restored, recovered, ended

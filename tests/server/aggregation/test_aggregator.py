@@ -30,7 +30,7 @@ from tests.commands import typed
 from tests.common.ledger.ledger_world import make_mechanism, make_query
 from tests.dashboard_study import make_study_directory
 from tests.federation import Federation, make_study, part
-from tests.worlds import pool_of, silent
+from tests.worlds import pool_of, receipts_of, silent
 
 pytestmark = pytest.mark.slow
 
@@ -681,7 +681,7 @@ def test_receipts_that_one_message_does_not_take_follow_in_the_next(
 
     fed.core().run(Forgetful(fed.workers))
     assert max(messages) == 2
-    assert {row for row, _ in held.values()} == {fed.ledger.site_receipts("site-0", after=0)[-1].head.seq}
+    assert {row for row, _ in held.values()} == {receipts_of(fed.ledger, "site-0", after=0)[-1].head.seq}
     assert sum(messages) == 6 * len(fed.sites)
     assert fed.events("receipts-missing") == []
     fed.close()

@@ -625,7 +625,7 @@ def test_a_server_restored_from_an_older_copy_draws_anew_and_every_ledger_counts
         ledger.recover(world.ledger.ledger_id)
     world.core().run(world.transport)
     assert len(world.core().answers()) == 3
-    assert world.ledger.last_draw(world.planned()[0].id) == 2
+    assert world.ledger.books.last_draw(world.planned()[0].id) == 2
     assert world.ledger.spent("pool-0").releases == world.site_ledgers["site-0"].spent().releases == 6
     assert not world.site_ledgers["site-0"].alarms()
     assert not verify(path).problems

@@ -108,7 +108,7 @@ def test_stating_another_hospitals_ledger_id_bars_nobody_and_names_both(
     said = f"pools {first} and {second} both state the site ledger {theirs}"
     assert said in " ".join(done.output.split())
     with Ledger.open(workspace.ledger_file) as ledger:
-        assert (ledger.books_of(first), ledger.books_of(second)) == (theirs, None)
+        assert ledger.books.pool_books == {first: theirs}
         assert any(theirs in row.body for row in ledger.rows() if row.kind == "note")
 
 

@@ -27,7 +27,7 @@ from server.ledger.backup import backup
 from server.ledger.server_ledger import Candidate, Ledger
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
-from tests.worlds import make_study
+from tests.worlds import make_study, receipts_of
 
 SITES = ("aachen", "bergen", "cadiz", "delft")
 DIMENSION = 3
@@ -167,7 +167,7 @@ def ask(life: Life, workspace: Workspace, count: int) -> None:
                 candidates=[Candidate(query, lambda: np.zeros(DIMENSION, dtype=np.int64)) for query in asked],
             )
             answered = [answer.query for answer in result.answers]
-        life.receipts += [receipt for site in SITES for receipt in ledger.site_receipts(site)]
+        life.receipts += [receipt for site in SITES for receipt in receipts_of(ledger, site)]
     known += [query for query in answered if query not in known]
 
 
@@ -214,7 +214,7 @@ def reuse(life: Life) -> None:
             )
         except InvalidInput:  # a query of other terms than this study's
             return
-        life.receipts += [receipt for site in SITES for receipt in ledger.site_receipts(site)]
+        life.receipts += [receipt for site in SITES for receipt in receipts_of(ledger, site)]
 
 
 def take_copy(life: Life) -> None:
