@@ -384,6 +384,7 @@ TAKES_NO_NUMBER = {
     "recommend.check_voters",  # of numbers that recommend and plan check
     "study_mechanism.usual_verdicts",
     "study_mechanism.mean_noise_std",  # of a study, and of sites that it checks
+    "codec_spread.codec_stds",  # a study's directory
     "public_shapes.public_shapes",  # label maps, which whoever reads them has checked
     "public_shapes.mean_shape_dice",
     "public_shapes.codec_of",
