@@ -254,7 +254,7 @@ class ProcessGroup:
         begun: list[Daemon] = []
         try:
             for spec in specs:
-                begun.append(self._spawn(spec))
+                begun.append(self.begin(spec))
             for daemon in begun:
                 daemon.wait_ready()
         except DaemonFailed:
@@ -271,7 +271,25 @@ class ProcessGroup:
         Returns:
             The daemon.
         """
-        return self._spawn(spec)
+        self._started += 1
+        tag = f"{self._tag}.{self._started}."
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        spec.cwd.mkdir(parents=True, exist_ok=True)
+        parent = os.getpid() if sys.platform == "linux" and threading.current_thread() is threading.main_thread() else 0
+        with open(os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCH, str(parent), *spec.argv],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=spec.cwd,
+                env={**spec.env, TAG: tag},
+                start_new_session=True,
+            )
+        daemon = Daemon(spec, tag, process)
+        self._daemons.append(daemon)
+        self._leaders.add(daemon.pid)
+        return daemon
 
     def check(self) -> None:
         """Raise ``DaemonFailed`` for the first daemon that ended by itself."""
@@ -294,27 +312,6 @@ class ProcessGroup:
         for _, same_role in groupby(reversed(self._daemons), key=lambda daemon: daemon.spec.role):
             self._seen |= _stop_together(list(same_role), grace_s=None, hurry=lambda: self._hurry)
         self._sweep()
-
-    def _spawn(self, spec: DaemonSpec) -> Daemon:
-        self._started += 1
-        tag = f"{self._tag}.{self._started}."
-        spec.log.parent.mkdir(parents=True, exist_ok=True)
-        spec.cwd.mkdir(parents=True, exist_ok=True)
-        parent = os.getpid() if sys.platform == "linux" and threading.current_thread() is threading.main_thread() else 0
-        with open(os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _LAUNCH, str(parent), *spec.argv],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=spec.cwd,
-                env={**spec.env, TAG: tag},
-                start_new_session=True,
-            )
-        daemon = Daemon(spec, tag, process)
-        self._daemons.append(daemon)
-        self._leaders.add(daemon.pid)
-        return daemon
 
     def _sweep(self) -> None:
         """Kill everything with the group's tag, including processes that were forked but not registered yet."""
