@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -127,7 +127,7 @@ class SiteNode:
 
     @property
     def contact(self) -> Path:
-        """File whose modification time is that of the last heartbeat that the server accepted."""
+        """File that is touched at every heartbeat that the server accepts."""
         return self.folder / "logs" / "supernode.contact"
 
 
@@ -183,23 +183,37 @@ def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s
     )
 
 
-def offline(node: SiteNode) -> str:
-    """Return a sentence that says since when the server has not accepted a node's heartbeats.
+class ContactWatch:
+    """Watches whether the server accepts a running SuperNode's heartbeats, and says since when it has not.
+
+    The wait is measured by a clock that never goes back: the server refuses a site whose own clock was set wrong.
 
     Args:
-        node: The node, whose SuperNode runs.
-
-    Returns:
-        The sentence; empty while the node is online, and before its first heartbeat.
+        contact: The file that each accepted heartbeat touches; it is missing until the first one.
+        clock: Monotonic clock in seconds.
     """
-    try:
-        heard = node.contact.stat().st_mtime
-    except OSError:
-        return ""
-    if time.time() - heard <= OFFLINE_S:
-        return ""
-    since = datetime.fromtimestamp(heard, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return f"the server has accepted no heartbeat since {since} UTC; to fix: {DOCTOR}"
+
+    def __init__(self, contact: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._contact, self._clock = contact, clock
+        self._touched, self._heard = 0, clock()
+
+    def __call__(self) -> str:
+        """Return since when the server has accepted no heartbeat, once that is more than :data:`OFFLINE_S` ago.
+
+        Returns:
+            The sentence with a remedy; empty while the node is online, and before its first heartbeat.
+        """
+        try:
+            touched = self._contact.stat().st_mtime_ns
+        except OSError:
+            return ""
+        if touched != self._touched:
+            self._touched, self._heard = touched, self._clock()
+        silent_s = self._clock() - self._heard
+        if silent_s <= OFFLINE_S:
+            return ""
+        since = datetime.now(UTC) - timedelta(seconds=silent_s)
+        return f"the server has accepted no heartbeat since {since:%Y-%m-%d %H:%M:%S} UTC; to fix: {DOCTOR}"
 
 
 def launcher(node: SiteNode) -> DaemonSpec:
@@ -322,7 +336,7 @@ def site_up(
                     first_s=5.0,
                     after_kill_s=KILLED_NODE_S,
                     explain=explain_supernode,
-                    offline=lambda: offline(node),
+                    offline=ContactWatch(node.contact),
                 )
             )
             kept.append(KeptRunning(spec=lambda: launcher(node), explain=last_words))

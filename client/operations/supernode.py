@@ -7,10 +7,10 @@ own command keeps running, offline, in two cases:
   API does not.
 * The thread that sends heartbeats failed.
 
-In both cases this process ends with an exit status other than 0, after a line that says why. A call that fails before
-the server has answered, such as a TLS handshake that timed out, is repeated without a limit. A certificate that is not
-accepted ends the process at once, as Flower intends. Each heartbeat that the server accepts sets the modification time
-of a file, by which the supervisor sees whether the node is online.
+In both cases this process ends after a line that says why, in the second with Flower's exit status 0. A call that
+fails before the server has answered, such as a TLS handshake that timed out, is repeated without a limit. A certificate
+that is not accepted ends the process at once, as Flower intends. Each heartbeat that the server accepts touches a file,
+by which the supervisor sees whether the node is online.
 
 Flower's SuperNode asks the server for a message every three seconds. The steps of a query follow each other closely, so
 this process asks sooner after each reply that it sends: first after .2 s, then after waits that double up to one
