@@ -8,6 +8,7 @@ stops all of them at the end, even after an error.
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,11 +26,14 @@ from common.pki import create_node_keys
 from common.process import ProcessGroup
 from common.sockets import free_ports
 from server.operations import provision
-from server.operations.daemons import register_node, superexec, superlink
+from server.operations.daemons import FlowerServer, list_nodes, register_node, superexec, superlink
 from server.operations.supervisor import core_daemon, fleet_daemon, flower_server, gateway_daemon, prepare_network
 from server.study.workspace import Endpoint, Workspace
 
 HOST = "127.0.0.1"
+
+KILLED_NODES_S = 90.0
+"""Longest wait in seconds for a killed demo's SuperNodes, which SuperLink counts as online for 60 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +226,8 @@ def joined(
         ]
         on_step("nodes")
         server = flower_server(workspace)
+        if any(node.log.exists() for node in nodes):
+            _wait_for_killed_nodes(server)
         others = [superexec(server, relay=workspace.relay_dir), *map(supernode, nodes), *map(launcher, nodes)]
         started = (*workers, *group.start_all(others))
         for daemon in workers:
@@ -229,6 +235,13 @@ def joined(
         daemons = tuple((daemon.spec.role, daemon.pid) for daemon in group.daemons)
         yield Federation(group=group, daemons=daemons, refusal=refusal)
         group.stop(*started)  # together, while the server can still record that the nodes leave
+
+
+def _wait_for_killed_nodes(server: FlowerServer) -> None:
+    """Wait until SuperLink counts no SuperNode of an earlier demo as online; until then it refuses a new one."""
+    until = time.monotonic() + KILLED_NODES_S
+    while any(node.status == "online" for node in list_nodes(server)) and time.monotonic() < until:
+        time.sleep(1.0)
 
 
 def introduce(workspace: Workspace, sites: Mapping[str, Path]) -> None:

@@ -1,0 +1,89 @@
+"""The demo's daemons, with the processes and SuperLink replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from consilium.demo import federation
+
+
+class Processes:
+    """Takes the place of a process group: notes what is started, and starts nothing."""
+
+    def __init__(self, happened: list[str]) -> None:
+        self.happened, self.daemons = happened, ()
+
+    def begin(self, spec: str) -> Any:
+        self.happened.append(spec)
+        return SimpleNamespace(wait_ready=lambda: None)
+
+    def start_all(self, specs: list[str]) -> tuple[Any, ...]:
+        return tuple(map(self.begin, specs))
+
+    def stop(self, *_daemons: Any) -> None:
+        self.happened.append("stop")
+
+
+@pytest.fixture
+def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    for role in ("worker", "supernode", "launcher", "superexec"):
+        monkeypatch.setattr(federation, role, lambda *_args, role=role, **_kwargs: role)
+    monkeypatch.setattr(federation, "flower_server", lambda _workspace: None)
+    monkeypatch.setattr(federation, "site_node", lambda node, **_kwargs: SimpleNamespace(socket="", log=node / "log"))
+    return []
+
+
+def run(happened: list[str], folder: Path) -> None:
+    workspace: Any = SimpleNamespace(relay_dir=folder)
+    group: Any = Processes(happened)
+    refusal: Any = None
+    with federation.joined(group, workspace, {"north": folder}, refusal=refusal, on_step=lambda _step: None):
+        pass
+
+
+def nodes_say(monkeypatch: pytest.MonkeyPatch, happened: list[str], *states: str) -> None:
+    """SuperLink counts the node as each of these in turn, and from then on as the last."""
+    left = list(states)
+
+    def nodes(_server: object) -> list[Any]:
+        state = left.pop(0) if len(left) > 1 else left[0]
+        happened.append(state)
+        return [SimpleNamespace(status=state)]
+
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(federation, "list_nodes", nodes)
+    monkeypatch.setattr(federation, "time", clock)
+
+
+def test_a_demo_resumed_after_a_kill_starts_its_nodes_once_superlink_has_let_the_killed_ones_go(
+    monkeypatch: pytest.MonkeyPatch, happened: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "log").touch()
+    nodes_say(monkeypatch, happened, "online", "online", "offline")
+    run(happened, tmp_path)
+    assert happened.index("supernode") > happened.index("offline")
+    assert happened.count("online") == 2
+
+
+def test_a_demo_waits_for_killed_nodes_no_longer_than_superlink_counts_them(
+    monkeypatch: pytest.MonkeyPatch, happened: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "log").touch()
+    nodes_say(monkeypatch, happened, "online")
+    run(happened, tmp_path)
+    assert 60 < happened.count("online") <= federation.KILLED_NODES_S + 1
+    assert "supernode" in happened
+
+
+def test_a_first_demo_waits_for_no_node(monkeypatch: pytest.MonkeyPatch, happened: list[str], tmp_path: Path) -> None:
+    nodes_say(monkeypatch, happened, "registered")
+    run(happened, tmp_path)
+    assert "registered" not in happened
+    assert "supernode" in happened
