@@ -307,6 +307,21 @@ def expires(certificate: Path) -> datetime:
     return _read_certificate(certificate).not_valid_after_utc
 
 
+def begins(certificate: Path) -> datetime:
+    """Return the time from which a certificate is valid.
+
+    Args:
+        certificate: A PEM file.
+
+    Returns:
+        The time in UTC.
+
+    Raises:
+        InvalidInput: If the file is no certificate.
+    """
+    return _read_certificate(certificate).not_valid_before_utc
+
+
 def certificate_names(certificate: Path) -> list[str]:
     """Return the DNS names and addresses of a certificate.
 

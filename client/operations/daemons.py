@@ -67,6 +67,8 @@ _CONNECTED = "SuperNode ID:"
 _EXIT_CODE = re.compile(r"Exit Code: (\d+)")
 _API_ERROR = re.compile(r"\[code: (\d+)\] *(.*)")
 _CERTIFICATE = re.compile(r"certificate verify failed: ([^(\n]*)")
+_ENDED_ITSELF = "SuperNode terminated gracefully"
+"""Flower's last words, with exit status 0, after SIGINT or SIGTERM. A refused heartbeat makes Flower send SIGINT."""
 _SAID_AT_EXIT = re.compile(r"Exit Code: \d+\n((?:.*\S.*\n?){1,2})")
 
 
@@ -468,13 +470,15 @@ def explain_supernode(text: str) -> str:
     Returns:
         The reason in words, with a remedy where one is known.
     """
+    if found := _CERTIFICATE.findall(text):
+        return f"the server's certificate is not accepted: {found[-1].strip()}; to fix: `consilium site doctor`"
     if said := deliberate(text):
         return said
     if answer := _API_ERROR.search(text):
         word = answer[2].removeprefix("refused:").strip()
         return _REFUSALS.get(word) or _REFUSALS.get(answer[1]) or f"the server answered: {answer[0].strip()[:200]}"
-    if found := _CERTIFICATE.findall(text):
-        return f"the server's certificate is not accepted: {found[-1].strip()}; to fix: `consilium site doctor`"
+    if _ENDED_ITSELF in text:
+        return "the server no longer accepts its heartbeats, or a person ended it; it is started again"
     if found := _SAID_AT_EXIT.findall(text):
         return f"{' '.join(found[-1].split())[:400]}; to fix: `consilium site doctor`"
     return last_words(text)

@@ -214,15 +214,15 @@ def online_text(sites: Sequence[SiteStanding]) -> str:
     line = f"sites: {len(sites) - len(away)} of {len(sites)} online"
     if not away:
         return line
-    remedy = "ask each of these hospitals to run `consilium site status`"
-    if any(site.node == "unknown" for site in sites):
-        remedy = "`consilium provision list` says what to do for a site whose node SuperLink does not know; " + remedy
-    if len(away) == len(sites):
-        remedy = (
-            "look at gateway.log first, and restart `consilium server up` if the gateway does not answer; then "
-            + remedy
-        )
-    return f"{line}; not online: {', '.join(away)}; to fix: {remedy}"
+    unknown = [site for site in sites if site.node == "unknown"]
+    remedies = []
+    if unknown:
+        remedies.append("`consilium provision list` says what to do for a site whose node SuperLink does not know")
+    if len(away) == len(sites) > len(unknown):
+        remedies.append("look at gateway.log, and restart `consilium server up` if the gateway does not answer")
+    if len(away) > len(unknown):
+        remedies.append("ask each of these hospitals to run `consilium site status`")
+    return f"{line}; not online: {', '.join(away)}; to fix: {'; then '.join(remedies)}"
 
 
 def _nodes(workspace: Workspace) -> dict[int, str] | None:

@@ -32,6 +32,7 @@ from common.objects import write_atomically
 from common.peers import Peer, Peers, write_peers
 from common.pki import (
     Authority,
+    begins,
     certificate_names,
     create_authority,
     expires,
@@ -248,8 +249,8 @@ class CertificateStanding:
 
     Attributes:
         until: Time at which the certificate expires.
-        over: True if it has expired.
-        line: One line for the operator, with the remedy if the certificate has expired or expires within
+        over: True if it is not valid now: it has expired, or it begins later.
+        line: One line for the operator, with the remedy if the certificate is not valid now or expires within
             :data:`RENEW_DAYS` days.
     """
 
@@ -268,12 +269,16 @@ def certificate(workspace: Workspace, *, now: datetime) -> CertificateStanding:
     Returns:
         The state.
     """
-    until = expires(workspace.port_keeper().gateway_dir / "server.crt")
-    line, over = f"certificate valid until {until:%Y-%m-%d}", until < now
-    if over:
+    path = workspace.port_keeper().gateway_dir / "server.crt"
+    since, until = begins(path), expires(path)
+    line, clock, over = f"certificate valid until {until:%Y-%m-%d}", "", not since <= now < until
+    if now >= until:
         line = f"CERTIFICATE EXPIRED on {until.astimezone():%Y-%m-%d %H:%M}: no site can open a new connection"
-    if until - now < timedelta(days=RENEW_DAYS):
-        line += f"; to fix: `consilium provision renew {shlex.quote(str(workspace.root))}`"
+    elif now < since:
+        line = f"CERTIFICATE NOT VALID before {since.astimezone():%Y-%m-%d %H:%M}: no site can open a new connection"
+        clock = "set this machine's clock if it is wrong, then "
+    if over or until - now < timedelta(days=RENEW_DAYS):
+        line += f"; to fix: {clock}`consilium provision renew {shlex.quote(str(workspace.root))}`"
     return CertificateStanding(until, over, line)
 
 

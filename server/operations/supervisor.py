@@ -12,6 +12,7 @@ import contextlib
 import errno
 import http.client
 import itertools
+import re
 import shlex
 import ssl
 import subprocess
@@ -78,6 +79,10 @@ PARTS = ("core", "network")
 """The two parts of a server, which can run as two users or in two containers."""
 IDENTITY = ("ca.crt", "server.crt", "server.key")
 """Files of SuperLink's TLS identity, in ``flower/``."""
+
+DAMAGED = ("file is not a database", "database disk image is malformed")
+"""What SQLite says about a file that it can neither read nor repair."""
+_DATABASE_ERROR = re.compile(r"\(sqlite3\.\w+\) (.+)")
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -147,6 +152,26 @@ def core_daemon(workspace: Workspace) -> DaemonSpec:
         log=workspace.root.absolute() / "logs" / "core.log",
         ready=lambda: core_answers(folder),
     )
+
+
+def explain_superlink(text: str) -> str:
+    """Explain why SuperLink ended, from its log.
+
+    Args:
+        text: The log since SuperLink's start.
+
+    Returns:
+        The reason in words, with a remedy where one is known.
+    """
+    found = _DATABASE_ERROR.findall(text)
+    if not found:
+        return last_words(text)
+    if found[-1] in DAMAGED:
+        return (
+            f"SuperLink cannot use its database flower/superlink.db: {found[-1]}; to fix: move every file "
+            "flower/superlink.db* away, then see `consilium provision list`; only messages on their way are lost"
+        )
+    return f"SuperLink cannot use its database flower/superlink.db: {found[-1]}"
 
 
 def fleet_daemon(workspace: Workspace) -> DaemonSpec:
@@ -314,7 +339,7 @@ def serve(
     if "network" in parts:
         taken = partial(port_taken, HOST, endpoint.internal_port, option="--internal-port")
         kept += [
-            keep(spec=partial(superlink, server), obstacle=taken),
+            keep(spec=partial(superlink, server), obstacle=taken, explain=explain_superlink),
             keep(spec=partial(fleet_daemon, workspace)),
             keep(spec=partial(superexec, server, relay=workspace.relay_dir)),
         ]

@@ -39,6 +39,7 @@ from server.operations.daemons import (
     superlink,
 )
 from server.operations.superlink import give_time_to_begin
+from server.operations.supervisor import explain_superlink
 from tests.attacks.link import Link
 
 
@@ -383,14 +384,38 @@ def test_daemon_modules_do_not_import_flower() -> None:
             "certificate has expired; to fix: `consilium site doctor`",
         ),
         (
+            "ERROR: certificate verify failed: certificate is not yet valid \nerror: the connection to the "
+            "server ended; the SuperNode is started again\n",
+            "certificate is not yet valid; to fix: `consilium site doctor`",
+        ),
+        (
             "ERROR:  Exit Code: 300\nFailed to initialize.\nName or service not known\n\nmore\n",
             "Failed to initialize. Name or service not known; to fix: `consilium site doctor`",
         ),
         ("INFO: starting\nKeyError: 'x'\n", "KeyError"),
+        (
+            "INFO: SuperNode terminated gracefully.\nINFO: Finished server process [7]\n",
+            "no longer accepts its heartbeats",
+        ),
     ],
 )
 def test_a_node_that_was_turned_away_says_what_to_do(log: str, said: str) -> None:
     assert said in explain_supernode(log)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("DatabaseError) file is not a database", "move every file flower/superlink.db* away"),
+        ("DatabaseError) database disk image is malformed", "`consilium provision list`"),
+        ("OperationalError) database or disk is full", "database or disk is full"),
+    ],
+)
+def test_a_superlink_that_cannot_use_its_database_says_why_and_moves_no_good_one_away(error: str, said: str) -> None:
+    log = f"sqlalchemy.exc.Error: (sqlite3.{error}\n(Background on this error at: https://sqlalche.me/e/21/4xp6)\n"
+    assert said in explain_superlink(log)
+    assert ("away" in explain_superlink(log)) == error.startswith("DatabaseError")
+    assert explain_superlink("INFO: starting\nKeyError: 'x'\n") == "KeyError: 'x'"
 
 
 def test_a_serverapp_may_load_its_code_for_two_minutes_before_superlink_has_another_one_started(

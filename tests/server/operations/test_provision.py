@@ -535,13 +535,16 @@ def test_a_server_without_a_certificate_is_told_how_to_make_one(tmp_path: Path) 
         provision.renew(Workspace(tmp_path))
 
 
-def test_a_certificate_that_ran_out_is_said_to_the_operator(
+def test_a_certificate_that_ran_out_or_is_not_valid_yet_is_said_to_the_operator(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, root = datetime.now(UTC), str(workspace.root)
     provision.renew(workspace, valid_days=22)
     for days, words in ((0, "certificate valid until"), (10, "; to fix: `consilium"), (23, "CERTIFICATE EXPIRED on")):
         assert words in provision.certificate(workspace, now=now + timedelta(days=days)).line
+    early = provision.certificate(workspace, now=now - timedelta(days=1))  # by a clock that was set back
+    assert early.over
+    assert re.search("NOT VALID before .*to fix: set this machine's clock .*`consilium provision renew", early.line)
     monkeypatch.setattr(provision, "expires", lambda _: now - timedelta(days=1))
     for command in (["provision", "list", root], ["server", "status", root]):
         assert re.search("EXPIRED.*to fix: `consilium provision renew", CliRunner().invoke(app, command).stdout)
@@ -576,7 +579,11 @@ def test_the_server_s_status_names_each_site_that_is_not_online() -> None:
     )
     assert online_text([north]) == "sites: 1 of 1 online"
     assert re.search(r"^sites: 1 of 2 online; .*south \(offline\); to fix: ", online_text([north, south]))
-    assert "`consilium provision list` says" in online_text([north, replace(south, node="unknown")])
+    lost = replace(south, node="unknown")
+    assert "`consilium provision list` says" in online_text([north, lost])
+    assert "`consilium site status`" not in online_text([replace(north, node="unknown"), lost])  # no site can mend it
+    assert "gateway.log" not in online_text([replace(north, node="unknown"), lost])
+    assert "`consilium site status`" in online_text([replace(north, node="offline"), lost])
 
 
 def test_the_network_s_part_of_a_server_has_no_ledger_to_speak_of(workspace: Workspace) -> None:
