@@ -31,7 +31,7 @@ from client.training.command import PrivateOptions
 from client.training.private.charge import charge_adapted, record_adapted
 from client.training.private.teachers import check_network
 from client.training.task import VoterReport, VoterTask
-from client.training.voter import train_voter
+from client.training.voter import is_finished, train_voter
 from common.bundle_archive import to_archive
 from common.canonical import digest, sha256_bytes
 from common.config import Study, load_study
@@ -115,8 +115,8 @@ def adapt_privately(
         The bundle and its guarantees.
 
     Raises:
-        InvalidInput: If the student, the patients, the strategy or the output folder is refused. This happens before
-            any charge.
+        InvalidInput: If the student, the patients, the strategy or the output folder is refused, or the folder holds
+            the network of another training. This happens before any charge.
         Refused: If another training or a withdrawal is in progress at this site.
     """
     settings = private.settings(begun=True)
@@ -149,6 +149,13 @@ def adapt_privately(
         )
         if not task.patients:
             raise InvalidInput("patients for private training", value=0, limit="at least one")
+        if target.exists() and not is_finished(task):
+            raise InvalidInput(
+                "there is the finished network of another private training already",
+                value=str(target),
+                remedy="choose another folder with --out; a new training also needs --again, because patients are "
+                "charged for both",
+            )
         task.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         charge_adapted(site_dir, task, again=again, identity=found.dataset.patient_identity)
         with progress(task.steps) as show:

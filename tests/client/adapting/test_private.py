@@ -130,8 +130,19 @@ def test_running_it_again_is_charged_once_and_another_one_wants_again(site: Path
     words = refused(site, "--strategy", "dp-sgd", "--epsilon", "0.5", "--steps", "3")
     assert "--again" in words
     assert len(events(site)) == 1
-    adapted(site, "--strategy", "dp-sgd", "--epsilon", "0.5", "--steps", "3", "--again")
+
+
+def test_a_private_network_that_patients_paid_for_is_never_overwritten(site: Path, tmp_path: Path) -> None:
+    first = Path(str(adapted(site, *DP)["bundle"]))
+    weights = (first / "models" / "model.pt").read_bytes()
+    other = ("--strategy", "dp-sgd", "--epsilon", "0.5", "--steps", "3", "--again")
+    words = refused(site, *other)
+    assert str(first) in words
+    assert "--out" in words
+    assert len(events(site)) == 1  # refused before any charge
+    second = Path(str(adapted(site, *other, "--out", str(tmp_path / "second"))["bundle"]))
     assert len(events(site)) == 2
+    assert (first / "models" / "model.pt").read_bytes() == weights != (second / "models" / "model.pt").read_bytes()
 
 
 def test_an_interrupted_training_goes_on_and_is_charged_once(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
