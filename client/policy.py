@@ -268,7 +268,7 @@ def load_site(directory: Path) -> SiteConfig:
 
 def _load_site(path: Path, directory: Path) -> SiteConfig:
     remedy = "check the path and who may read it; `consilium site init` makes a site"
-    text = read_text(path, what="site.toml", most_bytes=MAX_TOML_BYTES, remedy=remedy)
+    text = read_text(path, what="site.toml", most_bytes=MAX_TOML_BYTES, remedy="save it in UTF-8", absent=remedy)
     document = parse_toml(text, what="site.toml")
     check_schema("site.toml", document.pop("schema", None), known=SITE_SCHEMA)
     dataset = read_settings(document, root=directory)

@@ -566,7 +566,7 @@ def load_study(path: Path | str) -> Study:
     """Read a study file.
 
     Args:
-        path: Path of the ``study.toml``.
+        path: Path of the ``study.toml``, or of the directory that contains it.
 
     Returns:
         The study.
@@ -583,10 +583,10 @@ def load_study(path: Path | str) -> Study:
     ...     c.load_study(file).codec.name
     'paper-pca'
     """
-    file = as_path(path, what="study file")
-    inside = file / "study.toml"
-    remedy = f"give {inside}" if inside.is_file() else "check the path, or make a study with `consilium study init`"
-    return parse_study(read_text(file, what="study file", most_bytes=MAX_TOML_BYTES, remedy=remedy))
+    file, absent = as_path(path, what="study file"), "check the path, or make a study with `consilium study init`"
+    file = file / "study.toml" if file.is_dir() else file
+    remedy = "give a study file, TOML in UTF-8"
+    return parse_study(read_text(file, what="study file", most_bytes=MAX_TOML_BYTES, remedy=remedy, absent=absent))
 
 
 def parse_study(text: str) -> Study:

@@ -130,8 +130,9 @@ def read_peers(path: Path) -> Peers:
     Raises:
         InvalidInput: If the file is unreadable or breaks a rule.
     """
-    text = read_text(path, what="list of peers", most_bytes=MAX_PEERS_BYTES, remedy="check the path")
-    with naming_file(path, remedy="ask the consortium for its peers.json again"):
+    remedy = "ask the consortium for its peers.json again"
+    text = read_text(path, what="list of peers", most_bytes=MAX_PEERS_BYTES, remedy=remedy)
+    with naming_file(path, remedy=remedy):
         return Peers.parse(text.encode(), origin=str(path))
 
 

@@ -107,14 +107,16 @@ def as_path(value: object, *, what: str) -> Path:
     return Path(value)
 
 
-def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "") -> str:
+def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "", absent: str = "check the path") -> str:
     """Return the text of a regular file.
 
     Args:
         path: The file.
         what: Name of the file in the error.
         most_bytes: Largest size.
-        remedy: What to do, for the error; a missing permission or a failing disk has a remedy of its own.
+        remedy: What to do about wrong contents, for the error; a missing permission or a failing disk has a remedy of
+            its own.
+        absent: What to do if there is no such file, for the error.
 
     Returns:
         The text.
@@ -128,8 +130,8 @@ def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "") -> st
         return read_regular(path, most_bytes=most_bytes).decode("utf-8")
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "not UTF-8"
-        if isinstance(error, OSError) and system_cause(error):
-            remedy = explain(error)[1]
+        if isinstance(error, OSError):
+            remedy = explain(error)[1] if system_cause(error) else absent
         raise InvalidInput(f"{what} cannot be read ({why})", value=str(path), remedy=remedy) from error
 
 

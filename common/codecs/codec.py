@@ -339,9 +339,11 @@ def fit_codec(
         if not isinstance(label_map, np.ndarray) or label_map.dtype != np.uint8 or label_map.shape != study.data.grid:
             raise InvalidInput(
                 f"public label map {number}",
-                value=(str(getattr(label_map, "dtype", type(label_map))), getattr(label_map, "shape", None)),
+                value=(str(getattr(label_map, "dtype", type(label_map).__name__)), getattr(label_map, "shape", None)),
                 limit=f"uint8 on the study's grid {study.data.grid}",
-                remedy="" if getattr(label_map, "dtype", None) == np.uint8 else "convert it with .astype(np.uint8)",
+                remedy=""
+                if getattr(label_map, "dtype", None) == np.uint8
+                else "convert it with np.asarray(label_map, np.uint8)",
             )
         if int(label_map.max()) >= labels:
             raise InvalidInput(
@@ -597,7 +599,7 @@ def check_probabilities(
     """
     if type(probabilities) is not np.ndarray or probabilities.shape != (labels, *grid):
         raise InvalidInput(
-            "class probabilities", value=getattr(probabilities, "shape", None), limit=f"shape {(labels, *grid)}"
+            "class probabilities", value=_shape(probabilities), limit=f"a numpy array of shape {(labels, *grid)}"
         )
     values = probabilities.astype(np.float64)
     if not np.isfinite(values).all():
@@ -605,6 +607,11 @@ def check_probabilities(
     if values.min() < -1e-3 or abs(values.sum(axis=0) - 1).max() > 1e-2:
         raise InvalidInput("class probabilities", limit="numbers ≥ 0 that sum to 1 in every voxel")
     return values
+
+
+def _shape(given: object) -> object:
+    """Return an array's shape, or the type of a value that is no plain numpy array."""
+    return given.shape if type(given) is np.ndarray else type(given).__name__
 
 
 def check_code(code: np.ndarray, *, dimension: int) -> Float[np.ndarray, "l"]:
@@ -621,7 +628,7 @@ def check_code(code: np.ndarray, *, dimension: int) -> Float[np.ndarray, "l"]:
         InvalidInput: If the shape is wrong or a value is not finite.
     """
     if type(code) is not np.ndarray or code.shape != (dimension,):
-        raise InvalidInput("code", value=getattr(code, "shape", None), limit=f"shape {(dimension,)}")
+        raise InvalidInput("code", value=_shape(code), limit=f"a numpy array of shape {(dimension,)}")
     values = code.astype(np.float64)
     if not np.isfinite(values).all():
         raise InvalidInput("code", limit="finite numbers")

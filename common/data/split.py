@@ -98,8 +98,15 @@ def with_sites(dataset: Dataset, table: Path) -> Dataset:
         A new dataset.
 
     Raises:
-        InvalidInput: If a case has no site or two.
+        InvalidInput: If there is no such table, or a case has no site or two.
     """
+    if not table.exists():
+        raise InvalidInput(
+            "table of sites",
+            value=str(table),
+            limit="a file with the columns case_id and site",
+            remedy="check the path; to state a number of hospitals use --hospitals",
+        )
     cases = [case.id for case in dataset.cases]
     sites = read_column(table, "site", cases, what="site", remedy="add a row for every case")
     return replace(dataset, cases=tuple(replace(case, hospital=sites[case.id]) for case in dataset.cases))

@@ -533,7 +533,8 @@ def _label_values(
             "label map holds values that the study does not define",
             value=unknown[:5],
             limit=", ".join(map(str, sorted(known))),
-            remedy="map the site's labels to the study's in [labels] of site.toml, or with --label-map",
+            remedy="correct the label map; a site can map its labels to the study's in [labels] of site.toml, and "
+            "`consilium predict` with --label-map",
         )
     notes = ("label values were rounded to whole numbers",) if not np.array_equal(values, whole) else ()
     rounded = np.rint(array)

@@ -67,7 +67,12 @@ def check_rational(what: str, value: Fraction, *, zero: bool = False) -> Fractio
         InvalidInput: For anything else.
     """
     if not isinstance(value, Fraction) or value.numerator < 0 or (value.numerator == 0 and not zero):
-        raise InvalidInput(what, value=value, limit="a rational, 0 or above" if zero else "a positive rational")
+        raise InvalidInput(
+            what,
+            value=value,
+            limit="a rational, 0 or above" if zero else "a positive rational",
+            remedy="" if isinstance(value, Fraction) else 'give a fractions.Fraction, such as Fraction("0.1")',
+        )
     return value
 
 

@@ -106,7 +106,12 @@ class TrainingEvent(Document):
             raise InvalidInput("further releases of a training", value=type(self.releases).__name__, limit="a list")
         object.__setattr__(self, "releases", tuple(self.releases))
         if not isinstance(self.rate, Fraction) or not 0 < self.rate <= 1:
-            raise InvalidInput("sampling rate q", value=self.rate, limit="a rational above 0, at most 1")
+            raise InvalidInput(
+                "sampling rate q",
+                value=self.rate,
+                limit="a rational above 0, at most 1",
+                remedy="" if isinstance(self.rate, Fraction) else 'give a fractions.Fraction, such as Fraction("0.1")',
+            )
         if self.sampling is Sampling.FIXED_PARTITION and self.rate.numerator != 1:
             raise InvalidInput("rate of a fixed partition", value=self.rate, limit="1/n for n batches, such as 1/4")
         for value in (self.noise_multiplier, *self.releases):

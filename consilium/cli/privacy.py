@@ -31,7 +31,10 @@ plan_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 StudyFile = Annotated[
     Path | None,
-    typer.Option("--study", help="Read the settings from this study file; the options for them are then refused."),
+    typer.Option(
+        "--study",
+        help="Read the settings from this study file or directory; the options for them are then refused.",
+    ),
 ]
 Epsilon = Annotated[float | None, typer.Option(help="ε of the budget [8].")]
 Delta = Annotated[float | None, typer.Option(help="δ of the budget [1e-3].")]
@@ -231,9 +234,9 @@ def _rehearsal(
 
     from client.data.layouts import open_dataset
     from common.data.grid import choose_both
-    from common.data.volume import load_example, load_label
+    from common.data.volume import load_example
     from consilium.cli.study_words import say_left_out
-    from server.planning.public_shapes import MOST_VOXELS, map_files
+    from server.planning.public_shapes import MOST_VOXELS, load_maps, map_files
     from server.planning.recommend import PATIENTS_A_TEACHER, training_for
     from server.protocols.rehearsal import PublicCases, rehearse
 
@@ -256,7 +259,7 @@ def _rehearsal(
             say(remark, err=True)
     return rehearse(
         PublicCases(np.stack(images), np.stack(labels), data),
-        [load_label(file, data) for file in files],
+        load_maps(files, data),
         protocol=advised.protocol,
         patients=PATIENTS_A_TEACHER if patients is None else max(1, patients // advised.voters),
         recipes=recipes,

@@ -239,7 +239,7 @@ def create(
     if study is None:
         text = studies.template(template)
     else:
-        text = read_text(study, what="study file", most_bytes=MAX_TOML_BYTES, remedy="check the path")
+        text = read_text(study, what="study file", most_bytes=MAX_TOML_BYTES, remedy="give TOML in UTF-8")
     draft = parse_draft(text)
     given = given_network(start, draft.study.data)
     made = draft.study
@@ -269,7 +269,7 @@ def show(
     from server.study import consent_text as describe
     from server.study.read_facts import facts_of
 
-    study = load_study(path / "study.toml" if path.is_dir() else path)
+    study = load_study(path)
     sites = Workspace(path).admitted_count() if path.is_dir() and not for_site else 0
     spending = facts_of(Workspace(path)).spending if path.is_dir() else None
     if as_json:

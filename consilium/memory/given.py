@@ -103,7 +103,8 @@ def probabilities_given(found: Any, *, grid: tuple[int, ...], classes: int, what
     try:
         check_probabilities(array, labels=classes, grid=grid)  # type: ignore[arg-type]
     except InvalidInput as error:
-        raise InvalidInput(f"{what}: {error.what}", value=error.value, limit=error.limit) from error
+        remedy = "give a softmax over the classes, or a label map of integers"
+        raise InvalidInput(f"{what}: {error.what}", value=error.value, limit=error.limit, remedy=remedy) from error
     return array.astype(np.float32)
 
 
@@ -122,7 +123,11 @@ def sites_given(teachers: Sequence[Teacher | Sequence[Teacher]], study: Study) -
         QuorumNotReached: If there are fewer sites than the quorum.
     """
     voters, quorum, given = study.privacy.voters_per_site, study.privacy.quorum, listed(teachers, what="teachers")
-    if all(callable(each) for each in given):
+    if any(callable(each) for each in given):
+        for number, each in enumerate(given, start=1):
+            if not callable(each):
+                limit = "only callables, or one list for each site"
+                raise InvalidInput(f"teacher {number}", value=type(each).__name__, limit=limit)
         if len(given) % voters:
             limit = f"a multiple of {voters}, the study's number of voters of a site"
             raise InvalidInput(
@@ -139,11 +144,14 @@ def sites_given(teachers: Sequence[Teacher | Sequence[Teacher]], study: Study) -
     return sites
 
 
-def _site(given: object, number: int, *, voters: int) -> tuple[Teacher, ...]:
-    teachers = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
-    if not 1 <= len(teachers) <= voters or not all(callable(each) for each in teachers):
+def _site(given: Any, number: int, *, voters: int) -> tuple[Teacher, ...]:
+    listed_here = isinstance(given, Sequence) and not isinstance(given, str)
+    teachers = tuple(given) if listed_here else ()
+    strange = [type(each).__name__ for each in teachers if not callable(each)]
+    if strange or not 1 <= len(teachers) <= voters:
         limit = f"a list of 1 to {voters} callables; the study has {voters} voters a site"
-        raise InvalidInput(f"teachers of site {number}", value=len(teachers), limit=limit)
+        value = strange or (len(teachers) if listed_here else type(given).__name__)
+        raise InvalidInput(f"teachers of site {number}", value=value, limit=limit)
     return teachers
 
 

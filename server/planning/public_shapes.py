@@ -89,6 +89,28 @@ def map_files(folder: Path) -> tuple[Path, ...]:
     return files
 
 
+def load_maps(files: Sequence[Path], data: DataConfig) -> list[UInt8[np.ndarray, "x y z"]]:
+    """Read label maps onto a grid.
+
+    Args:
+        files: The files.
+        data: Labels, spacing and grid.
+
+    Returns:
+        Uint8 maps [x, y, z].
+
+    Raises:
+        InvalidInput: If a file is no label map with these labels; the error names the file.
+    """
+    from common.data.volume import load_label
+
+    maps = []
+    for path in files:
+        with naming_file(path, remedy="take it out of the folder"):
+            maps.append(load_label(path, data))
+    return maps
+
+
 def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
     """Read the label maps of a folder on a grid chosen for them.
 
@@ -102,16 +124,12 @@ def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
         InvalidInput: If there are fewer than four maps, one cannot be read, or one is given twice.
     """
     from common.data.grid import choose_both
-    from common.data.volume import load_label
 
     files = map_files(folder)
     spacing, grid = choose_both(files, most=MOST_VOXELS)
     names = ("background", *(f"structure {number}" for number in range(1, _most(files) + 1)))
     data = DataConfig(labels=names, spacing_mm=spacing, grid=grid)
-    maps = list[UInt8[np.ndarray, "x y z"]]()
-    for path in files:
-        with naming_file(path, remedy="give label maps as NIfTI files"):
-            maps.append(load_label(path, data))
+    maps = load_maps(files, data)
     check_no_copy(maps, "public label map", limit=_DIFFERENT, names=[path.name for path in files])
     return maps, len(names)
 

@@ -248,13 +248,13 @@ def _published(workspace: Workspace, study: Study, images: Sequence[Path]) -> tu
 
 
 @contextmanager
-def _naming(what: str, *, remedy: str, always: bool = False) -> Iterator[None]:
-    """Name the file in an InvalidInput of the block. ``remedy`` is used if the error has none, or ``always``."""
+def _naming(what: str, *, remedy: str) -> Iterator[None]:
+    """Name the file in an InvalidInput of the block, and add ``remedy`` to the error's own."""
     try:
         yield
     except InvalidInput as error:
-        remedy = remedy if always else error.remedy or remedy
-        raise InvalidInput(f"{what} ({error.what})", value=error.value, limit=error.limit, remedy=remedy) from error
+        remedies = ", or ".join(filter(None, (error.remedy, remedy)))
+        raise InvalidInput(f"{what} ({error.what})", value=error.value, limit=error.limit, remedy=remedies) from error
 
 
 def _refuse_twice(volumes: Sequence[str], *, paired: Sequence[PairedFiles]) -> None:
@@ -414,11 +414,10 @@ def fit_study_codec(
         raise InvalidInput("public label maps", value=0, limit="at least 4")
     if study.codec.terms.framed:
         workspace.volumes()  # raises if they are not published: preparing the protocol needs them
-    maps, last = [], len(study.data.labels) - 1
+    maps = []
     for number, path in enumerate(label_maps):
         on_stage("label maps", number, len(label_maps))
-        remedy = f"give --label-maps a folder of label maps, values 0 to {last}, not images"
-        with _naming(f"{path.name} is no label map of this study", remedy=remedy, always=True):
+        with _naming(f"{path.name} is no label map of this study", remedy="take it out of the folder"):
             maps.append(load_label(path, study.data))
     on_stage("label maps", len(label_maps), len(label_maps))
     on_stage("codec", 0, 1)

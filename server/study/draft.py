@@ -67,7 +67,7 @@ def parse_draft(text: str) -> Draft:
         )
     if "pool" not in document:
         study = replace(study, pool=PoolConfig(usual_pool_epsilon(study.privacy.accountant, study.privacy.budget)))
-        said.append(f"{pool_sentence(study)} The study file does not say")
+        said.append(f"{pool_sentence(study)} The study file states no other ε")
     return Draft(study, tuple(said))
 
 

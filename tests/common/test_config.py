@@ -10,6 +10,7 @@ from common.config import (
     StartConfig,
     Study,
     TrainingConfig,
+    load_study,
     parse_study,
     render_study,
 )
@@ -38,6 +39,14 @@ def study() -> Study:
 
 def test_a_rendered_study_reads_back_equal(study):
     assert parse_study(render_study(study)) == study
+
+
+def test_a_study_is_read_by_its_file_or_its_directory(study, tmp_path):
+    (tmp_path / "study.toml").write_text(render_study(study), encoding="utf-8")
+    assert load_study(tmp_path) == load_study(tmp_path / "study.toml") == study
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidInput, match=r"got '.*empty/study\.toml'; to fix: check the path"):
+        load_study(tmp_path / "empty")
 
 
 def test_whole_and_decimal_spacings_are_one_study(study):

@@ -327,7 +327,13 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "volumes of text": ({"volumes": [np.full(GRID, "a")] * 2}, InvalidInput, "volume 1"),
     "fewer sites than the quorum": ({"teachers": stubs(1)}, QuorumNotReached, "1 sites were given .* quorum is 2"),
     "no teachers": ({"teachers": []}, InvalidInput, "teachers: got 0"),
-    "a teacher that is no callable": ({"teachers": [stubs(1), [3]]}, InvalidInput, "teachers of site 2"),
+    "a teacher that is no callable": (
+        {"teachers": [stubs(1), [3]]},
+        InvalidInput,
+        r"teachers of site 2: got \['int'\]",
+    ),
+    "a number among teachers": ({"teachers": [*stubs(1), 3]}, InvalidInput, "teacher 2: got 'int'; allowed: only call"),
+    "names of teachers": ({"teachers": ["a", "b"]}, InvalidInput, "teachers of site 1: got 'str'"),
     "more teachers than voters": ({"teachers": [stubs(2), stubs(1)]}, InvalidInput, "teachers of site 1: got 2"),
     "a site without a teacher": ({"teachers": [stubs(1), []]}, InvalidInput, "teachers of site 2: got 0"),
     "an answer with NaN": (
@@ -335,7 +341,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         InvalidInput,
         "answer of teacher 1 of site 1 on volume 1",
     ),
-    "an answer that sums to 2": ({"teachers": _answers(HALF * 2)}, InvalidInput, "sum to 1"),
+    "an answer that sums to 2": ({"teachers": _answers(HALF * 2)}, InvalidInput, "sum to 1 .*to fix: give a softmax"),
     "an answer of another shape": ({"teachers": _answers(HALF[:, :4])}, InvalidInput, r"\(2, 4, 8, 8\)"),
     "an answer of more classes": ({"teachers": _answers(np.full((3, *GRID), 1 / 3))}, InvalidInput, r"\(3, 8, 8, 8\)"),
     "a label outside": ({"teachers": _answers(np.full(GRID, 7))}, InvalidInput, "label: got 7; allowed: 0 to 1"),
@@ -449,11 +455,12 @@ def test_impossible_terms_of_a_new_study_are_refused_by_their_key(change: dict[s
         ([ball(MIDDLE, 2.0)], "public label maps: got 1; allowed: at least 2"),
         (
             [ball(MIDDLE, 2.0).astype(np.int64), ball(MIDDLE, 3.0)],
-            r"label map 1: got .'int64'.*to fix: convert it .*astype\(np.uint8\)",
+            r"label map 1: got .'int64'.*to fix: convert it .*np.asarray\(label_map, np.uint8\)",
         ),
+        ([ball(MIDDLE, 2.0).tolist(), ball(MIDDLE, 3.0)], r"label map 1: got \('list', None\).*to fix: convert it "),
         ([ball(MIDDLE, 2.0)[:4], ball(MIDDLE, 3.0)], "label map 1: .*study's grid [^;]*$"),
     ],
-    ids=["one map", "int64", "another grid"],
+    ids=["one map", "int64", "a list", "another grid"],
 )
 def test_label_maps_that_do_not_fit_are_refused_with_what_helps(maps: list[np.ndarray], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):

@@ -255,7 +255,7 @@ def consortium(road: Road) -> None:
     assert "public volumes: got" in office.wrong("consilium study publish trial --images nowhere")
     office.type("study publish trial")
     said = office.wrong("consilium codec fit trial --label-maps public/images --sites 3")
-    assert "to fix: give --label-maps" in said
+    assert "take it out of the folder" in said
     office.type("codec fit trial")
     office.type("study show trial")
     assert "--port: got 99999" in office.wrong("consilium provision server trial --host 127.0.0.1 --port 99999")

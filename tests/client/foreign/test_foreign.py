@@ -247,6 +247,7 @@ def test_a_state_dict_a_pickle_and_onnx_are_refused_unread(site: Path, made: Pat
         (made / "weights.pt", "torch.jit.script"),
         (made / "whole.pt", "torch.jit.script"),
         (tmp_path / "model.onnx", "run-onnx"),
+        (tmp_path / "nowhere.ts", "check the path"),
         (tmp_path, "MONAI bundle"),
     ):
         with pytest.raises(InvalidInput, match=remedy):

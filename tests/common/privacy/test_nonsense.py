@@ -389,6 +389,7 @@ TAKES_NO_NUMBER = {
     "public_shapes.mean_shape_dice",
     "public_shapes.codec_of",
     "public_shapes.halves",
+    "public_shapes.load_maps",
     "public_shapes.map_files",
     "public_shapes.read_maps",
     "public_shapes.read_shapes",
@@ -460,3 +461,14 @@ def test_the_table_calls_what_it_says_and_sound_numbers_pass() -> None:
         lambda: checks.check_delta("x", 1e-5),
     ):
         sound()
+
+
+def test_a_float_where_a_rational_is_due_is_told_how_to_give_one() -> None:
+    for call in (
+        lambda: checks.check_rational("noise", 0.1),
+        lambda: event(rate=0.1),
+    ):
+        with pytest.raises(
+            InvalidInput, match=r'got 0\.1; .*to fix: give a fractions\.Fraction, such as Fraction\("0\.1"\)'
+        ):
+            call()

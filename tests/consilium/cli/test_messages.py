@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import nibabel as nib
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -31,7 +35,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     provision.make_kit(served_study(root / "other"), "north", root / "kit")
     (root / "empty").mkdir()
     (root / "bundle").mkdir()
-    write_phantoms(root / "phantoms", cases=2, seed=1)
+    case = write_phantoms(root / "phantoms", cases=2, seed=1).cases[0]
+    whole = nib.load(case.label)
+    seven = nib.Nifti1Image(np.where(whole.get_fdata() > 0, 7, 0).astype(np.uint8), whole.affine)
+    for folder, content in (("cut", case.label.read_bytes()[:-200]), ("seven", gzip.compress(seven.to_bytes()))):
+        (root / folder).mkdir()
+        (root / folder / "map-1.nii.gz").write_bytes(content)
+        for number in range(2, 6):
+            shutil.copyfile(case.label, root / folder / f"map-{number}.nii.gz")
     return root
 
 
@@ -51,7 +62,21 @@ def said(world: Path, command: str) -> str:
         ("codec fit @trial --label-maps @nowhere --sites 2", "public label maps: got"),
         (
             "codec fit @trial --label-maps @phantoms/imagesTr --sites 2",
-            "phantom_0000.nii.gz|to fix: give --label-maps",
+            "phantom_0000.nii.gz is no label map|to fix: |take it out of the folder",
+        ),
+        ("codec fit @trial --label-maps @cut --sites 2", "map-1.nii.gz|damaged|copy or export it again"),
+        (
+            "codec fit @trial --label-maps @seven --sites 2",
+            "map-1.nii.gz|does not define|got [7.0]|correct the label map",
+        ),
+        ("plan --label-maps @cut", "map-1.nii.gz|cannot be read|copy or export it again"),
+        (
+            "study init @new --name new --labels background,one --grid 8,8,8 --queries 4 --quorum 2 --label-maps @cut",
+            "map-1.nii.gz|cannot be read|copy or export it again",
+        ),
+        (
+            "data split --data @phantoms --sites 2 --seed 1 --out @split",
+            "table of sites: got '2'|columns case_id and site|to state a number of hospitals use --hospitals",
         ),
         ("codec fit @trial --label-maps @phantoms/labelsTr --sites 1", "--sites: got 1; allowed: at least"),
         ("study create @new --study @empty", "study file|(Is a directory): got|to fix"),

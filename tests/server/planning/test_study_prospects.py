@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from common.config import SEALED_SUM, Study, load_study, render_study
-from common.errors import InvalidInput
+from common.config import SEALED_SUM, Study, render_study
 from consilium.cli.main import app
 from consilium.cli.study_words import say_outlook
 from server.dashboard.views.verdict import verdict
@@ -53,14 +52,6 @@ def test_every_place_predicts_the_same_gain_for_a_study(
     assert json.loads(planned.stdout)["study"]["gain"] == found.gain
     table = CliRunner().invoke(app, ["plan", "--study", str(file), "--hospitals", str(HOSPITALS)])
     assert f"{found.gain:+.3f}" in table.output
-
-
-def test_who_gives_a_studys_folder_is_told_its_file(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="check the path"):
-        load_study(tmp_path)
-    (tmp_path / "study.toml").write_text(render_study(STUDIES["open"]), encoding="utf-8")
-    with pytest.raises(InvalidInput, match=f"give {tmp_path}/study.toml"):
-        load_study(tmp_path)
 
 
 def test_the_prediction_is_of_the_studys_own_terms_and_not_of_the_recommended_ones() -> None:
