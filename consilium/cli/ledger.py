@@ -127,7 +127,7 @@ def head_command(ledger: LedgerPath) -> None:
 def log_command(
     ledger: LedgerPath,
     last: Annotated[int, typer.Option(min=1, help="Number of rows to list.")] = 20,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each row in full, as a line of JSON.")] = False,
 ) -> None:
     """List the newest rows: number, time, kind and subject.
 
@@ -142,15 +142,13 @@ def log_command(
     finally:
         connection.close()
     for seq, time_utc, kind, body, row_hash in rows:
-        if as_json:
-            fact = {"seq": seq, "time_utc": time_utc, "kind": kind, "body": json.loads(body), "hash": row_hash}
-            say(json.dumps(fact))
-        else:
-            with parsing(
-                "row of a ledger", value=seq, limit="a record", remedy="`consilium verify` says what is wrong"
-            ):
-                subject = _subject(kind, json.loads(body))
-            say(plain(f"{seq:>7}  {time_utc[:19]}Z  {kind:<12} {subject}"))
+        with parsing("row of a ledger", value=seq, limit="a record", remedy="`consilium verify` says what is wrong"):
+            if as_json:
+                fact = {"seq": seq, "time_utc": time_utc, "kind": kind, "body": json.loads(body), "hash": row_hash}
+                told = json.dumps(fact)
+            else:
+                told = plain(f"{seq:>7}  {time_utc[:19]}Z  {kind:<12} {_subject(kind, json.loads(body))}")
+        say(told)
 
 
 @app.command("receipts")

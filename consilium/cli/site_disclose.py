@@ -49,13 +49,14 @@ def disclose(
     auditor = _auditor_key(to)
     shown = look_at_draw(site_dir, draw)
     target = out or Path(f"disclosure-{load_site(site_dir).site.replace('/', '-')}-{shown.roster[:12]}.json")
-    if not as_json:
-        say(
-            f"draw {shown.roster[:16]}: your code with your share of the noise, of {shown.queries} queries, to the "
-            f"auditor with the key {auditor_fingerprint(auditor)}. While the auditor keeps it secret, nothing more is "
-            f"released. If the auditor published it, your patient pool would have spent {shown.if_told} at most"
-        )
-    if not yes and not agreed("Have you compared this fingerprint with the auditor, and may they have the code?"):
+    say(
+        f"draw {shown.roster[:16]}: your code with your share of the noise, of {shown.queries} queries, to the auditor "
+        f"with the key {auditor_fingerprint(auditor)}. While the auditor keeps it secret, nothing more is released. If "
+        f"the auditor published it, your patient pool would have spent {shown.if_told} at most",
+        err=as_json,
+    )
+    question = "Have you compared this fingerprint with the auditor, and may they have the code?"
+    if not yes and not agreed(question, err=as_json):
         raise InvalidInput(
             "the disclosure was not confirmed, so nothing was disclosed",
             limit="the answer y",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +38,7 @@ from consilium.cli.study_words import (
     create_and_say,
     given_network,
     goes_on,
+    print_detached,
     print_end,
     print_status,
     say_files,
@@ -390,11 +390,9 @@ def run(
         if not detach:
             supervisor.watch(workspace, on_event=on_event)
     if detach:
-        named = shlex.quote(str(directory))
-        done = f"the study is complete, so no query is asked; `consilium study status {named}` shows it"
-        say(done if complete else goes_on(directory))
-        return
-    print_end(workspace, as_json=as_json)
+        print_detached(workspace, complete=complete, as_json=as_json)
+    else:
+        print_end(workspace, as_json=as_json)
 
 
 study_app.command("evaluate")(evaluate)
@@ -480,6 +478,8 @@ def status(
     """
     from server.study.status import study_status
 
+    if watching and as_json:
+        raise InvalidInput("--watch with --json", limit="only one of the two", remedy="repeat it with --json")
     workspace = Workspace(directory)
     while watching:
         text = joined(study_status(workspace).lines())

@@ -89,6 +89,21 @@ def goes_on(directory: Path) -> str:
     )
 
 
+def print_detached(workspace: Workspace, *, complete: bool, as_json: bool) -> None:
+    """Print that a detached run goes on, or that there is nothing to run; as JSON, print the study's state.
+
+    Args:
+        workspace: The study's directory.
+        complete: True if the study was complete before.
+        as_json: Print JSON; the text then goes to stderr.
+    """
+    named = shlex.quote(str(workspace.root))
+    done = f"the study is complete, so no query is asked; `consilium study status {named}` shows it"
+    say(done if complete else goes_on(workspace.root), err=as_json)
+    if as_json:
+        print_status(workspace, as_json=True)
+
+
 def print_end(workspace: Workspace, *, as_json: bool) -> None:
     """Print the study's state after its run ended, and its student's gain over the controls.
 

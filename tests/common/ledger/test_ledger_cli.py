@@ -81,6 +81,16 @@ def test_log_lists_the_newest_rows(world: World) -> None:
     assert [row["seq"] for row in rows] == list(range(1, 9))
 
 
+def test_a_row_that_cannot_be_read_is_named_in_either_form(world: World) -> None:
+    path = released(world)
+    with sqlite3.connect(path) as connection:
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("UPDATE rows SET body = '{' WHERE seq = 8")
+    for form in ([], ["--json"]):
+        assert "row of a ledger: got 8" in str(refusal_of(app, "log", path, *form))
+
+
 def test_two_sites_compare_what_they_were_shown(world: World, tmp_path: Path) -> None:
     hospital = Hospital(tmp_path / "site-ledger.sqlite", world.study)
     with hospital.ledger as ledger:
