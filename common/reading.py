@@ -2,7 +2,7 @@
 
 Called wherever a file or message from outside is parsed. Sizes, counts and depths are limited before parsing, so that a
 small file cannot become a large object. Refuses files that are not regular, text that is not UTF-8, unpaired
-surrogates, and NaN and infinities in JSON.
+surrogates, and NaN, infinities and repeated keys in JSON.
 """
 
 from __future__ import annotations
@@ -177,7 +177,9 @@ def parse_json(data: bytes | str, *, what: str, value: object = None, limit: str
         if opened + text.count(",") > MAX_JSON_VALUES:
             raise InvalidInput(f"values in {what}", limit=f"at most {MAX_JSON_VALUES}", remedy=remedy)
         try:
-            found = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+            found = json.loads(text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_once_each)
+        except _KeyTwice as error:
+            raise InvalidInput(f"keys in {what}", limit="each key once in a mapping", remedy=remedy) from error
         except json.JSONDecodeError as error:
             where = f"line {error.lineno}, column {error.colno}"
             raise InvalidInput(f"{what} cannot be read ({where})", value=value, limit=limit, remedy=remedy) from error
@@ -228,6 +230,17 @@ def _check_depth(value: Any, *, what: str, remedy: str) -> None:
                 f"depth of {what}", limit=f"lists and mappings nested at most {MAX_DEPTH} deep", remedy=remedy
             )
         level = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
+
+
+class _KeyTwice(Exception):
+    """Raised if a mapping contains a key twice."""
+
+
+def _once_each(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) < len(members):  # programs differ in which of the two values they use
+        raise _KeyTwice
+    return found
 
 
 def _no_constant(text: str) -> float:

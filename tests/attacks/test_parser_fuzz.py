@@ -12,6 +12,7 @@ Files are made of valid ones by a seed (tests/attacks/parsers.py). Found ones ar
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import time
@@ -143,6 +144,18 @@ def test_what_was_found_is_refused(known: dict[str, Parser], number: int) -> Non
     with pytest.raises(InvalidInput):
         known[name].read(data)
     attack(name, known[name], data)
+
+
+def test_a_mapping_with_a_key_twice_is_refused(known: dict[str, Parser]) -> None:
+    """Two programs could read two values."""
+    tried = 0
+    for name, parser in known.items():
+        if parser.kind == "json" and parser.valid.startswith(b"{") and name != "written":
+            key = json.dumps(next(iter(json.loads(parser.valid)))).encode()
+            with pytest.raises(InvalidInput):
+                parser.read(parser.valid.replace(b"{", b"{%b:0," % key, 1))
+            tried += 1
+    assert tried > 15
 
 
 @pytest.mark.parametrize("name", ["codec", "frame"])
