@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
+from typing import cast
 
 import numpy as np
 import pytest
@@ -222,14 +223,14 @@ class CodecContract:
             with pytest.raises(InvalidInput):
                 codec.encode(bad)
         with pytest.raises(InvalidInput, match=r"class probabilities: got 'list'; allowed: a numpy array of shape"):
-            codec.encode(good.tolist())
+            codec.encode(cast("np.ndarray", good.tolist()))
 
     def test_it_refuses_codes_that_are_not_its_own(self, codec: Codec) -> None:
         for bad in (np.zeros(codec.dimension + 1), np.zeros((1, codec.dimension)), np.full(codec.dimension, np.nan)):
             with pytest.raises(InvalidInput):
                 codec.decode(bad, noise_std=0.1)
         with pytest.raises(InvalidInput, match=r"code: got 'list'; allowed: a numpy array of shape"):
-            codec.decode(np.zeros(codec.dimension).tolist(), noise_std=0.1)
+            codec.decode(cast("np.ndarray", np.zeros(codec.dimension).tolist()), noise_std=0.1)
 
     def test_it_keeps_its_hands_off_its_arguments(self, codec: Codec, others: np.ndarray) -> None:
         prediction = soft(others[0])

@@ -69,10 +69,10 @@ def said(world: Path, command: str) -> str:
             "codec fit @trial --label-maps @seven --sites 2",
             "map-1.nii.gz|does not define|got [7.0]|correct the label map",
         ),
-        ("plan --label-maps @cut", "map-1.nii.gz|cannot be read|copy or export it again"),
+        ("plan --label-maps @cut", "map-1.nii.gz|is damaged|copy or export it again"),
         (
             "study init @new --name new --labels background,one --grid 8,8,8 --queries 4 --quorum 2 --label-maps @cut",
-            "map-1.nii.gz|cannot be read|copy or export it again",
+            "map-1.nii.gz|is damaged|copy or export it again",
         ),
         (
             "data split --data @phantoms --sites 2 --seed 1 --out @split",

@@ -429,11 +429,11 @@ def test_a_complete_study_that_is_run_again_and_detached_is_said_to_be_complete(
     planned = workspace.study().privacy.planned_queries
     monkeypatch.setattr(supervisor, "detach", lambda _workspace: None)
     words = ["run", str(workspace.root), "--detach", "--json", "--yes"]
-    assert "goes on" in CliRunner().invoke(study_app, words).stdout
+    assert "goes on" in CliRunner().invoke(study_app, words).stderr
     monkeypatch.setattr(Books, "answers", lambda self, study_id: planned)
     events_of(workspace).emit("run-started", run="1", pid=1, resumed=False)
     events_of(workspace).emit("run-finished", run="1", seconds=1.0)
-    said = CliRunner().invoke(study_app, words).stdout
+    said = CliRunner().invoke(study_app, words).stderr
     assert "complete" in said
     assert "goes on" not in said
 
