@@ -88,6 +88,11 @@ REVOKED = " is revoked in study "
 """The words between the site's name and the study's id in the note of a revocation."""
 ALL_CHARGED = "the standing was lost: everything left counts as spent, also of pools declared from now on"
 """The note of a recovery of the server's ledger that charged all remaining budget."""
+AFTER_ALL_CHARGED = (
+    "set up a new study with `consilium study init`, without --ledger; the hospital's own ledger still counts all that "
+    "its pool has spent"
+)
+"""What to do when a ledger with the note :data:`ALL_CHARGED` can pay for nothing."""
 
 
 # --- in both ledgers

@@ -48,6 +48,7 @@ from common.ledger.charges import (
 )
 from common.ledger.keys import public_hex
 from common.ledger.records import (
+    AFTER_ALL_CHARGED,
     ALL_CHARGED,
     REVOKED,
     BooksRecord,
@@ -215,8 +216,7 @@ class Ledger(AnswersQueries):
                         "new pool in a ledger that was recovered without its standing file",
                         value=declaration.pool,
                         limit="a pool that is already in this ledger; the lost ledger may have charged any other",
-                        remedy="set up a new study with `consilium study init`, without --ledger; the hospital's own "
-                        "ledger still counts all that its pool has spent",
+                        remedy=AFTER_ALL_CHARGED,
                     )
                 self._append(PoolRecord(declaration))
 

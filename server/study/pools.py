@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from common.config import Study
 from common.errors import BudgetExceeded, ConsiliumError, InvalidInput
+from common.ledger.records import AFTER_ALL_CHARGED, ALL_CHARGED
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 
@@ -129,8 +130,12 @@ def check_shared(ledger: Ledger, study: Study) -> None:
             "pools of the shared ledger",
             value="; ".join(short(found)),
             limit="at least one pool that can pay for a query of this study",
-            remedy=_REMEDY,
+            remedy=_remedy(ledger),
         )
+
+
+def _remedy(ledger: Ledger) -> str:
+    return AFTER_ALL_CHARGED if ALL_CHARGED in ledger.books.notes else _REMEDY
 
 
 def check_answers(ledger: Ledger, study: Study, *, pools: Sequence[str]) -> None:
@@ -149,4 +154,4 @@ def check_answers(ledger: Ledger, study: Study, *, pools: Sequence[str]) -> None
     found = rooms(ledger, study, pools=pools)
     if sum(room.releases > 0 for room in found) < study.privacy.quorum:
         spent = "; ".join(room.sentence for room in found if not room.releases)
-        raise PoolsSpent(f"nothing can be released, and nothing was charged: {spent}; to fix: {_REMEDY}")
+        raise PoolsSpent(f"nothing can be released, and nothing was charged: {spent}; to fix: {_remedy(ledger)}")

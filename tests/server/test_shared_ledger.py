@@ -20,6 +20,8 @@ from common.config import PoolConfig, Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.events import read_events
 from common.ledger.charges import RosterEntry
+from common.ledger.keys import load_signing_key
+from common.ledger.records import ALL_CHARGED
 from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.node_auth import read_admitted
 from common.privacy.accounting import max_mu_squared
@@ -338,6 +340,12 @@ def test_a_run_that_no_pool_can_answer_says_so_and_ends_with_the_runbooks_code(
     with ledger_of(second) as ledger, pytest.raises(PoolsSpent, match="pool north") as ended:
         check_answers(ledger, second.study(), pools=["north", "south"])
     assert ended.value.exit_code == 3  # docs/runbook.md: the budget is spent
+    assert "admit pools of other patients" in str(ended.value)
+    key = load_signing_key(first.signing_key_file)
+    with Ledger.open(first.ledger_file, signing_key=key) as ledger:
+        ledger.note(ALL_CHARGED)  # as after `ledger recover --charge-all`: the ledger admits no new pool
+    with ledger_of(second) as ledger, pytest.raises(PoolsSpent, match="without --ledger"):
+        check_answers(ledger, second.study(), pools=["north", "south"])
 
 
 # --- runs
