@@ -34,6 +34,7 @@ from tests.common.ledger.ledger_world import (
     make_query,
     roster_of,
 )
+from tests.worlds import receipts_of
 
 STUDIES = tuple(ledger_study(name, planned_queries=400) for name in ("one", "two"))
 MECHANISM = make_mechanism(room_for=400)
@@ -233,7 +234,7 @@ class Life:
     def deliver(self, name: str, ledger: Ledger, site: SiteLedger) -> bool:
         """Send a site the receipts that it lacks; whether it raises no alarm."""
         held = site.held(self.id)
-        for receipt in ledger.site_receipts(name, after=held.seq) if ledger.contains(held) else ():
+        for receipt in receipts_of(ledger, name, after=held.seq) if ledger.contains(held) else ():
             try:
                 site.record_receipt(Receipt.parse(receipt.render()), public_key=self.key.public_key())
             except (Refused, LedgerCorrupt) as error:
@@ -314,7 +315,9 @@ class Life:
             with self.opened() as ledger:
                 for name in SITES:
                     drawn = self.drawn_of(name, self.server.ledger, part)
-                    charged = ledger.spent(f"{name}-mri", study).mu_squared / COST
+                    pool = f"{name}-mri"
+                    spent = ledger.spent(pool) if study is None else ledger.books.spent_in(study, pool)
+                    charged = spent.mu_squared / COST
                     assert charged >= drawn.total(), f"server: {charged} charged to {name} for {drawn.total()} draws"
             for name, machine in self.sites.items():
                 ever = self.drawn_of(name, frozenset(("draw", one) for one in range(len(self.draws))), part)
@@ -322,7 +325,8 @@ class Life:
                 own = Counter(self.accepted[one] for kind, one in machine.ledger if kind == "accepted")
                 least = sum(min(ever[number], max(drawn[number], own[number])) for number in ever)
                 with self.site(name) as site:
-                    charged = site.spent(study).mu_squared / COST
+                    spent = site.spent() if study is None else site.books.spent_in(study)
+                charged = spent.mu_squared / COST
                 assert charged >= least, f"{name}: {charged} charged for {least} draws"
 
     def drawn_of(self, name: str, shown: Shown, part: int | None) -> Counter[int]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from common.codecs import fit_codec
+from common.codecs.codec import check_code
 from common.codecs.pca import FILL, PcaCodec, principal_components, water_fill
 from common.config import CodecConfig
 from common.errors import InvalidInput
@@ -217,3 +218,8 @@ def test_the_centre_and_the_metric_are_of_the_mean_of_the_public_maps_as_they_ar
     pooled = torch.nn.functional.avg_pool3d(mean, 2).numpy()
     np.testing.assert_allclose(fitted.centre, np.log((pooled[1:] + 0.01) / (pooled[0] + 0.01)), atol=1e-5)
     np.testing.assert_allclose(fitted.metric, np.sqrt(1 - (pooled**2).sum(axis=0) + 0.02), atol=1e-6)
+
+
+def test_a_list_in_place_of_a_code_is_named_by_its_type() -> None:
+    with pytest.raises(InvalidInput, match=r"code: got 'list'; allowed: a numpy array of shape"):
+        check_code([0.0, 0.0], dimension=2)  # type: ignore[arg-type]
