@@ -292,8 +292,24 @@ def node_fingerprint(line: str) -> str:
     return fingerprint_of(b64decode(node_key_line(parse_node_key(line)).split()[1]))
 
 
+def validity(certificate: Path) -> tuple[datetime, datetime]:
+    """Return the times between which a certificate is valid.
+
+    Args:
+        certificate: A PEM file.
+
+    Returns:
+        First and last time in UTC.
+
+    Raises:
+        InvalidInput: If the file is no certificate.
+    """
+    read = _read_certificate(certificate)
+    return read.not_valid_before_utc, read.not_valid_after_utc
+
+
 def expires(certificate: Path) -> datetime:
-    """Return the time at which a certificate stops being valid.
+    """Return the time at which a certificate stops being valid; see :func:`validity`.
 
     Args:
         certificate: A PEM file.
@@ -304,22 +320,7 @@ def expires(certificate: Path) -> datetime:
     Raises:
         InvalidInput: If the file is no certificate.
     """
-    return _read_certificate(certificate).not_valid_after_utc
-
-
-def begins(certificate: Path) -> datetime:
-    """Return the time from which a certificate is valid.
-
-    Args:
-        certificate: A PEM file.
-
-    Returns:
-        The time in UTC.
-
-    Raises:
-        InvalidInput: If the file is no certificate.
-    """
-    return _read_certificate(certificate).not_valid_before_utc
+    return validity(certificate)[1]
 
 
 def certificate_names(certificate: Path) -> list[str]:

@@ -277,7 +277,7 @@ class ProcessGroup:
         spec.cwd.mkdir(parents=True, exist_ok=True)
         parent = os.getpid() if sys.platform == "linux" and threading.current_thread() is threading.main_thread() else 0
         with open(os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
-            process = subprocess.Popen(
+            started = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _LAUNCH, str(parent), *spec.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -286,7 +286,7 @@ class ProcessGroup:
                 env={**spec.env, TAG: tag},
                 start_new_session=True,
             )
-        daemon = Daemon(spec, tag, process)
+        daemon = Daemon(spec, tag, started)
         self._daemons.append(daemon)
         self._leaders.add(daemon.pid)
         return daemon

@@ -9,6 +9,8 @@ from typing import TypeVar
 from common.errors import InvalidInput
 
 Kind = TypeVar("Kind")
+AS_FRACTION = 'give a fractions.Fraction, such as Fraction("0.1")'
+"""What to do about a number of another type where a rational is needed."""
 
 
 def check_kind(what: str, value: object, kind: type[Kind]) -> Kind:
@@ -71,7 +73,7 @@ def check_rational(what: str, value: Fraction, *, zero: bool = False) -> Fractio
             what,
             value=value,
             limit="a rational, 0 or above" if zero else "a positive rational",
-            remedy="" if isinstance(value, Fraction) else 'give a fractions.Fraction, such as Fraction("0.1")',
+            remedy="" if isinstance(value, Fraction) else AS_FRACTION,
         )
     return value
 

@@ -39,7 +39,7 @@ from common.canonical import check_integer, member
 from common.document import Document
 from common.errors import InvalidInput
 from common.privacy.accounting import epsilon_exact
-from common.privacy.checks import check_delta, check_kind, check_number
+from common.privacy.checks import AS_FRACTION, check_delta, check_kind, check_number
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Unit
 
@@ -110,7 +110,7 @@ class TrainingEvent(Document):
                 "sampling rate q",
                 value=self.rate,
                 limit="a rational above 0, at most 1",
-                remedy="" if isinstance(self.rate, Fraction) else 'give a fractions.Fraction, such as Fraction("0.1")',
+                remedy="" if isinstance(self.rate, Fraction) else AS_FRACTION,
             )
         if self.sampling is Sampling.FIXED_PARTITION and self.rate.numerator != 1:
             raise InvalidInput("rate of a fixed partition", value=self.rate, limit="1/n for n batches, such as 1/4")

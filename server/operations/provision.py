@@ -32,13 +32,13 @@ from common.objects import write_atomically
 from common.peers import Peer, Peers, write_peers
 from common.pki import (
     Authority,
-    begins,
     certificate_names,
     create_authority,
     expires,
     issue_server_certificate,
     node_fingerprint,
     read_node_public_key,
+    validity,
 )
 from server.operations.one_port import BEHIND, BehindPort, read_behind, write_behind
 from server.operations.supervisor import SOCKET, prepare_network
@@ -269,14 +269,13 @@ def certificate(workspace: Workspace, *, now: datetime) -> CertificateStanding:
     Returns:
         The state.
     """
-    path = workspace.port_keeper().gateway_dir / "server.crt"
-    since, until = begins(path), expires(path)
+    since, until = validity(workspace.port_keeper().gateway_dir / "server.crt")
     line, clock, over = f"certificate valid until {until:%Y-%m-%d}", "", not since <= now < until
     if now >= until:
         line = f"CERTIFICATE EXPIRED on {until.astimezone():%Y-%m-%d %H:%M}: no site can open a new connection"
     elif now < since:
-        line = f"CERTIFICATE NOT VALID before {since.astimezone():%Y-%m-%d %H:%M}: no site can open a new connection"
-        clock = "set this machine's clock if it is wrong, then "
+        line = f"CERTIFICATE NOT YET VALID, only from {since:%Y-%m-%d %H:%M} UTC: no site can open a new connection"
+        clock = "set this server's clock if it is wrong, otherwise "
     if over or until - now < timedelta(days=RENEW_DAYS):
         line += f"; to fix: {clock}`consilium provision renew {shlex.quote(str(workspace.root))}`"
     return CertificateStanding(until, over, line)

@@ -544,8 +544,11 @@ def test_a_certificate_that_ran_out_or_is_not_valid_yet_is_said_to_the_operator(
         assert words in provision.certificate(workspace, now=now + timedelta(days=days)).line
     early = provision.certificate(workspace, now=now - timedelta(days=1))  # by a clock that was set back
     assert early.over
-    assert re.search("NOT VALID before .*to fix: set this machine's clock .*`consilium provision renew", early.line)
-    monkeypatch.setattr(provision, "expires", lambda _: now - timedelta(days=1))
+    assert re.search(
+        "NOT YET VALID.* UTC.*to fix: set this server's clock if it is wrong, otherwise `consilium provision renew",
+        early.line,
+    )
+    monkeypatch.setattr(provision, "validity", lambda _: (now - timedelta(days=9), now - timedelta(days=1)))
     for command in (["provision", "list", root], ["server", "status", root]):
         assert re.search("EXPIRED.*to fix: `consilium provision renew", CliRunner().invoke(app, command).stdout)
 
