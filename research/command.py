@@ -228,8 +228,9 @@ def utility(
         bool,
         typer.Option(
             "--bounds/--no-bounds",
-            help="Also train networks without privacy, as bounds: the teachers, a network on all patients, and "
-            "students without noise, of the teachers' mean predictions, and of the public volumes' true labels.",
+            help="Also train networks without privacy, which show what could be reached: the teachers, one network "
+            "on all patients, and three students: of the answers without noise, of the teachers' mean predictions, and "
+            "of the public volumes' true labels.",
         ),
     ] = True,
     ablate: Annotated[

@@ -151,10 +151,9 @@ def adapt_privately(
             raise InvalidInput("patients for private training", value=0, limit="at least one")
         if target.exists() and not is_finished(task):
             raise InvalidInput(
-                "there is the finished network of another private training already",
+                "this folder holds the finished network of another private training",
                 value=str(target),
-                remedy="choose another folder with --out; a new training also needs --again, because patients are "
-                "charged for both",
+                remedy="choose another folder with --out, and add --again: patients are charged for each training",
             )
         task.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         charge_adapted(site_dir, task, again=again, identity=found.dataset.patient_identity)

@@ -186,9 +186,9 @@ def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s
 
 
 class ContactWatch:
-    """Watches whether the server accepts a running SuperNode's heartbeats, and says since when it has not.
+    """Tells since when the server has accepted no heartbeat of a running SuperNode.
 
-    The wait is measured by a clock that never goes back: the server refuses a site whose own clock was set wrong.
+    The time is measured by a monotonic clock, because a wrong wall clock can itself be why the server refuses the site.
 
     Args:
         contact: The file that each accepted heartbeat touches; it is missing until the first one.

@@ -61,14 +61,14 @@ class Reference:
     without: Callable[[int], Answer | None] = lambda voter: None
 
     def untrained(self, part: str, voter: int) -> Answer | None:
-        """Return the model as it may score a case, which no voter that answers was trained on.
+        """Return the model that may score a case: without the voter that was trained on it.
 
         Args:
             part: How the site's teachers used the case, of :data:`~client.teachers.evaluation_input.PARTS`.
             voter: The case's voter.
 
         Returns:
-            The model; None if its only voter was trained on the case.
+            The model; None if no voter is left.
         """
         return self.without(voter) if part == PARTS[0] and not self.public else self.answer
 

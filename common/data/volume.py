@@ -533,7 +533,7 @@ def _label_values(
             "label map holds values that the study does not define",
             value=unknown[:5],
             limit=", ".join(map(str, sorted(known))),
-            remedy="correct the label map; a site can map its labels to the study's in [labels] of site.toml, and "
+            remedy="correct the label map, or map its values to the study's: at a site in [labels] of site.toml, for "
             "`consilium predict` with --label-map",
         )
     notes = ("label values were rounded to whole numbers",) if not np.array_equal(values, whole) else ()

@@ -89,8 +89,8 @@ REVOKED = " is revoked in study "
 ALL_CHARGED = "the standing was lost: everything left counts as spent, also of pools declared from now on"
 """The note of a recovery of the server's ledger that charged all remaining budget."""
 AFTER_ALL_CHARGED = (
-    "set up a new study with `consilium study init`, without --ledger; the hospital's own ledger still counts all that "
-    "its pool has spent"
+    "set up a new study with a ledger of its own (`consilium study init` without --ledger); the hospital's own ledger "
+    "still counts all that its pool has spent"
 )
 """What to do when a ledger with the note :data:`ALL_CHARGED` can pay for nothing."""
 

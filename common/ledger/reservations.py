@@ -50,7 +50,7 @@ class Reservations(dict[str, Reservation]):
     Attributes:
         receipted: For each query whose release a receipt shows, the id of the server's ledger that issued the receipt.
         codes: For each query with a computed code, the position of the code's row.
-        aside: For each query, the number of releases that are shown only by receipts which this site did not accept,
+        aside: For each query, the number of releases that this site knows only from receipts that it did not accept
             because they contradicted its ledger.
     """
 

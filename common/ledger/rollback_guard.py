@@ -210,8 +210,8 @@ class ServerStanding(KeptStanding):
         declarations: The pools' declarations, because an older copy may lack them too.
         books: Id of the site ledger in which the hospital counts a pool's charges, by pool.
         notes: Texts of the notes that must not be lost: revocations of sites, and a recovery without a standing.
-        charged: Number and hash of rows that this ledger had lost, and whose transactions an earlier recovery charged.
-            A later recovery does not charge receipts of these rows again.
+        charged: The rows that this ledger lost and that an earlier recovery charged, each by its row number and hash. A
+            later recovery charges no receipt of these rows again.
     """
 
     ROLE = "server"

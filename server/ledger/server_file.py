@@ -240,7 +240,7 @@ class ServerFile(OpenLedger[Books]):
         return books.all_spent(), {(study, pool): inside[study][pool] for study in inside for pool in inside[study]}
 
     def _real(self, place: Position) -> Position:
-        """Return a row of this ledger; for a lost row that it charged, the last row before the lost ones."""
+        """Return the given row if this ledger contains it, and otherwise the last row before the loss of that row."""
         while place in self._books.kept and not self.contains(place):
             record = self._books.kept[place]
             assert isinstance(record, LostRecord)

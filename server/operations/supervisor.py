@@ -169,7 +169,8 @@ def explain_superlink(text: str) -> str:
     if found[-1] in DAMAGED:
         return (
             f"SuperLink cannot use its database flower/superlink.db: {found[-1]}; to fix: move every file "
-            "flower/superlink.db* away, then see `consilium provision list`; only messages on their way are lost"
+            "flower/superlink.db* away, so that SuperLink makes a new one. `consilium provision list` then says what "
+            "each site needs; only messages on their way are lost"
         )
     return f"SuperLink cannot use its database flower/superlink.db: {found[-1]}"
 

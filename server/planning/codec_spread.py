@@ -12,13 +12,14 @@ from server.study.workspace import Workspace
 
 
 def codec_stds(workspace: Workspace) -> tuple[float, ...]:
-    """Return the standard deviation of each code coordinate over public shapes.
+    """Return the standard deviations of the code's coordinates over public shapes.
 
     Args:
         workspace: The study's directory.
 
     Returns:
-        The values in code units, largest first; empty before a codec is fitted, or if the codec has none.
+        One value for each coordinate in code units, largest first; empty before a codec is fitted, and for a codec
+        that stores no deviations.
     """
     fitted = (workspace.root / "codec.json").exists()
     return _stds_of(workspace, workspace.codec().sha256) if fitted else ()
