@@ -1,7 +1,8 @@
-"""The pictures of the concept pages, computed from the package: ``python docs/figures.py`` writes them."""
+"""The pictures of the concept and measurement pages: ``python docs/figures.py`` writes them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -142,6 +143,26 @@ def core() -> None:
     _save("core")
 
 
+def nodes() -> None:
+    """A round and the server's processor for it, over the number of SuperNodes (``make bench PARTS=nodes``)."""
+    recorded = json.loads((FOLDER.parents[1] / "benchmarks/results/nodes.json").read_text(encoding="utf-8"))["figures"]
+    values = {figure["name"]: figure["value"] for figure in recorded}
+    counts = [2, 4, 8, 16, 32]
+    _, axes = plt.subplots(figsize=(6.4, 3.0), layout="constrained")
+    for name, style, colour, label in (
+        ("a round of", "-", WARM, "a round"),
+        ("server's processor a round,", "-", INK, "the server's processor"),
+        ("of it SuperLink,", "--", INK, "of it SuperLink"),
+        ("of it the core,", ":", INK, "of it the core"),
+    ):
+        axes.plot(counts, [values[f"{name} {n} nodes"] for n in counts], style, marker="o", color=colour, label=label)
+    axes.set(xscale="log", yscale="log", xlabel="SuperNodes", ylabel="seconds")
+    axes.set_xticks(counts, list(map(str, counts)))
+    axes.minorticks_off()
+    axes.legend(frameon=False, title="one volume a round", fontsize=8)
+    _save("nodes")
+
+
 def _spent(epsilon: float, delta: float) -> Fraction:
     return max_mu_squared(AccountantName.EXACT, Budget(epsilon=epsilon, delta=delta))
 
@@ -179,5 +200,5 @@ def _save(name: str) -> None:
 
 if __name__ == "__main__":
     matplotlib.rcParams.update({"svg.hashsalt": "consilium", "font.size": 9})
-    for draw in (odds, noise, student, sealed, joint, core):
+    for draw in (odds, noise, student, sealed, joint, core, nodes):
         draw()
