@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import nibabel as nib
@@ -303,10 +304,16 @@ def _smooth(rng: np.random.Generator, shape: tuple[int, ...], *, knots: int) -> 
     """
     field = rng.normal(size=(knots + 2,) * 3)
     for axis, count in enumerate(shape):
-        spline = CubicSpline(np.arange(knots + 2), np.moveaxis(field, axis, 0))
-        field = np.moveaxis(spline(np.linspace(0.5, knots + 0.5, count)), 0, axis)
+        field = np.moveaxis(np.tensordot(_spline(knots, count), field, axes=(1, axis)), 0, axis)
     smooth: np.ndarray = (field - field.mean()) / field.std()
     return smooth
+
+
+@cache
+def _spline(knots: int, count: int) -> Float[np.ndarray, "count values"]:
+    """Return the matrix that joins ``knots + 2`` values by a cubic spline and evaluates it at ``count`` points."""
+    matrix: np.ndarray = CubicSpline(np.arange(knots + 2), np.eye(knots + 2))(np.linspace(0.5, knots + 0.5, count))
+    return matrix
 
 
 def _stored(
