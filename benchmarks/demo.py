@@ -18,7 +18,7 @@ from benchmarks.run import Figure
 
 LOOK_S = 0.2
 KINDS = {
-    "spawn_main": "training",
+    "forkserver": "training",
     "client.operations.serve": "workers",
     "client.app": "launchers",
     "flower-supernode": "SuperNodes",

@@ -1,5 +1,7 @@
 """Trains voters in parallel: several processes with one thread each, one voter at a time in a process.
 
+The processes are forked from a fork server of :mod:`multiprocessing`, which has imported what a training needs.
+
 The number of processes does not change the weights, because a voter's training reads its own task only. If a process
 dies, its voter is reported as crashed and a new process continues with the other voters. The memory for volumes is
 divided among the processes. Any exception in the parent, such as Ctrl-C, ends every process at once; finished voters
@@ -13,19 +15,24 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 
 from client.training.task import Crash, OnProgress, VoterOutcome, VoterTask
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES
 from common.errors import InvalidInput
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+IMPORTED = ("client.training.voter", "torch._dynamo")
+"""Modules that the fork server imports. The second is what the first optimiser of a process would import."""
 STOP_S = 5.0
 """Seconds a process has to end after SIGTERM before it is killed."""
+
+_CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def default_jobs(voters: int) -> int:
@@ -45,7 +52,7 @@ def default_jobs(voters: int) -> int:
 class _Process:
     """A training process and the position of the task it is working on."""
 
-    process: SpawnProcess
+    process: ForkServerProcess
     connection: Connection
     place: int | None = None
 
@@ -108,19 +115,39 @@ def _give(one: _Process, waiting: list[int], tasks: Sequence[VoterTask]) -> bool
     return True
 
 
+def import_libraries() -> None:
+    """Begin to import what a training needs, in the fork server, so that training processes start at once later.
+
+    It returns at once. Without this call, the first training process waits for the imports.
+    """
+    os.environ |= dict.fromkeys(THREAD_SETTINGS, "1")  # the fork server reads it when it imports the libraries
+    _CONTEXT.set_forkserver_preload(list(IMPORTED))
+    with _without_ctrl_c():
+        forkserver.ensure_running()
+
+
 def _start(*, cache_bytes: int) -> _Process:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, cache_bytes), daemon=True)
-    resource_tracker.ensure_running()  # it resets the signal mask when it starts, so it must not start below
-    # Ctrl-C reaches every process of the foreground group. The child blocks it from the start; the parent handles it.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    import_libraries()
+    ours, theirs = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(target=_work, args=(theirs, cache_bytes), daemon=True)
     try:
         process.start()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
     return _Process(process, ours)
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Block SIGINT, which a new process inherits; Ctrl-C reaches every process of the group, and the parent handles
+    it.
+    """
+    resource_tracker.ensure_running()  # it resets the signal mask when it starts, so it must not start below
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(processes: Sequence[_Process]) -> None:
@@ -135,7 +162,7 @@ def _end(processes: Sequence[_Process]) -> None:
         one.connection.close()
 
 
-def _obituary(process: SpawnProcess) -> str:
+def _obituary(process: ForkServerProcess) -> str:
     process.join(STOP_S)
     code = process.exitcode
     if code is not None and code < 0:
@@ -148,8 +175,6 @@ def _obituary(process: SpawnProcess) -> str:
 def _work(connection: Connection, cache_bytes: int) -> None:
     """Run a training process: receive tasks, send progress and outcomes, until the parent closes the pipe."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no half-written file is left
-    for name in THREAD_SETTINGS:
-        os.environ[name] = "1"
     import torch
 
     from client.training.voter import train_voter

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import secrets
 import signal
 import subprocess
 import sys
+from fractions import Fraction
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,7 @@ from client.training.task import SiteReport
 from common.config import TrainingConfig
 from common.data.msd import Dataset, read_dataset, write_dataset
 from common.errors import InvalidInput
+from common.privacy.gaussian import rounded_gaussian
 from consilium.cli.train import app
 from tests.commands import typed
 from tests.trained_sites import train_site
@@ -51,10 +56,13 @@ def weights(teachers: Path) -> list[bytes]:
     return [(voter_directory(teachers, voter) / "weights.pt").read_bytes() for voter in range(3)]
 
 
-def children() -> set[int]:
-    """Training processes of this one; other tests' helpers (a browser's driver) are not ours to count."""
-    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return {int(pid) for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+def children(of: int = os.getpid()) -> set[int]:
+    """Training processes: forked by this process's fork server. Other tests' helpers are not ours to count."""
+    found = set(map(int, Path(f"/proc/{of}/task/{of}/children").read_text().split()))
+    if of != os.getpid():
+        return found
+    servers = (pid for pid in found if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return {pid for server in servers for pid in children(server)}
 
 
 def alive_in_group(group: int) -> list[str]:
@@ -132,6 +140,20 @@ def test_ctrl_c_leaves_no_process_and_the_next_call_finishes(dataset: Dataset, t
     study.write_text(study.read_text().replace("steps = 400", "steps = 3"))
     typed(app, *arguments, "--jobs", "2")
     assert len(read_dataset(tmp_path / "set").cases) == 6
+
+
+def test_processes_forked_from_one_draw_other_noise_and_other_seeds() -> None:
+    def draw(connection: Connection) -> None:
+        connection.send((rounded_gaussian(4, Fraction(10**6)), os.urandom(8), secrets.randbelow(2**60)))
+
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe() for _ in range(2)]
+    for _, theirs in pipes:
+        context.Process(target=draw, args=(theirs,)).start()
+    (noise, seed, number), (other_noise, other_seed, other_number) = (ours.recv() for ours, _ in pipes)
+    assert (noise != other_noise).all()
+    assert seed != other_seed
+    assert number != other_number
 
 
 def test_the_number_of_processes_is_bounded_by_voters_and_cores() -> None:
