@@ -18,10 +18,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 from common.errors import ConsiliumError
 from common.events import EventLog, read_events
@@ -66,7 +68,8 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
         events.emit("run-started", run=run, pid=os.getpid(), resumed=resumed)
         started = time.monotonic()
         try:
-            collect(workspace, transport, events=events)  # stage 1
+            imports = Thread(target=_import_libraries)  # while the sites countersign
+            collect(workspace, transport, events=events, on_answered=imports.start)  # stage 1
             if not workspace.stop_file.exists():
                 with Ledger.open(workspace.ledger_file) as ledger:
                     check_answers(ledger, study, pools=[site.pool for site in workspace.admitted()])
@@ -81,7 +84,9 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
         events.emit("run-finished", run=run, seconds=round(time.monotonic() - started, 3))
 
 
-def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> None:
+def collect(
+    workspace: Workspace, transport: Transport, *, events: EventLog, on_answered: Callable[[], None] = lambda: None
+) -> None:
     """Answer the study's open queries in the order of its protocol (stage 1).
 
     Afterwards the sites countersign the ledger's head, the signed hash of its newest row.
@@ -90,6 +95,7 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
         workspace: The study.
         transport: Carries messages to and from the sites.
         events: The event log.
+        on_answered: Called after the last query, before the sites countersign.
     """
     study = workspace.study()
     signing_key = load_signing_key(workspace.signing_key_file)
@@ -116,8 +122,15 @@ def collect(workspace: Workspace, transport: Transport, *, events: EventLog) -> 
             core.run(transport, should_stop=workspace.stop_file.exists)
             if workspace.stop_file.exists():
                 break
+        on_answered()
         witnesses = Witnesses(workspace.root / WITNESSES, study=study.id, ledger=ledger, events=events)
         witnesses.ask(workspace.admitted(), transport)
+
+
+def _import_libraries() -> None:
+    """Import torch and what post-processing needs besides, which takes seconds."""
+    for name in ("torch._dynamo", "server.postprocess.bundle", "server.postprocess.networks"):
+        import_module(name)  # the first is what the first optimiser would import
 
 
 def keep_status(folder: Path, site: Site, text: str) -> None:
@@ -145,7 +158,7 @@ def finish(workspace: Workspace, *, events: EventLog) -> None:
         workspace: The study, whose lock the caller holds.
         events: The event log.
     """
-    from server.postprocess.bundle import export_student  # torch only once the ledger is closed
+    from server.postprocess.bundle import export_student  # imports torch
     from server.postprocess.networks import fit_controls, fit_student
 
     released = read_released(workspace)
