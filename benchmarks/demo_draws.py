@@ -73,7 +73,7 @@ class World:
         """
         quiet = Watch(*[lambda *_: None] * 5)
         seconds = _Stopwatch(out / "seconds.json", quiet)
-        places, _, _, teach = _prepared(out, DemoOptions(seed=seed, simulated=True), watch=quiet, seconds=seconds)
+        places, *_, teach, _ = _prepared(out, DemoOptions(seed=seed, simulated=True), watch=quiet, seconds=seconds)
         teach()
         made = places.workspace.public()
         public = replace(made, kept=_before(made), images={volume: made.image(volume) for volume in made.volumes})

@@ -1,11 +1,10 @@
 """Runs the whole demo on one machine: data, teachers, a federation of real daemons, a study, a student, a report.
 
 1. Split the data, or make phantoms.
-2. Create the study and the sites.
-3. Train the teachers while the server starts and admits the hospitals.
+2. Create the study; fit its codec while the server starts.
+3. Train the teachers while the server admits the hospitals.
 4. Start the federation and run the study; or, simulated, run it in this process.
-5. Score everything, while one hospital pulls and evaluates the student.
-6. Write the report.
+5. Score everything and write the report, while one hospital pulls and evaluates the student.
 
 The demo plays every party, so it can score teachers and ensemble on held-out cases and compare labels with the true
 label maps, which no party of a real study can. These scores are not used in the study. Finished stages are not repeated
@@ -15,6 +14,7 @@ when the same command is run again. The module refuses a directory that holds a 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,26 +24,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from statistics import median_low
 from threading import Lock
 from typing import Any
 
 from client.data.case_checks import readable
-from client.training.side_by_side import default_jobs
+from client.training.side_by_side import default_jobs, import_libraries
 from common.codecs.codec import CODECS
-from common.codecs.paper import codec_terms
-from common.config import (
-    JOINT_ROUNDS,
-    OPEN,
-    SEALED_SUM,
-    DataConfig,
-    PrivacyConfig,
-    Study,
-    TrainingConfig,
-    usual_aggregation,
-)
 from common.data.dataset import Dataset, left_out_lines
-from common.data.grid import choose_both
 from common.data.msd import nifti_files, read_dataset
 from common.data.split import (
     SITES,
@@ -55,26 +42,24 @@ from common.data.split import (
     without_channel,
     write_split,
 )
-from common.data.synthetic import Drawing, study_data, write_phantoms
+from common.data.synthetic import Drawing, write_phantoms
 from common.errors import InvalidInput, Refused
 from common.locks import take
 from common.names import is_utf8
 from common.objects import write_json
-from common.privacy.mechanism import HONEST_SITES
-from common.protocol_terms import PLAIN, suited, terms_of
+from common.process import ProcessGroup
 from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import enrolled, joined, serving, write_server, write_sites
 from consilium.demo.options import MOST_HOSPITALS, DemoOptions, Places, dataset_of
 from consilium.demo.simulation import simulate
+from consilium.demo.terms import PATIENTS, VOLUMES, check_terms, terms
 from consilium.demo.training import train_all
-from consilium.reports.report_facts import SIMULATION, ReportFacts
 from server.operations.supervisor import OnEvent, supervise
-from server.planning.public_shapes import LEAST_MAPS, mean_shape_dice, read_maps
-from server.planning.recommend import protocol_for, recommend, training_for
 from server.study import create_study as setup
+from server.study.workspace import Workspace
 
 HOSPITALS = 3  # unless the options or the data state a number
-PATIENTS, VOLUMES, MAPS = 24, 16, 24  # phantoms: of each hospital, public images, public label maps
+MAPS = 24  # of phantoms, public
 TESTED = 45
 """Number of phantoms for testing. With this many, the gain's interval is at most half as wide as the gain."""
 CLINIC = Drawing(cut_mm=(-2.5, 4.0), clutter=0.0, noise=0.5, size=1.25, shift_mm=6.0)
@@ -87,14 +72,8 @@ KNOWN = (
     "where the border is."
 )
 """A sentence for the report on the knowledge that only the phantoms' hospitals have."""
-PHANTOM_DATA = replace(study_data(), spacing_mm=(1.9, 1.9, 1.9), grid=(24, 24, 24))
-PHANTOM_RECIPE = (
-    TrainingConfig(steps=40, batch_size=1),
-    TrainingConfig(steps=220, batch_size=1, learning_rate=5e-3),
-)
-"""Recipes of teacher and student for phantoms. Teachers begin from a public start and need few steps."""
-MOST_VOXELS = 1 << 16
-"""Largest number of voxels of the grid in a demo without phantoms; with more of them the demo would take too long."""
+SCORING_NICENESS = 10
+"""Niceness of the thread that scores teachers and student, so that the study's daemons get the processor first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +118,19 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
 
 
 def _demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool) -> Path:
+    import_libraries()  # beside the preparation, which uses one core
     from consilium.demo.evaluate import report_facts, score_teachers  # imported late: needs torch and matplotlib
     from consilium.reports.study_report import write_report
 
-    seconds = _Stopwatch(out / "seconds.json", watch)
-    places, source, sites, teach = _prepared(out, options, watch=watch, seconds=seconds)
-    federation = None
+    seconds, federation = _Stopwatch(out / "seconds.json", watch), None
 
-    def evaluated() -> ReportFacts:
+    def serve(workspace: Workspace) -> ProcessGroup | None:
+        return None if options.simulated else stack.enter_context(serving(workspace))
+
+    def reported() -> None:
         with seconds.stage("evaluation"):
             known = "" if options.data else KNOWN
-            return report_facts(
+            facts = report_facts(
                 places,
                 tested.result(),
                 source=source,
@@ -158,16 +139,17 @@ def _demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool
                 seconds=seconds.seconds,
                 known=known,
             )
+        write_report(out, facts)
 
-    with ThreadPoolExecutor(1) as beside, ExitStack() as stack:
-        if options.simulated:
+    with ThreadPoolExecutor(1, initializer=os.nice, initargs=(SCORING_NICENESS,)) as beside, ExitStack() as stack:
+        places, source, sites, teach, group = _prepared(out, options, watch=watch, seconds=seconds, serve=serve)
+        if group is None:
             teach()
             tested = beside.submit(score_teachers, places)
             with seconds.stage("study run"):
                 simulate(places.workspace, sites, on_event=watch.event)
-            facts = beside.submit(evaluated)
+            report = beside.submit(reported)
         else:
-            group = stack.enter_context(serving(places.workspace))
             if show_dashboard:
                 stack.enter_context(dashboard(places.workspace.root, places.dashboard, say=watch.say))
             with ThreadPoolExecutor(1) as admitting:  # it ends before the daemons stop, even after an error
@@ -179,26 +161,34 @@ def _demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool
             tested = beside.submit(score_teachers, places)  # while the study waits for messages
             with seconds.stage("study run"):
                 supervise(places.workspace, on_event=watch.event, check=federation.group.check)
-            facts = beside.submit(evaluated)  # while a hospital scores the student and the daemons stop
+            report = beside.submit(reported)  # while a hospital scores the student and the daemons stop
             with seconds.stage("student home"):
                 _take_home(next(iter(sites.values())))
-    write_report(out, facts.result())
+    report.result()
     return out / "report.html"
 
 
 def _prepared(
-    out: Path, options: DemoOptions, *, watch: Watch, seconds: _Stopwatch
-) -> tuple[Places, Path, dict[str, Path], Callable[[], None]]:
-    """Prepare data, study and sites; return also a function that trains the teachers.
+    out: Path,
+    options: DemoOptions,
+    *,
+    watch: Watch,
+    seconds: _Stopwatch,
+    serve: Callable[[Workspace], ProcessGroup | None] = lambda _: None,
+) -> tuple[Places, Path, dict[str, Path], Callable[[], None], ProcessGroup | None]:
+    """Prepare data, study and sites; return also a function that trains the teachers, and what ``serve`` returned.
 
-    The teachers are trained later, so that the server can start meanwhile.
+    The teachers are trained later, and ``serve`` is called as soon as a server can start, to start beside the rest.
     """
     places = Places(out)
     _claim(out, options)
     with seconds.stage("data"):
         source = _data(places, options, on_case=partial(watch.advance, "reading cases"), tell=watch.say)
     with seconds.stage("study"):
-        study = _study(places, options, watch)
+        patients = _created(places, options)
+        group = serve(places.workspace)
+        _published(places, options, patients, watch)
+    study = places.workspace.study()
     names = sorted(path.name for path in (places.split / "sites").iterdir() if path.is_dir())
     sites = write_sites(
         places.workspace, places.sites, names=names, data=places.split / "sites", absent=options.lacking
@@ -216,7 +206,7 @@ def _prepared(
                 on_steps=lambda done, total: watch.advance("teachers", done, total),
             )
 
-    return places, source, sites, teach
+    return places, source, sites, teach, group
 
 
 def _take_home(site_dir: Path) -> None:
@@ -271,7 +261,7 @@ def _check_claim(out: Path, options: DemoOptions) -> None:
             )
     if options.codec not in CODECS:
         raise InvalidInput("--codec", value=options.codec, limit=", ".join(sorted(CODECS)))
-    _check_terms(options, options.hospitals or (MOST_HOSPITALS if options.data else HOSPITALS))
+    check_terms(options, options.hospitals or (MOST_HOSPITALS if options.data else HOSPITALS))
     if path.exists():
         held = json.loads(path.read_text(encoding="utf-8"))
         held = {_RENAMED.get(key, key): value for key, value in held.items()}
@@ -312,7 +302,7 @@ def _data(
             tell(f"{SITES} is not used, because it names a single hospital: patients are assigned at random")
         dataset = readable(dataset, on_case=on_case)
         split = plan_split(dataset, _counts(dataset, options), seed=options.seed)
-        _check_terms(options, len(split.sites))
+        check_terms(options, len(split.sites))
         for sentence in left_out_lines(len(split.cases), split.problems):
             tell(sentence)
     else:
@@ -360,12 +350,20 @@ def _phantoms(places: Places, options: DemoOptions) -> tuple[Dataset, Split]:
     return dataset, replace(split, label_maps=read_dataset(places.atlas).labelled)
 
 
-def _study(places: Places, options: DemoOptions, watch: Watch) -> Study:
+def _created(places: Places, options: DemoOptions) -> list[int]:
+    """Create the study and its server, unless they exist; return the number of patients of each hospital."""
     workspace = places.workspace
-    maps = nifti_files(places.split / "public" / "label-maps", what="public label maps")
     patients = [_patients(folder) for folder in sorted((places.split / "sites").iterdir())]
     if not workspace.study_file.exists():
-        setup.create_study(workspace, terms(options, places, maps, patients))
+        setup.create_study(workspace, terms(options, places, _label_maps(places), patients))
+    if not (workspace.root / "endpoint.json").exists():
+        write_server(workspace)
+    return patients
+
+
+def _published(places: Places, options: DemoOptions, patients: Sequence[int], watch: Watch) -> None:
+    """Publish the public volumes and the validation cases, and fit the codec, unless it was done before."""
+    workspace = places.workspace
     if not (workspace.root / "public.json").exists():
         pairs = read_dataset(places.split / "public" / "paired") if options.paired else None
         images = nifti_files(places.split / "public" / "images", what="public images")
@@ -373,109 +371,17 @@ def _study(places: Places, options: DemoOptions, watch: Watch) -> Study:
     if not workspace.validation():
         setup.publish_validation(workspace, read_dataset(places.split / "test"))
     if not (workspace.root / "codec.json").exists():
-        private = private_label_hashes(places.split / "split.json")
-        setup.fit_study_codec(workspace, maps, sites=len(patients), private_hashes=private, on_stage=watch.advance)
-    if not (workspace.root / "endpoint.json").exists():
-        write_server(workspace)
-    return workspace.study()
-
-
-def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: Sequence[int]) -> Study:
-    """Make the study from the options. The planner chooses the settings that the options leave open.
-
-    Args:
-        options: The demo's options.
-        places: The demo's folders.
-        maps: Public label maps.
-        patients: Number of patients of each site.
-
-    Returns:
-        The study.
-
-    Raises:
-        InvalidInput: If a sealed sum has too few hospitals, or an option is out of range.
-    """
-    protocol, mean_shape = _protocol(options, maps)
-    if not options.data:
-        return _terms(options, protocol, PHANTOM_DATA, PHANTOM_RECIPE, patients)
-    dataset, (spacing, grid) = read_dataset(places.split / "test"), choose_both(maps, most=MOST_VOXELS)
-    data = DataConfig(dataset.labels, spacing, grid, dataset.channels, dataset.regions)
-    return _terms(options, protocol, data, training_for(protocol, mean_shape=mean_shape), patients)
-
-
-def _check_terms(options: DemoOptions, hospitals: int) -> None:
-    """Refuse terms that no study of this number of hospitals can have. Reads and writes nothing."""
-    _terms(options, _protocol(options, ())[0], PHANTOM_DATA, PHANTOM_RECIPE, [PATIENTS] * hospitals)
-
-
-def _terms(
-    options: DemoOptions,
-    protocol: str,
-    data: DataConfig,
-    recipes: tuple[TrainingConfig, TrainingConfig],
-    patients: Sequence[int],
-) -> Study:
-    teacher, student = recipes
-    rounds = terms_of(protocol).framed
-    codec = codec_terms(options.codec, labels=len(data.labels), grid=data.grid, protocol=protocol)
-    codec = replace(codec, paired=options.paired)
-    if options.data is None and rounds:
-        codec = replace(codec, max_dimension=48, augmentations=120)
-    aggregation = options.aggregation or usual_aggregation(len(patients))
-    least = (
-        options.colluders + HONEST_SITES if aggregation == SEALED_SUM else 1
-    )  # with a smaller quorum no site would be hidden
-    quorum = max(len(patients) // 2 + 1, least)
-    if quorum > len(patients):
-        raise InvalidInput(
-            "hospitals of a sealed sum",
-            value=len(patients),
-            limit=f"at least {quorum} with --colluders {options.colluders}",
-            remedy=f"give --hospitals {quorum} and data for them, or --aggregation {OPEN} without --colluders",
+        setup.fit_study_codec(
+            workspace,
+            _label_maps(places),
+            sites=len(patients),
+            private_hashes=private_label_hashes(places.split / "split.json"),
+            on_stage=watch.advance,
         )
-    privacy = PrivacyConfig(
-        epsilon=options.epsilon,
-        delta=options.delta,
-        planned_queries=JOINT_ROUNDS if rounds else options.queries or VOLUMES,
-        quorum=quorum,
-        accountant=options.accountant,  # type: ignore[arg-type]  # PrivacyConfig parses it
-        relation=options.relation,  # type: ignore[arg-type]
-        unit=options.unit,  # type: ignore[arg-type]
-        voters_per_site=options.voters or 1,
-        aggregation=aggregation,
-        colluders=options.colluders,
-        spare_draws=options.spare_draws,
-    )
-    if options.voters is None:
-        advised = recommend(
-            budget=privacy.budget,
-            accountant=privacy.accountant,
-            protection=privacy.protection,
-            hospitals=len(patients),
-            patients=median_low(patients),
-            colluders=privacy.sealed_colluders,
-        )
-        privacy = replace(privacy, voters_per_site=advised.voters)
-    teacher, student = (
-        replace(teacher, steps=options.teacher_steps or teacher.steps),
-        replace(student, steps=options.student_steps or student.steps),
-    )
-    name = SIMULATION if options.simulated else "demo"
-    return Study(name=name, data=data, privacy=privacy, codec=codec, teacher=teacher, student=student)
 
 
-def _protocol(options: DemoOptions, maps: Sequence[Path]) -> tuple[str, float | None]:
-    """Return the protocol that the options choose; otherwise, with a PCA codec, the planner's recommendation.
-
-    Return also the Dice of the mean public shape if the recommendation is based on it, else None.
-    """
-    if options.rounds is False or (options.rounds is None and options.codec != "pca"):
-        return PLAIN, None
-    if not options.data or options.rounds or options.strategy != "standard" or len(maps) < LEAST_MAPS:
-        return suited(placed=True), None
-    found, labels = read_maps(maps[0].parent)
-    mean_shape = mean_shape_dice(found, labels=labels)
-    return protocol_for(mean_shape, paired=options.paired), mean_shape
+def _label_maps(places: Places) -> tuple[Path, ...]:
+    return nifti_files(places.split / "public" / "label-maps", what="public label maps")
 
 
 def _patients(folder: Path) -> int:

@@ -15,7 +15,8 @@ from common.errors import InvalidInput, Refused
 from consilium.cli.simulate import app
 from consilium.demo import run
 from consilium.demo.options import DemoOptions, Places
-from consilium.demo.run import Watch, _claim, _protocol, terms
+from consilium.demo.run import Watch, _claim
+from consilium.demo.terms import _protocol, terms
 from tests.commands import refusal_of
 
 WATCH = Watch(*[lambda *_: None] * 5)

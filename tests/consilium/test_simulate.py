@@ -30,6 +30,7 @@ from common.events import read_events
 from consilium.cli.simulate import app
 from consilium.cli.study import study_app
 from consilium.demo import run
+from consilium.demo import terms as demo_terms
 from consilium.demo.evaluate import _public_truths
 from consilium.demo.options import DemoOptions, Places, dataset_of
 from consilium.reports.certificate import certificate_facts
@@ -202,7 +203,7 @@ def test_uncompressed_data_are_published_too(tmp_path: Path) -> None:
     )
     places = Places(tmp_path / "out")
     run._data(places, options)
-    run._study(places, options, run.Watch(*[lambda *_: None] * 5))
+    run._published(places, options, run._created(places, options), run.Watch(*[lambda *_: None] * 5))
     assert len(places.workspace.volumes()) == 4
 
 
@@ -220,7 +221,7 @@ def test_how_to_ask_and_to_train_is_one_rule_about_public_label_maps_in_plan_dem
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: float, protocol: str, augmentation: str
 ) -> None:
     """The rule alone decides; what the maps say is measured elsewhere."""
-    for module in (public_shapes, run):
+    for module in (public_shapes, demo_terms):
         monkeypatch.setattr(module, "mean_shape_dice", lambda _maps, labels: found)
     lay(tmp_path / "set", "msd")
     options, places = DemoOptions(data=str(tmp_path / "set"), hospitals=3, queries=4), Places(tmp_path / "out")
