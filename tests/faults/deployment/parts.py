@@ -322,20 +322,22 @@ class Federation:
 
     def close(self) -> None:
         """End everything below this federation, whatever state it is in."""
-        processes = [self.run, *(party.process for party in self.parties.values())]
+        begun = [self.run, *(party.process for party in self.parties.values())]
+        processes = [process for process in begun if process is not None]
         for process in processes:
-            if process is not None and process.poll() is None:
+            if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         for process in processes:
-            if process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(30)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
         for party in self.parties.values():
             left = subprocess.run(["ip", "netns", "pids", party.namespace], capture_output=True, text=True, check=False)
             for pid in left.stdout.split():
                 with contextlib.suppress(OSError):
                     os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", party.namespace], capture_output=True, check=False)
+        for process in processes:
+            process.wait(30)  # it was killed if it had not ended
 
     # -- what is so ---------------------------------------------------------------------------------------------
 
