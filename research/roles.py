@@ -10,6 +10,7 @@ roles, and scans that cannot be read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from jaxtyping import Float, UInt8
 from client.data.layouts import AUTO, match_study, named_dataset, open_dataset
 from common.config import DataConfig
 from common.data.dataset import Case, Dataset
-from common.data.grid import Triple, choose_both, choose_grid, choose_spacing
+from common.data.grid import MOST_VOXELS, Triple, choose_both, choose_grid
 from common.data.split import Split, SplitCounts, plan_split, with_sites
 from common.data.volume import load_example
 from common.errors import InvalidInput
@@ -182,7 +183,7 @@ class BenchData:
         dataset = self.read()
         maps = [case.label for case in self.split(dataset, seed=0).label_maps if case.label is not None]
         if spacing_mm is None:
-            spacing_mm = choose_both(maps)[0] if grid is None else choose_spacing(maps)
+            spacing_mm = choose_both(maps, most=MOST_VOXELS if grid is None else math.inf)[0]
         return DataConfig(
             labels=dataset.labels,
             spacing_mm=spacing_mm,

@@ -35,24 +35,6 @@ WHOLE_VOXELS = 1 << 21
 feature maps for a volume of this size take about 1 GB."""
 
 
-def choose_spacing(label_maps: Sequence[Path]) -> Triple:
-    """Return the median voxel spacing of label maps in mm along the patient's axes.
-
-    Args:
-        label_maps: Files of public label maps, at least one.
-
-    Returns:
-        Spacing in RAS+ axes, rounded to 0.1 mm, from 0.1 to 20.
-
-    Raises:
-        InvalidInput: If there is no file, or one cannot be read.
-    """
-    _check(label_maps)
-    each = [_label_map(path)[1] for path in label_maps]
-    x, y, z = (min(20.0, max(0.1, round(float(value), 1))) for value in np.median(each, axis=0))
-    return (x, y, z)
-
-
 def choose_grid(label_maps: Sequence[Path], *, spacing_mm: Triple) -> tuple[int, int, int]:
     """Return grid sizes so that on each axis a centred crop keeps 99.9 % of the maps' labelled voxels.
 
@@ -66,12 +48,12 @@ def choose_grid(label_maps: Sequence[Path], *, spacing_mm: Triple) -> tuple[int,
     Raises:
         InvalidInput: If there is no file, or one cannot be read.
     """
-    x, y, z = (_voxels(reach) for reach in _reach(label_maps, spacing_mm=spacing_mm))
-    return (x, y, z)
+    return _grid(_extents(label_maps), spacing_mm)
 
 
-def choose_both(label_maps: Sequence[Path], *, most: int = MOST_VOXELS) -> tuple[Triple, tuple[int, int, int]]:
-    """Return spacing and grid; if the grid has more than ``most`` voxels, the finest axes are made coarser.
+def choose_both(label_maps: Sequence[Path], *, most: float = MOST_VOXELS) -> tuple[Triple, tuple[int, int, int]]:
+    """Return the maps' median spacing in RAS+ axes, from 0.1 to 20 mm, and a grid; if the grid has more than ``most``
+    voxels, the finest axes are made coarser.
 
     Args:
         label_maps: Files of public label maps, at least one.
@@ -83,12 +65,13 @@ def choose_both(label_maps: Sequence[Path], *, most: int = MOST_VOXELS) -> tuple
     Raises:
         InvalidInput: If there is no file, or one cannot be read.
     """
-    spacing = choose_spacing(label_maps)
-    while math.prod(grid := choose_grid(label_maps, spacing_mm=spacing)) > most and min(spacing) < 20:
-        finest = min(spacing)
-        x, y, z = (min(20.0, round(1.1 * value, 3)) if value < 1.1 * finest else value for value in spacing)
-        spacing = (x, y, z)
-    return spacing, grid
+    extents = _extents(label_maps)
+    median = np.median([sizes_mm for _, sizes_mm in extents], axis=0)
+    x, y, z = (min(20.0, max(0.1, round(float(value), 1))) for value in median)
+    while math.prod(grid := _grid(extents, (x, y, z))) > most and min(x, y, z) < 20:
+        finest = min(x, y, z)
+        x, y, z = (min(20.0, round(1.1 * value, 3)) if value < 1.1 * finest else value for value in (x, y, z))
+    return (x, y, z), grid
 
 
 def asked_at(data: DataConfig, *, most: int = WHOLE_VOXELS) -> DataConfig:
@@ -113,32 +96,29 @@ def asked_at(data: DataConfig, *, most: int = WHOLE_VOXELS) -> DataConfig:
     return data
 
 
-def _reach(label_maps: Sequence[Path], *, spacing_mm: Triple) -> list[float]:
-    """Return the largest distance of a structure from the centre on each axis, in voxels of the given spacing."""
-    _check(label_maps)
-    reach: list[list[np.ndarray]] = [[], [], []]
+def _extents(label_maps: Sequence[Path]) -> list[tuple[Float[np.ndarray, "voxels 3"], Float[np.ndarray, "3"]]]:
+    """Return for each map how far its labelled voxels are from the centre, in its own voxels along axes in RAS order,
+    and a voxel's edge lengths in mm.
+    """
+    if not label_maps:
+        raise InvalidInput("public label maps", value=0, limit="at least one")
+    found = []
     for path in label_maps:
-        array, sizes_mm = _label_map(path)
-        centre = (np.array(array.shape) - 1) / 2
-        distances = np.abs(np.argwhere(array > 0) - centre) * (sizes_mm / np.array(spacing_mm))
-        for axis in range(3):
-            reach[axis].append(distances[:, axis])
-    found = [np.concatenate(each) for each in reach]
-    return [float(np.quantile(each, KEPT)) if each.size else 0.0 for each in found]
+        with naming_file(path, remedy="give label maps as NIfTI files"):
+            scan = read_nifti_file(path, channels=1)
+        array, affine = to_axes_of(scan.array, scan.affine, np.eye(4))
+        centre = (np.array(array.shape[1:]) - 1) / 2
+        found.append((np.abs(np.argwhere(array[0] > 0) - centre), voxel_sizes(affine)))
+    return found
 
 
-def _label_map(path: Path) -> tuple[Float[np.ndarray, "i j k"], Float[np.ndarray, "3"]]:
-    """Return a label map's own voxels, with axes in RAS order, and the edge lengths of a voxel in mm."""
-    with naming_file(path, remedy="give label maps as NIfTI files"):
-        scan = read_nifti_file(path, channels=1)
-    array, affine = to_axes_of(scan.array, scan.affine, np.eye(4))
-    return array[0], voxel_sizes(affine)
+def _grid(
+    extents: Sequence[tuple[Float[np.ndarray, "voxels 3"], Float[np.ndarray, "3"]]], spacing_mm: Triple
+) -> tuple[int, int, int]:
+    reach = np.concatenate([distances * (sizes_mm / np.array(spacing_mm)) for distances, sizes_mm in extents])
+    x, y, z = np.quantile(reach, KEPT, axis=0) if len(reach) else np.zeros(3)
+    return _voxels(x), _voxels(y), _voxels(z)
 
 
 def _voxels(reach: float) -> int:
     return max(MULTIPLE, MULTIPLE * math.ceil((2 * reach + 1) / MULTIPLE))
-
-
-def _check(label_maps: Sequence[Path]) -> None:
-    if not label_maps:
-        raise InvalidInput("public label maps", value=0, limit="at least one")
