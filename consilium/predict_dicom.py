@@ -27,8 +27,6 @@ from common.models.native import predict_native
 from common.plain import RESEARCH_ONLY
 from consilium.predict import box_about, load_model, place_in_name, unlike_remedy
 
-MODALITY = "MR"
-
 
 @dataclass(frozen=True, slots=True)
 class Segmented:
@@ -170,7 +168,7 @@ def _chosen(found: Sequence[Series], bundle: Bundle, chosen: Sequence[str]) -> t
     if len(channels) == 1:
         if len(chosen) > 1:
             raise InvalidInput("--series", value=len(chosen), limit="one series, because the student has one channel")
-        return (pick(found, named=chosen[0] if chosen else "", modality=MODALITY),)
+        return (pick(found, named=chosen[0] if chosen else ""),)
     named = dict(text.partition("=")[::2] for text in chosen)
     if set(named) != set(channels):
         raise InvalidInput(
@@ -178,7 +176,7 @@ def _chosen(found: Sequence[Series], bundle: Bundle, chosen: Sequence[str]) -> t
             value=", ".join(named) or None,
             limit=f"one series for each of the channels {', '.join(channels)}, such as --series {channels[0]}=4",
         )
-    series = tuple(pick(found, named=named[channel], modality=MODALITY) for channel in channels)
+    series = tuple(pick(found, named=named[channel]) for channel in channels)
     if len({one.uid for one in series}) < len(series):
         raise InvalidInput("series of the channels", value=named, limit="a different series for each channel")
     if len({one.frame_of_reference for one in series}) > 1:

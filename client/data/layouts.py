@@ -255,7 +255,8 @@ def open_dataset(
     if layout != AUTO and layout not in LAYOUTS:
         raise InvalidInput("layout", value=layout, limit=", ".join((AUTO, *LAYOUTS)))
     if not directory.is_dir():
-        raise InvalidInput("the data directory does not exist", value=str(directory), remedy="check the path")
+        fault = "is a file" if directory.exists() else "does not exist"
+        raise InvalidInput(f"the data directory {fault}", value=str(directory), remedy="check the path")
     found = LAYOUTS[layout] if layout != AUTO else _detect(directory)
     if choice:
         if not isinstance(found, BidsLayout):

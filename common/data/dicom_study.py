@@ -15,6 +15,8 @@ from common.errors import InvalidInput
 from common.registry import optional
 
 MAX_FILES = 20_000
+MODALITY = "MR"
+"""Modality of the scans that students are trained on."""
 _PACKAGES = "'highdicom>=0.28,<0.29' 'pydicom>=3' 'SimpleITK>=2.4'"
 _TAGS = (
     *("SeriesInstanceUID", "StudyInstanceUID", "SeriesDescription", "SeriesNumber", "Modality", "PatientID"),
@@ -107,13 +109,12 @@ def _series(files: Sequence[tuple[Path, dict[str, str]]]) -> Series:
     )
 
 
-def pick(series: Sequence[Series], *, named: str, modality: str) -> Series:
+def pick(series: Sequence[Series], *, named: str) -> Series:
     """Return the series to segment.
 
     Args:
         series: All series of the study.
-        named: UID, number or description of a series; empty to take the only one of ``modality``.
-        modality: Modality that the student was trained on, "MR".
+        named: UID, number or description of a series; empty to take the only one of :data:`MODALITY`.
 
     Returns:
         The series.
@@ -128,12 +129,12 @@ def pick(series: Sequence[Series], *, named: str, modality: str) -> Series:
             one for one in series if named in (one.uid, one.number) or named.casefold() == one.description.casefold()
         ]
     else:
-        fit = [one for one in series if one.modality == modality]
+        fit = [one for one in series if one.modality == MODALITY]
         if not fit:
             raise InvalidInput(
-                f"no series in the folder is of modality {modality}, and the student segments nothing else",
+                f"no series in the folder is of modality {MODALITY}, and the student segments nothing else",
                 value=listed,
-                remedy=f"give the folder of a study with a series of modality {modality}",
+                remedy=f"give the folder of a study with a series of modality {MODALITY}",
             )
     if not fit:
         raise InvalidInput("series to segment", value=named, limit=f"one of {listed}")
@@ -145,12 +146,12 @@ def pick(series: Sequence[Series], *, named: str, modality: str) -> Series:
             remedy="name it by its number or UID: --series 4",
         )
     one = fit[0]
-    if one.modality != modality:
+    if one.modality != MODALITY:
         raise InvalidInput(
             f"series {one.name}",
             value=one.modality,
-            limit=f"a series of modality {modality}, which the student was trained on",
-            remedy=f"choose a series of modality {modality} with --series",
+            limit=f"a series of modality {MODALITY}, which the student was trained on",
+            remedy=f"choose a series of modality {MODALITY} with --series",
         )
     if one.frames > 1:
         raise InvalidInput(

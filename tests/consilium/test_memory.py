@@ -289,8 +289,11 @@ def test_a_scan_that_cannot_be_used_is_refused_and_not_left_out(tmp_path: Path) 
     study = c.Study.new(**NEW | {"labels": ["background", "front", "back"], "grid": (16, 8, 8), "channels": ["C0"]})
     with pytest.raises(InvalidInput, match=r"scan 3 of 3: .*site doctor"):
         c.read_cases(tmp_path / "set", study)
-    with pytest.raises(InvalidInput, match="does not exist"):
+    with pytest.raises(InvalidInput, match="the data directory does not exist"):
         c.read_cases(tmp_path / "nowhere", study)
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match="the data directory is a file"):
+        c.read_cases(tmp_path / "file", study)
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
