@@ -101,10 +101,10 @@ class Witnessing:
         return WitnessReply(line, problem, self.memory.size(origin), held.seq, said, own, growths)
 
     def _check_room(self, ledger_id: str) -> None:
-        known = {origin: origin.removeprefix(origin_of("server", "")) for origin in self.memory.origins("server")}
-        if origin_of("server", ledger_id) in known or self._ledger.held(ledger_id).seq:
+        known = self.memory.server_ledgers()
+        if ledger_id in known or self._ledger.held(ledger_id).seq:
             return
-        unreceipted = sum(not self._ledger.held(other).seq for other in known.values())
+        unreceipted = sum(not self._ledger.held(other).seq for other in known)
         if unreceipted >= MAX_UNRECEIPTED:
             log.warning("event=witness-refused reason=too-many-ledgers ledgers=%d", unreceipted)
             raise Refused(

@@ -31,6 +31,8 @@ MAX_ELEMENTS, MAX_DEPTH = 1 << 14, 32
 """Largest number of elements before the pixels, and how deep they may be nested. Scanners write hundreds of elements,
 some thousands in private sequences, fewer than ten deep.
 """
+MAX_LABEL_ELEMENTS = 1 << 18
+"""Largest number of elements of a file of labels. A Segmentation has about 30 for each of some thousand frames."""
 MAX_FRAGMENTS = 4096
 LARGEST_PACKING = 2
 """Largest size of a compressed frame as a multiple of its uncompressed size. Run-length coding needs at most 1.01
@@ -125,19 +127,18 @@ def read_class(stream: BinaryIO) -> str:
     return _read_meta(stream).get(_CLASS, "") if stream.read(132)[128:] == b"DICM" else ""
 
 
-def check_elements(stream: BinaryIO, *, most: int) -> None:
+def check_elements(stream: BinaryIO) -> None:
     """Check the size of the file meta header, and the number, nesting and lengths of the elements of a file without
     pixels.
 
     Args:
         stream: The file, seekable, with a preamble.
-        most: Largest number of elements.
 
     Raises:
         InvalidInput: If a check fails.
     """
     try:
-        found = _walked(stream, most=most)
+        found = _walked(stream, most=MAX_LABEL_ELEMENTS)
     except struct.error as error:
         raise _damaged() from error
     if found is None:

@@ -3,8 +3,8 @@
 A voxel's value is the number of its segment, or 0 if no segment covers it. Writers leave out slices without any
 structure, so the label map is placed by the positions that its slices state. Called for labels of a case table.
 
-Refuses, before highdicom reads it, a file that is deflated, nested too deep or has more than :data:`MAX_ELEMENTS`
-elements. Refuses a file that is no binary Segmentation, segments that overlap, and a Segmentation that is not on its
+Refuses, before highdicom reads it, a file that is deflated, nested too deep or has more than 2^18 elements.
+Refuses a file that is no binary Segmentation, segments that overlap, and a Segmentation that is not on its
 image's voxel grid.
 """
 
@@ -22,9 +22,6 @@ from common.data.nifti import Scan, VoxelRoom
 from common.errors import InvalidInput
 
 ENDING = ".dcm"
-
-MAX_ELEMENTS = 1 << 18
-"""Largest number of elements before the pixels. A frame has about 30, so several thousand frames fit."""
 
 OFF_VOXELS = 0.05
 """Largest distance of a Segmentation's voxel from the image's voxel, in voxels."""
@@ -46,7 +43,7 @@ def read_segmentation(path: Path, *, room: VoxelRoom) -> Scan:
     """
     hd = highdicom()
     with path.open("rb") as stream:
-        check_elements(stream, most=MAX_ELEMENTS)
+        check_elements(stream)
     try:
         found = hd.seg.segread(path)
         size = int(found.Rows) * int(found.Columns) * len(found.PerFrameFunctionalGroupsSequence)

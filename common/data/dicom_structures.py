@@ -2,7 +2,7 @@
 
 Called for labels of a case table. In this order:
 
-1. The file has at most :data:`MAX_BYTES` bytes and :data:`MAX_ELEMENTS` elements, and is not deflated.
+1. The file has at most :data:`MAX_BYTES` bytes and 2^18 elements, and is not deflated.
 2. The name of every structure is that of a label of the study, or is mapped to one. Structures mapped to the background
    are not read.
 3. The structures lie in the image's frame of reference.
@@ -38,7 +38,7 @@ from common.names import comparable
 STRUCTURE_SET = "1.2.840.10008.5.1.4.1.1.481.3"
 """SOP class UID of RT Structure Set Storage."""
 
-MAX_BYTES, MAX_ELEMENTS = 1 << 27, 1 << 18
+MAX_BYTES = 1 << 27
 MAX_CONTOURS, MAX_POINTS = 20_000, 1_000_000
 """Limits on contours and points. Planning systems write hundreds of contours for a structure, each with up to a few
 hundred points."""
@@ -150,8 +150,7 @@ def read_structures(
 def _read(path: Path) -> Any:
     """Read a file's frame of reference, structures and contours; return them as a pydicom dataset.
 
-    Refuse a file that is deflated, has more than :data:`MAX_BYTES` bytes, or has more than :data:`MAX_ELEMENTS`
-    elements.
+    Refuse a file that is deflated, has more than :data:`MAX_BYTES` bytes, or has more than 2^18 elements.
     """
     dicom = pydicom()
     if (size := path.stat().st_size) > MAX_BYTES:
@@ -162,7 +161,7 @@ def _read(path: Path) -> Any:
             remedy="export it as DICOM-SEG, or with fewer structures",
         )
     with path.open("rb") as stream:
-        check_elements(stream, most=MAX_ELEMENTS)
+        check_elements(stream)
     tags = ["FrameOfReferenceUID", "StructureSetROISequence", "ROIContourSequence"]
     return dicom.dcmread(path, specific_tags=tags)
 

@@ -211,7 +211,6 @@ def combine(
     release: Guarantee,
     *,
     every_release_used_it: bool,
-    all_composed: bool = True,
     adapted: TrainingGuarantee | None = None,
 ) -> Combined:
     """Return one patient's guarantee from its site's trainings and the federation's releases.
@@ -221,10 +220,9 @@ def combine(
     however the teachers were trained.
 
     Args:
-        training: The composed trainings' guarantee; None if some teacher has none.
+        training: The guarantee of all trainings that used the patient's data, composed; None if some teacher has none.
         release: The releases' guarantee; it is converted by :func:`of_each_patient`.
         every_release_used_it: True if every release used only teachers from the trainings that ``training`` composes.
-        all_composed: True if ``training`` composes all trainings that used the patient's data.
         adapted: The guarantee, under replace-one, of the trainings of networks that may leave the hospital; None if
             there are none. If it is given, the releases' ε alone is never returned, because it does not cover these
             networks.
@@ -247,7 +245,6 @@ def combine(
             (str(training.neighbours) == relation, "training and releases differ in relation"),
             (training.delta == alone.delta, "training and releases differ in δ"),
             (every_release_used_it, "not every release used these trainings alone"),
-            (all_composed, "not all trainings are composed"),
         )
         if not holds
     )

@@ -112,16 +112,14 @@ class HeadMemory:
         """
         return self._all().get(origin)
 
-    def origins(self, role: str) -> tuple[str, ...]:
-        """Return the names of the ledgers of which this party countersigned a head.
-
-        Args:
-            role: ``server`` or ``site``.
+    def server_ledgers(self) -> tuple[str, ...]:
+        """Return the ids of the server ledgers of which this party countersigned a head.
 
         Returns:
-            The names, sorted.
+            The ids, sorted.
         """
-        return tuple(sorted(origin for origin in self._all() if origin.startswith(origin_of(role, ""))))
+        prefix = origin_of("server", "")
+        return tuple(sorted(origin.removeprefix(prefix) for origin in self._all() if origin.startswith(prefix)))
 
     def size(self, origin: str) -> int:
         """Return the number of rows up to the newest signed head of a ledger that this party countersigned.

@@ -60,7 +60,7 @@ def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float)
             _frequencies(vectors),
             "lowest p of any frequency, along vectors and time",
         ),
-        _least_likely_cells("remainders", noise, noise_std),
+        _remainders(noise, noise_std),
         _largest("pairs of vectors at any shift", _vector_pairs(scaled)),
         _largest("pairs of coordinates", _coordinate_pairs(vectors)),
         _largest("neighbours in a vector", _lags(vectors)),
@@ -258,7 +258,7 @@ def _least_likely(name: str, groups: Iterable[_Sums], what: str) -> Finding:
     return Finding.at_least(name, lowest, limit, what)
 
 
-def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
+def _remainders(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
     """Test whether remainders of the noise are uniform: noise without random low bits would not hide a sum's low bits.
 
     The test is χ² over the remainders of the noise modulo 3, 5 and 7, and over those of ⌊noise/2^k⌋ modulo 16 (four
@@ -274,7 +274,7 @@ def _least_likely_cells(name: str, noise: Int64[np.ndarray, "runs queries l"], n
             lowest = min(lowest, float(chi2.sf(((counts - expected) ** 2).sum() / expected, cells - 1)))
             tests += 1
     limit = ALPHA / max(tests, 1) / 10  # χ² of counts is approximate
-    return Finding.at_least(name, lowest, limit, "lowest p of remainders at any scale")
+    return Finding.at_least("remainders", lowest, limit, "lowest p of remainders at any scale")
 
 
 def _largest(name: str, parts: Iterable[np.ndarray]) -> Finding:

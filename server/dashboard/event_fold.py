@@ -11,7 +11,6 @@ import stat
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from common.wording import MISSED
 from server.dashboard.quarantine import parse_json
 from server.study.run_state import RunState
 
-RECENT = 60
+RECENT = 12
+"""Number of the newest events that are kept for the first page."""
 READ_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
 
@@ -243,16 +243,13 @@ class EventFold:
             self.malformed += 1
             self.first_malformed = self.first_malformed or f"line {self.lines:,}: {error}"
 
-    def latest(self, count: int) -> tuple[EventView, ...]:
-        """Return the newest events in words, without routine ones and accepted offers.
-
-        Args:
-            count: Largest number of events.
+    def latest(self) -> tuple[EventView, ...]:
+        """Return the :data:`RECENT` newest events in words, without routine ones and accepted offers.
 
         Returns:
             The events, newest first.
         """
-        return tuple(event_view(event) for event in islice(self._recent, count))
+        return tuple(event_view(event) for event in self._recent)
 
     def site(self, name: str) -> SiteState:
         """Return the state of a site, a new one if the log has not named it yet.

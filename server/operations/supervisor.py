@@ -390,9 +390,9 @@ def no_daemons(workspace: Workspace) -> str:
     return unrecorded((workspace.root / "logs", workspace.flower_dir / "logs"), command="consilium server up")
 
 
-def _kept(workspace: Workspace, daemon: str) -> bool:
-    """Return whether a supervisor is running that restarts this daemon."""
-    return any(one.daemon == daemon and one.state != "stopped" for one in daemon_standings(workspace))
+def _superlink_kept(workspace: Workspace) -> bool:
+    """Return whether a supervisor is running that restarts SuperLink."""
+    return any(one.daemon == "superlink" and one.state != "stopped" for one in daemon_standings(workspace))
 
 
 def start_run(workspace: Workspace) -> int:
@@ -411,7 +411,7 @@ def start_run(workspace: Workspace) -> int:
         DaemonFailed: If SuperLink does not answer or refuses the run.
     """
     until, server = time.monotonic() + SUPERLINK_BACK_S, flower_server(workspace)
-    while not accepts(HOST, server.port) and _kept(workspace, "superlink") and time.monotonic() < until:
+    while not accepts(HOST, server.port) and _superlink_kept(workspace) and time.monotonic() < until:
         time.sleep(POLL_S)
     for previous in _open_runs(workspace):
         with contextlib.suppress(DaemonFailed):  # SuperLink refuses to stop a run that has ended

@@ -18,7 +18,6 @@ from server.dashboard.views.verdict import StudyVerdict, verdict
 from server.planning.planner import Plan
 from server.study.workspace import VALIDATION
 
-RECENT_SHOWN = 12
 NO_REPORTS: Mapping[str, HandedReport] = MappingProxyType({})
 
 
@@ -118,7 +117,7 @@ def overview(
         run=run,
         budget=study_budget(facts),
         sites=sites,
-        recent=follower.events.latest(RECENT_SHOWN),
+        recent=follower.events.latest(),
         ledger=LedgerState(
             rows=ledger.rows,
             rows_in_file=ledger.rows_in_file,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,10 +16,10 @@ import pytest
 from client.data.case_table import TableLayout
 from client.data.layouts import match_study
 from common.config import DataConfig
-from common.data import dicom_labels, dicom_structures
+from common.data import dicom_header, dicom_structures
 from common.data.contours import combine, fill
 from common.data.dataset import Case
-from common.data.dicom_structures import is_structure_set, read_structures
+from common.data.dicom_structures import STRUCTURE_SET, is_structure_set, read_structures
 from common.data.volume import Volume, load_example, load_label, load_native_label, load_volume
 from common.errors import InvalidInput
 from tests.dicom_files import FRAME, ORIGIN, STEP, STUDY, Contour, box, in_slice, write_series, write_structure_set
@@ -335,7 +334,7 @@ def test_work_without_end_is_refused_before_anything_is_filled(
     refused_cheaply(path, "voxels and edges to process for the contours of an RT Structure Set", volume)
 
 
-def header(syntax: bytes, kind: str = dicom_structures.STRUCTURE_SET) -> bytes:
+def header(syntax: bytes, kind: str = STRUCTURE_SET) -> bytes:
     meta = b"".join(
         tag + b"UI" + len(value).to_bytes(2, "little") + value
         for tag, value in (
@@ -363,19 +362,18 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("reader", [dicom_structures, dicom_labels], ids=["RT Structure Set", "Segmentation"])
+@pytest.mark.parametrize("stored", [STRUCTURE_SET, SEGMENTATION], ids=["RT Structure Set", "Segmentation"])
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_file_that_grows_is_refused_before_pydicom_reads_it(
-    tmp_path: Path, volume: Volume, monkeypatch: pytest.MonkeyPatch, kind: str, reader: ModuleType
+    tmp_path: Path, volume: Volume, monkeypatch: pytest.MonkeyPatch, kind: str, stored: str
 ) -> None:
     import highdicom as hd
     import pydicom
 
     monkeypatch.setattr(pydicom, "dcmread", lambda *given, **named: pytest.fail("pydicom has seen the file"))
     monkeypatch.setattr(hd.seg, "segread", lambda *given, **named: pytest.fail("highdicom has seen the file"))
-    monkeypatch.setattr(reader, "MAX_ELEMENTS", 1 << 13)
+    monkeypatch.setattr(dicom_header, "MAX_LABEL_ELEMENTS", 1 << 13)
     syntax, made, match = BOMBS[kind]
-    stored = dicom_structures.STRUCTURE_SET if reader is dicom_structures else SEGMENTATION
     (path := tmp_path / "label.dcm").write_bytes(header(syntax, stored) + made())
     refused_cheaply(path, match, volume)
 

@@ -59,18 +59,17 @@ def test_one_teacher_without_a_guarantee_removes_the_smaller_of_the_two() -> Non
 
 
 @pytest.mark.parametrize(
-    ("guarantee", "used", "composed", "rule", "word"),
+    ("guarantee", "used", "rule", "word"),
     [
-        (TrainingGuarantee(8.0, 1e-5, ADD), True, True, APART, "relation"),
-        (TrainingGuarantee(8.0, 1e-4, REPLACE), True, True, SUM, "δ"),
-        (TrainingGuarantee(8.0, 1e-5, REPLACE), False, True, SUM, "every release"),
-        (TrainingGuarantee(8.0, 1e-5, REPLACE), True, False, SUM, "composed"),
+        (TrainingGuarantee(8.0, 1e-5, ADD), True, APART, "relation"),
+        (TrainingGuarantee(8.0, 1e-4, REPLACE), True, SUM, "δ"),
+        (TrainingGuarantee(8.0, 1e-5, REPLACE), False, SUM, "every release"),
     ],
 )
 def test_each_condition_that_fails_is_named_and_both_are_composed_or_the_release_stands_alone(
-    guarantee: TrainingGuarantee, used: bool, composed: bool, rule: str, word: str
+    guarantee: TrainingGuarantee, used: bool, rule: str, word: str
 ) -> None:
-    both = combine(guarantee, RELEASE, every_release_used_it=used, all_composed=composed)
+    both = combine(guarantee, RELEASE, every_release_used_it=used)
     assert both.rule == rule
     assert word in both.reasons[0]
     if rule == SUM:
