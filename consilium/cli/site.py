@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,14 +16,22 @@ from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.plain import joined, plain
 from common.privacy.figures import delta_text, epsilon_text
-from consilium.cli.options import LOG_TO, AsJson, SiteDir, counting, folder_to_write
+from consilium.cli.options import LOG_TO, AsJson, SiteDir, check_port, counting, folder_to_write
 from consilium.cli.say import json_text, say
 from consilium.cli.security_log import site_log
 from consilium.cli.site_adapt import adapt
-from consilium.cli.site_consent import consent
-from consilium.cli.site_dashboard import dashboard
-from consilium.cli.site_decisions import heads, pause, recover, resume, take_sealing_key, withdraw, withdraw_patient
-from consilium.cli.site_disclose import disclose
+from consilium.cli.site_decisions import (
+    consent,
+    consent_sheet,
+    disclose,
+    heads,
+    pause,
+    recover,
+    resume,
+    take_sealing_key,
+    withdraw,
+    withdraw_patient,
+)
 from consilium.cli.site_peers import peers
 from consilium.cli.site_student import evaluate, student_app
 from consilium.cli.site_teacher import teacher_app
@@ -35,7 +45,31 @@ if TYPE_CHECKING:
 
 site_app = typer.Typer(no_args_is_help=True, add_completion=False)
 site_app.command("train")(train)
-site_app.command("dashboard")(dashboard)
+
+
+@site_app.command("dashboard")
+def dashboard(
+    site_dir: SiteDir,
+    data: Annotated[
+        Path | None, typer.Option(help="Labelled cases to show, in any layout; by default all of this site's own.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.", min=1, max=65535)] = 8051,
+) -> None:
+    """Serve this hospital's own page: consent, budget, peers, answers, alarms, and its networks side by side.
+
+    Only browsers on this machine can open it, at the printed address, which contains a key that is new at each start.
+    The page changes nothing; it shows the command that pauses the study. Ctrl-C ends it.
+    Example: consilium site dashboard --site-dir /srv/consilium
+    """
+    from client.operations.own_page import SitesOwnPage
+    from server.dashboard.hospital import serve_hospital
+
+    check_port("127.0.0.1", port)
+    page = SitesOwnPage(site_dir, sheet=lambda study, patients: consent_sheet(study, patients=patients), data=data)
+    key = secrets.token_urlsafe(24)
+    say(f"this site's page: http://localhost:{port}/?key={key}")
+    sys.stdout.flush()
+    serve_hospital(page, key=key, port=port)
 
 
 @site_app.command("init")

@@ -1,8 +1,9 @@
-"""Defines ``consilium site pause``, ``withdraw-patient``, ``recover`` and other decisions of a hospital's staff."""
+"""Defines ``consilium site consent``, ``pause``, ``withdraw``, ``disclose`` and other decisions of a hospital."""
 
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +13,12 @@ from common.config import load_study
 from common.errors import InvalidInput
 from common.plain import plain
 from consilium.cli.options import AsJson, SiteDir
-from consilium.cli.say import json_text, say
+from consilium.cli.say import agreed, json_text, say
 
 if TYPE_CHECKING:
     from client.operations.staff_decisions import Withdrawal
+    from client.policy import SiteConfig
+    from common.config import Study
 
 StudyName = Annotated[str, typer.Argument(help="The study's name, id or the beginning of its id.")]
 
@@ -24,6 +27,40 @@ OnlyStudy = Annotated[
     str,
     typer.Argument(help="The study's name, id or the beginning of its id; may be left out if there is only one study."),
 ]
+
+
+def consent(
+    site_dir: SiteDir,
+    by: Annotated[
+        str, typer.Option(help="Name of the person who consents for the hospital; it stays in the site's own ledger.")
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Record consent without asking, because the sheet was read before.")
+    ] = False,
+) -> None:
+    """Show the consent sheet, ask for consent, and record who consented and when.
+
+    Before consent is recorded nothing is trained, no daemon starts, and nothing is answered or charged. `site pause`
+    suspends consent later.
+    Example: consilium site consent --site-dir /srv/consilium --by "A. Noether, data protection"
+    """
+    from client.operations import staff_decisions as control
+    from client.policy import load_site
+    from client.site.books import joined_study
+
+    control.check_name(by)
+    config = load_site(site_dir)
+    study = joined_study(config)
+    sheet = consent_sheet(study, patients=patients_of(config, study))
+    say(sheet)
+    if not yes and (not sys.stdin.isatty() or not typer.confirm(plain(f"{by} consents to study {study.name}"))):
+        raise InvalidInput(
+            "consent was not given, so nothing was recorded and nothing is charged",
+            remedy="to decline, tell the consortium; to consent later, run `consilium site consent` again at a "
+            "terminal, or with --yes once the sheet was read",
+        )
+    control.consent(site_dir, by=by, sheet=sheet)
+    say(f"recorded: {by} consented to study {study.name}; next: `consilium site train`, `consilium site up`")
 
 
 def pause(site_dir: SiteDir, study: OnlyStudy = "") -> None:
@@ -284,3 +321,107 @@ def _decide(site_dir: Path, study: str, decision: str) -> None:
 
     study_id = control.decide(site_dir, study, decision)
     say(f"{decision} recorded for study {study_id[:16]}…; it takes effect at once")
+
+
+def disclose(
+    draw: Annotated[str, typer.Argument(help="The draw: at least the first twelve digits of its id.")],
+    site_dir: SiteDir,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", help="The auditor's key: 64 hex digits, or the file auditor.json that the auditor sent you."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The new file for the auditor; disclosure-SITE-DRAW.json by default.")
+    ] = None,
+    yes: Annotated[
+        bool,
+        typer.Option(
+            "--yes",
+            help="Ask no question. Compare the fingerprint of the auditor's key, and read the cost, before you use it.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Disclose one draw (attempt at a sealed sum) to an auditor, who determines which hospital spoiled or distorted it.
+
+    The auditor learns this site's code with its own noise share for every query of that draw, and nothing else. The
+    file is encrypted to the auditor's key. The site's ledger records the auditor's key, and the cost to the patient
+    pool if the auditor published the code. Compare the key's fingerprint with the auditor first.
+    Example: consilium site disclose 3f9a1c04b7d2 --to auditor.json --site-dir /srv/consilium
+    """
+    from client.policy import load_site
+    from client.site.disclose import disclose as disclose_draw
+    from client.site.disclose import look_at_draw
+    from common.disclosure import auditor_fingerprint
+
+    auditor = _auditor_key(to)
+    shown = look_at_draw(site_dir, draw)
+    target = out or Path(f"disclosure-{load_site(site_dir).site.replace('/', '-')}-{shown.roster[:12]}.json")
+    say(
+        f"draw {shown.roster[:16]}: your code with your share of the noise, of {shown.queries} queries, to the auditor "
+        f"with the key {auditor_fingerprint(auditor)}. While the auditor keeps it secret, nothing more is released. If "
+        f"the auditor published it, your patient pool would have spent {shown.if_told} at most",
+        err=as_json,
+    )
+    question = "Have you compared this fingerprint with the auditor, and may they have the code?"
+    if not yes and not agreed(question, err=as_json):
+        raise InvalidInput(
+            "the disclosure was not confirmed, so nothing was disclosed",
+            limit="the answer y",
+            remedy="compare the fingerprint with the auditor; then answer y at a terminal, or give --yes",
+        )
+    disclose_draw(site_dir, shown.roster, auditor=auditor, out=target, now=datetime.now(UTC))
+    if as_json:
+        facts = {"draw": shown.roster, "auditor": auditor, "queries": shown.queries, "file": str(target)}
+        say(json_text({**facts, "if_told": shown.if_told.to_json()}))
+        return
+    say(f"{target}: send it to the auditor; the site's ledger records the disclosure")
+
+
+def _auditor_key(given: str) -> str:
+    """Return an auditor's disclosure key as 64 hex digits; accept the digits or the path of ``auditor.json``."""
+    if len(given) == 64 and not set(given) - set("0123456789abcdef"):
+        return given
+    from consilium.audit.auditor import read_auditor
+
+    path = Path(given)
+    if not path.is_file():
+        raise InvalidInput(
+            "--to",
+            value=given[:80],
+            limit="64 hex digits, or an existing file auditor.json of the auditor",
+            remedy="check the path; the auditor makes the file with `consilium dispute keys`",
+        )
+    return read_auditor(path).sealing_key
+
+
+def consent_sheet(study: Study, *, patients: int | None) -> str:
+    """Return the consent sheet for a hospital whose patients were counted from its dataset.
+
+    Args:
+        study: The study.
+        patients: Number of the hospital's patients; None if it is unknown.
+
+    Returns:
+        The text.
+    """
+    from server.study import consent_text
+
+    counted = "not known: the dataset cannot be read now" if patients is None else "by your dataset"
+    return consent_text.consent_sheet(study, patients=patients, counted=counted)
+
+
+def patients_of(config: SiteConfig, study: Study) -> int | None:
+    """Count the site's patients from the dataset's index, without withdrawn ones; None if that cannot be known."""
+    from client.data.layouts import indexed
+    from client.site.deals import read_withdrawn
+
+    try:
+        dataset = indexed(config.path(config.data), study.data, config.dataset)
+        patients = {dataset.patient_of(case.id) for case in dataset.labelled}
+        gone, _ = read_withdrawn(config, patients)
+    except (InvalidInput, OSError):
+        return None
+    return len(patients - gone)

@@ -2,252 +2,49 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
-from common.config import (
-    SEALED_SUM,
-    CodecConfig,
-    DataConfig,
-    GateConfig,
-    PoolConfig,
-    PrivacyConfig,
-    StartConfig,
-    Study,
-    load_study,
-    usual_aggregation,
-)
+from common.config import load_study
 from common.data.msd import nifti_files, read_dataset
-from common.errors import InvalidInput
+from common.errors import BudgetExceeded, ConsiliumError, InvalidInput
 from common.plain import joined
-from common.privacy.mechanism import AccountantName, Relation, Unit
+from common.reading import naming_file
 from consilium.cli import options
 from consilium.cli.say import console, interruptible, json_text, say
 from consilium.cli.site_peers import consent_to_peers
-from consilium.cli.study_evaluate import evaluate
-from consilium.cli.study_words import (
-    ask_about_spoiled,
-    ask_to_spend,
-    create_and_say,
-    given_network,
-    goes_on,
-    print_detached,
-    print_end,
-    print_status,
-    say_files,
-    say_left_out,
-    say_outlook,
-)
+from consilium.cli.study_create import create, init, template
+from consilium.cli.study_words import say_files, say_left_out, say_outlook
 from server.study.workspace import Workspace
 
+if TYPE_CHECKING:
+    from server.study.status import StudyStatus
+
 study_app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-SharedLedger = Annotated[
-    Path | None,
-    typer.Option(
-        help="Another study's directory or its ledger.sqlite. The new study shares this ledger, so that a patient "
-        "pool's budget is counted over both."
-    ),
-]
-StandingFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="Place of the new ledger's standing file, which reveals that a ledger is an older copy. Best on another "
-        "disk; by default beside the ledger."
-    ),
-]
-StartNetwork = Annotated[
-    Path | None,
-    typer.Option(
-        help="MONAI bundle or file of weights: a public network, or an earlier study's student. Teachers, student and "
-        "controls begin from these weights. The network as it is becomes a further control."
-    ),
-]
+study_app.command("init")(init)
+study_app.command("template")(template)
+study_app.command("create")(create)
 
 
-@study_app.command("init")
-def init(
-    directory: options.StudyDir,
-    name: Annotated[str, typer.Option(help="The study's name.")],
-    labels: Annotated[str, typer.Option(help="Names of the labels 0, 1, …, separated by commas, background first.")],
-    grid: Annotated[str, typer.Option(help="Grid in voxels, e.g. 32,48,32 (multiples of 8).")],
-    queries: Annotated[int, typer.Option(help="Queries N: one per public volume, or one per round about all volumes.")],
-    quorum: Annotated[int, typer.Option(help="Smallest number of sites in a release.")],
-    spacing: Annotated[str, typer.Option(help="Voxel spacing in mm on three axes.")] = "1,1,1",
-    epsilon: options.Epsilon = 8.0,
-    delta: options.Delta = 1e-5,
-    accountant: options.Accountant = AccountantName.EXACT,
-    unit: options.UnitOption = Unit.HOSPITAL,
-    relation: options.RelationOption = Relation.REPLACE_ONE,
-    voters: options.Voters = 1,
-    aggregation: options.Aggregation = None,
-    colluders: options.Colluders = 1,
-    spare_draws: options.SpareDraws = 0,
-    verdicts: options.Verdicts = None,
-    codec: options.Codec = "pca",
-    joint: Annotated[
-        bool,
-        typer.Option(
-            "--joint",
-            help="Ask about all public volumes together, in --queries rounds (4 suffice); needs the codec pca.",
-        ),
-    ] = False,
-    protocol: Annotated[
-        str,
-        typer.Option(
-            help="Name of the query protocol. appearance asks which grey values structures have, in --queries rounds."
-        ),
-    ] = "",
-    label_maps: Annotated[
-        Path | None,
-        typer.Option(help="Folder of public label maps; the planner uses them to choose joint or appearance."),
-    ] = None,
-    paired: Annotated[
-        int,
-        typer.Option(
-            help="Number of public volumes with label maps; start, student and controls learn from them (joint only)."
-        ),
-    ] = 0,
-    pool_epsilon: Annotated[
-        float | None,
-        typer.Option(help="ε that new pools may ever spend in all studies; by default enough for two such studies."),
-    ] = None,
-    ledger: SharedLedger = None,
-    standing: StandingFile = None,
-    start: StartNetwork = None,
-) -> None:
-    """Create a study's directory: study.toml, keys, and a ledger of its own or one shared with other studies.
+class AnswersMissing(ConsiliumError):
+    """A run has ended, and some planned queries of the study have no answer."""
 
-    Example: consilium study init trial --name trial --labels none,lesion --grid 64,64,64 --joint --queries 4 --quorum 5
-    """
-    from common.codecs.paper import codec_terms
-    from common.data.grid import PATCH, asked_at
-    from common.protocol_terms import terms_of
-    from common.study_mechanism import usual_pool_epsilon, usual_verdicts
-    from server.planning.recommend import training_for
+    exit_code = BudgetExceeded.exit_code
 
-    asked, mean_shape = _asked(joint=joint, protocol=protocol, label_maps=label_maps, paired=paired)
-    teacher, student = training_for(asked, mean_shape=mean_shape)
-    mode = aggregation or usual_aggregation(quorum)
-    wanted = usual_verdicts(quorum, sealed=mode == SEALED_SUM) if verdicts is None else verdicts
-    data = DataConfig(
-        labels=tuple(labels.split(",")),
-        spacing_mm=options.triple(spacing, float, what="--spacing"),
-        grid=options.triple(grid, int, what="--grid"),
-    )
-    if terms_of(asked).finer:
-        data = asked_at(data)
-    given = given_network(start, data)
-    if given is not None:
-        teacher, student = given.of_network(teacher), given.of_network(student)
-    privacy = PrivacyConfig(
-        epsilon=epsilon,
-        delta=delta,
-        planned_queries=queries,
-        quorum=quorum,
-        accountant=accountant,
-        relation=relation,
-        unit=unit,
-        voters_per_site=voters,
-        aggregation=mode,
-        colluders=colluders,
-        spare_draws=spare_draws,
-    )
-    study = Study(
-        name=name,
-        data=data,
-        privacy=privacy,
-        codec=replace(
-            codec_terms(codec, labels=len(data.labels), grid=data.grid, protocol=asked),
-            paired=paired,
-        ),
-        teacher=teacher,
-        gate=GateConfig(wanted),
-        pool=PoolConfig(usual_pool_epsilon(accountant, privacy.budget) if pool_epsilon is None else pool_epsilon),
-        student=student if data.finer == 1 else replace(student, patch=tuple(min(PATCH, n) for n in data.student.grid)),
-        start=StartConfig() if given is None else given.config,
-    )
-    create_and_say(directory, study, ledger=ledger, standing=standing, given=given)
-
-
-def _asked(*, joint: bool, protocol: str, label_maps: Path | None, paired: int) -> tuple[str, float | None]:
-    """Return the name of the query protocol, and the Dice of the public label maps' mean shape (None without maps).
-
-    The protocol is the one that was asked for or, with label maps, the planner's choice.
-    """
-    from server.planning.public_shapes import mean_shape_dice, read_maps
-    from server.planning.recommend import protocol_for
-
-    if sum(map(bool, (joint, protocol, label_maps))) > 1:
-        raise InvalidInput(
-            "--joint, --protocol, --label-maps", limit="only one of the three, because each chooses the query protocol"
+    def __init__(self, standing: StudyStatus) -> None:
+        facts = standing.facts
+        super().__init__(
+            f"the study ended with {facts.answers} of {facts.planned} answers ({standing.state}); to fix: see the "
+            "reasons above; `consilium study resume` continues as long as the budget lasts"
         )
-    if label_maps is None:
-        return CodecConfig(joint=joint, protocol=protocol).protocol_name, None
-    maps, count = read_maps(label_maps)
-    say_files("public label maps", label_maps)
-    found = mean_shape_dice(maps, labels=count)
-    asked = protocol_for(found, paired=paired)
-    say(f"the study asks by the protocol {asked}, because these maps' mean shape has Dice {found:.2f}")
-    return asked, found
-
-
-@study_app.command("template")
-def template(
-    name: Annotated[str, typer.Argument(help="paper-ae or paper-pca: the PATE paper's experiment.")],
-) -> None:
-    """Print a study file to start from; edit it, then `consilium study create`.
-
-    Example: consilium study template paper-ae > study.toml
-    """
-    from server.study import templates as studies
-
-    say(studies.template(name), nl=False)
-
-
-@study_app.command("create")
-def create(
-    directory: options.StudyDir,
-    study: Annotated[
-        Path | None, typer.Option(help="The study file: a template you edited, or one of your own.")
-    ] = None,
-    template: Annotated[str, typer.Option(help="An unchanged template: paper-ae or paper-pca.")] = "",
-    ledger: SharedLedger = None,
-    standing: StandingFile = None,
-    start: StartNetwork = None,
-) -> None:
-    """Create a study's directory from a study file: study.toml, keys, and a ledger of its own or a shared one.
-
-    Settings that the file leaves out get the defaults of `study init`. With a quorum of 3 or more these are a sealed
-    sum, and a gate: hospitals' verdicts decide whether the student is released.
-    Example: consilium study create trial --study study.toml
-    Example: consilium study create trial --template paper-ae
-    """
-    from common.reading import MAX_TOML_BYTES, read_text
-    from server.study import templates as studies
-    from server.study.draft import parse_draft
-
-    if (study is None) == (not template):
-        raise InvalidInput("file of the new study", limit="either --study or --template", remedy="give --study FILE")
-    if study is None:
-        text = studies.template(template)
-    else:
-        text = read_text(study, what="study file", most_bytes=MAX_TOML_BYTES, remedy="give TOML in UTF-8")
-    draft = parse_draft(text)
-    given = given_network(start, draft.study.data)
-    made = draft.study
-    if given is not None and not made.start.weights:
-        made = replace(made, start=given.config)
-    create_and_say(directory, made, ledger=ledger, standing=standing, given=given)
-    for sentence in draft.filled_in:
-        say(sentence)
 
 
 @study_app.command("show")
@@ -378,7 +175,7 @@ def run(
             remedy="once it runs, use `consilium study watch --metrics`",
         )
     if workspace.root.is_dir() and not workspace.busy():
-        ask_about_spoiled(workspace, go_on=despite_spoiled)
+        _ask_about_spoiled(workspace, go_on=despite_spoiled)
     if workspace.root.is_dir() and not as_json and not workspace.busy():
         sites = max(workspace.admitted_count(), workspace.study().privacy.quorum)
         expected = say_outlook(workspace.study(), hospitals=sites, workspace=workspace)
@@ -390,12 +187,33 @@ def run(
         if not detach:
             supervisor.watch(workspace, on_event=on_event)
     if detach:
-        print_detached(workspace, complete=complete, as_json=as_json)
+        _print_detached(workspace, complete=complete, as_json=as_json)
     else:
-        print_end(workspace, as_json=as_json)
+        _print_end(workspace, as_json=as_json)
 
 
-study_app.command("evaluate")(evaluate)
+@study_app.command("evaluate")
+def evaluate(
+    directory: options.StudyDir,
+    files: Annotated[list[Path] | None, typer.Argument(help="Scores that hospitals sent, one file each.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Read hospitals' signed scores of the student, and print their mean with its interval, and the worst one.
+
+    A hospital makes them with `site evaluate --figures` and sends them if it consents; hospitals without scores are
+    named. The scores appear in the model card of `student publish`.
+    Example: consilium study evaluate trial north-figures.json south-figures.json
+    """
+    from server.aggregation.pipeline import locked_events
+    from server.study.evaluated import evaluated, take_figures
+
+    if files:
+        with locked_events(Workspace(directory)) as (workspace, _):
+            for path in files:
+                with naming_file(path, remedy="give the file that the hospital wrote with `site evaluate --figures`"):
+                    take_figures(workspace, options.read_file(path))
+    found = evaluated(Workspace(directory))
+    say(json_text(found.to_json()) if as_json else "\n".join(found.lines))
 
 
 @study_app.command("watch")
@@ -409,7 +227,7 @@ def watch(directory: options.StudyDir, metrics: options.Metrics = None, as_json:
 
     with _following(directory, metrics) as on_event:
         supervisor.watch(Workspace(directory), on_event=on_event)
-    print_end(Workspace(directory), as_json=as_json)
+    _print_end(Workspace(directory), as_json=as_json)
 
 
 @contextmanager
@@ -420,7 +238,7 @@ def _following(directory: Path, metrics: str | None) -> Iterator[Callable[[dict[
     from server.study.study_curves import curves_of
 
     with (
-        interruptible(goes_on(directory)),
+        interruptible(_goes_on(directory)),
         curves_of(Workspace(directory), metrics) as curves,
         stage_bars(console(stderr=True)) as bars,
     ):
@@ -486,7 +304,7 @@ def status(
         click.clear()
         say(text)
         time.sleep(2.0)
-    print_status(workspace, as_json=as_json)
+    _print_status(workspace, as_json=as_json)
 
 
 @study_app.command("archive")
@@ -508,3 +326,96 @@ def archive(
         "keep keys/ elsewhere as long as the patients' pools may be asked again; then delete it together with flower/, "
         "because both together allow anybody to decrypt the hospitals' codes"
     )
+
+
+def _ask_about_spoiled(workspace: Workspace, *, go_on: bool) -> None:
+    """Refuse to start a run after a spoiled draw until somebody decides to continue; ``go_on`` records the decision."""
+    from server.ledger.server_ledger import Ledger
+    from server.study.spoiled import accept_spoiled, check_answered
+
+    if not workspace.study().privacy.sealed:
+        return
+    if go_on:
+        accept_spoiled(workspace)
+    with Ledger.open(workspace.ledger_file) as ledger:
+        check_answered(workspace, ledger, workspace.study())
+
+
+def ask_to_spend(*, go_on: bool) -> None:
+    """Ask at a terminal whether to spend a budget although the plan advises against it. Without a terminal only warn.
+
+    Args:
+        go_on: True to spend it without asking.
+
+    Raises:
+        InvalidInput: If the answer is no.
+    """
+    doubt = "the plan above advises against spending this budget, and a spent budget cannot be restored"
+    if not go_on and sys.stdin.isatty():
+        if not typer.confirm(f"{doubt}; spend it"):
+            raise InvalidInput(
+                "spending the budget was not confirmed",
+                limit="the answer y",
+                remedy="plan another study with `consilium plan --study`, or run this one with --yes",
+            )
+    elif not go_on:
+        say(f"warning: {doubt}", err=True)
+
+
+def _print_status(workspace: Workspace, *, as_json: bool) -> StudyStatus:
+    """Print a study's state, and return it."""
+    from server.study.status import study_status
+
+    status = study_status(workspace)
+    say(json_text(status.to_json()) if as_json else joined(status.lines()))
+    return status
+
+
+def _goes_on(directory: Path) -> str:
+    """Say that a detached run goes on, and how to watch or stop it."""
+    study = shlex.quote(str(directory))
+    return (
+        f"the run goes on at the server; `consilium study watch {study}` attaches again, "
+        f"`consilium study stop {study}` ends it"
+    )
+
+
+def _print_detached(workspace: Workspace, *, complete: bool, as_json: bool) -> None:
+    """Print that a detached run goes on, or that there was nothing to run; as JSON, print the study's state."""
+    named = shlex.quote(str(workspace.root))
+    done = f"the study is complete, so no query is asked; `consilium study status {named}` shows it"
+    say(done if complete else _goes_on(workspace.root), err=as_json)
+    if as_json:
+        _print_status(workspace, as_json=True)
+
+
+def _print_end(workspace: Workspace, *, as_json: bool) -> None:
+    """Print the study's state after its run ended, and its student's gain over the controls.
+
+    Raises AnswersMissing if the run ended by itself and planned queries have no answer.
+    """
+    standing = _print_status(workspace, as_json=as_json)
+    if not as_json and workspace.bundle_dir.exists():
+        _print_worth(workspace, warned=bool(standing.warnings))
+    if standing.facts.unanswered and not standing.running and not workspace.stop_file.exists():
+        raise AnswersMissing(standing)
+
+
+def _print_worth(workspace: Workspace, *, warned: bool) -> None:
+    from common.worth import ONE_RUN, GainWord
+    from server.study.read_facts import read_measured
+
+    found = read_measured(workspace.root, workspace.study().id)
+    if found is None:
+        root = shlex.quote(str(workspace.root))
+        say(
+            "the student's gain was not measured, because there is no validation set; to measure it: `consilium study "
+            f"publish {root} --validation DIR`, then `consilium student export {root}`"
+        )
+        return
+    say(f"Dice on the validation set: {found.line()}\n{ONE_RUN}")
+    if found.worth.word is GainWord.PROVEN and warned:
+        say(
+            "the warning above is about the answers alone. The student was measured afterwards; the measurement does "
+            "not show that all sites answered honestly"
+        )

@@ -15,7 +15,7 @@ from client.teachers.evaluation import evaluate
 from client.teachers.evaluation_text import table
 from common.data.msd import read_dataset
 from common.errors import InvalidInput
-from consilium.cli.site_consent import patients_of
+from consilium.cli.site_decisions import patients_of
 from tests.own_site import make_own_site
 
 pytestmark = pytest.mark.slow

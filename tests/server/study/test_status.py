@@ -23,8 +23,7 @@ from common.ledger.rollback_guard import standing_path
 from common.ledger.server_state import Books
 from common.process import READY_TIMEOUT_S
 from common.supervision import FACTS, json_report, keeping
-from consilium.cli.study import study_app
-from consilium.cli.study_words import ask_to_spend
+from consilium.cli.study import ask_to_spend, study_app
 from server.ledger.server_ledger import Ledger
 from server.operations import supervisor
 from server.operations.daemons import FlowerServer, RunStatus, prepare
