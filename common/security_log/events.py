@@ -45,13 +45,18 @@ class SecurityKind:
         severity: Key of :data:`SEVERITIES`.
         parties: Parties that log it: ``site``, ``server`` or ``dashboard``.
         said: What happened, in one sentence.
-        stated: Key of :data:`FORMS` for each field; a field whose name ends in ``?`` is optional.
+        written: Each field with its key of :data:`FORMS`; a field whose name ends in ``?`` is optional.
     """
 
     severity: str
     parties: tuple[str, ...]
     said: str
-    stated: Mapping[str, str]
+    written: str
+
+    @cached_property
+    def stated(self) -> dict[str, str]:
+        """Key of :data:`FORMS` for each field, as ``written`` names it."""
+        return dict(pair.split(":") for pair in self.written.split())
 
     @cached_property
     def fields(self) -> dict[str, str]:
@@ -68,222 +73,159 @@ _SITE, _SERVER, _BOTH, _DASHBOARD = ("site",), ("server",), ("site", "server"), 
 
 KINDS: dict[str, SecurityKind] = {
     # agreements and keys
-    "ledger-begun": SecurityKind("notice", _BOTH, "A ledger was made.", {"ledger": "name"}),
-    "study-registered": SecurityKind("notice", _SERVER, "A study's terms were recorded.", {"study": "hash"}),
+    "ledger-begun": SecurityKind("notice", _BOTH, "A ledger was made.", "ledger:name"),
+    "study-registered": SecurityKind("notice", _SERVER, "A study's terms were recorded.", "study:hash"),
     "study-consented": SecurityKind(
-        "notice", _SITE, "A study was recorded, by a consent or by a recovery.", {"study": "hash", "pool": "name"}
+        "notice", _SITE, "A study was recorded, by a consent or by a recovery.", "study:hash pool:name"
     ),
-    "pool-declared": SecurityKind("notice", _BOTH, "A pool's budget was declared or tightened.", {"pool": "name"}),
+    "pool-declared": SecurityKind("notice", _BOTH, "A pool's budget was declared or tightened.", "pool:name"),
     "pool-books-named": SecurityKind(
-        "notice", _SERVER, "A pool was assigned to the site ledger that records its spending.", {"pool": "name"}
+        "notice", _SERVER, "A pool was assigned to the site ledger that records its spending.", "pool:name"
     ),
-    "key-changed": SecurityKind("notice", _BOTH, "The ledger's signing key was changed.", {"key": "hash"}),
-    "sealing-key-taken": SecurityKind(
-        "notice", _SITE, "A new sealing key of the server was accepted.", {"key": "hash"}
-    ),
+    "key-changed": SecurityKind("notice", _BOTH, "The ledger's signing key was changed.", "key:hash"),
+    "sealing-key-taken": SecurityKind("notice", _SITE, "A new sealing key of the server was accepted.", "key:hash"),
     "peer-confirmed": SecurityKind(
-        "notice", _SITE, "A person confirmed another hospital's key.", {"study": "hash", "peer": "name"}
+        "notice", _SITE, "A person confirmed another hospital's key.", "study:hash peer:name"
     ),
     "peer-distrusted": SecurityKind(
-        "warning",
-        _SITE,
-        "A person withdrew the confirmation of another hospital's key.",
-        {"study": "hash", "peer": "name"},
+        "warning", _SITE, "A person withdrew the confirmation of another hospital's key.", "study:hash peer:name"
     ),
-    "note-written": SecurityKind("info", _BOTH, "A note was recorded; its text stays in the ledger.", {}),
+    "note-written": SecurityKind("info", _BOTH, "A note was recorded; its text stays in the ledger.", ""),
     # offers and charges
     "offer-answered": SecurityKind(
         "info",
         _BOTH,
         "An offer of queries was accepted or declined.",
-        {"batch": "short", "decision": "word", "site?": "name", "queries?": "count"},
+        "batch:short decision:word site?:name queries?:count",
     ),
     "charge": SecurityKind(
         "notice",
         _BOTH,
         "A query was charged.",
-        {
-            "study": "hash",
-            "query": "hash",
-            "pool?": "name",
-            "ledger?": "name",
-            "batch?": "name",
-            "sites?": "count",
-            "draw?": "count",
-        },
+        "study:hash query:hash pool?:name ledger?:name batch?:name sites?:count draw?:count",
     ),
     "charge-reused": SecurityKind(
-        "notice", _SERVER, "A study reused the stored answers of another study.", {"study": "hash", "queries": "count"}
+        "notice", _SERVER, "A study reused the stored answers of another study.", "study:hash queries:count"
     ),
     "charge-recovered": SecurityKind(
-        "warning",
-        _SERVER,
-        "A lost charge was entered from a site's receipt.",
-        {"study": "hash", "query": "hash", "site": "name"},
+        "warning", _SERVER, "A lost charge was entered from a site's receipt.", "study:hash query:hash site:name"
     ),
     "charge-refused": SecurityKind(
         "warning",
         _BOTH,
         "Queries were refused.",
-        {
-            "study?": "name",
-            "reason": "word",
-            "queries": "count",
-            "pool?": "name",
-            "requested?": "amount",
-            "remaining?": "amount",
-        },
+        "study?:name reason:word queries:count pool?:name requested?:amount remaining?:amount",
     ),
     "quorum-missed": SecurityKind(
-        "warning", _SERVER, "Too few sites accepted a batch.", {"batch": "name", "accepted": "count", "needed": "count"}
+        "warning", _SERVER, "Too few sites accepted a batch.", "batch:name accepted:count needed:count"
     ),
     "training-charged": SecurityKind(
-        "notice",
-        _SITE,
-        "A voter's training began and was charged in full.",
-        {"training": "hash", "strategy": "word", "private": "word"},
+        "notice", _SITE, "A voter's training began and was charged in full.", "training:hash strategy:word private:word"
     ),
     "training-finished": SecurityKind(
-        "info", _SITE, "A training run produced a teacher.", {"training": "hash", "teacher": "hash"}
+        "info", _SITE, "A training run produced a teacher.", "training:hash teacher:hash"
     ),
     "teacher-brought": SecurityKind(
-        "notice",
-        _SITE,
-        "The hospital installed a teacher that it had trained elsewhere.",
-        {"teacher": "hash", "brought": "word"},
+        "notice", _SITE, "The hospital installed a teacher that it had trained elsewhere.", "teacher:hash brought:word"
     ),
-    "teachers-loaded": SecurityKind("info", _SITE, "The worker loaded teachers.", {"teachers": "hash"}),
+    "teachers-loaded": SecurityKind("info", _SITE, "The worker loaded teachers.", "teachers:hash"),
     # what leaves
-    "codes-sent": SecurityKind(
-        "info", _SITE, "Codes left the site.", {"batch": "short", "attempt": "count", "codes": "count"}
-    ),
-    "answer-stored": SecurityKind(
-        "info", _SERVER, "The noisy sum of a draw was stored.", {"query": "hash", "draw": "count"}
-    ),
+    "codes-sent": SecurityKind("info", _SITE, "Codes left the site.", "batch:short attempt:count codes:count"),
+    "answer-stored": SecurityKind("info", _SERVER, "The noisy sum of a draw was stored.", "query:hash draw:count"),
     "draw-lost": SecurityKind(
-        "warning",
-        _SERVER,
-        "A charged draw ended without an answer.",
-        {"draw": "count", "queries": "count", "reason": "word"},
+        "warning", _SERVER, "A charged draw ended without an answer.", "draw:count queries:count reason:word"
     ),
-    "code-refused": SecurityKind(
-        "warning", _SERVER, "A site's code was refused.", {"batch": "name", "site": "name", "reason": "word"}
-    ),
-    "reply-missing": SecurityKind(
-        "warning", _SERVER, "A site did not reply.", {"batch": "name", "site": "name", "reason": "word"}
-    ),
+    "code-refused": SecurityKind("warning", _SERVER, "A site's code was refused.", "batch:name site:name reason:word"),
+    "reply-missing": SecurityKind("warning", _SERVER, "A site did not reply.", "batch:name site:name reason:word"),
     "disclosure": SecurityKind(
         "alert",
         _SITE,
         "A draw's mask key was disclosed to an auditor.",
-        {"study": "hash", "roster": "hash", "auditor": "hash", "queries": "count", "mu_squared": "amount"},
+        "study:hash roster:hash auditor:hash queries:count mu_squared:amount",
     ),
-    "bundle-exported": SecurityKind("notice", _SERVER, "A student was exported.", {"bundle": "hash"}),
+    "bundle-exported": SecurityKind("notice", _SERVER, "A student was exported.", "bundle:hash"),
     "verdict-taken": SecurityKind(
-        "notice",
-        _SERVER,
-        "A hospital's verdict on the student was received.",
-        {"site": "name", "word": "word", "bundle": "hash"},
+        "notice", _SERVER, "A hospital's verdict on the student was received.", "site:name word:word bundle:hash"
     ),
     # vetoes, alarms, recoveries
-    "veto": SecurityKind(
-        "warning", _SITE, "Staff paused, resumed or left a study.", {"study": "hash", "decision": "word"}
-    ),
-    "patient-withdrawn": SecurityKind("notice", _SITE, "Staff withdrew a patient; the line does not say which.", {}),
+    "veto": SecurityKind("warning", _SITE, "Staff paused, resumed or left a study.", "study:hash decision:word"),
+    "patient-withdrawn": SecurityKind("notice", _SITE, "Staff withdrew a patient; the line does not say which.", ""),
     "receipt-filed": SecurityKind(
-        "info", _SITE, "A receipt of the server agreed with the record.", {"ledger": "name", "row": "count"}
+        "info", _SITE, "A receipt of the server agreed with the record.", "ledger:name row:count"
     ),
-    "receipt-refused": SecurityKind("warning", _SITE, "A receipt was refused.", {"reason": "word"}),
-    "alarm": SecurityKind(
-        "alert", _SITE, "A signed receipt contradicts this site's record.", {"ledger": "name", "row": "count"}
-    ),
+    "receipt-refused": SecurityKind("warning", _SITE, "A receipt was refused.", "reason:word"),
+    "alarm": SecurityKind("alert", _SITE, "A signed receipt contradicts this site's record.", "ledger:name row:count"),
     "evidence-kept": SecurityKind(
-        "warning", _SITE, "A receipt from before a recovery was kept as evidence.", {"ledger": "name", "row": "count"}
+        "warning", _SITE, "A receipt from before a recovery was kept as evidence.", "ledger:name row:count"
     ),
-    "alarm-ended": SecurityKind("warning", _SITE, "A person ended an alarm.", {"ledger": "name"}),
+    "alarm-ended": SecurityKind("warning", _SITE, "A person ended an alarm.", "ledger:name"),
     "ledger-contradicted": SecurityKind(
-        "alert", _SERVER, "A site holds a signed head that this ledger lacks.", {"site": "name", "row": "count"}
+        "alert", _SERVER, "A site holds a signed head that this ledger lacks.", "site:name row:count"
     ),
-    "witnessed": SecurityKind(
-        "info", _SERVER, "A site countersigned the ledger's newest head.", {"site": "name", "row": "count"}
-    ),
+    "witnessed": SecurityKind("info", _SERVER, "A site countersigned the ledger's newest head.", "site:name row:count"),
     "witness-missing": SecurityKind(
         "warning",
         _BOTH,
         "A site, or some of the peers, did not countersign the head of a ledger.",
-        {"site?": "name", "reason?": "word", "row?": "count", "ledger?": "name", "peers?": "count"},
+        "site?:name reason?:word row?:count ledger?:name peers?:count",
     ),
     "witness-disagrees": SecurityKind(
         "alert",
         _BOTH,
         "A witness holds a signed history of a ledger that differs from this one.",
-        {"site?": "name", "row": "count", "ledgers?": "count"},
+        "site?:name row:count ledgers?:count",
     ),
-    "receipts-missing": SecurityKind("warning", _SERVER, "A site did not confirm its receipts.", {"site": "name"}),
+    "receipts-missing": SecurityKind("warning", _SERVER, "A site did not confirm its receipts.", "site:name"),
     "peers-unconfirmed": SecurityKind(
-        "warning", _SERVER, "A site has not confirmed all its peers.", {"site": "name", "peers": "count"}
+        "warning", _SERVER, "A site has not confirmed all its peers.", "site:name peers:count"
     ),
     "ledger-restored": SecurityKind(
-        "alert", _BOTH, "An older copy of the ledger was restored, and its missing charges were entered.", {}
+        "alert", _BOTH, "An older copy of the ledger was restored, and its missing charges were entered.", ""
     ),
     "ledger-changed": SecurityKind(
         "alert",
         _BOTH,
         "The ledger differs from the one logged before: it was restored, forked or damaged.",
-        {"row": "count"},
+        "row:count",
     ),
-    "unreadable": SecurityKind("error", _BOTH, "A record could not be converted to this log's schema.", {}),
+    "unreadable": SecurityKind("error", _BOTH, "A record could not be converted to this log's schema.", ""),
     # processes and requests
-    "run-started": SecurityKind("info", _SERVER, "A run began.", {"run": "name"}),
-    "run-finished": SecurityKind("info", _SERVER, "A run finished.", {"run": "name"}),
-    "run-failed": SecurityKind("error", _SERVER, "A run failed.", {"run": "name"}),
-    "stop-requested": SecurityKind("notice", _SERVER, "Somebody asked the run to stop.", {"run": "name"}),
+    "run-started": SecurityKind("info", _SERVER, "A run began.", "run:name"),
+    "run-finished": SecurityKind("info", _SERVER, "A run finished.", "run:name"),
+    "run-failed": SecurityKind("error", _SERVER, "A run failed.", "run:name"),
+    "stop-requested": SecurityKind("notice", _SERVER, "Somebody asked the run to stop.", "run:name"),
     "message-refused": SecurityKind(
-        "warning", _SITE, "A message or a part of a message was refused.", {"cause": "word", "part?": "word"}
+        "warning", _SITE, "A message or a part of a message was refused.", "cause:word part?:word"
     ),
-    "message-failed": SecurityKind("error", _SITE, "A message could not be handled.", {"cause": "word"}),
+    "message-failed": SecurityKind("error", _SITE, "A message could not be handled.", "cause:word"),
     "request-refused": SecurityKind(
-        "warning", _SERVER, "The gateway refused a request.", {"reason": "word", "peer": "address", "more": "count"}
+        "warning", _SERVER, "The gateway refused a request.", "reason:word peer:address more:count"
     ),
     "connection-refused": SecurityKind(
-        "alert",
-        _SERVER,
-        "Another user of this machine tried to connect to the server core.",
-        {"uid": "count", "gid": "count"},
+        "alert", _SERVER, "Another user of this machine tried to connect to the server core.", "uid:count gid:count"
     ),
-    "certificate-renewed": SecurityKind("info", _SERVER, "The gateway loaded a new certificate.", {}),
-    "certificate-unusable": SecurityKind("error", _SERVER, "The gateway could not load a new certificate.", {}),
-    "daemon-started": SecurityKind("info", _BOTH, "A daemon was started.", {"daemon": "word", "pid": "count"}),
-    "daemon-ready": SecurityKind("info", _BOTH, "A daemon is ready.", {"daemon": "word", "pid": "count"}),
+    "certificate-renewed": SecurityKind("info", _SERVER, "The gateway loaded a new certificate.", ""),
+    "certificate-unusable": SecurityKind("error", _SERVER, "The gateway could not load a new certificate.", ""),
+    "daemon-started": SecurityKind("info", _BOTH, "A daemon was started.", "daemon:word pid:count"),
+    "daemon-ready": SecurityKind("info", _BOTH, "A daemon is ready.", "daemon:word pid:count"),
     "daemon-offline": SecurityKind(
         "warning",
         _BOTH,
         "A daemon runs, but does not answer, or does not reach its server or the target of its log.",
-        {"daemon": "word", "pid": "count"},
+        "daemon:word pid:count",
     ),
-    "daemon-ended": SecurityKind("warning", _BOTH, "A daemon ended and is started again.", {"daemon": "word"}),
+    "daemon-ended": SecurityKind("warning", _BOTH, "A daemon ended and is started again.", "daemon:word"),
     # people at the dashboard
-    "sign-in": SecurityKind(
-        "notice",
-        _DASHBOARD,
-        "Somebody signed in.",
-        {"user": "user", "role": "word", "by": "word", "address": "address"},
-    ),
+    "sign-in": SecurityKind("notice", _DASHBOARD, "Somebody signed in.", "user:user role:word by:word address:address"),
     "sign-in-failed": SecurityKind(
-        "warning", _DASHBOARD, "A sign-in was refused.", {"user?": "user", "by": "word", "address": "address"}
+        "warning", _DASHBOARD, "A sign-in was refused.", "user?:user by:word address:address"
     ),
     "sign-in-delayed": SecurityKind(
-        "warning",
-        _DASHBOARD,
-        "A sign-in was delayed after failed ones.",
-        {"user?": "user", "by": "word", "address": "address"},
+        "warning", _DASHBOARD, "A sign-in was delayed after failed ones.", "user?:user by:word address:address"
     ),
-    "sign-out": SecurityKind("info", _DASHBOARD, "Somebody signed out.", {"user": "user", "address": "address"}),
+    "sign-out": SecurityKind("info", _DASHBOARD, "Somebody signed out.", "user:user address:address"),
     "label-decided": SecurityKind(
-        "notice",
-        _DASHBOARD,
-        "Somebody accepted or rejected a label.",
-        {"user": "user", "label": "hash", "verdict": "word"},
+        "notice", _DASHBOARD, "Somebody accepted or rejected a label.", "user:user label:hash verdict:word"
     ),
 }
 """Every kind of event."""
