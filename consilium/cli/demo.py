@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +19,7 @@ from consilium.cli.say import console, say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from consilium.demo.options import DemoOptions
     from consilium.demo.run import Watch
 
 
@@ -77,35 +78,31 @@ def demo(
     Example: consilium demo --data brats --channels FLAIR,T1,T1ce,T2 --hospitals 3 --absent hospital-02=T1ce
     """
 
-    from consilium.demo.options import DemoOptions
+    asked = asked_of(locals(), "out", "dashboard")
     from consilium.demo.run import run_demo
 
-    asked = DemoOptions(
-        hospitals=hospitals,
-        epsilon=epsilon,
-        delta=delta,
-        queries=queries,
-        accountant=str(accountant),
-        unit=str(unit),
-        relation=str(relation),
-        voters=voters,
-        aggregation=aggregation,
-        colluders=colluders,
-        spare_draws=spare_draws,
-        codec=codec,
-        rounds=joint,
-        paired=paired,
-        strategy=strategy,
-        training_epsilon=training_epsilon,
-        seed=seed,
-        data=None if data is None else str(data.absolute()),
-        absent=absent,
-        channels=channels,
-    )
     options.say_unit(unit)
     with watching(console(stderr=True)) as watch:
         report = run_demo(out, asked, watch=watch, show_dashboard=dashboard)
     _say(out, report, dashboard=dashboard)
+
+
+def asked_of(given: Mapping[str, Any], *apart: str, **named: Any) -> DemoOptions:
+    """Return the options of a demo or a simulation from its command's parameters.
+
+    Args:
+        given: Every parameter of the command; a parameter that is no option of a demo is an error.
+        apart: Parameters that are the command's own.
+        named: Options that are no parameter, or have another name there.
+
+    Returns:
+        The options.
+    """
+    from consilium.demo.options import DemoOptions
+
+    alike = {name: value for name, value in given.items() if name not in (*apart, "data", "joint")}
+    data = None if given["data"] is None else str(given["data"].absolute())
+    return DemoOptions(**alike, data=data, rounds=given["joint"], **named)
 
 
 def _say(out: Path, report: Path, *, dashboard: bool) -> None:

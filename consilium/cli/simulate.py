@@ -10,7 +10,7 @@ import typer
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from consilium.cli import options
-from consilium.cli.demo import summary, watching
+from consilium.cli.demo import asked_of, summary, watching
 from consilium.cli.say import console, say
 
 app = typer.Typer(add_completion=False)
@@ -84,36 +84,12 @@ def simulate(
     Example: consilium simulate --phantoms --out sim
     """
 
-    from consilium.demo.options import DemoOptions
+    given = locals()
     from consilium.demo.run import run_demo
 
     if (data is None) != phantoms:
         raise InvalidInput("data to simulate on", limit="either --data DIR or --phantoms, not both")
-    asked = DemoOptions(
-        hospitals=hospitals,
-        epsilon=epsilon,
-        delta=delta,
-        queries=public_images,
-        accountant=str(accountant),
-        unit=str(unit),
-        relation=str(relation),
-        voters=voters,
-        aggregation=aggregation,
-        colluders=colluders,
-        codec=codec,
-        rounds=joint,
-        paired=paired,
-        seed=seed,
-        data=None if data is None else str(data.absolute()),
-        absent=absent,
-        simulated=True,
-        layout=layout,
-        labels=labels,
-        channels=channels,
-        label_maps=label_maps,
-        teacher_steps=teacher_steps,
-        student_steps=student_steps,
-    )
+    asked = asked_of(given, "out", "phantoms", "public_images", "as_json", queries=public_images, simulated=True)
     options.say_unit(unit)
     with watching(console(stderr=True)) as watch:
         report = run_demo(out, asked, watch=watch, show_dashboard=False)
