@@ -107,21 +107,26 @@ class AnswerWatch:
     Pass :meth:`ask` as the daemon's test of readiness, and the object itself as :attr:`KeptRunning.offline`.
 
     Args:
-        what: The daemon, such as ``the gateway``.
+        silence: What a silence is called, such as ``the gateway has not answered``.
         answers: Asks the daemon; returns True if it answers. It may take a few seconds.
         remedy: What to do if it does not answer.
+        ask_s: Least number of seconds between two questions.
+        silent_s: Number of seconds without an answer that is a silence.
         clock: Monotonic clock in seconds.
     """
 
     def __init__(
         self,
-        what: str,
+        silence: str,
         answers: Callable[[], bool],
         *,
         remedy: str,
+        ask_s: float = ASK_S,
+        silent_s: float = SILENT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what, self._answers, self._remedy, self._clock = what, answers, remedy, clock
+        self._silence, self._answers, self._remedy, self._clock = silence, answers, remedy, clock
+        self._ask_s, self._silent_s = ask_s, silent_s
         self._asked = self._heard = clock()
 
     def ask(self) -> bool:
@@ -132,20 +137,20 @@ class AnswerWatch:
         return found
 
     def __call__(self) -> str:
-        """Return since when the daemon has not answered, with the remedy, once that is :data:`SILENT_S` ago.
+        """Return since when the daemon has not answered, with the remedy, if that is a silence.
 
-        Asks the daemon again if the last question is at least :data:`ASK_S` seconds old.
+        Asks the daemon again if the last question is old enough.
 
         Returns:
             The sentence; empty while the daemon answers.
         """
-        if self._clock() - self._asked >= ASK_S:
+        if self._clock() - self._asked >= self._ask_s:
             self.ask()
         silent_s = self._clock() - self._heard
-        if silent_s < SILENT_S:
+        if silent_s < self._silent_s:
             return ""
         since = datetime.now(UTC) - timedelta(seconds=silent_s)
-        return f"{self._what} has not answered since {since:%Y-%m-%d %H:%M:%S} UTC; to fix: {self._remedy}"
+        return f"{self._silence} since {since:%Y-%m-%d %H:%M:%S} UTC; to fix: {self._remedy}"
 
 
 def all_of_a_study(

@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from common.security_log.program import ROLE, kept_log, recorded_targets, with_b
 from common.sockets import free_port
 from common.supervision import (
     FACTS,
+    AnswerWatch,
     DaemonStanding,
     KeptRunning,
     all_of_a_study,
@@ -185,37 +185,29 @@ def supernode(node: SiteNode, *, max_retries: int | None = None, ready_timeout_s
     )
 
 
-class ContactWatch:
-    """Tells since when the server has accepted no heartbeat of a running SuperNode.
-
-    The time is measured by a monotonic clock, because a wrong wall clock can itself be why the server refuses the site.
+def contact_watch(contact: Path, *, clock: Callable[[], float] = time.monotonic) -> AnswerWatch:
+    """Watch whether the server accepts the heartbeats of a running SuperNode.
 
     Args:
         contact: The file that each accepted heartbeat touches; it is missing until the first one.
-        clock: Monotonic clock in seconds.
+        clock: Monotonic clock in seconds. A wrong wall clock can itself be why the server refuses the site.
+
+    Returns:
+        A watch that reports a silence of :data:`OFFLINE_S` after the first heartbeat.
     """
+    touched = 0
 
-    def __init__(self, contact: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._contact, self._clock = contact, clock
-        self._touched, self._heard = 0, clock()
-
-    def __call__(self) -> str:
-        """Return since when the server has accepted no heartbeat, once that is more than :data:`OFFLINE_S` ago.
-
-        Returns:
-            The sentence with a remedy; empty while the node is online, and before its first heartbeat.
-        """
+    def heard() -> bool:
+        nonlocal touched
+        before = touched
         try:
-            touched = self._contact.stat().st_mtime_ns
+            touched = contact.stat().st_mtime_ns
         except OSError:
-            return ""
-        if touched != self._touched:
-            self._touched, self._heard = touched, self._clock()
-        silent_s = self._clock() - self._heard
-        if silent_s <= OFFLINE_S:
-            return ""
-        since = datetime.now(UTC) - timedelta(seconds=silent_s)
-        return f"the server has accepted no heartbeat since {since:%Y-%m-%d %H:%M:%S} UTC; to fix: {DOCTOR}"
+            return True
+        return touched != before
+
+    silence = "the server has accepted no heartbeat"
+    return AnswerWatch(silence, heard, remedy=DOCTOR, ask_s=0, silent_s=OFFLINE_S, clock=clock)
 
 
 def launcher(node: SiteNode) -> DaemonSpec:
@@ -338,7 +330,7 @@ def site_up(
                     first_s=5.0,
                     after_kill_s=KILLED_NODE_S,
                     explain=explain_supernode,
-                    offline=ContactWatch(node.contact),
+                    offline=contact_watch(node.contact),
                 )
             )
             kept.append(KeptRunning(spec=lambda: launcher(node), explain=last_words))

@@ -346,7 +346,9 @@ def serve(
         ]
     if "network" in parts and gateway and not endpoint.behind:
         answers = partial(gateway_answers, bind, endpoint.port, workspace.gateway_dir / "ca.crt")
-        watch = AnswerWatch("the gateway", answers, remedy="see gateway.log, then restart `consilium server up`")
+        watch = AnswerWatch(
+            "the gateway has not answered", answers, remedy="see gateway.log, then restart `consilium server up`"
+        )
         kept.append(
             keep(
                 spec=lambda: replace(gateway_daemon(workspace, bind=bind), ready=watch.ask),

@@ -213,7 +213,7 @@ def test_a_frozen_daemon_is_offline_after_a_minute_without_an_answer_and_back_wh
             return there.recv(1) == b"x"
         return False
 
-    watch = AnswerWatch("the gateway", answers, remedy="restart it", clock=lambda: world.now)
+    watch = AnswerWatch("the gateway has not answered", answers, remedy="restart it", clock=lambda: world.now)
     spec = lambda: replace(world.spec(ANSWERS.format(port=port), ready=watch.ask), ready_timeout_s=1e9)  # noqa: E731
     supervisor = world.supervisor(KeptRunning(spec=spec, offline=watch))
     world.until(supervisor, lambda: supervisor.ready)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from flwr.supercore.retry import make_simple_http_retry_invoker
 
-from client.operations.daemons import OFFLINE_S, ContactWatch, explain_supernode
+from client.operations.daemons import OFFLINE_S, contact_watch, explain_supernode
 from client.operations.supernode import (
     BUSY_S,
     BUSY_WAIT_S,
@@ -109,7 +109,7 @@ def test_a_node_is_offline_when_no_heartbeat_was_accepted_for_a_while_whatever_i
     clock_set_by_s: int, tmp_path: Path
 ) -> None:
     contact, now = tmp_path / "contact", [0.0]
-    offline = ContactWatch(contact, clock=lambda: now[0])
+    offline = contact_watch(contact, clock=lambda: now[0])
     answers = iter([True, False, True])
     heartbeat = noting(lambda: SimpleNamespace(success=next(answers)), contact)
     now[0] += 2 * OFFLINE_S
