@@ -294,7 +294,7 @@ def test_the_list_of_messages_is_that_of_the_source_and_every_message_says_what_
 
 
 OF_A_DISPUTE = (
-    "client/ledger/site_disclosures.py",
+    "client/ledger/site_sealed.py",
     "consilium/audit/dispute.py",
     "server/study/evidence.py",
     "server/study/spoiled.py",

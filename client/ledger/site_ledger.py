@@ -24,9 +24,8 @@ from typing import Protocol as StructuralType
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_codes import KeepsCodes
-from client.ledger.site_disclosures import KeepsDisclosures
-from client.ledger.site_peers import KeepsPeers
 from client.ledger.site_receipts import KeepsReceipts
+from client.ledger.site_sealed import KeepsSealed
 from client.ledger.site_teachers import KeepsTeachers
 from common.canonical import check_hash, rational
 from common.clock import Clock, utc_now
@@ -64,7 +63,7 @@ class CapsTerms(BudgetTerms, StructuralType):
     def queries_per_day(self) -> int: ...
 
 
-class SiteLedger(KeepsCodes, KeepsDisclosures, KeepsPeers, KeepsReceipts, KeepsTeachers):
+class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
     """A site's ledger file, one for each patient pool.
 
     Use :meth:`open` to write and :meth:`read` to read. Instances are context managers.

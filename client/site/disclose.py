@@ -3,7 +3,7 @@
 `consilium site disclose` calls it. A *draw* is one attempt at a sealed sum (secure aggregation). The disclosure is
 recorded in the site's ledger first, then encrypted to the auditor's key. With the mask key the auditor can compute the
 site's code plus its own share of the noise. The module refuses what the site's ledger refuses to disclose
-(:mod:`client.ledger.site_disclosures`), and an output file that exists.
+(:mod:`client.ledger.site_sealed`), and an output file that exists.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from client.ledger.site_disclosures import DisclosedDraw
 from client.ledger.site_ledger import SiteLedger
+from client.ledger.site_sealed import DisclosedDraw
 from client.policy import SiteConfig, load_site
 from client.site.books import open_books, read_books
 from common.disclosure import Disclosure, SealedDisclosure

@@ -209,7 +209,7 @@ ROWS = (
     row(
         "sealed sums",
         "a disclosure counts the whole noise, not the site's share",
-        "client/ledger/site_disclosures.py",
+        "client/ledger/site_sealed.py",
         "noise_std=record.share_std, colluders=None",
         "colluders=None",
         OF_DISPUTE + "test_a_disclosure_is_on_record_with_its_auditor_its_draw_and_what_it_would_cost",

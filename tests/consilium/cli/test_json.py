@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.ledger.site_disclosures import DisclosedDraw
+from client.ledger.site_sealed import DisclosedDraw
 from common.masking import DrawId
 from common.privacy.accounting import guarantee
 from common.privacy.mechanism import Budget, Protection, Relation, Unit

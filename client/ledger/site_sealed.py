@@ -1,8 +1,13 @@
-"""Hands the mask key of one draw to an auditor, after recording the disclosure and its cost.
+"""Records what a site's staff decide about sealed sums: whose keys they compared, and whose mask keys they disclose.
 
-`consilium site disclose` calls it. A *draw* is one attempt at a sealed sum. The recorded cost is the additional μ² that
-the pool would have spent if the auditor passed the key on. It refuses a draw in which this site sent nothing, a draw
-whose batch an earlier version of the program did not record, and a draw after which a patient was withdrawn.
+`consilium site peers` records the other hospitals whose keys a person here has compared with them; the worker reads
+them before a sealed sum. It refuses keys for a study not consented to, this site's own name or key, and one key for two
+sites.
+
+`consilium site disclose` hands the mask key of one draw to an auditor, after recording the disclosure and its cost. A
+*draw* is one attempt at a sealed sum. The recorded cost is the additional μ² that the pool would have spent if the
+auditor passed the key on. It refuses a draw in which this site sent nothing, a draw whose batch an earlier version of
+the program did not record, and a draw after which a patient was withdrawn.
 """
 
 from __future__ import annotations
@@ -18,8 +23,9 @@ from common.canonical import check_hash
 from common.errors import InvalidInput, Refused
 from common.ledger.records import parse_body
 from common.ledger.rows import Row
-from common.ledger.sealed_records import DisclosureRecord, MaskedRecord
+from common.ledger.sealed_records import DisclosureRecord, MaskedRecord, PeerRecord
 from common.masking import DrawId, mask_private_key
+from common.peers import Peer
 from common.privacy.accounting import Guarantee, guarantee
 
 LEAST_PREFIX = 12
@@ -44,8 +50,43 @@ class DisclosedDraw:
     if_told: Guarantee
 
 
-class KeepsDisclosures(SiteFile):
-    """The part of a site's ledger that records which mask keys were disclosed, and to which auditor."""
+class KeepsSealed(SiteFile):
+    """The part of a site's ledger about sealed sums: whose keys were confirmed, and which mask keys were disclosed."""
+
+    def confirm_peer(self, study_id: str, peer: Peer) -> None:
+        """Record that a person compared a peer's key with that hospital, for one study.
+
+        A new key replaces the site's earlier one. No row is added if the key is already confirmed.
+
+        Args:
+            study_id: Id of the study.
+            peer: The peer's site and key.
+
+        Raises:
+            InvalidInput: For a study not consented to, for this site's own name or key, and for a key that is confirmed
+                for another site of the study.
+        """
+        self._note_peer(PeerRecord(study_id, peer.site, peer.key))
+
+    def distrust_peer(self, study_id: str, site: str) -> None:
+        """Withdraw a confirmation: this site joins no sealed sum with that peer until its key is confirmed again.
+
+        Args:
+            study_id: Id of the study.
+            site: Name of the peer's site.
+        """
+        self._note_peer(PeerRecord(study_id, site, key=""))
+
+    def peers(self, study_id: str) -> dict[str, str]:
+        """Return the confirmed keys of a study, including those that other processes recorded meanwhile.
+
+        Args:
+            study_id: Id of the study.
+
+        Returns:
+            The key in hex by site name.
+        """
+        return dict(self.books.sealed.peers.get(study_id, {}))
 
     def look_at_draw(self, named: str) -> DisclosedDraw:
         """Compute the privacy cost of disclosing a draw's mask key to an auditor; record nothing.
@@ -142,3 +183,10 @@ class KeepsDisclosures(SiteFile):
             self._books.reservations[record.query_id].mechanism, noise_std=record.share_std, colluders=None
         )
         return mechanism.mu_squared(self._books.declared.declaration.protection)
+
+    def _note_peer(self, record: PeerRecord) -> None:
+        with self._writing():
+            self._books.check_peer(record)
+            before = self._books.sealed.peers.get(record.study_id, {}).get(record.site)
+            if before != record.key:
+                self._append(record)
