@@ -28,6 +28,9 @@ MAX_TOML_BYTES = 1 << 18
 MAX_DEPTH = 64
 """Largest depth of nested lists and mappings, and largest number of dots in a TOML key."""
 
+FINITE_JSON = "JSON in UTF-8 with finite numbers"
+"""The allowed content of a file or line of another party, for errors."""
+
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _ENDS_A_NAME = re.compile(r"[=\[\]{},\n]")
 
@@ -188,6 +191,27 @@ def parse_json(data: bytes | str, *, what: str, value: object = None, limit: str
         if _HALF.search(text) or not text.isascii():
             json.dumps(found, ensure_ascii=False).encode()
         return found
+
+
+def read_json(path: Path, *, most_bytes: int) -> Any:
+    """Read a JSON file. Pipes and devices are refused, so reading never blocks.
+
+    Args:
+        path: The file.
+        most_bytes: Largest allowed size in bytes.
+
+    Returns:
+        The parsed JSON.
+
+    Raises:
+        InvalidInput: If the file cannot be read, is too large, or is not valid JSON.
+    """
+    try:
+        return parse_json(read_regular(path, most_bytes=most_bytes), what="the content", limit=FINITE_JSON)
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot read {path.name} ({error.strerror})", remedy="check that it is there and readable"
+        ) from error
 
 
 def parse_toml(text: str, *, what: str, value: object = None, remedy: str = "") -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 `site doctor` and `site up` call it. Each check states what it found and, if something is wrong, one thing to do. One
 signed request to the server tests network, proxy, certificate, clock, admission and revocation. Nothing is changed.
-Cases are checked in ``client.operations.doctor_data``.
+Cases are checked in ``client.operations.doctor``.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ judge a student that could not be compared with any public model.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,14 +16,14 @@ from pathlib import Path
 from client.policy import SiteConfig, load_site
 from client.site.books import open_books
 from client.teachers.evaluation import Evaluation
-from client.teachers.figures import figures_to_sign
 from client.teachers.pulled_student import OWN_VERDICT, STUDENT_DIR
 from common.canonical import sha256_bytes, sha256_file
 from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.ledger.rows import format_time
+from common.metrics import mean_present
 from common.objects import all_or_nothing, write_atomically
-from common.site_figures import SiteFigures
+from common.site_figures import LEAST_PATIENTS, SiteFigures, StructureFigure
 from common.site_verdict import SiteVerdict
 from common.student_statement import StudentStatement
 
@@ -50,6 +51,28 @@ def word_of(evaluation: Evaluation) -> str:
             remedy="; ".join(missing.reason for missing in evaluation.missing) or "evaluate with other cases (--data)",
         )
     return evaluation.verdict
+
+
+def figures_of(evaluation: Evaluation) -> tuple[StructureFigure, ...]:
+    """Compute each structure's mean Dice over patients, and leave out structures with too few patients.
+
+    Means of fewer than :data:`~common.site_figures.LEAST_PATIENTS` patients do not leave a hospital.
+
+    Args:
+        evaluation: The evaluation.
+
+    Returns:
+        One figure for each structure, in hundredths.
+    """
+    found = []
+    for place, structure in enumerate(evaluation.structures):
+        patients: dict[str, list[float]] = {}
+        for score in evaluation.scores:
+            patients.setdefault(score.patient, []).append(score.dice[place])
+        means = [mean for values in patients.values() if not math.isnan(mean := mean_present(values))]
+        if len(means) >= LEAST_PATIENTS:
+            found.append(StructureFigure(structure, round(100 * math.fsum(means) / len(means))))
+    return tuple(found)
 
 
 def check_outputs(site_dir: Path, *, verdict: Path | None, figures: Path | None) -> None:
@@ -98,12 +121,12 @@ def give_statements(
         The signed verdict and figures; None for the one that is not asked for.
 
     Raises:
-        InvalidInput: If :func:`check_outputs`, :func:`word_of` or
-            :func:`~client.teachers.figures.figures_to_sign` refuses.
+        InvalidInput: If :func:`check_outputs` or :func:`word_of` refuses, or no structure has enough patients for
+            figures.
     """
     check_outputs(site_dir, verdict=verdict, figures=figures)
     word = None if verdict is None else word_of(evaluation)  # 1.
-    dice = None if figures is None else figures_to_sign(evaluation)
+    dice = None if figures is None else _figures_to_sign(evaluation)
     if word is None and dice is None:
         return None, None
     (config, study, bundle), time = _judged(site_dir), format_time(now)
@@ -131,6 +154,19 @@ def give_statements(
             write_atomically(path, data, mode=0o600)
         begun.unlink()
     return said, measured
+
+
+def _figures_to_sign(evaluation: Evaluation) -> tuple[StructureFigure, ...]:
+    """Return the figures of an evaluation that may leave if staff consent; refuse if there are none."""
+    evaluation.fit.check("figures")
+    dice = figures_of(evaluation)
+    if not dice:
+        raise InvalidInput(
+            "too few patients with a score for the same structure",
+            limit=f"at least {LEAST_PATIENTS} patients; figures over fewer patients do not leave a hospital",
+            remedy="evaluate more patients (--data), or leave out --figures",
+        )
+    return dice
 
 
 def _begun(site_dir: Path) -> dict[str, str]:

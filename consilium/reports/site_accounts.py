@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput
+from common.reading import read_json
 from common.site_account import read_account
 from common.site_facts import PRINTED
-from server.dashboard.quarantine import read_json
 from server.study.workspace import Workspace
 
 MAX_REPORT_BYTES = 1 << 16

@@ -17,8 +17,8 @@ from typing import Any
 from common.errors import InvalidInput
 from common.event_kinds import EVENTS, EventView, check_event, event_view
 from common.events import EVENT_SCHEMA
+from common.reading import FINITE_JSON, parse_json
 from common.wording import MISSED
-from server.dashboard.quarantine import parse_json
 from server.study.run_state import RunState
 
 RECENT = 12
@@ -231,7 +231,7 @@ class EventFold:
         try:
             if len(line) > MAX_LINE_BYTES:
                 raise InvalidInput("length of a line", limit=f"at most {MAX_LINE_BYTES} bytes")
-            event = parse_json(line)
+            event = parse_json(line, what="the content", limit=FINITE_JSON)
             if not isinstance(event, dict):
                 raise InvalidInput("content of a line", limit="a JSON object")
             if event.get("schema") == EVENT_SCHEMA:

@@ -14,8 +14,8 @@ from fastapi import HTTPException
 
 from common.config import Study
 from common.errors import InvalidInput
+from common.reading import read_json
 from server.dashboard.pictures import VolumeFacts, label_hash, picture_key, read_facts, student_hash
-from server.dashboard.quarantine import read_json
 from server.dashboard.service import DashboardService
 from server.postprocess.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
 from server.protocols.controls import controls_of

@@ -23,10 +23,9 @@ from typing import Any
 
 from common.errors import InvalidInput
 from common.objects import write_atomically
-from common.reading import parsing
+from common.reading import FINITE_JSON, parse_json, parsing, read_json
 from common.site_account import check_account, read_account
 from common.site_facts import PRINTED
-from server.dashboard.quarantine import parse_json, read_json
 
 MAX_REPORTS = 1_000
 MAX_BYTES = 1 << 16
@@ -124,7 +123,7 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
     Raises:
         InvalidInput: Unless the report is valid, signed by a registered site, and newer than the stored one.
     """
-    data = parse_json(text.encode("utf-8", "replace"))
+    data = parse_json(text.encode("utf-8", "replace"), what="the content", limit=FINITE_JSON)
     site = data.get("site") if isinstance(data, dict) else None
     if not isinstance(site, str) or site not in keys:
         raise InvalidInput("the site named in the report", limit="a site that is registered in this study")

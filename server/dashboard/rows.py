@@ -17,9 +17,9 @@ from common.errors import InvalidInput
 from common.ledger.records import KINDS as RECORDS
 from common.ledger.rows import SignedHead
 from common.privacy.figures import delta_text, epsilon_text
+from common.reading import parse_json
 from common.wording import many
 from server.dashboard.ledger_fold import open_ledger
-from server.dashboard.quarantine import parse_json
 
 KINDS = tuple(RECORDS["server"])
 MOST_ON_A_PAGE = 500
@@ -319,7 +319,7 @@ def row_body(body: str) -> dict[str, Any]:
     """
     body = str(body)  # a file that replaced the ledger may contain any type
     try:
-        found = parse_json(body.encode("utf-8", "replace"))
+        found = parse_json(body.encode("utf-8", "replace"), what="a row's body")
     except InvalidInput:
         found = None
     return found if isinstance(found, dict) else {"not a row's body": body[:MAX_SHOWN]}

@@ -11,7 +11,7 @@ import pytest
 
 from client.data.case_checks import readable
 from client.data.layouts import DatasetSettings
-from client.operations.doctor_data import check_data
+from client.operations.doctor import check_data
 from client.operations.findings import State, to_json
 from common.config import DataConfig
 from common.data.dataset import Dataset
@@ -84,7 +84,7 @@ def test_no_error_of_one_case_stops_the_doctor_or_names_the_patient(
     dataset = _dataset(tmp_path, good=(45, 45, 45), torn=(45, 45, 45))
     monkeypatch.setattr("client.data.case_checks.load_case", torn)
     monkeypatch.setattr("common.models.native.load_case", torn)
-    monkeypatch.setattr("client.operations.doctor_data.load_case", torn)
+    monkeypatch.setattr("client.operations.doctor.load_case", torn)
     monkeypatch.setattr("common.data.volume.load_case", torn)
     assert [reason in one.reason for one in readable(dataset).problems] == [True]
     data = DataConfig(dataset.labels, (12, 12, 12), (8, 8, 8), dataset.channels)

@@ -28,7 +28,7 @@ from client.data.layouts import (
     open_dataset,
     open_for_training,
 )
-from client.operations.doctor_data import check_data
+from client.operations.doctor import check_data
 from client.operations.findings import Checkup, State, to_json
 from client.records.patient_deal import load_or_deal
 from client.records.scan_patients import check_scans, record_scans

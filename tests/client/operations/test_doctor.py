@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from client.data.layouts import DatasetSettings
-from client.operations.doctor_data import check_data
+from client.operations.doctor import check_data
 from client.operations.findings import State
 from common.config import DataConfig
 from common.data.dataset import PatientIdentity

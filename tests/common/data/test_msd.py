@@ -15,7 +15,7 @@ import pytest
 
 from client.data.cases import record_cases
 from client.data.layouts import DatasetSettings
-from client.operations.doctor_data import check_data
+from client.operations.doctor import check_data
 from client.operations.findings import State
 from common.config import DataConfig
 from common.data.msd import Case, case_id, check_labels, read_dataset, write_dataset

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from client.policy import load_site
 from client.site.books import read_books
 from client.teachers.evaluation import CaseScore, Evaluation
-from client.teachers.figures import figures_of
+from client.teachers.verdict import figures_of
 from common.config import Study, render_study
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput
