@@ -22,6 +22,24 @@ from common.canonical import check_hash, sha256_bytes
 from common.errors import InvalidInput
 
 MAX_OBJECT_BYTES = 1 << 30
+
+
+class Inside:
+    """A file or folder in a folder that an object names, as an attribute of the object.
+
+    Args:
+        path: Path below the folder.
+        of: Name of the attribute with the folder.
+    """
+
+    def __init__(self, path: str, *, of: str = "root") -> None:
+        self._path, self._of = path, of
+
+    def __get__(self, owner: Any, _kind: type | None = None) -> Path:
+        folder: Path = getattr(owner, self._of)
+        return folder / self._path
+
+
 _MISSING = (
     "restore the file from a backup, or publish it again: volumes with `consilium study publish`, the student with "
     "`consilium student export`"

@@ -25,7 +25,7 @@ from pathlib import Path
 from client.site.node_link import NodeLink, write_link
 from common.engine import flower_env
 from common.errors import SAME_VERSION, DaemonFailed, InvalidInput
-from common.objects import shared, write_atomically
+from common.objects import Inside, shared, write_atomically
 from common.pki import NodeKeys
 from common.process import DaemonSpec, ProcessGroup, base_env, plain_text, proxy_env
 from common.reading import parse_json, parsing
@@ -112,25 +112,14 @@ class SiteNode:
                     remedy="put it back, or set the site up again",
                 )
 
-    @property
-    def secret(self) -> Path:
-        """File of the secret shared by SuperNode and launcher, so that no other process gets the node's messages."""
-        return self.folder / "runtime.secret"
-
-    @property
-    def home(self) -> Path:
-        """Flower's home folder of this node."""
-        return self.folder / "flower"
-
-    @property
-    def log(self) -> Path:
-        """The SuperNode's log."""
-        return self.folder / "logs" / "supernode.log"
-
-    @property
-    def contact(self) -> Path:
-        """File that is touched at every heartbeat that the server accepts."""
-        return self.folder / "logs" / "supernode.contact"
+    secret = Inside("runtime.secret", of="folder")
+    """File of the secret shared by SuperNode and launcher, so that no other process gets the node's messages."""
+    home = Inside("flower", of="folder")
+    """Flower's home folder of this node."""
+    log = Inside("logs/supernode.log", of="folder")
+    """The SuperNode's log."""
+    contact = Inside("logs/supernode.contact", of="folder")
+    """File that is touched at every heartbeat that the server accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

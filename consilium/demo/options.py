@@ -11,6 +11,7 @@ from common.canonical import MAX_INTEGER
 from common.data.dataset import Dataset
 from common.errors import InvalidInput
 from common.messages import MAX_VOLUMES
+from common.objects import Inside
 from common.privacy.accounting import MAX_EPSILON
 from common.privacy.mechanism import MAX_VOTERS_PER_SITE
 from common.privacy.training import MAX_STEPS, Neighbours
@@ -177,30 +178,16 @@ class Places:
 
     root: Path
 
-    @property
-    def source(self) -> Path:
-        """Folder of the phantoms."""
-        return self.root / "data" / "all"
-
-    @property
-    def atlas(self) -> Path:
-        """Folder of the phantoms whose label maps are public and whose images are not."""
-        return self.root / "data" / "atlas"
-
-    @property
-    def split(self) -> Path:
-        """Folder of the data split into hospitals, public and test parts."""
-        return self.root / "data" / "split"
-
-    @property
-    def sites(self) -> Path:
-        """Folder of the hospitals' directories."""
-        return self.root / "sites"
-
-    @property
-    def dashboard(self) -> Path:
-        """The dashboard's state directory."""
-        return self.root / "dashboard"
+    source = Inside("data/all")
+    """Folder of the phantoms."""
+    atlas = Inside("data/atlas")
+    """Folder of the phantoms whose label maps are public and whose images are not."""
+    split = Inside("data/split")
+    """Folder of the data split into hospitals, public and test parts."""
+    sites = Inside("sites")
+    """Folder of the hospitals' directories."""
+    dashboard = Inside("dashboard")
+    """The dashboard's state directory."""
 
     @property
     def workspace(self) -> Workspace:

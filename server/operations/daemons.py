@@ -31,7 +31,7 @@ from common import __version__
 from common.engine import flower_env
 from common.errors import DaemonFailed, InvalidInput
 from common.https import opener
-from common.objects import shared, write_atomically
+from common.objects import Inside, shared, write_atomically
 from common.pki import ServerIdentity, read_node_public_key
 from common.process import DaemonSpec, executable
 from common.sockets import accepts, free_port
@@ -84,30 +84,16 @@ class FlowerServer:
         """SuperLink's address as ``host:port``."""
         return f"{HOST}:{self.port}"
 
-    @property
-    def database(self) -> Path:
-        """SuperLink's SQLite file. The codes in the messages that it stores are encrypted."""
-        return self.folder / "superlink.db"
-
-    @property
-    def secret(self) -> Path:
-        """File of the secret that SuperLink and SuperExec share, so that only SuperExec receives ServerApp tasks."""
-        return self.folder / "superexec.secret"
-
-    @property
-    def operator_secret(self) -> Path:
-        """File of the secret that SuperLink requires for its control routes."""
-        return self.folder / "operator.secret"
-
-    @property
-    def home(self) -> Path:
-        """Flower's home folder for this server's daemons."""
-        return self.folder / "home"
-
-    @property
-    def logs(self) -> Path:
-        """Folder of the daemons' logs."""
-        return self.folder / "logs"
+    database = Inside("superlink.db", of="folder")
+    """SuperLink's SQLite file. The codes in the messages that it stores are encrypted."""
+    secret = Inside("superexec.secret", of="folder")
+    """File of the secret that SuperLink and SuperExec share, so that only SuperExec receives ServerApp tasks."""
+    operator_secret = Inside("operator.secret", of="folder")
+    """File of the secret that SuperLink requires for its control routes."""
+    home = Inside("home", of="folder")
+    """Flower's home folder for this server's daemons."""
+    logs = Inside("logs", of="folder")
+    """Folder of the daemons' logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from common.canonical import check_hash
 from common.config import Study, load_study
 from common.document import AS_TEXT, LATER, Document
 from common.errors import InvalidInput
-from common.objects import ObjectStore, shared, write_json
+from common.objects import Inside, ObjectStore, shared, write_json
 from common.reading import naming_file, parsing
 from server.public.kept import KeptInFolder, read_record
 from server.public.material import START_FILE, CodecRecord, PairedFiles, Public
@@ -134,9 +134,7 @@ class Workspace:
 
     root: Path
 
-    @property
-    def study_file(self) -> Path:
-        return self.root / "study.toml"
+    study_file = Inside("study.toml")
 
     @property
     def books_dir(self) -> Path:
@@ -157,137 +155,58 @@ class Workspace:
         shared = SharedLedger(os.path.relpath(directory.resolve(), self.root.resolve()))
         self._write(LEDGER_RECORD, shared.to_json())
 
-    @property
-    def ledger_file(self) -> Path:
-        return self.books_dir / "ledger.sqlite"
-
-    @property
-    def events_file(self) -> Path:
-        return self.root / "events.jsonl"
-
-    @property
-    def sealing_key_file(self) -> Path:
-        """Private key that decrypts the sites' codes; each study has its own."""
-        return self.root / "keys" / "sealing.key"
-
-    @property
-    def signing_key_file(self) -> Path:
-        """Private key that signs the ledger's heads; shared by all studies of the ledger."""
-        return self.books_dir / "keys" / "ledger.key"
-
-    @property
-    def flower_dir(self) -> Path:
-        """Folder that Flower's SuperLink and SuperExec use."""
-        return self.root / "flower"
-
-    @property
-    def tls_dir(self) -> Path:
-        return self.root / "tls"
-
-    @property
-    def dashboard_tls_dir(self) -> Path:
-        """Certificate and private key of the dashboard's own port; the dashboard holds no other secret."""
-        return self.root / "dashboard-tls"
-
-    @property
-    def authority_dir(self) -> Path:
-        """Folder of the consortium's certificate authority. Only renewals need it, so it is best kept elsewhere."""
-        return self.tls_dir / "authority"
-
-    @property
-    def gateway_dir(self) -> Path:
-        """Everything that the gateway reads besides the public objects: certificate, key, list of admitted nodes."""
-        return self.root / "gateway"
-
-    @property
-    def fleet_dir(self) -> Path:
-        """Folder of the Unix socket by which the gateway reaches SuperLink's interface for sites (its fleet API)."""
-        return self.gateway_dir / "run"
-
-    @property
-    def relay_dir(self) -> Path:
-        """Folder of the Unix socket by which a ServerApp reaches the core."""
-        return self.root / "relay"
-
-    @property
-    def nodes_file(self) -> Path:
-        """List of the admitted nodes, which the gateway reads."""
-        return self.gateway_dir / "nodes.json"
-
-    @property
-    def node_keys_dir(self) -> Path:
-        """Public node keys of all sites that were ever admitted and not deleted."""
-        return self.root / "node-keys"
-
-    @property
-    def labels_dir(self) -> Path:
-        return self.root / "labels"
-
-    @property
-    def student_dir(self) -> Path:
-        return self.root / "student"
-
-    @property
-    def start_file(self) -> Path:
-        """Weights of the public start, if the study has one; teachers and student may start from them."""
-        return self.root / START_FILE
-
-    @property
-    def bundle_dir(self) -> Path:
-        return self.root / "bundle"
-
-    @property
-    def decisions_file(self) -> Path:
-        """Decisions to reject or accept labels, copied from the dashboard's own file; training follows them."""
-        return self.root / "decisions.jsonl"
-
-    @property
-    def scores_file(self) -> Path:
-        """Scores of student and controls on the validation set."""
-        return self.root / "report.json"
-
-    @property
-    def reports_dir(self) -> Path:
-        """Reports that sites share about themselves, one JSON file for each site."""
-        return self.root / "site-reports"
-
-    @property
-    def figures_dir(self) -> Path:
-        """Figures of the student that hospitals measured, one signed file for each site."""
-        return self.root / "figures"
-
-    @property
-    def verdicts_dir(self) -> Path:
-        """Verdicts of hospitals on the student, one signed file for each site."""
-        return self.root / "verdicts"
-
-    @property
-    def certificate_dir(self) -> Path:
-        """Copy of the newest certificate that a command issued, which the dashboard shows."""
-        return self.root / "certificate"
-
-    @property
-    def evidence_dir(self) -> Path:
-        """Masked codes that sites signed in sealed sums, one folder for each draw."""
-        return self.root / "evidence"
-
-    @property
-    def spoils_file(self) -> Path:
-        """File with the row hash of the newest spoiled draw after which a person chose to continue the study."""
-        return self.root / "spoiled-draw-accepted"
-
-    @property
-    def stop_file(self) -> Path:
-        """If this file exists, the run stops at its next safe point."""
-        return self.root / "stop-requested"
+    ledger_file = Inside("ledger.sqlite", of="books_dir")
+    events_file = Inside("events.jsonl")
+    sealing_key_file = Inside("keys/sealing.key")
+    """Private key that decrypts the sites' codes; each study has its own."""
+    signing_key_file = Inside("keys/ledger.key", of="books_dir")
+    """Private key that signs the ledger's heads; shared by all studies of the ledger."""
+    flower_dir = Inside("flower")
+    """Folder that Flower's SuperLink and SuperExec use."""
+    tls_dir = Inside("tls")
+    dashboard_tls_dir = Inside("dashboard-tls")
+    """Certificate and private key of the dashboard's own port; the dashboard holds no other secret."""
+    authority_dir = Inside("authority", of="tls_dir")
+    """Folder of the consortium's certificate authority. Only renewals need it, so it is best kept elsewhere."""
+    gateway_dir = Inside("gateway")
+    """Everything that the gateway reads besides the public objects: certificate, key, list of admitted nodes."""
+    fleet_dir = Inside("run", of="gateway_dir")
+    """Folder of the Unix socket by which the gateway reaches SuperLink's interface for sites (its fleet API)."""
+    relay_dir = Inside("relay")
+    """Folder of the Unix socket by which a ServerApp reaches the core."""
+    nodes_file = Inside("nodes.json", of="gateway_dir")
+    """List of the admitted nodes, which the gateway reads."""
+    node_keys_dir = Inside("node-keys")
+    """Public node keys of all sites that were ever admitted and not deleted."""
+    labels_dir = Inside("labels")
+    student_dir = Inside("student")
+    start_file = Inside(START_FILE)
+    """Weights of the public start, if the study has one; teachers and student may start from them."""
+    bundle_dir = Inside("bundle")
+    decisions_file = Inside("decisions.jsonl")
+    """Decisions to reject or accept labels, copied from the dashboard's own file; training follows them."""
+    scores_file = Inside("report.json")
+    """Scores of student and controls on the validation set."""
+    reports_dir = Inside("site-reports")
+    """Reports that sites share about themselves, one JSON file for each site."""
+    figures_dir = Inside("figures")
+    """Figures of the student that hospitals measured, one signed file for each site."""
+    verdicts_dir = Inside("verdicts")
+    """Verdicts of hospitals on the student, one signed file for each site."""
+    certificate_dir = Inside("certificate")
+    """Copy of the newest certificate that a command issued, which the dashboard shows."""
+    evidence_dir = Inside("evidence")
+    """Masked codes that sites signed in sealed sums, one folder for each draw."""
+    spoils_file = Inside("spoiled-draw-accepted")
+    """File with the row hash of the newest spoiled draw after which a person chose to continue the study."""
+    stop_file = Inside("stop-requested")
+    """If this file exists, the run stops at its next safe point."""
 
     @property
     def objects(self) -> ObjectStore:
         return ObjectStore(self.objects_dir)
 
-    @property
-    def objects_dir(self) -> Path:
-        return self.root / "objects"
+    objects_dir = Inside("objects")
 
     def study(self) -> Study:
         """Return the study's terms.
@@ -355,10 +274,8 @@ class Workspace:
         admitted = {site.name for site in self.admitted()} if registered else set()
         return tuple(site for site in registered if site.name not in admitted)
 
-    @property
-    def revoked_file(self) -> Path:
-        """File with the names of the revoked sites. The dashboard reads it; earlier versions ignore it."""
-        return self.root / REVOKED
+    revoked_file = Inside(REVOKED)
+    """File with the names of the revoked sites. The dashboard reads it; earlier versions ignore it."""
 
     def revoked_names(self) -> frozenset[str]:
         """Return the names in :attr:`revoked_file`; an empty set if there is no such file.
