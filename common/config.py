@@ -19,7 +19,7 @@ from common.data_config import DataConfig as DataConfig
 from common.errors import InvalidInput
 from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import HONEST_SITES, MAX_VOTERS_PER_SITE, AccountantName, Budget, Relation, Unit
-from common.protocol_terms import ProtocolTerms, asked_by, asked_by_one_that, protocol_name, terms_of
+from common.protocol_terms import CODECS, ProtocolTerms, asked_by, asked_by_one_that, protocol_name, terms_of
 from common.reading import MAX_TOML_BYTES, as_path, parse_toml, parsing, read_text
 from common.sections import TomlSection, check_ranges, check_types, no_unknown, read_section
 from common.stated_budget import StatedBudget
@@ -174,6 +174,8 @@ class CodecConfig(TomlSection):
         if terms.codecs and self.name not in terms.codecs:
             limit = f"{', '.join(terms.codecs)}, because the study has {asked_by(self.protocol_name)}"
             raise InvalidInput("codec.name", value=self.name, limit=limit)
+        if self.name not in CODECS:
+            raise InvalidInput("codec.name", value=self.name, limit=", ".join(sorted(CODECS)))
         if not 0 <= self.paired <= (1000 if terms.pairs else 0):
             limit = f"0 to 1000 with {asked_by_one_that('pairs')}, otherwise 0"
             raise InvalidInput("codec.paired", value=self.paired, limit=limit)

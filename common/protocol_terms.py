@@ -1,4 +1,4 @@
-"""Registers every query protocol by its name: its classes for site and server, and its requirements on a study's terms.
+"""Registers codecs and query protocols by name: a protocol's classes for site and server, and what it requires.
 
 The registry is plain data. Other modules check studies, fit codecs and recommend plans by a protocol's requirements;
 none compares a protocol's name. Refuses a name that is not registered.
@@ -12,6 +12,17 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from common.errors import InvalidInput
+
+CODECS: Mapping[str, str] = MappingProxyType(
+    {
+        "pca": "common.codecs.pca:PcaCodec",
+        "ball-ae": "common.codecs.ball_autoencoder:BallAutoencoder",
+        "paper-pca": "common.codecs.paper:PaperPcaCodec",
+    }
+)
+"""Every codec as ``module:class``, by its name in a study (``codec.name``). A class is imported on first use, because
+``ball-ae`` needs torch.
+"""
 
 PLAIN = "per-volume"
 """Protocol of a study whose file names no protocol."""

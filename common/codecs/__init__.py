@@ -2,6 +2,7 @@
 They are fitted on public label maps only.
 """
 
-from common.codecs.codec import CODECS, Codec, Provenance, codec_class, fit_codec, label_map_hash, load_codec
+from common.codecs.codec import Codec, Provenance, codec_class, fit_codec, label_map_hash, load_codec
+from common.protocol_terms import CODECS
 
 __all__ = ["CODECS", "Codec", "Provenance", "codec_class", "fit_codec", "label_map_hash", "load_codec"]

@@ -18,7 +18,6 @@ import math
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import IO, Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -37,6 +36,7 @@ from common.config import CodecConfig, Study
 from common.document import Document
 from common.errors import InvalidInput
 from common.privacy.checks import check_kind
+from common.protocol_terms import CODECS
 from common.reading import parsing
 from common.registry import registered
 from common.study_mechanism import mean_noise_std
@@ -106,14 +106,14 @@ class Codec(Protocol):
     All its attributes are public.
 
     Attributes:
-        name: Key of the codec in :data:`CODECS`.
+        name: Key of the codec in :data:`~common.protocol_terms.CODECS`.
         dimension: Length l of a code.
         radius: Clipping norm C of one voter's code.
         labels: Number of classes, the background included.
         grid: Shape [x, y, z] of a volume in voxels.
         provenance: Which public label maps it was fitted on, and with which settings.
 
-    >>> from common.codecs.codec import CODECS
+    >>> from common.protocol_terms import CODECS
     >>> sorted(CODECS)
     ['ball-ae', 'paper-pca', 'pca']
     """
@@ -238,23 +238,11 @@ class LinearCodec(Codec, Protocol):
     def powers(self) -> Float[np.ndarray, "l"]: ...
 
 
-CODECS: Mapping[str, str] = MappingProxyType(
-    {
-        "pca": "common.codecs.pca:PcaCodec",
-        "ball-ae": "common.codecs.ball_autoencoder:BallAutoencoder",
-        "paper-pca": "common.codecs.paper:PaperPcaCodec",
-    }
-)
-"""Every codec as ``module:class``, by its name in a study (``codec.name``). A class is imported on first use, because
-``ball-ae`` needs torch.
-"""
-
-
 def codec_class(name: str) -> type[Codec]:
     """Return the codec class of a registered name, importing it on first use.
 
     Args:
-        name: Key of :data:`CODECS`.
+        name: Key of :data:`~common.protocol_terms.CODECS`.
 
     Returns:
         The class.

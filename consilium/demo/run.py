@@ -29,7 +29,6 @@ from typing import Any
 
 from client.data.case_checks import readable
 from client.training.side_by_side import default_jobs, import_libraries
-from common.codecs.codec import CODECS
 from common.data.dataset import Dataset, left_out_lines
 from common.data.msd import nifti_files, read_dataset
 from common.data.split import (
@@ -48,6 +47,7 @@ from common.locks import take
 from common.names import is_utf8
 from common.objects import write_json
 from common.process import ProcessGroup
+from common.protocol_terms import CODECS
 from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import enrolled, joined, serving, write_server, write_sites
 from consilium.demo.options import MOST_HOSPITALS, DemoOptions, Places, dataset_of

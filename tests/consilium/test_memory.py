@@ -18,11 +18,11 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import consilium as c
-from common.codecs.codec import CODECS
 from common.config import SEALED_SUM
 from common.errors import BudgetExceeded, InvalidInput, QuorumNotReached
 from common.models.unet import weights_to_bytes
 from common.privacy.gaussian import rounded_gaussian
+from common.protocol_terms import CODECS
 from consilium.memory.asked import HELD, ask
 from server.aggregation.aggregator import Aggregator
 from server.ledger.server_ledger import Ledger
