@@ -62,7 +62,7 @@ def demo(
     colluders: options.Colluders = 1,
     spare_draws: options.SpareDraws = 0,
     codec: options.Codec = "pca",
-    joint: options.Jointly = None,
+    rounds: options.Jointly = None,
     paired: options.Paired = 0,
     strategy: Strategy = "standard",
     training_epsilon: Annotated[
@@ -87,22 +87,20 @@ def demo(
     _say(out, report, dashboard=dashboard)
 
 
-def asked_of(given: Mapping[str, Any], *apart: str, **named: Any) -> DemoOptions:
+def asked_of(given: Mapping[str, Any], *apart: str) -> DemoOptions:
     """Return the options of a demo or a simulation from its command's parameters.
 
     Args:
         given: Every parameter of the command; a parameter that is no option of a demo is an error.
         apart: Parameters that are the command's own.
-        named: Options that are no parameter, or have another name there.
 
     Returns:
         The options.
     """
     from consilium.demo.options import DemoOptions
 
-    alike = {name: value for name, value in given.items() if name not in (*apart, "data", "joint")}
     data = None if given["data"] is None else str(given["data"].absolute())
-    return DemoOptions(**alike, data=data, rounds=given["joint"], **named)
+    return DemoOptions(**{name: value for name, value in given.items() if name not in apart} | {"data": data})
 
 
 def _say(out: Path, report: Path, *, dashboard: bool) -> None:

@@ -36,7 +36,7 @@ def simulate(
     unit: options.TriedUnit = Unit.PATIENT,
     relation: options.RelationOption = Relation.REPLACE_ONE,
     voters: options.TriedVoters = None,
-    public_images: Annotated[
+    queries: Annotated[
         int | None,
         typer.Option(
             "--public-images",
@@ -57,7 +57,7 @@ def simulate(
     aggregation: options.Aggregation = None,
     colluders: options.Colluders = 1,
     codec: options.Codec = "pca",
-    joint: options.Jointly = None,
+    rounds: options.Jointly = None,
     paired: options.Paired = 0,
     teacher_steps: Annotated[
         int | None, typer.Option(help="Training steps of a teacher [as the recipe says].", min=1, **options.PLAIN)
@@ -84,12 +84,12 @@ def simulate(
     Example: consilium simulate --phantoms --out sim
     """
 
-    given = locals()
+    given = {**locals(), "simulated": True}
     from consilium.demo.run import run_demo
 
     if (data is None) != phantoms:
         raise InvalidInput("data to simulate on", limit="either --data DIR or --phantoms, not both")
-    asked = asked_of(given, "out", "phantoms", "public_images", "as_json", queries=public_images, simulated=True)
+    asked = asked_of(given, "out", "phantoms", "as_json")
     options.say_unit(unit)
     with watching(console(stderr=True)) as watch:
         report = run_demo(out, asked, watch=watch, show_dashboard=False)
