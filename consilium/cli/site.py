@@ -62,14 +62,15 @@ def dashboard(
     Example: consilium site dashboard --site-dir /srv/consilium
     """
     from client.operations.own_page import SitesOwnPage
-    from server.dashboard.hospital import serve_hospital
+    from server.dashboard.hospital import create_hospital_app
+    from server.dashboard.serve import run_app
 
     check_port("127.0.0.1", port)
     page = SitesOwnPage(site_dir, sheet=lambda study, patients: consent_sheet(study, patients=patients), data=data)
     key = secrets.token_urlsafe(24)
     say(f"this site's page: http://localhost:{port}/?key={key}")
     sys.stdout.flush()
-    serve_hospital(page, key=key, port=port)
+    run_app(create_hospital_app(page, key=key), host="127.0.0.1", port=port)
 
 
 @site_app.command("init")

@@ -21,7 +21,7 @@ from pathlib import Path
 from fastapi import Depends, FastAPI, Request
 from fastapi.exception_handlers import request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
 
@@ -35,11 +35,10 @@ from server.dashboard.auth import Sessions, Throttle, UserFile
 from server.dashboard.live import Live
 from server.dashboard.oidc import Provider, Settings
 from server.dashboard.read_model import Follower
-from server.dashboard.screens import HERE, environment, live_blocks
+from server.dashboard.screens import HERE, environment, error_page, live_blocks
 from server.dashboard.security import Gate, SecureHeaders, SmallBodies, admitted, for_machines
 from server.dashboard.service import Certifier, DashboardService
-from server.dashboard.sign_in import Door
-from server.dashboard.sign_in_log import SignInLog, dashboard_sources
+from server.dashboard.sign_in import Door, SignInLog, dashboard_sources
 from server.dashboard.views.study import epsilon_curve
 from server.operations.exact import Hosts, KnownHosts, OneLength
 from server.postprocess.decisions import DecisionStore
@@ -230,5 +229,4 @@ def _said(
     """Return an error message, as JSON to a program and as a page to a browser."""
     if for_machines(request):
         return JSONResponse({"detail": words}, status_code=status, headers=headers)
-    template = request.app.state.templates.get_template("error.html")
-    return HTMLResponse(template.render(status=status, title=title, words=words), status_code=status, headers=headers)
+    return error_page(status, title, words, headers=headers)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hmac
 from typing import Any
 
-import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -20,11 +19,10 @@ from starlette.staticfiles import StaticFiles
 from common.errors import ConsiliumError, InvalidInput
 from common.hospital_page import OwnPage, ShownCase
 from common.plain import RESEARCH_ONLY
-from common.planes import PLANES, PlaneName
+from common.planes import PlaneName
 from server.dashboard.pictures import PictureLayer, draw
-from server.dashboard.screens import HERE, environment
+from server.dashboard.screens import HERE, environment, error_page, viewer_planes
 from server.dashboard.security import SecureHeaders, SmallBodies
-from server.dashboard.serve import SHUTDOWN_S, Connection
 from server.operations.exact import KnownHosts, OneLength
 
 COOKIE = "consilium-site"
@@ -134,34 +132,12 @@ def create_hospital_app(page: OwnPage, *, key: str) -> FastAPI:
 
     def said(status: int, words: str) -> Response:
         title = "Not allowed" if status == 403 else "That did not work"
-        text = templates.get_template("error.html").render(status=status, title=title, words=words)
-        return HTMLResponse(text, status)
+        return error_page(status, title, words)
 
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     app.add_exception_handler(StarletteHTTPException, refused)
     app.add_exception_handler(ConsiliumError, refused_by_design)
     return app
-
-
-def serve_hospital(page: OwnPage, *, key: str, port: int) -> None:
-    """Serve the page at 127.0.0.1 until SIGINT or SIGTERM.
-
-    Args:
-        page: The content.
-        key: Access key.
-        port: Port on 127.0.0.1.
-    """
-    uvicorn.run(
-        create_hospital_app(page, key=key),
-        host="127.0.0.1",
-        port=port,
-        http=Connection,
-        ws="none",
-        server_header=False,
-        access_log=False,
-        log_level="warning",
-        timeout_graceful_shutdown=SHUTDOWN_S,
-    )
 
 
 def _same(given: str | None, key: str) -> bool:
@@ -175,19 +151,10 @@ def _case_facts(case: ShownCase, number: int) -> dict[str, Any]:
     drawn = np.argwhere(case.arrays["label"] > 0)
     shape = case.arrays["label"].shape
     centre = [int(n) for n in (np.median(drawn, axis=0) if len(drawn) else np.array(shape) // 2)]
-    planes = [
-        {
-            "name": name,
-            "at": centre[view.fixed],
-            "last": shape[view.fixed] - 1,
-            "letters": view.letters,
-        }
-        for name, view in PLANES.items()
-    ]
     viewed = {"grid": list(shape), "spacing_mm": list(case.spacing_mm), "centre": centre, "labels": list(case.labels)}
     return {
         "number": number,
-        "planes": planes,
+        "planes": viewer_planes(shape, centre),
         "viewed": viewed,
         "layers": [name for name in LAYERS if name == "none" or name in case.arrays],
         "beside": [name for name in LAYERS if name in case.arrays],

@@ -2,6 +2,10 @@
 
 The service has one :class:`Job` for each kind of work; a job runs at most once at a time. The output of a job goes to
 the dashboard's state directory. Pages show whether the job runs, how it ended and its last error message.
+
+``python -m server.dashboard.jobs`` does a task in its own process: ``verify LEDGER`` prints the report of a full
+verification; ``pictures STUDY OUT`` writes volumes, labels and the student's predictions as small arrays for the slice
+viewer. It reads the study and writes only below OUT.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from common.errors import ConsiliumError, InvalidInput
 from common.objects import write_atomically
 
 TIMEOUT_S = 3600.0
@@ -113,7 +118,7 @@ class Job:
 
 
 def work(*arguments: str) -> list[str]:
-    """Return the command line that runs a task of :mod:`server.dashboard.work`.
+    """Return the command line that runs a task of this module, see :func:`main`.
 
     Args:
         arguments: Name of the task and its arguments.
@@ -121,4 +126,38 @@ def work(*arguments: str) -> list[str]:
     Returns:
         The command line.
     """
-    return [sys.executable, "-P", "-m", "server.dashboard.work", *arguments]
+    return [sys.executable, "-P", "-m", "server.dashboard.jobs", *arguments]
+
+
+def main(arguments: list[str]) -> None:
+    """Do the task that the first argument names, and print its result as JSON.
+
+    Args:
+        arguments: Name of the task, then its arguments.
+
+    Raises:
+        InvalidInput: For unknown arguments.
+    """
+    lower_priority()
+    match arguments:
+        case ["verify", ledger]:
+            from server.ledger.verify import verify
+
+            print(json.dumps(verify(Path(ledger)).to_json()))
+        case ["pictures", study, out]:
+            from server.dashboard.pictures import make_pictures
+            from server.study.workspace import Workspace
+
+            print(json.dumps({"made": make_pictures(Workspace(Path(study)), Path(out))}))
+        case _:
+            raise InvalidInput(
+                "arguments of server.dashboard.jobs", value=arguments, limit="verify LEDGER, or pictures STUDY OUT"
+            )
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ConsiliumError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from fastapi import Depends, Request
+from server.dashboard.security import of_app
 
 PERIOD_S = 1.0
 TICK_S = 5.0
@@ -148,10 +148,5 @@ def message(seq: int, blocks: Mapping[str, str]) -> bytes:
     return f"event: blocks\nid: {seq}\ndata: {data}\n\n".encode()
 
 
-async def _live(request: Request) -> Live:
-    live: Live = request.app.state.live
-    return live
-
-
-LivePages = Annotated[Live, Depends(_live)]
+LivePages = Annotated[Live, of_app("live")]
 """The live pages of the dashboard that serves a request."""

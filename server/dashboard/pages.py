@@ -11,7 +11,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -20,13 +20,12 @@ from pydantic import ValidationError
 from common.canonical import MAX_INTEGER
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.rows import SignedHead
-from common.planes import PLANES
 from common.privacy.coalitions import trade_sentences
 from server.dashboard.labels import labels_page, take_decisions
 from server.dashboard.pictures import DOWNLOADS, LAYERS, VolumeFacts, label_hash, picture_key, student_hash
 from server.dashboard.planning import Wishes, wishes_of
 from server.dashboard.rows import KINDS, MAX_TEXT, RowPage, in_words, newest_head, row_detail, row_page
-from server.dashboard.screens import NAVIGATION, OnScreen
+from server.dashboard.screens import NAVIGATION, OnScreen, viewer_planes
 from server.dashboard.security import Decider, Form
 from server.dashboard.service import DashboardService, Here
 from server.dashboard.views.promise import issued, promise
@@ -246,13 +245,14 @@ def label(
     if index is None:
         raise HTTPException(404, "This study has no public volume with this SHA-256.")
     one = everything.labels[index]
+    asked = {"axial": axial, "coronal": coronal, "sagittal": sagittal}
     queue = everything.queue
     at = queue.index(volume)
     facts = {
         "one": one,
         "version": picture_key(label_hash(workspace, volume) or "", student_hash(workspace))[:8],
         "labels": everything,
-        "planes": _planes(one.facts, {"axial": axial, "coronal": coronal, "sagittal": sagittal}),
+        "planes": viewer_planes(one.facts.grid, one.facts.centre, asked) if one.facts else [],
         "layer": layer if layer in LAYERS else "label",
         "layers": [name for name in LAYERS if one.facts and _has(one.facts, name)],
         "downloads": [name for name in DOWNLOADS if one.facts and _has(one.facts, name)],
@@ -276,18 +276,6 @@ def _viewed(facts: VolumeFacts | None, labels: Sequence[str]) -> dict[str, objec
     if facts is None:
         return {}
     return {"grid": facts.grid, "spacing_mm": facts.spacing_mm, "centre": facts.centre, "labels": list(labels)}
-
-
-def _planes(facts: VolumeFacts | None, asked: Mapping[str, int | None]) -> list[dict[str, Any]]:
-    """Return the planes of a picture, each with the requested slice or its default slice."""
-    if facts is None:
-        return []
-    planes = []
-    for name, plane in PLANES.items():
-        size, wanted = facts.grid[plane.fixed], asked[name]
-        at = facts.centre[plane.fixed] if wanted is None else min(max(wanted, 0), size - 1)
-        planes.append({"name": name, "letters": plane.letters, "last": size - 1, "at": at})
-    return planes
 
 
 @routes.post("/labels/{volume}/decision")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -20,6 +20,7 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup, escape
 
 from common import __version__
+from common.planes import PLANES
 from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.wording import ACCOUNTANTS, MISSED, declined_words, duration
 from server.dashboard.auth import Session
@@ -139,6 +140,43 @@ def environment() -> jinja2.Environment:
     made.filters.update(FILTERS)
     made.globals["asset_version"] = __version__ + "-" + static_version(HERE / "static")
     return made
+
+
+def error_page(status: int, title: str, words: str, *, headers: Mapping[str, str] | None = None) -> HTMLResponse:
+    """Return the page that tells of an error.
+
+    Args:
+        status: The HTTP status.
+        title: The page's title.
+        words: What is wrong.
+        headers: Further headers.
+
+    Returns:
+        The page.
+    """
+    html = environment().get_template("error.html").render(status=status, title=title, words=words)
+    return HTMLResponse(html, status_code=status, headers=headers)
+
+
+def viewer_planes(
+    grid: Sequence[int], centre: Sequence[int], asked: Mapping[str, int | None] = {}
+) -> list[dict[str, Any]]:
+    """Return the viewer's three planes, each with the requested slice or the one through the centre.
+
+    Args:
+        grid: Numbers of voxels.
+        centre: The voxel through which the slices go by default.
+        asked: Requested slices by plane.
+
+    Returns:
+        Name, letters, last slice and shown slice of each plane.
+    """
+    planes = []
+    for name, plane in PLANES.items():
+        size, wanted = grid[plane.fixed], asked.get(name)
+        at = centre[plane.fixed] if wanted is None else min(max(wanted, 0), size - 1)
+        planes.append({"name": name, "letters": plane.letters, "last": size - 1, "at": at})
+    return planes
 
 
 def static_version(folder: Path) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from fastapi import Depends, HTTPException, Request
@@ -194,6 +194,22 @@ async def admitted(request: Request) -> None:
     if changes:  # 4
         _check_token(session, form.get("csrf") if page else request.headers.get("x-csrf-token"))
     request.state.session, request.state.form = session, form
+
+
+def of_app(name: str) -> Any:
+    """Return a dependency on the object that the application's state holds under a name.
+
+    Args:
+        name: The name.
+
+    Returns:
+        The dependency.
+    """
+
+    async def found(request: Request) -> Any:
+        return getattr(request.app.state, name)
+
+    return Depends(found)
 
 
 async def _session(request: Request) -> Session:

@@ -10,8 +10,10 @@ import asyncio
 import ipaddress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.errors import InvalidInput
@@ -142,18 +144,35 @@ def serve(options: Options, listen: Listen) -> None:
         options: The dashboard's settings.
         listen: The address at which it listens.
     """
-    uvicorn.run(
+    run_app(
         create_app(options),
         host=addresses(listen.host),  # type: ignore[arg-type]  # asyncio takes several
         port=listen.port,
-        http=Connection,
-        ws="none",
         ssl_certfile=None if listen.certificate is None else str(listen.certificate),
         ssl_keyfile=None if listen.key is None else str(listen.key),
         proxy_headers=listen.proxy is not None,
         forwarded_allow_ips=listen.proxy,
+    )
+
+
+def run_app(app: FastAPI, *, host: str, port: int, **more: Any) -> None:
+    """Serve an application until SIGINT or SIGTERM, by :class:`Connection`; name neither the software nor requests.
+
+    Args:
+        app: The application.
+        host: The address.
+        port: The port.
+        more: Further settings of uvicorn.
+    """
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        http=Connection,
+        ws="none",
         server_header=False,
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=SHUTDOWN_S,
+        **more,
     )

@@ -13,8 +13,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, Request
-
 from common.errors import InvalidInput
 from common.ledger.spending import Spending
 from common.pki import expires
@@ -26,6 +24,7 @@ from server.dashboard.pictures import Picture, load_picture
 from server.dashboard.planning import Desk, planned, wishes_of
 from server.dashboard.read_model import Follower
 from server.dashboard.reports import HandedReport, read_reports, take_report
+from server.dashboard.security import of_app
 from server.dashboard.views.alarms import STOP, Alarm
 from server.dashboard.views.overview import Overview, overview
 from server.dashboard.views.studies import StudyRow, study_rows
@@ -330,10 +329,5 @@ class DashboardService:
                 job.stop()
 
 
-async def _service(request: Request) -> DashboardService:
-    service: DashboardService = request.app.state.service
-    return service
-
-
-Here = Annotated[DashboardService, Depends(_service)]
+Here = Annotated[DashboardService, of_app("service")]
 """The service of the dashboard that serves a request."""

@@ -2,27 +2,40 @@
 
 The application mounts the routes of this module. Guesses of passwords are slowed down, and scripts cannot read the
 session's cookie. Wrong passwords, too many sign-ins from one address, and forms sent from another site are refused.
+
+Sign-ins, refused sign-ins and sign-outs are logged, and the security log reads this log. A line has the time, the event
+and the address. It has the user's name only if such a user exists, because text typed into the name field may be a
+password. At 4 MiB the file is renamed to ``sign-ins.jsonl.1``, so guessing cannot fill the disk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from common.errors import InvalidInput
+from common.security_log.events import Found
+from common.security_log.follow import LinesSource, Source, utc_time
+from common.security_log.sinks import RotatedFile
 from server.dashboard.auth import Sessions, Throttle, UserFile
 from server.dashboard.oidc import Provider
-from server.dashboard.security import Gate, check_origin, local_path, read_form
+from server.dashboard.security import Gate, check_origin, local_path, of_app, read_form
 from server.dashboard.service import DashboardService
-from server.dashboard.sign_in_log import SignInLog
+from server.postprocess.decisions import Verdict
 
+SIGN_INS = "sign-ins.jsonl"
+MAX_LOG_BYTES = 4 << 20
 SIGN_INS_AT_ONCE = 2
 WAITING_AT_ONCE = 8
 """Largest number of sign-ins in progress from one address. More are refused, so that other addresses need not wait."""
@@ -63,7 +76,7 @@ class Door:
         """Return whether this address already has as many sign-ins in progress as are allowed."""
         return self.waiting[address] >= WAITING_AT_ONCE
 
-    @contextmanager
+    @contextlib.contextmanager
     def counted(self, address: str) -> Iterator[None]:
         """Count a sign-in of an address as in progress inside the block.
 
@@ -78,18 +91,8 @@ class Door:
             self.waiting += Counter()  # drops addresses without a sign-in in progress
 
 
-async def _door(request: Request) -> Door:
-    door: Door = request.app.state.door
-    return door
-
-
-async def _gate(request: Request) -> Gate:
-    gate: Gate = request.app.state.gate
-    return gate
-
-
-AtDoor = Annotated[Door, Depends(_door)]
-AtGate = Annotated[Gate, Depends(_gate)]
+AtDoor = Annotated[Door, of_app("door")]
+AtGate = Annotated[Gate, of_app("gate")]
 
 routes = APIRouter(include_in_schema=False)
 
@@ -228,3 +231,60 @@ def _form(
         study=service.follower.study.name,
     )
     return HTMLResponse(html, status_code=status)
+
+
+class SignInLog:
+    """Appends to ``sign-ins.jsonl``. If writing fails, the line is lost, so a full disk does not prevent signing in.
+
+    Args:
+        state: The dashboard's own directory.
+        now: Returns the current time.
+    """
+
+    def __init__(self, state: Path, *, now: Callable[[], datetime]) -> None:
+        self._file = RotatedFile(state / SIGN_INS, max_bytes=MAX_LOG_BYTES, kept=1)
+        self._now, self._lock = now, threading.Lock()
+
+    def write(self, event: str, *, address: str, by: str = "password", user: str = "", role: str = "") -> None:
+        """Append one line about a sign-in or sign-out.
+
+        Args:
+            event: ``sign-in``, ``sign-in-failed``, ``sign-in-delayed`` or ``sign-out``.
+            address: The client's address.
+            by: ``password`` or ``oidc``.
+            user: Name of an existing user; empty for any other text.
+            role: The user's role.
+        """
+        facts = {"user": user, "role": role, "by": by, "address": address or "unknown"}
+        with self._lock, contextlib.suppress(OSError):
+            self._file.send({"time": self._now().isoformat(), "event": event, **facts})
+
+
+def read_sign_in(line: str) -> Found | None:
+    """Convert a line of ``sign-ins.jsonl`` to an event of the security log."""
+    record = json.loads(line)
+    more = {"sign-in": ("role", "by"), "sign-out": ()}.get(record["event"], ("by",))
+    facts = {name: record[name] for name in ("user", "address", *more) if record[name]}
+    return Found(record["event"], utc_time(record["time"]), facts)
+
+
+def read_decision(line: str) -> Found | None:
+    """Convert a line of ``decisions.jsonl`` to an event of the security log, without the note."""
+    record = json.loads(line)
+    facts = {"user": record["user"], "label": record["label"], "verdict": str(Verdict(record["verdict"]))}
+    return Found("label-decided", utc_time(record["time"]), facts)
+
+
+def dashboard_sources(state: Path) -> list[Source]:
+    """Return the files of a dashboard that the security log follows.
+
+    Args:
+        state: The dashboard's state directory.
+
+    Returns:
+        The logs of sign-ins and of decisions about labels.
+    """
+    return [
+        LinesSource(state / SIGN_INS, read=read_sign_in),
+        LinesSource(state / "decisions.jsonl", read=read_decision),
+    ]

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from common.errors import InvalidInput
-from server.dashboard import jobs, live, security, serve, work
+from server.dashboard import jobs, live, security, serve
 from server.dashboard.app import Options, create_app
 from tests.server.dashboard.conftest import TestClient
 from tests.small_servers import serving_app
@@ -118,5 +118,5 @@ def test_slow_work_has_low_priority_and_no_lower_one_than_the_dashboard(started_
 
     monkeypatch.setattr(os, "nice", nice)
     with pytest.raises(InvalidInput):
-        work.main(["no-such-task"])
+        jobs.main(["no-such-task"])
     assert priority == [runs_at]

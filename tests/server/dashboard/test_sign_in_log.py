@@ -8,7 +8,7 @@ from typing import Any
 
 from common.security_log.follow import once
 from server.dashboard.app import Options, create_app
-from server.dashboard.sign_in_log import MAX_BYTES, SIGN_INS, dashboard_sources
+from server.dashboard.sign_in import MAX_LOG_BYTES, SIGN_INS, dashboard_sources
 from tests.security_log_reference import Kept
 from tests.server.dashboard.conftest import PASSWORD, Clock, Recorded, TestClient
 
@@ -55,10 +55,10 @@ def test_a_decision_about_a_label_is_logged_with_who_made_it_and_without_its_not
 
 def test_guessing_fills_no_disk(state: Path, collected: Recorded) -> None:
     from common.clock import utc_now
-    from server.dashboard.sign_in_log import SignInLog
+    from server.dashboard.sign_in import SignInLog
 
     log, path = SignInLog(state, now=utc_now), state / SIGN_INS
-    path.write_bytes(b"x" * MAX_BYTES + b"\n")
+    path.write_bytes(b"x" * MAX_LOG_BYTES + b"\n")
     log.write("sign-in-failed", address="192.0.2.7")
     assert path.stat().st_size < 1000
     assert sorted(one.name for one in state.glob("sign-ins*")) == [SIGN_INS, f"{SIGN_INS}.1"]
