@@ -27,13 +27,13 @@ from client.teachers.teacher import Teachers
 from common.data.msd import read_dataset
 from common.data.volume import load_label, load_volume
 from common.errors import Refused
-from common.metrics import Score, score
+from common.metrics import score
 from common.models.fit import predict
 from common.objects import json_bytes
 from common.privacy.mechanism import QuerySpec
 from common.protocols.site_protocol import Encoder
 from common.protocols.vote import vote_of
-from common.worth import over_best
+from common.worth import Score, over_best
 from consilium.demo.options import DemoOptions, Places
 from consilium.demo.run import Watch, _prepared, _Stopwatch
 from consilium.memory.asked import Asked, Drawn, answers_to, released

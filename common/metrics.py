@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +20,7 @@ from monai.metrics import compute_dice, compute_hausdorff_distance
 from scipy import ndimage
 
 from common.errors import InvalidInput
+from common.worth import Score
 
 # MONAI 1.6 uses an argument that it has deprecated itself.
 warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)
@@ -28,23 +28,6 @@ warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=F
 Structures: TypeAlias = int | Sequence[tuple[int, ...]]
 """The label values of each structure, or a number of classes (background included). A number n stands for the
 structures 1 to n − 1, one label value each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Dice of predictions against label maps.
-
-    Attributes:
-        per_class: Dice of each structure (structure 1 first), averaged over the volumes that have it in either map; nan
-            if none does.
-        mean: Mean over the structures.
-        cases: For every volume with a structure in the truth, in order, its mean over structures. Comparisons of
-            networks use these.
-    """
-
-    per_class: tuple[float, ...]
-    mean: float
-    cases: tuple[float, ...]
 
 
 def dice_per_class(

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from common.errors import InvalidInput
 from common.intervals import mean_interval
@@ -28,13 +27,23 @@ class GainWord(StrEnum):
     WORSE = "worse"
 
 
-class Scored(Protocol):
-    """Interface of a network's scores: mean Dice, and the Dice of each case in the same order for all networks."""
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Dice of a network's predictions against label maps.
 
-    @property
-    def mean(self) -> float: ...
-    @property
-    def cases(self) -> Sequence[float]: ...
+    Attributes:
+        per_class: Dice of each structure (structure 1 first), averaged over the volumes that have it in either map; nan
+            if none does.
+        mean: Mean over the structures.
+        cases: For every volume with a structure in the truth, in the same order for all networks, its mean over
+            structures. Comparisons of networks use these.
+        hd95_mm: HD95 in mm of each structure, over the cases in which both maps contain it; empty if not computed.
+    """
+
+    per_class: tuple[float, ...]
+    mean: float
+    cases: tuple[float, ...] = ()
+    hd95_mm: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +144,7 @@ def worth(pairs: Sequence[tuple[float, float]], *, reference: str) -> Worth | No
     return Worth(student, other, reference, gain, half_width, len(both))
 
 
-def over_best(student: Scored, controls: Mapping[str, Scored | None]) -> Worth | None:
+def over_best(student: Score, controls: Mapping[str, Score | None]) -> Worth | None:
     """Compare a student with the best of its controls.
 
     The best control is the one that the student beats by least, measured case by case. It is chosen on the same cases,
@@ -157,7 +166,7 @@ def over_best(student: Scored, controls: Mapping[str, Scored | None]) -> Worth |
     return min((one for one in found if one is not None), key=lambda one: one.gain, default=None)
 
 
-def _over(student: Scored, control: Scored, name: str) -> Worth | None:
+def _over(student: Score, control: Score, name: str) -> Worth | None:
     ours, theirs = student.cases, control.cases
     pairs = list(zip(ours, theirs, strict=True)) if len(ours) == len(theirs) else []
     if paired := worth(pairs, reference=name):
@@ -166,16 +175,16 @@ def _over(student: Scored, control: Scored, name: str) -> Worth | None:
     return Worth(student.mean, control.mean, name, gain, None, 0) if math.isfinite(gain) else None
 
 
-def case_mean(scored: Scored) -> float:
+def case_mean(scored: Score) -> float:
     """Return a network's mean Dice over its cases. The gain is the difference of two such means over the same cases.
 
-    The mean over structures, :attr:`Scored.mean`, differs from this mean if a case lacks a structure.
+    The mean over structures, :attr:`Score.mean`, differs from this mean if a case lacks a structure.
 
     Args:
         scored: The network's Dice.
 
     Returns:
-        The mean over the cases that have a figure; :attr:`Scored.mean` if none has.
+        The mean over the cases that have a figure; :attr:`Score.mean` if none has.
     """
     known = [case for case in scored.cases if math.isfinite(case)]
     return math.fsum(known) / len(known) if known else scored.mean

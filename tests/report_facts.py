@@ -10,10 +10,10 @@ from common.config import CodecConfig
 from common.ledger.charges import Spend
 from common.ledger.spending import Spending
 from common.study_mechanism import study_mechanism
+from common.worth import Score
 from consilium.reports.report_facts import (
     CaseDice,
     DaemonFact,
-    DiceScore,
     NamedScore,
     ReportFacts,
     SiteFact,
@@ -54,18 +54,18 @@ def make_facts(*, hospitals: int = 4, pictures: int = 4, unit: str = "hospital")
         queries=80,
         voters=hospitals,
         teachers=tuple(
-            NamedScore(f"hospital-{i + 1}", DiceScore(0.84 - 0.01 * i, (0.85 - 0.01 * i, 0.83 - 0.01 * i)))
+            NamedScore(f"hospital-{i + 1}", Score((0.85 - 0.01 * i, 0.83 - 0.01 * i), 0.84 - 0.01 * i))
             for i in range(hospitals)
         ),
-        ensemble=DiceScore(0.862, (0.871, 0.853)),
-        mean_shape=DiceScore(0.612, (0.634, 0.590)),
-        student=DiceScore(0.648, (0.661, 0.635)),
+        ensemble=Score((0.871, 0.853), 0.862),
+        mean_shape=Score((0.634, 0.590), 0.612),
+        student=Score((0.661, 0.635), 0.648),
         controls={
-            "zero_code": DiceScore(0.597, (0.604, 0.590)),
-            "shuffled_codes": DiceScore(0.6, (0.608, 0.592)),
-            "public_only": DiceScore(0.595, (0.601, 0.589)),
+            "zero_code": Score((0.604, 0.590), 0.597),
+            "shuffled_codes": Score((0.608, 0.592), 0.6),
+            "public_only": Score((0.601, 0.589), 0.595),
         },
-        decoded_labels=DiceScore(0.631, (0.645, 0.617)),
+        decoded_labels=Score((0.645, 0.617), 0.631),
         daemons=(
             DaemonFact("superlink", 41201),
             DaemonFact("superexec", 41233),

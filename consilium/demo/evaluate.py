@@ -26,15 +26,15 @@ from common.data.msd import Case, case_id, nifti_files, read_dataset
 from common.data.split import read_left_out
 from common.data.volume import load_label, load_volume
 from common.events import read_events
-from common.metrics import Score, Structures, dice_per_class, hd95_mm, mean_present, score
+from common.metrics import Structures, dice_per_class, hd95_mm, mean_present, score
 from common.models.fit import one_hot, predict
 from common.privacy.accounting import Guarantee
+from common.worth import Score
 from consilium.demo.federation import Federation
 from consilium.demo.options import DemoOptions, Places, dataset_of
 from consilium.reports.report_facts import (
     CaseDice,
     DaemonFact,
-    DiceScore,
     NamedScore,
     ReportFacts,
     SiteFact,
@@ -124,7 +124,7 @@ def report_facts(
     members = study.data.members
     test, images, truths = tested.cases, tested.images, tested.truths
     mean_shape = _hard(_mean_shape(places, study))
-    scores = {name: _dice(one) for name, one in kept_scores(workspace).items()}
+    scores = kept_scores(workspace)
     student = load_student(study, workspace.student_dir)
     maps = [predict(student, image) for image in images]
     predictions = [_hard(one) for one in maps]
@@ -229,10 +229,10 @@ def _score(
     structures: Structures,
     *,
     spacing_mm: Triple | None = None,
-) -> DiceScore:
+) -> Score:
     """Return the Dice of predictions; if ``spacing_mm`` is given, their HD95 as well."""
     far = () if spacing_mm is None else _distances(predictions, truths, structures, spacing_mm=spacing_mm)
-    return replace(_dice(score(predictions, truths, structures)), hd95_mm=far)
+    return replace(score(predictions, truths, structures), hd95_mm=far)
 
 
 def _distances(
@@ -241,10 +241,6 @@ def _distances(
     """Compute every structure's mean HD95 over the cases in which both maps contain it."""
     each = [hd95_mm(a, b, structures, spacing_mm=spacing_mm) for a, b in zip(predictions, truths, strict=True)]
     return tuple(mean_present(d for d in column if not math.isinf(d)) for column in zip(*each, strict=True))
-
-
-def _dice(one: Score) -> DiceScore:
-    return DiceScore(one.mean, one.per_class, one.cases)
 
 
 def _hard(probabilities: np.ndarray) -> np.ndarray:

@@ -25,8 +25,7 @@ from consilium.memory.given import array_given, images_given, label_map_given, l
 if TYPE_CHECKING:
     import torch
 
-    from common.metrics import Score
-    from common.worth import Worth
+    from common.worth import Score, Worth
 
 SEED = 0
 STUDENT = "student"

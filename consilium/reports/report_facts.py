@@ -16,7 +16,7 @@ from common.config import Study
 from common.data.dataset import Problem
 from common.errors import InvalidInput
 from common.ledger.spending import Spending
-from common.worth import ONE_RUN, GainWord, Worth, case_mean, over_best
+from common.worth import ONE_RUN, GainWord, Score, Worth, case_mean, over_best
 from consilium.reports.report_pictures import Picture
 from server.study.consent_text import BatchRoster
 
@@ -34,28 +34,11 @@ CONTROLS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class DiceScore:
-    """Dice on the test set.
-
-    Attributes:
-        mean: Mean over structures and cases; NaN if it could not be computed.
-        per_class: Mean of each structure, in the order of the study's labels 1, 2, …
-        cases: Mean of each case; the order is the same in all scores.
-        hd95_mm: HD95 in mm of each structure, over the cases in which both maps contain it; empty if not computed.
-    """
-
-    mean: float
-    per_class: tuple[float, ...]
-    cases: tuple[float, ...] = ()
-    hd95_mm: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class NamedScore:
     """A teacher's name and Dice."""
 
     name: str
-    score: DiceScore
+    score: Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +121,11 @@ class ReportFacts:
     queries: int
     voters: int
     teachers: tuple[NamedScore, ...]
-    ensemble: DiceScore
-    mean_shape: DiceScore
-    student: DiceScore
-    controls: Mapping[str, DiceScore | None]
-    decoded_labels: DiceScore | None
+    ensemble: Score
+    mean_shape: Score
+    student: Score
+    controls: Mapping[str, Score | None]
+    decoded_labels: Score | None
     daemons: tuple[DaemonFact, ...]
     refused_node: str
     sites: tuple[SiteFact, ...]
@@ -176,12 +159,12 @@ class ReportFacts:
         return self.study.data.structures
 
     @property
-    def mean_teacher(self) -> DiceScore | None:
+    def mean_teacher(self) -> Score | None:
         """Mean of the teachers' scores, in which NaN is ignored; None without teachers."""
         if not self.teachers:
             return None
         columns = zip(*(teacher.score.per_class for teacher in self.teachers), strict=True)
-        return DiceScore(_mean([teacher.score.mean for teacher in self.teachers]), tuple(map(_mean, columns)))
+        return Score(tuple(map(_mean, columns)), _mean([teacher.score.mean for teacher in self.teachers]))
 
     @property
     def worth(self) -> Worth | None:

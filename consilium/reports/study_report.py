@@ -28,7 +28,8 @@ from common.privacy.mechanism import AccountantName
 from common.protocol_terms import protocol_name, terms_of
 from common.study_mechanism import sealed_sentences, study_mechanism
 from common.wording import duration
-from consilium.reports.report_facts import CONTROLS, DiceScore, ReportFacts
+from common.worth import Score
+from consilium.reports.report_facts import CONTROLS, ReportFacts
 from consilium.reports.report_pictures import draw_pictures
 from server.study.consent_text import BatchRoster, sealed_facts
 
@@ -51,7 +52,7 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
     """Return the report as plain values for JSON; figures that are not finite are None."""
     study = facts.study
 
-    def dice(score: DiceScore) -> dict[str, object]:
+    def dice(score: Score) -> dict[str, object]:
         per_class = dict(zip(facts.labels, score.per_class, strict=True))
         cases = {"cases": list(score.cases)} if score.cases else {}
         far = {"hd95_mm": dict(zip(facts.labels, score.hd95_mm, strict=True))} if score.hd95_mm else {}
@@ -192,7 +193,7 @@ CONTROLS_NOTE = (
 @dataclass(frozen=True, slots=True)
 class DiceRow:
     name: str
-    score: DiceScore
+    score: Score
     note: str = ""
 
 
@@ -214,7 +215,7 @@ def _dice_groups(facts: ReportFacts) -> tuple[DiceGroup, ...]:
     if facts.mean_teacher is not None:
         seen.append(DiceRow("Mean teacher", facts.mean_teacher, f"average of {len(facts.teachers)}"))
     seen += [DiceRow(f"Teacher {teacher.name}", teacher.score) for teacher in facts.teachers]
-    missing = DiceScore(math.nan, (math.nan,) * len(facts.labels))
+    missing = Score((math.nan,) * len(facts.labels), math.nan)
     controls = []
     for name, (title, note) in _controls(facts.study).items():
         score = facts.controls[name]

@@ -14,10 +14,10 @@ import numpy as np
 
 from common.calibration import NOTHING, reliability
 from common.data.volume import example_from_bytes
-from common.metrics import Score, dice_per_class, hd95_mm, score
+from common.metrics import dice_per_class, hd95_mm, score
 from common.models.fit import predict
 from common.objects import finite, write_json
-from common.worth import Worth, case_mean, over_best
+from common.worth import Score, Worth, case_mean, over_best
 from server.postprocess.networks import control_trained, load_control, load_student
 from server.protocols.controls import STUDENT, controls_of
 from server.public.kept import read_record

@@ -16,7 +16,7 @@ from common.ledger.rollback_guard import standing_path
 from common.objects import read_regular
 from common.reading import parse_json
 from common.study_facts import StudyFacts, study_facts
-from common.worth import Worth, case_mean, over_best
+from common.worth import Score, Worth, case_mean, over_best
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 
@@ -39,19 +39,6 @@ class Measured:
         """Return a line with the Dice of the student and of every control."""
         each = [f"{name.replace('_', ' ')} {dice:.3f}" for name, dice in self.controls.items()]
         return f"student {self.worth.student:.3f}; controls: {', '.join(each)}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """A network's Dice as a report states it: the mean, and the value of each case (NaN if a case has none)."""
-
-    mean: float
-    cases: tuple[float, ...]
-
-    @classmethod
-    def of(cls, stated: Mapping[str, Any]) -> _Scored:
-        cases = (float("nan") if value is None else _dice(value) for value in stated.get("cases") or ())
-        return cls(_dice(stated["mean"]), tuple(cases))
 
 
 def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
@@ -124,9 +111,15 @@ def read_measured(root: Path, study_id: str) -> Measured | None:
 
 
 def _measured(report: dict[str, Any]) -> Measured | None:
-    scored = {str(name): _Scored.of(one["dice"]) for name, one in report["controls"].items() if one["dice"] is not None}
-    found = over_best(_Scored.of(report["student"]["dice"]), scored)
+    scored = {str(name): _score(one["dice"]) for name, one in report["controls"].items() if one["dice"] is not None}
+    found = over_best(_score(report["student"]["dice"]), scored)
     return None if found is None else Measured(found, {name: case_mean(one) for name, one in scored.items()})
+
+
+def _score(stated: Mapping[str, Any]) -> Score:
+    """Return a network's Dice as a report states it: the mean, and the value of each case (NaN if a case has none)."""
+    cases = (float("nan") if value is None else _dice(value) for value in stated.get("cases") or ())
+    return Score((), _dice(stated["mean"]), tuple(cases))
 
 
 def _dice(value: Any) -> float:

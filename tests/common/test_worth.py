@@ -8,8 +8,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from common.errors import InvalidInput
-from common.metrics import Score
-from common.worth import GainWord, Worth, over_best, worth
+from common.worth import GainWord, Score, Worth, over_best, worth
 
 OURS, THEIRS = [0.71, 0.64, 0.8, 0.69, 0.75], [0.66, 0.66, 0.71, 0.65, 0.72]
 

@@ -25,10 +25,9 @@ from common.privacy.accounting import max_mu_squared
 from common.privacy.consent import guess_right_at_most
 from common.privacy.figures import percent_text
 from common.privacy.mechanism import Budget, Relation, Unit
-from common.worth import ONE_RUN
+from common.worth import ONE_RUN, Score
 from consilium.demo.evaluate import shown_cases
 from consilium.reports.certificate import in_words
-from consilium.reports.report_facts import DiceScore
 from consilium.reports.report_pictures import Picture
 from consilium.reports.study_report import CONTROLS_NOTE, render_html, write_report
 from tests.report_facts import make_facts
@@ -97,7 +96,7 @@ def test_json_has_the_promised_keys(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_is_not_a_number_is_null_in_json_and_a_dash_on_the_page(tmp_path: Path) -> None:
-    facts = replace(make_facts(pictures=0), student=DiceScore(NAN, (NAN, 0.5)), seconds={"collect": math.inf})
+    facts = replace(make_facts(pictures=0), student=Score((NAN, 0.5), NAN), seconds={"collect": math.inf})
     facts = replace(facts, decoded_labels=None)
     write_report(tmp_path, facts)
 
@@ -242,7 +241,7 @@ def test_protection_is_described_for_its_unit_and_relation(unit: str, relation: 
 
 
 def test_the_student_stands_beside_the_mean_shape_without_a_second_verdict() -> None:
-    facts = replace(make_facts(pictures=0), student=DiceScore(0.60, (0.6, 0.6)))
+    facts = replace(make_facts(pictures=0), student=Score((0.6, 0.6), 0.60))
     text = Outline(render_html(facts)).text
     assert re.search("student .*0.600, the mean shape 0.612", text)
     assert "taught it nothing" not in text
@@ -251,12 +250,12 @@ def test_the_student_stands_beside_the_mean_shape_without_a_second_verdict() -> 
 
 
 def test_the_headline_says_when_most_single_teachers_are_better_and_how_bad_the_worst_case_is() -> None:
-    facts = replace(make_facts(pictures=0), student=DiceScore(0.05, (0.05, 0.05), cases=(0.01, 0.05, 0.09)))
+    facts = replace(make_facts(pictures=0), student=Score((0.05, 0.05), 0.05, cases=(0.01, 0.05, 0.09)))
     text = Outline(render_html(facts)).text
     count = len(facts.teachers)
     assert f"{count} of the {count} single teachers" in text
     assert re.search("0.010 on the worst of 3 .*median is 0.050", text)
-    best = replace(facts, student=DiceScore(0.999, (0.999, 0.999)))
+    best = replace(facts, student=Score((0.999, 0.999), 0.999))
     assert not re.search("[0-9] single teachers", Outline(render_html(best)).text)
 
 
@@ -291,7 +290,7 @@ def test_page_says_that_the_gain_over_the_controls_counts(page: str) -> None:
 
 def test_a_student_no_better_than_a_control_is_said_to_be_so_however_good_it_is() -> None:
     facts = make_facts(pictures=0)
-    facts = replace(facts, controls={**facts.controls, "zero_code": DiceScore(0.66, (0.66, 0.66))})
+    facts = replace(facts, controls={**facts.controls, "zero_code": Score((0.66, 0.66), 0.66)})
     text = Outline(render_html(facts)).text
     assert re.search(r"not proven over .*zero code: -0\.012 Dice", text)
 

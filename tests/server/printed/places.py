@@ -21,11 +21,12 @@ from typer.testing import CliRunner
 from common.errors import LedgerCorrupt
 from common.models.bundle_configs import readme
 from common.models.bundle_facts import BundlePrivacy
+from common.worth import Score
 from consilium.cli.ledger import verify_app
 from consilium.cli.study import study_app
 from consilium.reports.certificate import certificate_facts
 from consilium.reports.certificate_paper import certificate_paper
-from consilium.reports.report_facts import CONTROLS, DiceScore, ReportFacts, SiteFact
+from consilium.reports.report_facts import CONTROLS, ReportFacts, SiteFact
 from consilium.reports.study_report import render_html, report_json
 from server.dashboard.app import Options, create_app
 from server.dashboard.auth import Role, Session
@@ -350,11 +351,11 @@ def report_facts(
 ) -> ReportFacts:
     """A report of the study, with these Dice case by case."""
 
-    def scored(cases: tuple[float, ...]) -> DiceScore:
+    def scored(cases: tuple[float, ...]) -> Score:
         mean = sum(cases) / len(cases)
-        return DiceScore(mean, (mean,), cases)
+        return Score((mean,), mean, cases)
 
-    study, score = seen.workspace.study(), DiceScore(0.5, (0.5,))
+    study, score = seen.workspace.study(), Score((0.5,), 0.5)
     with Ledger.open(seen.workspace.ledger_file) as ledger:
         answers, found = ledger.answers(study.id), ledger.study_facts(study)
     return ReportFacts(

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from common.metrics import Score
 from common.study_facts import StudyFacts
-from common.worth import GainWord, Worth
+from common.worth import GainWord, Score, Worth
 from consilium.reports.certificate import certificate_facts
 from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.report_facts import CONTROLS, DiceScore
