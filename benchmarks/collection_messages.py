@@ -48,10 +48,10 @@ class SlowNodes:
 
         def handle(node: int, message: bytes, slower: float) -> None:
             worker = self._workers[node]
-            body = worker.asked(message)
+            body = worker.open_request(message)
             request, reply = part(body, CodesRequest), worker.handle(body)
             time.sleep(slower * (MESSAGE_S + self._query_s * (len(request.queries) if request else 0)))
-            replies.put(Reply(node_id=node, body=worker.replied(reply, request=message)))
+            replies.put(Reply(node_id=node, body=worker.sign_reply(reply, request=message)))
 
         self.messages += len(bodies)
         for node, body in bodies.items():

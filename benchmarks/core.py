@@ -25,7 +25,7 @@ import server.aggregation.exchange as exchange
 from benchmarks.run import RATIO, Figure, figure, measured_alone, memory_mib
 from common.canonical import sha256_bytes
 from common.config import CollectionConfig
-from common.envelope import answered, body_of
+from common.envelope import body_of, sign_reply
 from common.events import EventLog
 from common.ledger.keys import public_hex
 from common.messages import (
@@ -117,7 +117,7 @@ class RecordedSites:
         parts = asked.parts if isinstance(asked, Several) else (asked,)
         said = tuple(self._answer(node, site, part) for part in parts)
         body = encode(Several(said) if isinstance(asked, Several) else said[0])
-        return answered(body, sign=key.sign, site=site.name, request=message)
+        return sign_reply(body, sign=key.sign, site=site.name, request=message)
 
     def _answer(self, node: int, site: Site, part: Part) -> Part:
         if isinstance(part, Receipts) and part.receipts:
@@ -191,7 +191,7 @@ def federation(
         )
         for name in ("missing", "_message"):
             meter.wrap(ReceiptDelivery, name, "receipts")
-        for name, stage in (("encode", "questions"), ("asked", "questions"), ("open_answered", "replies")):
+        for name, stage in (("encode", "questions"), ("sign_request", "questions"), ("open_reply", "replies")):
             meter.wrap(exchange, name, stage)
         meter.wrap(exchange, "decode", "replies")
         meter.wrap(Aggregator, "_open_reply", "codes")

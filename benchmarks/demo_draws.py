@@ -125,7 +125,7 @@ class World:
             public, answers = self.ask(picks, push=push, kind=kind)
         except Refused:
             return ["the sum is refused as spoiled"]
-        weighed = protocol_of(public.study).aggregate(public, answers).weighed()
+        weighed = protocol_of(public.study).aggregate(public, answers).plausibility()
         assert weighed is not None
         return list(weighed.warnings)
 
@@ -149,7 +149,7 @@ class World:
             asked = Asked(public, answers, len(self.codes))
             student = self.dice(asked.student().model)
             controls = {name: self.dice(network.model) for name, network in asked.controls().items()}
-            weighed = protocol_of(public.study).aggregate(public, answers).weighed()
+            weighed = protocol_of(public.study).aggregate(public, answers).plausibility()
             found = over_best(student, controls)
             assert found is not None
             assert weighed is not None

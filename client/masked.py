@@ -25,7 +25,7 @@ from common.privacy.gaussian import Sampler
 from common.privacy.mechanism import QuerySpec
 
 
-def strangers(offered: tuple[Peer, ...], *, me: str, confirmed: Mapping[str, str]) -> tuple[str, ...]:
+def unconfirmed_peers(offered: tuple[Peer, ...], *, me: str, confirmed: Mapping[str, str]) -> tuple[str, ...]:
     """Return the other hospitals in an offer whose keys nobody at this site has confirmed.
 
     Args:

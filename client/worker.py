@@ -35,13 +35,13 @@ from numpy.typing import NDArray
 
 from client.declined import Declined
 from client.ledger.site_ledger import SiteLedger
-from client.masked import check_roster, masked_code, strangers
+from client.masked import check_roster, masked_code, unconfirmed_peers
 from client.policy import Consent, SiteConfig, review
 from client.witnessing import Witnessing
 from common import __version__
 from common.codecs.codec import Codec, load_codec
 from common.config import DataConfig
-from common.envelope import answered, open_asked
+from common.envelope import open_request, sign_reply
 from common.errors import SAME_VERSION, ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.evidence import sign_word
 from common.ledger.receipts import Receipt
@@ -196,9 +196,9 @@ class Worker:
             InvalidInput: If the message cannot be read.
             LedgerCorrupt: If a receipt in the message contradicts the site's record.
         """
-        return self.replied(self.handle(self.asked(message)), request=message)
+        return self.sign_reply(self.handle(self.open_request(message)), request=message)
 
-    def asked(self, message: bytes) -> bytes:
+    def open_request(self, message: bytes) -> bytes:
         """Check a message's signature and return its body.
 
         Args:
@@ -210,9 +210,9 @@ class Worker:
         Raises:
             Refused: If the server did not sign it for this site.
         """
-        return open_asked(message, keys=self._config.server.signing_public_keys, site=self._config.site)
+        return open_request(message, keys=self._config.server.signing_public_keys, site=self._config.site)
 
-    def replied(self, body: bytes, *, request: bytes) -> bytes:
+    def sign_reply(self, body: bytes, *, request: bytes) -> bytes:
         """Sign a body as this site's reply.
 
         Args:
@@ -222,7 +222,7 @@ class Worker:
         Returns:
             The signed reply.
         """
-        return answered(body, sign=self._ledger.sign, site=self._config.site, request=request)
+        return sign_reply(body, sign=self._ledger.sign, site=self._config.site, request=request)
 
     def handle(self, body: bytes) -> bytes:
         """Handle the body of a message whose signature was checked, and return the body of the reply, not yet signed.
@@ -311,7 +311,7 @@ class Worker:
         unknown: tuple[str, ...] = ()
         if peers and study == self._consent.study.id:
             self._note_peers(peers)
-            unknown = strangers(peers, me=self._config.site, confirmed=self._ledger.peers(study))
+            unknown = unconfirmed_peers(peers, me=self._config.site, confirmed=self._ledger.peers(study))
         reason = self._declined.reason(offer, now=self._now()) or self._decide(offer, unknown)
         self._declined.note(offer, reason)
         draw, mask = offer.draw_id, None

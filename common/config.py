@@ -19,7 +19,7 @@ from common.data_config import DataConfig as DataConfig
 from common.errors import InvalidInput
 from common.privacy.figures import epsilon_text
 from common.privacy.mechanism import HONEST_SITES, MAX_VOTERS_PER_SITE, AccountantName, Budget, Relation, Unit
-from common.protocol_terms import CODECS, ProtocolTerms, asked_by, asked_by_one_that, protocol_name, terms_of
+from common.protocol_terms import CODECS, ProtocolTerms, choosing_line, choosing_lines, protocol_name, terms_of
 from common.reading import MAX_TOML_BYTES, as_path, parse_toml, parsing, read_text
 from common.sections import TomlSection, check_ranges, check_types, no_unknown, read_section
 from common.stated_budget import StatedBudget
@@ -172,12 +172,12 @@ class CodecConfig(TomlSection):
         ranges = {"radius": (2**-8, 2**10), "max_dimension": (1, 4096), "augmentations": (0, 10_000)}
         check_ranges(self, ranges | {"dimension": (0, longest)}, where="codec")
         if terms.codecs and self.name not in terms.codecs:
-            limit = f"{', '.join(terms.codecs)}, because the study has {asked_by(self.protocol_name)}"
+            limit = f"{', '.join(terms.codecs)}, because the study has {choosing_line(self.protocol_name)}"
             raise InvalidInput("codec.name", value=self.name, limit=limit)
         if self.name not in CODECS:
             raise InvalidInput("codec.name", value=self.name, limit=", ".join(sorted(CODECS)))
         if not 0 <= self.paired <= (1000 if terms.pairs else 0):
-            limit = f"0 to 1000 with {asked_by_one_that('pairs')}, otherwise 0"
+            limit = f"0 to 1000 with {choosing_lines('pairs')}, otherwise 0"
             raise InvalidInput("codec.paired", value=self.paired, limit=limit)
 
     @property
@@ -452,7 +452,7 @@ class Study:
             or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in self.name)
         ):
             raise InvalidInput("study name", value=self.name, limit="1 to 64 letters, digits, '-', '_', '.'")
-        asked, terms = asked_by(self.codec.protocol_name), self.codec.terms
+        asked, terms = choosing_line(self.codec.protocol_name), self.codec.terms
         if terms.most_rounds is not None and self.privacy.planned_queries > terms.most_rounds:
             raise InvalidInput(
                 "privacy.planned_queries",
@@ -475,7 +475,7 @@ class Study:
         if self.pool.epsilon == self.privacy.epsilon:  # both mean the same, so both have one id
             object.__setattr__(self, "pool", PoolConfig())
         if self.data.finer > 1 and (not terms.finer or self.codec.paired):
-            limit = f"1, unless the study has {asked_by_one_that('finer')} and codec.paired = 0"
+            limit = f"1, unless the study has {choosing_lines('finer')} and codec.paired = 0"
             raise InvalidInput("data.finer", value=self.data.finer, limit=limit)
 
     @classmethod

@@ -28,7 +28,7 @@ Sign = Callable[[bytes], bytes]
 """A function that returns the Ed25519 signature (64 bytes) of a statement."""
 
 
-def asked(body: bytes, *, sign: Sign, site: str) -> bytes:
+def sign_request(body: bytes, *, sign: Sign, site: str) -> bytes:
     """Sign a request of the server to one site.
 
     Args:
@@ -42,7 +42,7 @@ def asked(body: bytes, *, sign: Sign, site: str) -> bytes:
     return sign(_question(body, site=site)) + body
 
 
-def open_asked(message: bytes, *, keys: Iterable[Ed25519PublicKey], site: str) -> bytes:
+def open_request(message: bytes, *, keys: Iterable[Ed25519PublicKey], site: str) -> bytes:
     """Check a request that a site received.
 
     Args:
@@ -59,7 +59,7 @@ def open_asked(message: bytes, *, keys: Iterable[Ed25519PublicKey], site: str) -
     return _opened(message, keys=keys, statement=_question(body_of(message), site=site))
 
 
-def answered(body: bytes, *, sign: Sign, site: str, request: bytes) -> bytes:
+def sign_reply(body: bytes, *, sign: Sign, site: str, request: bytes) -> bytes:
     """Sign a site's reply to a request.
 
     Args:
@@ -74,7 +74,7 @@ def answered(body: bytes, *, sign: Sign, site: str, request: bytes) -> bytes:
     return sign(_answer(body, site=site, request_sha256=sha256_bytes(request))) + body
 
 
-def open_answered(message: bytes, *, key: Ed25519PublicKey, site: str, request_sha256: str) -> bytes:
+def open_reply(message: bytes, *, key: Ed25519PublicKey, site: str, request_sha256: str) -> bytes:
     """Check a reply that the server received.
 
     Args:

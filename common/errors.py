@@ -13,7 +13,7 @@ An error states what was wrong, the value, the limit and the remedy. It never co
 
 Commands use further exit codes: 0 done, 1 unexpected failure, 8 `site doctor` found something to repair, 10 `site
 evaluate --strict` found a student that should not be used, 11 a `dispute` found evidence against a hospital, 12
-`predict` left out some files.
+`predict` left out some files, 130 interrupted.
 """
 
 from __future__ import annotations

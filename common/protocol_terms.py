@@ -37,8 +37,8 @@ class Prospects:
     They were measured on the tasks in docs/utility.md.
 
     Attributes:
-        asked: What a query asks, as a part of a plan's sentence.
-        told: What the teachers contribute, as a part of a plan's sentence.
+        query: Name of a query in a plan's sentence, such as "a joint query".
+        knowledge: What the answers carry, as a part of the same sentence.
         placed: True if the protocol suits tasks whose structures overlap in the public label maps; False if it suits
             the other tasks.
         fitted: True if the planner's formula for the gain was fitted to measurements with this protocol.
@@ -47,8 +47,8 @@ class Prospects:
             spectrum of a tangent kernel.
     """
 
-    asked: str
-    told: str
+    query: str
+    knowledge: str
     placed: bool
     fitted: bool
     rehearsal: str
@@ -62,7 +62,7 @@ class ProtocolTerms:
     Attributes:
         site: ``module:class`` that a site runs, imported on first use.
         server: ``module:class`` that the server runs. A site never imports it.
-        said: Line that chooses the protocol in a study's file, if it is not ``codec.protocol = NAME``.
+        line: Line that chooses the protocol in a study's file, if it is not ``codec.protocol = NAME``.
         codecs: Codecs that it can use; empty for all.
         framed: True if a query covers all public volumes and its codes are relative to a frame. Planned queries are
             then rounds, and the variances of a code's coordinates are proportional to those of the public shapes.
@@ -80,7 +80,7 @@ class ProtocolTerms:
 
     site: str
     server: str
-    said: str = ""
+    line: str = ""
     codecs: tuple[str, ...] = ()
     framed: bool = False
     most_rounds: int | None = None
@@ -106,8 +106,8 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
             student={"steps": 1200, "augmentation": "wide"},
             scattered={"steps": 400, "augmentation": "wide-mirror"},
             prospects=Prospects(
-                asked="an appearance query",
-                told="what structures look like",
+                query="an appearance query",
+                knowledge="what structures look like",
                 placed=False,
                 fitted=False,
                 rehearsal="server.protocols.appearance.rehearsed:begin",
@@ -117,7 +117,7 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
         "joint": ProtocolTerms(
             "common.protocols.joint:JointSite",
             "server.protocols.joint.protocol:Joint",
-            said="codec.joint = true",
+            line="codec.joint = true",
             codecs=("pca",),
             framed=True,
             most_rounds=MAX_JOINT_ROUNDS,
@@ -127,8 +127,8 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
             teacher={"steps": 150, "learning_rate": 5e-3},
             student={"steps": 1200},
             prospects=Prospects(
-                asked="a joint query",
-                told="what teachers know beyond public data",
+                query="a joint query",
+                knowledge="what teachers know beyond public data",
                 placed=True,
                 fitted=True,
                 rehearsal="server.protocols.joint.rehearsed:begin",
@@ -139,7 +139,7 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
 """Every protocol by its name."""
 
 
-class SaysProtocol(Protocol):
+class HasProtocol(Protocol):
     """Interface of a codec section: its two keys ``joint`` and ``protocol``, which choose the query protocol."""
 
     @property
@@ -148,7 +148,7 @@ class SaysProtocol(Protocol):
     def protocol(self) -> str: ...
 
 
-def protocol_name(codec: SaysProtocol) -> str:
+def protocol_name(codec: HasProtocol) -> str:
     """Return the name of the protocol that a codec section chooses.
 
     Args:
@@ -165,7 +165,7 @@ def protocol_name(codec: SaysProtocol) -> str:
         raise InvalidInput(
             "codec.protocol",
             value=codec.protocol,
-            limit=f"no protocol in a file that also has {asked_by('joint')}",
+            limit=f"no protocol in a file that also has {choosing_line('joint')}",
             remedy="remove one of the two lines",
         )
     return codec.protocol or ("joint" if codec.joint else PLAIN)
@@ -223,7 +223,7 @@ def terms_of(name: str) -> ProtocolTerms:
     return PROTOCOLS[name]
 
 
-def asked_by(name: str) -> str:
+def choosing_line(name: str) -> str:
     """Return the line that chooses a protocol in a study's file.
 
     Args:
@@ -232,13 +232,13 @@ def asked_by(name: str) -> str:
     Returns:
         A line of TOML.
 
-    >>> asked_by("appearance")
+    >>> choosing_line("appearance")
     'codec.protocol = "appearance"'
     """
-    return terms_of(name).said or f'codec.protocol = "{name}"'
+    return terms_of(name).line or f'codec.protocol = "{name}"'
 
 
-def asked_by_one_that(need: str) -> str:
+def choosing_lines(need: str) -> str:
     """Return the lines that choose a protocol with a given capability in a study's file.
 
     Args:
@@ -247,7 +247,7 @@ def asked_by_one_that(need: str) -> str:
     Returns:
         Lines of TOML joined by "or".
     """
-    return " or ".join(asked_by(name) for name, terms in PROTOCOLS.items() if getattr(terms, need))
+    return " or ".join(choosing_line(name) for name, terms in PROTOCOLS.items() if getattr(terms, need))
 
 
 def suited(*, placed: bool) -> str:

@@ -31,8 +31,8 @@ def usual_verdicts(quorum: int, *, sealed: bool) -> int:
         sealed: True for a sealed study.
 
     Returns:
-        In a sealed study, more than half of the quorum, so that the colluders alone cannot release a student. In an
-        open study, 0, because there the server tests every code.
+        In a sealed study, more than half of the quorum, so that no hospital alone can release a student. In an open
+        study, 0, because there the server tests every code.
 
     >>> usual_verdicts(5, sealed=True), usual_verdicts(5, sealed=False)
     (3, 0)

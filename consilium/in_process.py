@@ -70,14 +70,14 @@ class Wire:
     def _handled(self, node: int, message: bytes) -> Reply:
         worker = self.workers[node]
         try:
-            body = worker.asked(message)
+            body = worker.open_request(message)
             reply = self.intercept(node, body, worker.handle(body))
         except ConsiliumError:
             reply = None
         if reply is None:
             return Reply(node, None, problem="deadline")
         self.replies.append((node, reply))
-        return Reply(node, worker.replied(reply, request=message))
+        return Reply(node, worker.sign_reply(reply, request=message))
 
 
 def site_config(

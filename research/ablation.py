@@ -26,7 +26,7 @@ from research.bench import Bench
 from research.kept import array_hash
 from research.setting import RECIPE
 from research.utility import BenchAnswers
-from server.protocols.joint.belief import believed
+from server.protocols.joint.belief import estimated_codes
 from server.protocols.joint.kernel import coordinates
 from server.protocols.public_start import RESIDUAL, SPREAD, STUDENT_PASSES, TEMPERATURE, Start, codes_of
 from server.protocols.rounds import observation, round_query
@@ -148,7 +148,7 @@ def _told(
     vote: Vote = lambda encoder, _query, voter: encoder.of_voter(codes[voter])  # noqa: E731
     with bench.asking(start, frame) as public:
         answers = ask(public, vote, voters=len(codes), draw=partial(_drawn, bench, variant))
-        return believed(public, answers)[1]
+        return estimated_codes(public, answers)[1]
 
 
 def _unshrunk(

@@ -23,7 +23,7 @@ from common.codecs import Codec, fit_codec, load_codec
 from common.codecs.pca import PcaCodec
 from common.config import DataConfig, TrainingConfig
 from common.metrics import score
-from common.models.fit import NEAR, fit, near, one_hot, predict
+from common.models.fit import NEAR, average_with_start, fit, one_hot, predict
 from common.models.unet import build_unet, load_weights, save_weights
 from common.objects import ObjectStore, write_atomically
 from common.protocols.appearance import AppearanceEncoder, window_of
@@ -40,7 +40,7 @@ from server.protocols.public_start import (
     SPREAD,
     STUDENT_PASSES,
     TEMPERATURE,
-    Beside,
+    PairTraining,
     Start,
     codes_of,
     joint_frame,
@@ -252,7 +252,7 @@ class Bench:
         targets = np.stack([one_hot(label, self.classes) for label in part.labels])
         fit(model, part.images, targets, self.setting.teacher, seed=seed)
         if start is not None and self.paired is not None:
-            near(start.model.state_dict(), model)
+            average_with_start(start.model.state_dict(), model)
         return model
 
     def codes(self, teachers: list[torch.nn.Module], *, temperature: float | None = None) -> Float[np.ndarray, "k n l"]:
@@ -307,7 +307,7 @@ class Bench:
         """Return a joint query's student that is trained on these codes; see :meth:`taught`."""
         recipe, beside = self.setting.student, None
         if self.paired is not None:
-            beside = Beside(self.paired, self.alone(start))
+            beside = PairTraining(self.paired, self.alone(start))
         return refine(
             start.model, self.images, self.linear, codes, recipe, seed=self.seed, beside=beside, passes=passes
         )

@@ -37,7 +37,7 @@ from research.kept import Numbers, weights_hash
 from research.setting import Setting, settings_json
 from research.table import heading, paired
 from server.protocols.decode import labels_of
-from server.protocols.joint.belief import believed
+from server.protocols.joint.belief import estimated_codes
 from server.protocols.plausible import Plausible
 from server.protocols.public_start import TEMPERATURE, Start
 from server.protocols.rounds import surprise
@@ -148,7 +148,7 @@ def ask(bench: Bench, start: Start, frame: Frame, vote: Vote, *, draw: int) -> O
 
     with bench.asking(start, frame) as public:
         answers = ask_study(public, sent, voters=bench.voters, draw=noised)
-        return Outcome(believed(public, answers)[1], Plausible(*surprise(public, answers)))
+        return Outcome(estimated_codes(public, answers)[1], Plausible(*surprise(public, answers)))
 
 
 def _noise(bench: Bench, number: int, draw: int, size: int, noise_std: Fraction) -> Int64[np.ndarray, "d"]:

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from common.errors import InvalidInput
 from common.wire import MESSAGE_TYPE, to_record
-from server.aggregation.inbox import Inbox, Post, post_of
+from server.aggregation.inbox import Inbox, SuperLinkCalls, superlink_calls
 from server.aggregation.relay import (
     FOLDER,
     SAME_VERSION,
@@ -55,7 +55,7 @@ def main(grid: Grid, context: Context) -> None:
     with _core(Path(os.environ[FOLDER])) as core, lifeline(core):
         send(core, RelayFrame(Kind.RUN, context.run_id))
         try:
-            status = relay(core, grid, post_of(grid))
+            status = relay(core, grid, superlink_calls(grid))
         except Exception:  # Flower keeps no log of a ServerApp, so the core logs the error
             with contextlib.suppress(OSError):
                 send(core, RelayFrame(Kind.FAILED, body=traceback.format_exc()[-4_000:].encode()))
@@ -64,7 +64,7 @@ def main(grid: Grid, context: Context) -> None:
         raise RuntimeError("the run failed; the study's event log states the reason")
 
 
-def relay(core: socket.socket, grid: Grid, post: Post) -> int:
+def relay(core: socket.socket, grid: Grid, post: SuperLinkCalls) -> int:
     """Answer the core's questions over Flower's Grid until the core ends the run.
 
     Args:

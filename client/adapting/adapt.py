@@ -31,7 +31,7 @@ import torch
 from client.adapting.adapted import Adapted, Figures
 from client.adapting.folder import FOLDER, NAME, REPORT
 from client.adapting.folder import TRAININGS as KEPT
-from client.adapting.material import Material, Own, Patient, material_of, own_patients, public_material
+from client.adapting.material import Material, Patient, SitePatients, material_of, own_patients, public_material
 from client.adapting.networks import Networks, Terms
 from client.adapting.report import write_report
 from client.adapting.seen_bundle import check_place, write_seen_bundle
@@ -216,7 +216,7 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
 
 
 def _scored_before(
-    options: AdaptOptions, config: SiteConfig, study: Study, bundle: Bundle, found: Own, material: Material
+    options: AdaptOptions, config: SiteConfig, study: Study, bundle: Bundle, found: SitePatients, material: Material
 ) -> Before:
     """Score the networks that need no training, each on every case once, and find out whether the cases fit them.
 

@@ -52,14 +52,14 @@ class Material:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class SitePatients:
     """A site's dataset with the study's labels and channels, and the scan ids of each patient who was not withdrawn."""
 
     dataset: Dataset
     scans: dict[str, tuple[str, ...]]
 
     def task(self, study: Study, directory: Path) -> VoterTask:
-        """Return a training task with all of these patients together, on the student's grid.
+        """Return a training task for all patients of :attr:`scans` together, on the student's grid.
 
         Args:
             study: The study.
@@ -84,7 +84,7 @@ class Own:
         )
 
 
-def own_patients(config: SiteConfig, study: Study, *, data: Path | None = None) -> Own:
+def own_patients(config: SiteConfig, study: Study, *, data: Path | None = None) -> SitePatients:
     """Open the site's dataset without patients who were withdrawn from the pool.
 
     The caller holds the lock of the teachers.
@@ -107,10 +107,10 @@ def own_patients(config: SiteConfig, study: Study, *, data: Path | None = None) 
     if data is None:
         check_scans(slots_file(config), scans, identity=dataset.patient_identity)
     left = deal_for_training(config, scans.keys(), identity=None if data else dataset.patient_identity)
-    return Own(dataset, {name: ids for name, ids in scans.items() if name not in left})
+    return SitePatients(dataset, {name: ids for name, ids in scans.items() if name not in left})
 
 
-def material_of(own: Own, study: Study, *, folder: Path, cache: VolumeCache) -> Material:
+def material_of(own: SitePatients, study: Study, *, folder: Path, cache: VolumeCache) -> Material:
     """Read every scan of the site's patients.
 
     Args:

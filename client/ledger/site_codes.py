@@ -82,7 +82,7 @@ class KeepsCodes(SiteFile):
             if computed_at is not None and self._books.teachers.last_withdrawal > computed_at:
                 return False
             data = code.astype("<i8").tobytes()
-            if self._books.teachers.code_stands(query_id):
+            if self._books.teachers.code_is_current(query_id):
                 if self._code_record(query_id).code_sha256 != sha256_bytes(data):
                     raise InvalidInput(
                         f"the code of query {query_id[:12]} differs from the stored one",
@@ -106,7 +106,7 @@ class KeepsCodes(SiteFile):
             LedgerCorrupt: If the stored bytes are not those on record.
         """
         check_hash(query_id)
-        if not self.books.teachers.code_stands(query_id):
+        if not self.books.teachers.code_is_current(query_id):
             return None
         seq, record = self._books.teachers.codes[query_id].seq, self._code_record(query_id)
         found = self._chain.payload(query_id)

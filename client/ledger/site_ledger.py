@@ -338,7 +338,7 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
         if books.alarms:
             return self._refuse(study_id, new, "alarm", word="paused")
         known = [books.reservations[query.id] for query in queries if query.id in books.reservations]
-        if draw is not None and any(draw <= (one.draw or 0) and not books.draw_stands(one, draw) for one in known):
+        if draw is not None and any(draw <= (one.draw or 0) and not books.draw_is_current(one, draw) for one in known):
             return Refused(
                 "old-draw",
                 "a later draw of this query was accepted, or this draw was accepted before the ledger was restored; to "
@@ -436,7 +436,7 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
                 "not-accepted",
                 f"query {query_id[:12]} was never accepted at this site for this server; to fix: {ASK_OPERATOR}",
             )
-        if draw != reservation.draw or (draw is not None and not self._books.draw_stands(reservation, draw)):
+        if draw != reservation.draw or (draw is not None and not self._books.draw_is_current(reservation, draw)):
             raise Refused(
                 "not-accepted",
                 f"the server requests another draw of query {query_id[:12]} than this site has accepted; to fix: "

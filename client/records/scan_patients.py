@@ -80,7 +80,7 @@ def check_scans(slots_file: Path, scans: Mapping[str, Iterable[str]], *, identit
 
 
 def check_identity(before: PatientIdentity, now: PatientIdentity, *, recognised: bool) -> None:
-    """Refuse a dataset that identifies patients in another way than before, so that patients get second slots.
+    """Refuse a dataset that identifies patients in another way than before, because they would get second slots.
 
     Args:
         before: How patients were identified when they were assigned to voters.

@@ -82,7 +82,7 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class MissedStructure:
     """A structure for which the student has Dice 0 in most cases.
 
     Attributes:
@@ -281,7 +281,9 @@ def codec_of(bundle: Path) -> str | None:
     return name if isinstance(name, str) and len(name) == 64 and set(name) <= set("0123456789abcdef") else None
 
 
-def gone(structures: Sequence[str], student: Sequence[Dice], *, who: str = "student") -> list[Gone]:
+def missed_structures(
+    structures: Sequence[str], student: Sequence[Dice], *, who: str = "student"
+) -> list[MissedStructure]:
     """Find the structures for which the student has Dice 0 in most cases. No reference is needed.
 
     Args:
@@ -298,7 +300,7 @@ def gone(structures: Sequence[str], student: Sequence[Dice], *, who: str = "stud
         present = [dice for dice in column if not math.isnan(dice)]
         missed = sum(dice == 0 for dice in present)
         if 2 * missed > len(present):
-            found.append(Gone(structure, len(present), missed, who))
+            found.append(MissedStructure(structure, len(present), missed, who))
     return found
 
 

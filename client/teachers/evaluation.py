@@ -34,12 +34,12 @@ from client.teachers.comparison import (
     OWN_TEACHERS,
     Answer,
     CaseComparison,
-    Gone,
+    MissedStructure,
     Missing,
     Reference,
     codec_of,
     compare,
-    gone,
+    missed_structures,
     references,
 )
 from client.teachers.evaluation_input import NOT_USED, PARTS, load_bundle, parts_of
@@ -138,7 +138,7 @@ class Evaluation:
         problems: Cases that could not be used.
         withdrawn: Number of labelled cases of withdrawn patients; they are not read.
         native: True if scored on each file's own voxels instead of the study's grid.
-        gone: Structures that the student misses in most cases.
+        missed: Structures that the student misses in most cases.
         comparisons: Comparisons with references.
         missing: References that could not be compared.
         reliability: Calibration of the student and of each reference by name; a reference is counted on cases it was
@@ -155,7 +155,7 @@ class Evaluation:
     problems: tuple[Problem, ...]
     withdrawn: int = 0
     native: bool = False
-    gone: tuple[Gone, ...] = ()
+    missed: tuple[MissedStructure, ...] = ()
     comparisons: tuple[CaseComparison, ...] = ()
     missing: tuple[Missing, ...] = ()
     reliability: Mapping[str, Reliability] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class Evaluation:
     def alarms(self) -> tuple[str, ...]:
         """The findings that make a verdict negative: structures that the student misses, then better public models."""
         worse = (comparison.sentence() for comparison in self.comparisons if comparison.alarming)
-        return (*(structure.sentence() for structure in self.gone), *worse)
+        return (*(structure.sentence() for structure in self.missed), *worse)
 
     @property
     def verdict(self) -> str | None:
@@ -234,7 +234,7 @@ class Evaluation:
         """What to do if this site's own teachers are better."""
         return ADAPTED_OWN_BETTER if self.adapted else OWN_BETTER
 
-    def told(self, comparison: CaseComparison) -> str:
+    def sentence_on(self, comparison: CaseComparison) -> str:
         """Return a comparison as a sentence; if the cases do not fit (:attr:`fit`), with figures but without a verdict.
 
         Args:
@@ -292,7 +292,7 @@ class Evaluation:
                 }
                 for score in self.scores
             ],
-            "comparisons": [{**one.to_json(), "sentence": self.told(one)} for one in self.comparisons],
+            "comparisons": [{**one.to_json(), "sentence": self.sentence_on(one)} for one in self.comparisons],
             "calibration": {
                 name: {"ece": one.error, "reliability": one.points} for name, one in self.reliability.items()
             },
@@ -399,7 +399,7 @@ def evaluate(
         student,
         tuple(problems),
         native=native,
-        gone=tuple(gone(structures, [score.dice for score in student], who=bundle.who)),
+        missed=tuple(missed_structures(structures, [score.dice for score in student], who=bundle.who)),
         comparisons=tuple(comparisons),
         missing=(*missing, *told_nothing),
         withdrawn=len(dataset.labelled) - len(there),

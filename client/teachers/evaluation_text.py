@@ -33,8 +33,8 @@ def comparison_lines(result: Evaluation) -> list[str]:
         lines.append(f"{len(result.unlike)} of {len(result.scores)} cases differ from every public volume:")
         lines += [f"  {case}: {how}" for case, how in list(result.unlike.items())[:MOST_NAMED]]
         lines += ["  the others are in evaluation.json"] if len(result.unlike) > MOST_NAMED else []
-    lines += [structure.sentence() for structure in result.gone]
-    lines += [result.told(comparison) for comparison in result.comparisons]
+    lines += [structure.sentence() for structure in result.missed]
+    lines += [result.sentence_on(comparison) for comparison in result.comparisons]
     if not any(comparison.public for comparison in result.comparisons):
         lines.append(f"the {result.who} cannot be compared with what public data alone gives:")
     lines += [f"not compared with {missing.name}: {missing.reason}" for missing in result.missing]

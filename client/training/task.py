@@ -50,7 +50,7 @@ class VoterTask:
         private: What a private training may spend; None for the standard trainer.
         start: File of public weights to begin from; None for random ones.
         paired: True if the start was trained on labelled public cases. Such a start knows more than a few patients can
-            teach, so the teacher is kept near the start (:func:`~common.models.fit.near`).
+            teach, so the teacher is kept near the start (:func:`~common.models.fit.average_with_start`).
         absent: The study's channels that the site does not have.
         site: Directory whose ledger counts a private training's steps; None without a ledger.
         leaves: True if the trained network may leave the hospital.

@@ -39,7 +39,7 @@ from common.data.volume import load_example
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES, VolumeCache, read, together
 from common.errors import InvalidInput
 from common.metrics import Structures, dice_per_class, mean_present
-from common.models.fit import NEAR, OnStep, near, predict
+from common.models.fit import NEAR, OnStep, average_with_start, predict
 from common.models.unet import input_weights, load_weights, network_for, save_weights, tensors_to_bytes
 from common.objects import finite, write_atomically, write_json
 from common.privacy.training import Neighbours, TrainingEvent, guarantee_of
@@ -167,7 +167,7 @@ def _keep_near(start: Path, model: torch.nn.Module, task: VoterTask, held_out: l
     begun = network_for(task.recipe, task.data)
     load_weights(start, begun)
     begun.to(next(model.parameters()).device)
-    near(begun.state_dict(), model)
+    average_with_start(begun.state_dict(), model)
     known = [_dice(each, held_out, recipe=task.recipe, structures=task.data.members) for each in (begun, model)]
     old, new = (mean_present(math.nan if dice is None else dice for dice in each) for each in known)
     if old > new:  # False if nothing was held out, since both are nan

@@ -6,7 +6,8 @@ The codec follows Fay et al. 2021, Algorithm 1, with four changes:
 2. The components are those of log-ratios, which are bounded; the paper's logits are not.
 3. Water-filling spreads the radius over the coordinates and chooses the length l of a code, which is at least 1. It
    replaces the threshold of the paper's eq (7). If the study's protocol uses frames (joint, appearance), the frame
-   spreads the radius instead: the codec then keeps every component, and a coordinate varies as its component does.
+   spreads the radius instead: the codec then keeps every component, and the coordinates' variances are proportional
+   to those of the components.
 4. Decoding shrinks every coordinate by its signal-to-noise ratio.
 
 Everything is computed from public label maps, the planned noise and a seed. The planner and the joint protocol use the
@@ -312,7 +313,8 @@ def water_fill(variances: Float[np.ndarray, "l"], *, noise_std: float, power: fl
 
     Args:
         variances: Variances λ_i of the components, positive and in descending order, shape [l].
-        noise_std: Standard deviation σ of the noise on the mean code. For σ = 0 the result is the limit, p_i ∝ √λ_i.
+        noise_std: Standard deviation σ of the noise on the mean code, in the code's units. For σ = 0 the result is the
+            limit, p_i ∝ √λ_i.
         power: Sum of the result.
 
     Returns:

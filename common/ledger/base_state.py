@@ -147,7 +147,7 @@ class RowState:
         return record
 
 
-def once(key: object, mapping: Mapping[Any, object], what: str) -> None:
+def refuse_second(key: object, mapping: Mapping[Any, object], what: str) -> None:
     """Refuse a second ledger row with the same key, such as a second row for one study id.
 
     Args:
@@ -159,10 +159,10 @@ def once(key: object, mapping: Mapping[Any, object], what: str) -> None:
         InvalidInput: If ``key`` is in ``mapping``.
     """
     if key in mapping:
-        raise said_before(key, what)
+        raise second_row_error(key, what)
 
 
-def said_before(key: object, what: str) -> InvalidInput:
+def second_row_error(key: object, what: str) -> InvalidInput:
     """Return the error for a second ledger row with a key that may have only one row.
 
     Args:

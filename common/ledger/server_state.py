@@ -13,7 +13,7 @@ from typing import Any
 
 from common.document import Document
 from common.errors import InvalidInput
-from common.ledger.base_state import RowState, once, said_before
+from common.ledger.base_state import RowState, refuse_second, second_row_error
 from common.ledger.charges import (
     NOTHING,
     PoolDeclaration,
@@ -353,7 +353,7 @@ class Books(RowState):
             case ReleaseRecord():
                 self._release(row, record, charge)
             case RosterRecord():
-                once(record.id, self.named, "roster")
+                refuse_second(record.id, self.named, "roster")
                 self._set(self.named, record.id, record.roster)
             case AnswerRecord():
                 self._check_open(record.query_id, record.draw)
@@ -364,7 +364,7 @@ class Books(RowState):
                     self._check_open(query_id, record.draw)
                     self.releases.end(query_id, None)
             case StudyRecord(terms=terms):
-                once(terms.id, self.studies, "study")
+                refuse_second(terms.id, self.studies, "study")
                 self._set(self._study_limits, terms.id, max_mu_squared(terms.accountant, terms.budget))
                 self._set(self.study_rows, terms.id, row.seq)
                 self._set(self.studies, terms.id, terms)
@@ -373,7 +373,7 @@ class Books(RowState):
                 self._set(self._limits, declaration.pool, max_mu_squared(declaration.accountant, declaration.budget))
                 self._set(self.pools, declaration.pool, declaration)
             case RecoveredRecord():
-                once(record.release_hash, self.recovered, "recovered release")
+                refuse_second(record.release_hash, self.recovered, "recovered release")
                 self._recovered(row, record)
             case LostRecord():
                 self._lost(row, record)
@@ -401,7 +401,7 @@ class Books(RowState):
 
     def _release(self, row: Row, record: ReleaseRecord, charge: ChargedTotals | None) -> None:
         if self.releases.answered(record.query_id):
-            raise said_before(record.query_id, "query")
+            raise second_row_error(record.query_id, "query")
         if record.draw is not None and record.draw <= self.last_draw(record.query_id):
             raise InvalidInput(
                 "draw of a query", value=record.draw, limit="a number above that of every earlier draw of the query"

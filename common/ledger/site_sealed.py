@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from common.errors import InvalidInput, LedgerCorrupt
-from common.ledger.base_state import once
+from common.ledger.base_state import refuse_second
 from common.ledger.charges import ReleaseRecord
 from common.ledger.rows import Position, Row
 from common.ledger.sealed_records import DisclosureRecord, MaskedRecord, MaskKeyRecord, PeerRecord
@@ -88,7 +88,7 @@ class SealedRecords:
         if isinstance(record, DisclosureRecord):
             self.disclosed.append(record)
             return
-        once((record.batch_id, record.draw), self.nonces, "mask key of draw")
+        refuse_second((record.batch_id, record.draw), self.nonces, "mask key of draw")
         self.nonces[record.batch_id, record.draw] = record.nonce
 
     def is_disclosed(self, batch: str, draw: int) -> bool:
@@ -119,7 +119,7 @@ class SealedRecords:
         if record.batch is not None and self.is_disclosed(record.batch, record.draw):
             raise InvalidInput("mask key of a masked code", limit="a key that was never disclosed")
         draw = record.query_id, record.draw
-        once(draw, self.masked, "masked code of draw")
+        refuse_second(draw, self.masked, "masked code of draw")
         if self._receipted_under.get(draw, record.masks) != record.masks:
             raise InvalidInput("roster of a masked code", limit="the roster that the server's receipt charges")
         self.masked[draw] = Position(row.seq, row.hash)

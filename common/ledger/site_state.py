@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from common.document import Document
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.ledger.base_state import RowState, once
+from common.ledger.base_state import RowState, refuse_second
 from common.ledger.charges import NOTHING, ReleaseRecord, Roster, Spend, StudyTerms, charge_of
 from common.ledger.receipts import Known, Receipt, check_arithmetic, check_continuity, never_receipted
 from common.ledger.records import (
@@ -210,7 +210,7 @@ class SiteBooks(RowState):
             case ReceiptRecord(receipt=receipt):
                 self._accept(row, receipt)
             case ConsentRecord(terms=terms):
-                once(terms.id, self.studies, "study")
+                refuse_second(terms.id, self.studies, "study")
                 self.studies[terms.id] = terms
             case CapsRecord():
                 record.check_after(self.caps)
@@ -222,7 +222,7 @@ class SiteBooks(RowState):
                 self.sealed.enter_key(record)
             case MaskedRecord():
                 reservation = self.reservations[record.query_id]
-                if not self.draw_stands(reservation, record.draw):
+                if not self.draw_is_current(reservation, record.draw):
                     raise InvalidInput(
                         "draw of a masked code", value=record.draw, limit="the newest draw that this site accepted"
                     )
@@ -251,7 +251,7 @@ class SiteBooks(RowState):
                 if not self.teachers.enter(row, record, asked=None):
                     raise InvalidInput("kind of row", value=row.kind, limit="a kind that a site's ledger has")
 
-    def draw_stands(self, reservation: Reservation, draw: int) -> bool:
+    def draw_is_current(self, reservation: Reservation, draw: int) -> bool:
         """Return whether a code may be sent under the masks of a draw (an attempt at a sealed sum).
 
         The draw must be the newest draw of the query that this site accepted, and it must have been accepted after this
@@ -492,7 +492,7 @@ class SiteBooks(RowState):
 
     def _reserve(self, row: Row, record: ReservationRecord) -> None:
         if not self.is_new(record.query_id, record.draw):
-            once(record.query_id, self.reservations, "reservation of query")
+            refuse_second(record.query_id, self.reservations, "reservation of query")
         self.reopened.discard(record.query_id)
         if record.pool != self.declared.declaration.pool:
             raise InvalidInput("pool of a reservation", value=record.pool, limit=self.declared.declaration.pool)

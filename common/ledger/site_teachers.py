@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from common.data.dataset import PatientIdentity
 from common.document import Document
 from common.errors import InvalidInput
-from common.ledger.base_state import once
+from common.ledger.base_state import refuse_second
 from common.ledger.records import CodeRecord
 from common.ledger.rows import START, Position, Row
 from common.ledger.site_deals import DealBooks, seats_digest
@@ -68,7 +68,7 @@ class TeacherBooks:
         """How the data set tells patients apart, by the newest row; None before the first."""
         return self.identities[-1][1].identity if self.identities else None
 
-    def code_stands(self, query_id: str) -> bool:
+    def code_is_current(self, query_id: str) -> bool:
         """Return whether a query has a code that was computed after the last withdrawal of a patient.
 
         Args:
@@ -130,11 +130,11 @@ class TeacherBooks:
             case CodeRecord():
                 self._code(row, record, asked)
             case PatientRecord():
-                once(record.subject, self.patients, "withdrawn patient")
+                refuse_second(record.subject, self.patients, "withdrawn patient")
                 self.patients[record.subject] = (row.seq, record)
                 self.last_withdrawal = row.seq
             case TrainingRecord():
-                once(record.training_id, self.trainings, "training")
+                refuse_second(record.training_id, self.trainings, "training")
                 self.trainings[record.training_id] = (row.seq, record)
             case DealRecord():
                 self.deals.enter(record)
@@ -144,7 +144,7 @@ class TeacherBooks:
                 self._trained(row, record)
             case ForeignRecord():
                 if self.brought(record.voter, record.served):
-                    once((record.voter, record.served), self.foreign, "brought teacher")
+                    refuse_second((record.voter, record.served), self.foreign, "brought teacher")
                 self.foreign[record.voter, record.served] = row.seq
             case TeachersRecord():
                 self._loaded(record)
@@ -155,7 +155,7 @@ class TeacherBooks:
         return True
 
     def _code(self, row: Row, record: CodeRecord, asked: AskedQuery | None) -> None:
-        if self.code_stands(record.query_id):
+        if self.code_is_current(record.query_id):
             raise InvalidInput(
                 f"code of query {record.query_id}",
                 limit="one code for each query, and a new one only after a patient was withdrawn",

@@ -65,15 +65,15 @@ class FitResult:
 
 
 NEAR = 0.3
-"""Weight of the trained network in :func:`near`, which averages it with a network trained on public pairs."""
+"""Weight of the trained network in :func:`average_with_start`."""
 
 
-def near(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
+def average_with_start(start: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
     """Replace a model's weights by the average :data:`NEAR` · trained + (1 − :data:`NEAR`) · start, in place.
 
     ``start`` is a network that was trained on public pairs of image and label map. Training on few patients partly
     forgets what that network learned; an average of the weights keeps what both learned (Wortsman et al. 2022).
-    docs/utility.md has the measurements.
+    docs/lab/utility-tried.md has the measurements.
 
     Args:
         start: Weights of the network that was trained on public pairs, by name.

@@ -68,7 +68,7 @@ def noise_text(noise: float | Fraction, digits: int = 6) -> str:
     The text is never above the exact value of ``noise``.
 
     Args:
-        noise: The size, 0 or above; a rational if it is known exactly.
+        noise: The multiplier or standard deviation, at least 0; a rational if it is known exactly.
         digits: Most significant digits, from 1 to 15. Trailing zeros are left out.
 
     Returns:

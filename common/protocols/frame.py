@@ -173,7 +173,7 @@ class Frame:
 
         Args:
             mean_code: The released mean code, [d].
-            noise_std: Standard deviation of its noise on every coordinate.
+            noise_std: Standard deviation of the noise on each of its coordinates.
 
         Returns:
             The projections with their noise variances.
@@ -215,7 +215,7 @@ class Frame:
         """
         return float((seen.value**2 / (self.variances[self._asked] + seen.variance)).sum())
 
-    def silence(self, seen: Observation) -> float:
+    def noise_surprise(self, seen: Observation) -> float:
         """Return the expectation of :meth:`surprise` if all offsets are 0 and the observation is only noise.
 
         Args:
@@ -248,7 +248,7 @@ class Frame:
 
         Args:
             seen: The observation of this round.
-            noise_std: Noise on the next mean code.
+            noise_std: Standard deviation of the noise on each coordinate of the next mean code.
             radius: Clipping norm C.
 
         Returns:
@@ -360,7 +360,7 @@ def plan_frame(
         variances: Variances of a code's coordinates over patients, [l].
         residual: Expected square of the offsets from the centre, divided by these variances. Above 0, at most 4.
         temperature: Temperature with which predictions are sharpened.
-        noise_std: Noise on the mean code.
+        noise_std: Standard deviation of the noise on each coordinate of the mean code.
         radius: Clipping norm C.
         codec: Content hash of the codec.
 

@@ -196,7 +196,7 @@ class HeadMemory:
             name: Name under which the head is remembered; the ledger's name if empty.
 
         Returns:
-            True if the key signed for another ledger; False if a head of this ledger is known already.
+            True if the key signed for another ledger; always False if a head of this ledger is known already.
         """
         known = self._all()
         if (name or note.origin) in known:

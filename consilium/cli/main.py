@@ -1,8 +1,6 @@
 """Defines the ``consilium`` command with all groups of commands, and prints every expected error as one line.
 
-Results go to stdout (``--json`` for machines), progress and errors to stderr. Exit codes are those of
-``common.errors``: 0 done, 1 unexpected, 2 bad input, 3 budget exhausted, 4 quorum not reached, 5 ledger damaged, 6
-refused by policy, 7 a daemon failed, 130 interrupted.
+Results go to stdout (``--json`` for machines), progress and errors to stderr. ``common.errors`` lists the exit codes.
 """
 
 from __future__ import annotations

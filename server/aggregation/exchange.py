@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.canonical import sha256_bytes
-from common.envelope import Sign, asked, open_answered
+from common.envelope import Sign, open_reply, sign_request
 from common.errors import Refused
 from common.ledger.keys import signing_public_key
 from common.messages import AnyMessage, Part, Several, decode, encode
@@ -58,7 +58,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class VerifiedReply:
     """A site's verified reply.
 
     Attributes:
@@ -92,7 +92,7 @@ class _Signed(Mapping[int, bytes]):
 
     def __getitem__(self, node: int) -> bytes:
         site, question = self._questions[node]
-        message = asked(encode(question()), sign=self._sign, site=site.name)
+        message = sign_request(encode(question()), sign=self._sign, site=site.name)
         self.sha256[node] = sha256_bytes(message)
         return message
 
@@ -103,7 +103,7 @@ class _Signed(Mapping[int, bytes]):
         return len(self._questions)
 
 
-def exchange(transport: Transport, questions: Questions, *, sign: Sign, timeout_s: float) -> Iterator[Heard]:
+def exchange(transport: Transport, questions: Questions, *, sign: Sign, timeout_s: float) -> Iterator[VerifiedReply]:
     """Send each site its message, signed for that site alone, and yield the verified replies as they arrive.
 
     A fault in one site's bytes affects only that site: it is reported as a reply without a message.
@@ -121,7 +121,7 @@ def exchange(transport: Transport, questions: Questions, *, sign: Sign, timeout_
     for reply in transport.exchange(sent, timeout_s=timeout_s):
         site = questions[reply.node_id][0]
         if not reply.body:  # the site's network process sends an empty body if its worker does not answer
-            yield Heard(site, None, reply.problem)
+            yield VerifiedReply(site, None, reply.problem)
             continue
         try:
             if not site.answer_key:
@@ -131,10 +131,10 @@ def exchange(transport: Transport, questions: Questions, *, sign: Sign, timeout_
                     "with `consilium provision approve`",
                 )
             key = signing_public_key(site.answer_key)
-            body = open_answered(reply.body, key=key, site=site.name, request_sha256=sent.sha256[reply.node_id])
-            yield Heard(site, decode(body))
+            body = open_reply(reply.body, key=key, site=site.name, request_sha256=sent.sha256[reply.node_id])
+            yield VerifiedReply(site, decode(body))
         except Refused as error:
-            yield Heard(site, None, error.reason)
+            yield VerifiedReply(site, None, error.reason)
         except Exception as error:  # noqa: BLE001
             log.warning("event=unreadable-reply site=%s cause=%s", site.name, type(error).__name__)
-            yield Heard(site, None, "malformed")
+            yield VerifiedReply(site, None, "malformed")

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _Announced = tuple[MessageProto, ObjectTree]
 
 
-class Post(Protocol):
+class SuperLinkCalls(Protocol):
     """The three calls of SuperLink's runtime interface that are used here."""
 
     def PullMessages(self, request: PullAppMessagesRequest) -> Any: ...  # noqa: N802
@@ -51,14 +51,14 @@ class Post(Protocol):
     def ConfirmMessageReceived(self, request: ConfirmMessageReceivedRequest) -> Any: ...  # noqa: N802
 
 
-def post_of(grid: Grid) -> Post:
+def superlink_calls(grid: Grid) -> SuperLinkCalls:
     """Return the client of SuperLink's runtime interface that a ServerApp's Grid holds.
 
     Args:
         grid: Flower's Grid.
 
     Returns:
-        The client, whose three calls :class:`Post` names.
+        The client, whose three calls :class:`SuperLinkCalls` names.
 
     Raises:
         InvalidInput: If the Grid has no such client, because Flower's version is not the supported one.
@@ -68,7 +68,7 @@ def post_of(grid: Grid) -> Post:
         raise InvalidInput(
             "Flower's Grid", value=type(grid).__name__, limit="the Grid of Flower 1.41", remedy="install Flower 1.41"
         )
-    return cast(Post, client)
+    return cast(SuperLinkCalls, client)
 
 
 @dataclass(slots=True)
@@ -92,13 +92,15 @@ class Inbox:
     """The replies to the messages that were sent to the nodes in one push (one request to SuperLink).
 
     Args:
-        post: SuperLink's runtime interface.
+        calls: SuperLink's runtime interface.
         nodes: A mapping from the id of each message that was sent to the id of the node that it was sent to.
         clock: Returns seconds.
     """
 
-    def __init__(self, post: Post, nodes: Mapping[str, int], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._post, self._waiting, self._clock = post, dict(nodes), clock
+    def __init__(
+        self, calls: SuperLinkCalls, nodes: Mapping[str, int], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._calls, self._waiting, self._clock = calls, dict(nodes), clock
         self._coming: list[_Coming] = []
 
     def arrived(self, *, last: bool = False) -> Iterator[tuple[int, bytes | str]]:
@@ -164,7 +166,7 @@ class Inbox:
         return found, [self._waiting.pop(sent) for sent in failed]
 
     def _told(self, sent: list[str]) -> list[_Announced]:
-        told = self._post.PullMessages(PullAppMessagesRequest(message_ids=sent))
+        told = self._calls.PullMessages(PullAppMessagesRequest(message_ids=sent))
         return list(zip(told.messages_list, told.message_object_trees, strict=True))
 
     def _read(self, reply: _Coming, *, until: float) -> bytes | str | None:
@@ -201,11 +203,11 @@ class Inbox:
             return "malformed"
 
     def _object(self, name: str) -> Any:
-        return self._post.PullObject(PullObjectRequest(node=SERVER, object_id=name))
+        return self._calls.PullObject(PullObjectRequest(node=SERVER, object_id=name))
 
     def _delete(self, root: str) -> None:
         try:
-            self._post.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=SERVER, message_object_id=root))
+            self._calls.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=SERVER, message_object_id=root))
         except RunNotRunningException:
             raise
         except Exception as error:  # noqa: BLE001 - SuperLink deletes it at the end of the run

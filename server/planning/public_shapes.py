@@ -1,4 +1,4 @@
-"""Measures how well a codec and the mean shape describe a task's public label maps, as values of Dice.
+"""Measures how closely a codec and the mean shape reproduce a task's public label maps, as values of Dice.
 
 The planner, `consilium plan` and the dashboard call it. A joint query (one query about all public volumes at once) can
 only add to public data what the codec can express. If the codec loses the structures, or if public maps do not show
@@ -40,7 +40,7 @@ MOST_VOXELS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class PublicShapes:
-    """How well a codec and the mean shape describe the public label maps of a task, as two values of Dice.
+    """How closely a codec and the mean shape reproduce the public label maps of a task, as two values of Dice.
 
     Each value is the mean over structures and maps.
 
@@ -135,7 +135,7 @@ def read_maps(folder: Path) -> tuple[list[UInt8[np.ndarray, "x y z"]], int]:
 
 
 def read_shapes(folder: Path | str) -> PublicShapes:
-    """Measure how well a codec and the mean shape of other patients describe the label maps in a folder.
+    """Measure how closely a codec, and the mean shape of other patients, reproduce the label maps in a folder.
 
     Args:
         folder: Folder with at least four label maps (.nii or .nii.gz).
@@ -158,7 +158,7 @@ def read_shapes(folder: Path | str) -> PublicShapes:
 
 
 def public_shapes(label_maps: Sequence[UInt8[np.ndarray, "x y z"]], *, labels: int) -> PublicShapes:
-    """Measure how well a codec and the mean shape of other patients describe label maps.
+    """Measure how closely a codec, and the mean shape of other patients, reproduce label maps.
 
     Each half of the maps is encoded and decoded by a codec fitted on the other half. Each map is also compared with the
     mean shape of the other half.

@@ -43,7 +43,7 @@ from common.privacy.calibration import calibrate
 from common.privacy.checks import check_kind
 from common.privacy.figures import noise_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Unit, radius_int
-from common.protocol_terms import PLAIN, PROTOCOLS, Prospects, asked_by, suited, terms_of
+from common.protocol_terms import PLAIN, PROTOCOLS, Prospects, choosing_line, suited, terms_of
 from common.study_mechanism import study_mechanism
 from server.planning.planner import MAX_HOSPITALS
 from server.planning.public_shapes import PublicShapes
@@ -298,11 +298,12 @@ class Recommendation:
     def summary(self) -> str:
         """One sentence with the prediction's numbers and their source."""
         teachers = "one teacher a site" if self.voters == 1 else f"{self.voters} teachers a site on disjoint patients"
-        prospects, how = self.prospects, asked_by(self.protocol)
+        prospects, how = self.prospects, choosing_line(self.protocol)
         what = (
-            f"{prospects.asked} in {self.rounds} rounds ({how}), {teachers}: noise of {noise_text(self.noise, 3)} C "
+            f"{prospects.query} in {self.rounds} rounds ({how}), {teachers}: noise of {noise_text(self.noise, 3)} C "
             f"on the mean code if one release spent the whole budget. The answers recover about {self.recovered:.0%} "
-            f"of {prospects.told}. Expected gain in Dice over the best control: {self.gain:+.3f} ({self.low:+.3f} to "
+            f"of {prospects.knowledge}. "
+            f"Expected gain in Dice over the best control: {self.gain:+.3f} ({self.low:+.3f} to "
             f"{self.high:+.3f}), {self._basis}"
         )
         if self.worth_asking:

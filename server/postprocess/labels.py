@@ -77,9 +77,9 @@ def write_labels(released: Released, *, events: EventLog) -> None:
         released: Result of :func:`read_released`.
         events: The event log.
     """
-    said = protocol_of(released.public.study).aggregate(released.public, released.answers)
-    for label in said.labels():
+    results = protocol_of(released.public.study).aggregate(released.public, released.answers)
+    for label in results.labels():
         released.labels.store(label.volume, label.probabilities)
         events.emit("label-decoded", volume=label.volume, query=label.query)
-    if (plausible := said.weighed()) is not None:
+    if (plausible := results.plausibility()) is not None:
         events.emit("answers-weighed", **plausible.event())

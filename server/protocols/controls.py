@@ -128,7 +128,7 @@ def derangement(count: int, *, seed: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-def dealt(labels: Mapping[str, L]) -> dict[str, L]:
+def shuffled(labels: Mapping[str, L]) -> dict[str, L]:
     """Return the labels of ``shuffled_codes``: every volume gets another volume's label.
 
     Args:

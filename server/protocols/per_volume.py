@@ -18,19 +18,19 @@ from common.config import Study
 from common.errors import InvalidInput
 from common.objects import Objects
 from common.privacy.mechanism import GRID_BITS, Mechanism, QuerySpec
-from server.protocols.controls import CONTROLS, dealt, predicted
+from server.protocols.controls import CONTROLS, predicted, shuffled
 from server.protocols.decode import decode_answer
-from server.protocols.plausible import Plausible, Silence, shares
+from server.protocols.plausible import NoiseShare, Plausible, shares
 from server.protocols.posterior import DRAW_SEED, Doubt, doubt_of
 from server.protocols.query_protocol import (
     Agenda,
     Answer,
     AnswerOf,
+    AnswerResults,
     Label,
     Lesson,
     NetworkTraining,
     QueryProtocol,
-    Said,
     query_about,
 )
 from server.protocols.stored_labels import as_stored
@@ -76,8 +76,8 @@ class PerVolume(QueryProtocol):
         """
         yield plan_queries(public.study, codec=public.codec, volumes=public.volumes)
 
-    def aggregate(self, public: Public, answers: Sequence[Answer]) -> SaidOfEach:
-        return SaidOfEach(public, answers)
+    def aggregate(self, public: Public, answers: Sequence[Answer]) -> PerVolumeResults:
+        return PerVolumeResults(public, answers)
 
     def finish(self, lesson: Lesson) -> NetworkTraining:
         from server.protocols.student_fit import learn  # imports torch
@@ -98,7 +98,7 @@ class PerVolume(QueryProtocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SaidOfEach(Said):
+class PerVolumeResults(AnswerResults):
     """Computes labels from answers that are about one volume each.
 
     Attributes:
@@ -114,7 +114,7 @@ class SaidOfEach(Said):
             (volume,) = answer.query.volumes
             yield Label(volume, answer.query.id, decoded(answer, codec, answer.noisy_sum))
 
-    def weighed(self) -> Plausible | None:
+    def plausibility(self) -> Plausible | None:
         """Test whether the answers are as large as expected.
 
         The expected variance of each coordinate is its variance over public shapes, plus that of the noise. Each
@@ -126,17 +126,17 @@ class SaidOfEach(Said):
         held = [(answer, linear) for answer, codec in self._decoders() if (linear := codec.linear) is not None]
         if not held:
             return None
-        surprise, silence, names = 0.0, Silence(), self.public.study.data.labels[1:]
+        surprise, noise_share, names = 0.0, NoiseShare(), self.public.study.data.labels[1:]
         ours, shapes = np.zeros(len(names), dtype=np.int64), np.zeros(len(names))
         for answer, codec in held:
             noise = answer.query.mechanism.mean_noise_std(voters=answer.voters)
             mean = answer.noisy_sum / (answer.voters * 2.0**GRID_BITS)
             surprise += float((mean**2 / (codec.powers + noise**2)).sum())
-            silence += Silence.of(noise**2 / (codec.powers + noise**2))
+            noise_share += NoiseShare.of(noise**2 / (codec.powers + noise**2))
             ours += _voxels(decoded(answer, codec, answer.noisy_sum))
             shapes += decoded(answer, codec, np.zeros_like(answer.noisy_sum)).sum(axis=(1, 2, 3))[1:]
         dimension = sum(codec.dimension for _, codec in held)
-        return Plausible(surprise, dimension, silence, shares(names, ours.tolist(), shapes.tolist()))
+        return Plausible(surprise, dimension, noise_share, shares(names, ours.tolist(), shapes.tolist()))
 
     def doubts(self, *, draws: int) -> Iterator[Doubt]:
         """Yield how uncertain each volume's label is, from samples of the volume's code.
@@ -173,7 +173,7 @@ def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "k 
         case "zero_code":
             return _zero_labels(lesson)
         case "shuffled_codes":
-            return dealt(lesson.labels)
+            return shuffled(lesson.labels)
         case "public_only":
             return predicted(lesson)
         case _:

@@ -41,14 +41,14 @@ REMEDY = "Ask sites to run `consilium site evaluate` before anybody uses the stu
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
-    """How much noise alone adds to :attr:`Plausible.surprise`, over all coordinates of all answers.
+class NoiseShare:
+    """The noise's share of the variance that the test expects, summed over all coordinates of all answers.
 
-    The test expects in each coordinate of an answer the sum of two variances: the variance of the mean code, predicted
-    from public data, and the variance of the noise. The noise's share of this sum is called w.
+    The expected variance of a coordinate is the variance of the mean code, predicted from public data, plus that of the
+    noise. The noise's share of this sum is called w.
 
     Attributes:
-        shares: Sum of w over all coordinates. This is the mean of ``surprise`` if the answers were only noise.
+        shares: Sum of w over all coordinates: the mean of :attr:`Plausible.surprise` if answers were only noise.
         squares: Sum of w² over all coordinates.
     """
 
@@ -56,19 +56,19 @@ class Silence:
     squares: float = 0.0
 
     @classmethod
-    def of(cls, shares: Float[np.ndarray, "d"]) -> Silence:
-        """Add up the noise's shares w of single coordinates.
+    def of(cls, shares: Float[np.ndarray, "d"]) -> NoiseShare:
+        """Sum the noise's shares w of an answer's coordinates, and their squares.
 
         Args:
             shares: The shares w of d coordinates, float array [d].
 
         Returns:
-            Their sum and the sum of their squares.
+            The two sums.
         """
         return cls(float(shares.sum()), float(np.square(shares).sum()))
 
-    def __add__(self, other: Silence) -> Silence:
-        return Silence(self.shares + other.shares, self.squares + other.squares)
+    def __add__(self, other: NoiseShare) -> NoiseShare:
+        return NoiseShare(self.shares + other.shares, self.squares + other.squares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ class Plausible:
         surprise: Sum over all coordinates of the squared answer divided by its expected variance
             (:meth:`~common.protocols.frame.Frame.surprise`). For honest sites it has about a χ² distribution.
         dimension: Number of coordinates, which is the number of degrees of freedom.
-        silence: How much noise alone adds to ``surprise``.
+        noise_share: The noise's share of the expected variance.
         volumes: Each structure's name, and its number of voxels in the labels divided by that in the public mean shape.
     """
 
     surprise: float
     dimension: int
-    silence: Silence = Silence()
+    noise_share: NoiseShare = NoiseShare()
     volumes: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -105,10 +105,10 @@ class Plausible:
 
     def _law(self, size: float) -> tuple[float, float]:
         """Return shape and scale of the gamma distribution for codes with ``size`` times the expected variance."""
-        heard = self.dimension - self.silence.shares  # Σ (1 − w), and below it Σ (w + size (1 − w))²
-        squares = self.silence.squares
-        mean = self.silence.shares + size * heard
-        crossed, others = self.silence.shares - squares, heard - self.silence.shares + squares
+        signal = self.dimension - self.noise_share.shares  # Σ (1 − w), and below it Σ (w + size (1 − w))²
+        squares = self.noise_share.squares
+        mean = self.noise_share.shares + size * signal
+        crossed, others = self.noise_share.shares - squares, signal - self.noise_share.shares + squares
         variance = 2 * (squares + 2 * size * crossed + size**2 * others)
         return mean**2 / variance, variance / mean
 

@@ -25,7 +25,7 @@ from common.canonical import sha256_bytes
 from common.codecs.codec import Codec, LinearCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
-from common.models.fit import OnStep, fit, near, predict
+from common.models.fit import OnStep, average_with_start, fit, predict
 from common.models.unet import build_unet, weights_to_bytes
 from common.protocols.frame import Frame, plan_frame, sharpen
 from server.protocols.decode import labels_of
@@ -73,8 +73,8 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beside:
-    """Public pairs that a student also learns from.
+class PairTraining:
+    """The public pairs that a student also learns from, and a network trained on them alone.
 
     Attributes:
         paired: The pairs: public images with label maps.
@@ -234,7 +234,7 @@ def refine(
     recipe: TrainingConfig,
     *,
     seed: int,
-    beside: Beside | None = None,
+    beside: PairTraining | None = None,
     passes: int | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
@@ -282,7 +282,7 @@ def refine(
         fit(model, inputs, targets, part, seed=seed + number, checkpoint=file, on_step=counted_on(on_step, done))
         done += part.steps
     if beside is not None:
-        near(beside.alone.state_dict(), model)
+        average_with_start(beside.alone.state_dict(), model)
     for file in files:
         if file is not None:
             file.unlink(missing_ok=True)

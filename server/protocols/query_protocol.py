@@ -241,17 +241,17 @@ class NetworkTraining:
     passes: tuple[int, ...] = ()
 
 
-class Said(Protocol):
-    """What a study's stored answers say: computes the volumes' labels, and tests whether the answers are plausible.
+class AnswerResults(Protocol):
+    """The labels and checks that follow from a study's stored answers.
 
-    A method computes its result when it is called. All results are post-processing of released answers.
+    Each method computes its result when it is called. All results are post-processing of released answers.
     """
 
     def labels(self) -> Iterator[Label]:
         """Yield the label of each volume that has one."""
         ...
 
-    def weighed(self) -> Plausible | None:
+    def plausibility(self) -> Plausible | None:
         """Test whether the answers are as large as expected.
 
         Returns:
@@ -274,7 +274,7 @@ class Said(Protocol):
 
 
 class QueryProtocol(Protocol):
-    """A query protocol at the server: plans queries, reads answers and defines trainings. It has no state."""
+    """A query protocol at the server, without state. The numbers of its steps are those in the module's docstring."""
 
     def agenda(self, study: Study) -> Agenda:
         """Return what the study will ask (step 1).
@@ -314,7 +314,7 @@ class QueryProtocol(Protocol):
         """
         ...
 
-    def aggregate(self, public: Public, answers: Sequence[Answer]) -> Said:
+    def aggregate(self, public: Public, answers: Sequence[Answer]) -> AnswerResults:
         """Return the labels and checks that follow from a study's stored answers (step 4).
 
         Args:

@@ -166,7 +166,7 @@ def _stand_in(
     seed: int,
     stay: bool,
 ) -> torch.nn.Module:
-    from common.models.fit import fit, near
+    from common.models.fit import average_with_start, fit
     from common.models.unet import network_for
 
     model = network_for(recipe, cases.data, seed=seed)
@@ -174,7 +174,7 @@ def _stand_in(
         model.load_state_dict(begun.state_dict())
     fit(model, cases.images[rows], cases.labels[rows], recipe, seed=seed, classes=len(cases.data.labels))
     if begun is not None and stay:
-        near(begun.state_dict(), model)
+        average_with_start(begun.state_dict(), model)
     return model
 
 

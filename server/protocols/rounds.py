@@ -19,7 +19,7 @@ from common.objects import json_bytes
 from common.privacy.mechanism import GRID_BITS, QuerySpec
 from common.protocols.frame import Frame, Observation
 from common.study_mechanism import study_mechanism
-from server.protocols.plausible import Silence
+from server.protocols.plausible import NoiseShare
 from server.protocols.query_protocol import Agenda, Answer, AnswerOf, Lesson, QueryProtocol, query_about
 from server.public.kept import parse_record
 from server.public.material import CodecRecord, Public
@@ -34,7 +34,7 @@ class InRounds(QueryProtocol):
     def agenda(self, study: Study) -> Agenda:
         planned, prospects = study.privacy.planned_queries, study.codec.terms.prospects
         times = "" if planned == 1 else f", up to {planned} times"
-        plan = f"{prospects.asked if prospects else 'a query'} in {planned} round(s)"
+        plan = f"{prospects.query if prospects else 'a query'} in {planned} round(s)"
         return Agenda(plan, which="the", each=f"all of them together{times},")
 
     def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
@@ -176,7 +176,7 @@ def observation(answer: Answer, frame: Frame) -> Observation:
     return frame.read(answer.noisy_sum / (answer.voters * 2.0**GRID_BITS), noise_std=noise_std)
 
 
-def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int, Silence]:
+def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int, NoiseShare]:
     """Compare the squared size of the answers with the size that their frames expect.
 
     A round's frame is centred on the estimate from the rounds before, so the values of the rounds are independent and
@@ -190,13 +190,13 @@ def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int, Sil
         The sum over all coordinates of the squared answer divided by its expected variance, the number of coordinates,
         and the part of the sum that noise alone accounts for.
     """
-    total, dimension, silence = 0.0, 0, Silence()
+    total, dimension, noise_share = 0.0, 0, NoiseShare()
     for answer in answers:
         frame = frame_of(public, answer)
         seen = observation(answer, frame)
         total, dimension = total + frame.surprise(seen), dimension + frame.dimension
-        silence += Silence.of(frame.noise_shares(seen))
-    return total, dimension, silence
+        noise_share += NoiseShare.of(frame.noise_shares(seen))
+    return total, dimension, noise_share
 
 
 def codec_of(public: Public) -> LinearCodec:

@@ -28,7 +28,7 @@ from client.ledger.site_ledger import SiteLedger
 from client.operations import staff_decisions
 from common.config import CollectionConfig
 from common.data.synthetic import study_data
-from common.envelope import asked, body_of
+from common.envelope import body_of, sign_request
 from common.ledger.keys import load_signing_key
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, decode, encode
 from common.objects import ObjectStore
@@ -139,7 +139,7 @@ def test_no_public_volume_ends_a_worker_in_the_memory_of_its_container(tmp_path:
             try:
 
                 def say(message: Offer | CodesRequest) -> object:
-                    body = asked(encode(message), sign=sign, site="north")
+                    body = sign_request(encode(message), sign=sign, site="north")
                     return decode(body_of(call_worker(socket, body, timeout_s=600)))
 
                 to = {"study": study.id, "ledger": "e" * 32, "batch": "b" * 64}

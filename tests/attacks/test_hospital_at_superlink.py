@@ -34,7 +34,7 @@ from sqlalchemy.exc import OperationalError
 
 from common.errors import InvalidInput
 from common.wire import KINDS, body_in, to_record
-from server.aggregation.inbox import READ_S, Inbox, post_of
+from server.aggregation.inbox import READ_S, Inbox, superlink_calls
 from server.operations import storage
 from tests.attacks.link import Link, Tree, chain, flower_object, named
 
@@ -141,7 +141,7 @@ def test_flowers_own_reader_dies_of_a_missing_child_and_nobody_is_heard(bare: Li
     bare.reply(north, question, missing_child(bare, north, question))
     grid = HttpGrid(token="t")
     grid._client, grid._run = bare, SimpleNamespace(run_id=bare.run)  # type: ignore[assignment]
-    assert post_of(grid) is bare
+    assert superlink_calls(grid) is bare
     with pytest.raises(KeyError):
         grid.pull_messages([question, other])
     bare.sent.clear()

@@ -41,7 +41,7 @@ from client.ledger.site_ledger import SiteLedger
 from client.witnessing import Witnessing
 from common.canonical import canonical_bytes
 from common.codecs.codec import load_codec
-from common.envelope import answered, asked, body_of
+from common.envelope import body_of, sign_reply, sign_request
 from common.errors import ConsiliumError, InvalidInput, QuorumNotReached
 from common.events import EventLog
 from common.ledger.rows import head_message
@@ -315,7 +315,7 @@ def attack_worker(world: World, kind: str, seed: int, *, number: int = BATCH) ->
     fed, site = world.fed, world.fed.site_ledgers["site-1"]
     rows = len(beside_mask_keys(site))
     for body in world.messages(kind, seed, number=number):
-        message = asked(body, sign=fed.ledger.sign, site="site-1")
+        message = sign_request(body, sign=fed.ledger.sign, site="site-1")
         before, started = site.spent(), time.thread_time()
         _timeout_s(message)  # what the program before the worker reads of it
         try:
@@ -395,7 +395,7 @@ def test_what_is_charged_is_at_most_what_the_study_plans_at_its_full_price(
     site, price = world.fed.site_ledgers["site-1"], world.fed.planned()[0].mechanism
     for body in world.messages(kind, seed=1, number=2 * FEW):
         with contextlib.suppress(ConsiliumError):
-            world.fed.workers[101].answer(asked(body, sign=world.fed.ledger.sign, site="site-1"))
+            world.fed.workers[101].answer(sign_request(body, sign=world.fed.ledger.sign, site="site-1"))
     spend = site.spent()
     assert spend.releases <= world.fed.study.privacy.planned_queries
     assert spend.mu_squared == spend.releases * price.mu_squared(world.fed.study.privacy.protection)
@@ -410,7 +410,7 @@ def test_a_batch_of_messages_needs_no_more_memory_than_their_size_explains(spent
         def handle(bodies: list[bytes] = bodies) -> None:
             for body in bodies:
                 with contextlib.suppress(ConsiliumError):
-                    spent.fed.workers[101].answer(asked(body, sign=spent.fed.ledger.sign, site="site-1"))
+                    spent.fed.workers[101].answer(sign_request(body, sign=spent.fed.ledger.sign, site="site-1"))
 
         assert peak_bytes(handle) < MEMORY_BYTES
 
@@ -462,7 +462,7 @@ def test_no_receipt_that_a_server_signs_ends_a_worker_charges_a_site_or_fills_it
     before, size = site.spent(), sum(len(row.body) for row in site.rows())
     for seed in range(2):
         for body in signed_receipts(world, seed):
-            message = asked(body, sign=world.fed.ledger.sign, site="site-1")
+            message = sign_request(body, sign=world.fed.ledger.sign, site="site-1")
             with contextlib.suppress(ConsiliumError):
                 worker.answer(message)
     assert site.spent() == before
@@ -492,7 +492,7 @@ class Flood(Wire):
             asks = part(body_of(request), Offer) or part(body_of(request), CodesRequest)
             about = asks.batch.encode() if self.aimed and asks is not None else b"b" * 64
             for body in (body.replace(b"b" * 64, about) for body in self.bodies):
-                reply = answered(body, sign=self.fed.site_ledgers["site-1"].sign, site="site-1", request=request)
+                reply = sign_reply(body, sign=self.fed.site_ledgers["site-1"].sign, site="site-1", request=request)
                 yield Reply(101, reply)
                 yield Reply(101, body)  # unsigned
         silent = self.phase is not None and 101 in bodies and part(body_of(bodies[101]), self.phase) is not None

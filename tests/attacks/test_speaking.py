@@ -29,7 +29,7 @@ from client.declined import DECLINED
 from client.operations.serve import serve
 from client.worker import Worker
 from common.canonical import sha256_bytes
-from common.envelope import SIGNATURE_BYTES, answered, asked, body_of, open_answered, open_asked
+from common.envelope import SIGNATURE_BYTES, body_of, open_reply, open_request, sign_reply, sign_request
 from common.errors import InvalidInput, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
 from common.messages import CodesRequest, Offer, OfferReply, decode, encode
@@ -65,7 +65,7 @@ def nothing_charged(fed: Federation, site: str) -> bool:
 def test_an_offer_that_the_server_did_not_sign_is_not_read_and_charges_nothing(fed: Federation, who: str) -> None:
     body = encode(offer(fed))
     message = {
-        "another hospital": asked(body, sign=fed.site_ledgers["site-0"].sign, site="site-1"),
+        "another hospital": sign_request(body, sign=fed.site_ledgers["site-0"].sign, site="site-1"),
         "nobody": bytes(SIGNATURE_BYTES) + body,
         "cut short": body[:40],
     }[who]
@@ -76,12 +76,12 @@ def test_an_offer_that_the_server_did_not_sign_is_not_read_and_charges_nothing(f
 
 
 def test_an_offer_that_the_server_signed_for_one_hospital_is_not_anothers(fed: Federation) -> None:
-    message = asked(encode(offer(fed)), sign=fed.ledger.sign, site="site-0")
+    message = sign_request(encode(offer(fed)), sign=fed.ledger.sign, site="site-0")
     with pytest.raises(Refused) as refused:
         fed.workers[101].answer(message)
     assert refused.value.reason == "unsigned"
     assert nothing_charged(fed, "site-1")
-    reply = open_answered(
+    reply = open_reply(
         fed.workers[100].answer(message),
         key=Ed25519PublicKey.from_public_bytes(bytes.fromhex(fed.sites[0].answer_key)),
         site="site-0",
@@ -101,13 +101,13 @@ def test_what_arrives_unsigned_over_the_socket_is_answered_with_nothing(fed: Fed
 
 
 def test_one_changed_bit_of_a_signed_message_is_another_message(fed: Federation) -> None:
-    message = bytearray(asked(encode(offer(fed)), sign=fed.ledger.sign, site="site-1"))
+    message = bytearray(sign_request(encode(offer(fed)), sign=fed.ledger.sign, site="site-1"))
     keys = [Ed25519PrivateKey.generate().public_key(), fed.signing_key.public_key()]
-    assert open_asked(bytes(message), keys=keys, site="site-1") == body_of(bytes(message))
+    assert open_request(bytes(message), keys=keys, site="site-1") == body_of(bytes(message))
     for place in (0, SIGNATURE_BYTES - 1, SIGNATURE_BYTES, len(message) - 1):
         message[place] ^= 1
         with pytest.raises(Refused) as refused:
-            open_asked(bytes(message), keys=keys, site="site-1")
+            open_request(bytes(message), keys=keys, site="site-1")
         assert refused.value.reason == "unsigned"
         message[place] ^= 1
 
@@ -127,14 +127,14 @@ def brought(fed: Federation, message: bytes, *, now: float) -> OfferReply:
 def test_an_offer_that_was_declined_is_not_accepted_when_it_is_brought_again(fed: Federation, later_s: float) -> None:
     """Whoever carries messages keeps it until the hospital has ended its pause: it would be charged."""
     issued = 1_800_000_000
-    message = asked(encode(replace(offer(fed), issued=1000 * issued)), sign=fed.ledger.sign, site="site-1")
+    message = sign_request(encode(replace(offer(fed), issued=1000 * issued)), sign=fed.ledger.sign, site="site-1")
     ledger = fed.site_ledgers["site-1"]
     ledger.decide(fed.study.id, "pause")
     assert brought(fed, message, now=issued).reason == "paused"
     ledger.decide(fed.study.id, "resume")
     assert brought(fed, message, now=issued + later_s).reason == ("paused" if later_s < 60 else "stale")
     assert nothing_charged(fed, "site-1")
-    again = asked(encode(replace(offer(fed), issued=1000 * issued + 1)), sign=fed.ledger.sign, site="site-1")
+    again = sign_request(encode(replace(offer(fed), issued=1000 * issued + 1)), sign=fed.ledger.sign, site="site-1")
     assert brought(fed, again, now=issued).reason == "accepted"
 
 
@@ -149,7 +149,8 @@ def test_an_offer_that_was_declined_before_a_restart_is_not_accepted_after_it(fe
     """A restarted worker had the offer's age alone to go by, which is as long as the study's deadlines and more."""
     issued = time.time_ns() // 1_000_000 - 1000
     messages = [
-        asked(encode(replace(offer(fed), issued=issued - late)), sign=fed.ledger.sign, site="site-1") for late in (0, 1)
+        sign_request(encode(replace(offer(fed), issued=issued - late)), sign=fed.ledger.sign, site="site-1")
+        for late in (0, 1)
     ]
     fed.site_ledgers["site-1"].decide(fed.study.id, "pause")
     for message in reversed(messages):
@@ -162,7 +163,7 @@ def test_an_offer_that_was_declined_before_a_restart_is_not_accepted_after_it(fe
     assert found == (["paused", "stale"] if file == "kept" else ["stale", "stale"])
     assert nothing_charged(fed, "site-1")
     newer = issued + 60_000
-    again = asked(encode(replace(offer(fed), issued=newer)), sign=fed.ledger.sign, site="site-1")
+    again = sign_request(encode(replace(offer(fed), issued=newer)), sign=fed.ledger.sign, site="site-1")
     assert brought(fed, again, now=newer / 1000).reason == "accepted"
 
 
@@ -172,7 +173,7 @@ def test_an_offer_is_declined_where_the_disk_is_full(fed: Federation, monkeypatc
 
     monkeypatch.setattr("client.declined.write_atomically", full)
     issued = 1_800_000_000_000
-    message = asked(encode(replace(offer(fed), issued=issued)), sign=fed.ledger.sign, site="site-1")
+    message = sign_request(encode(replace(offer(fed), issued=issued)), sign=fed.ledger.sign, site="site-1")
     fed.site_ledgers["site-1"].decide(fed.study.id, "pause")
     assert brought(fed, message, now=issued / 1000).reason == "paused"
     fed.site_ledgers["site-1"].decide(fed.study.id, "resume")
@@ -180,7 +181,7 @@ def test_an_offer_is_declined_where_the_disk_is_full(fed: Federation, monkeypatc
 
 
 def test_an_offer_from_a_clock_of_tomorrow_is_stale(fed: Federation) -> None:
-    message = asked(encode(replace(offer(fed), issued=1_800_086_400_000)), sign=fed.ledger.sign, site="site-1")
+    message = sign_request(encode(replace(offer(fed), issued=1_800_086_400_000)), sign=fed.ledger.sign, site="site-1")
     assert brought(fed, message, now=1_800_000_000).reason == "stale"
     assert nothing_charged(fed, "site-1")
 
@@ -193,7 +194,7 @@ def test_an_offer_declined_while_both_clocks_were_a_year_ahead_does_not_stop_the
     ledger.decide(fed.study.id, "pause")
 
     def offered(at: int) -> str:
-        message = asked(encode(replace(offer(fed), issued=1000 * at)), sign=fed.ledger.sign, site="site-1")
+        message = sign_request(encode(replace(offer(fed), issued=1000 * at)), sign=fed.ledger.sign, site="site-1")
         return brought(fed, message, now=at).reason
 
     assert offered(right + year) == "paused"
@@ -238,7 +239,7 @@ def test_a_reply_signed_by_another_hospital_is_not_the_sites(fed: Federation) ->
     def forge(node: int, request: bytes, reply: bytes) -> bytes:
         if node != 101:
             return reply
-        return answered(body_of(reply), sign=fed.site_ledgers["site-0"].sign, site="site-1", request=request)
+        return sign_reply(body_of(reply), sign=fed.site_ledgers["site-0"].sign, site="site-1", request=request)
 
     run_with(fed, forge)
     assert releases_of(fed) == {("site-0", "site-2")}
@@ -297,7 +298,7 @@ def test_nothing_a_hospital_signs_ends_a_run(fed: Federation, said: int) -> None
     def forge(node: int, request: bytes, reply: bytes) -> bytes:
         if node != 101:
             return reply
-        return answered(NONSENSE[said], sign=fed.site_ledgers["site-1"].sign, site="site-1", request=request)
+        return sign_reply(NONSENSE[said], sign=fed.site_ledgers["site-1"].sign, site="site-1", request=request)
 
     run_with(fed, forge)
     assert releases_of(fed) == {("site-0", "site-2")}
@@ -322,7 +323,7 @@ def test_no_figure_in_an_offer_bricks_a_ledger_or_is_charged(fed: Federation, no
     query = fed.core().open_queries()[0]
     body = priced(query, noise_std).replace(b"s" * 64, fed.study.id.encode())
     body = body.replace(b'"' + b"f" * 32 + b'"', f'"{fed.ledger.ledger_id}"'.encode())
-    message = asked(body, sign=fed.ledger.sign, site="site-1")
+    message = sign_request(body, sign=fed.ledger.sign, site="site-1")
     with pytest.raises(InvalidInput, match=r"noise standard deviation|rational"):
         fed.workers[101].answer(message)
     assert nothing_charged(fed, "site-1")
@@ -334,13 +335,13 @@ def test_no_figure_in_an_offer_bricks_a_ledger_or_is_charged(fed: Federation, no
 def test_a_server_that_asks_with_more_noise_gets_no_code_for_free(fed: Federation) -> None:
     query = fed.core().open_queries()[0]
     loud = replace(query, mechanism=replace(query.mechanism, noise_std=Fraction(10**15)))
-    message = asked(encode(replace(offer(fed), queries=(loud,))), sign=fed.ledger.sign, site="site-1")
+    message = sign_request(encode(replace(offer(fed), queries=(loud,))), sign=fed.ledger.sign, site="site-1")
     reply = decode(body_of(fed.workers[101].answer(message)))
     assert isinstance(reply, OfferReply)
     assert reply.reason == "wrong-mechanism"
     request = CodesRequest(fed.study.id, fed.ledger.ledger_id, "b" * 64, 1, 60, (loud.id,))
     with pytest.raises(Refused):
-        fed.workers[101].answer(asked(encode(request), sign=fed.ledger.sign, site="site-1"))
+        fed.workers[101].answer(sign_request(encode(request), sign=fed.ledger.sign, site="site-1"))
 
 
 def test_a_lost_site_costs_its_own_codes_and_no_others(fed: Federation) -> None:
@@ -362,8 +363,8 @@ def test_workers_hold_the_servers_old_and_new_key_while_it_changes(fed: Federati
     body = encode(offer(fed))
     new = Ed25519PrivateKey.generate()
     with pytest.raises(Refused):
-        worker.asked(asked(body, sign=new.sign, site="site-1"))
+        worker.open_request(sign_request(body, sign=new.sign, site="site-1"))
     server = replace(worker._config.server, more_signing_keys=(public_hex(new),))
     worker._config = replace(worker._config, server=server)
-    assert worker.asked(asked(body, sign=new.sign, site="site-1")) == body
-    assert worker.asked(asked(body, sign=fed.ledger.sign, site="site-1")) == body
+    assert worker.open_request(sign_request(body, sign=new.sign, site="site-1")) == body
+    assert worker.open_request(sign_request(body, sign=fed.ledger.sign, site="site-1")) == body

@@ -126,7 +126,7 @@ class ProtocolContract:
             np.testing.assert_allclose(label.probabilities.sum(axis=0), 1, atol=1e-5)
         nothing = protocol.aggregate(released.public, ())
         assert [*nothing.labels(), *nothing.doubts(draws=1)] == []
-        assert nothing.weighed() is None
+        assert nothing.plausibility() is None
 
     def test_student_and_controls_are_made_of_different_things_and_named_by_them(self, released: Released) -> None:
         protocol, lesson = protocol_of(released.public.study), lesson_of(released)

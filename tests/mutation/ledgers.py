@@ -178,7 +178,7 @@ ROWS = (
         "sealed sums",
         "two messages under one draw are both accepted",
         SEALED,
-        '        once(draw, self.masked, "masked code of draw")\n',
+        '        refuse_second(draw, self.masked, "masked code of draw")\n',
         "",
         OF_SEALED + "test_a_draw_of_a_query_has_one_message_under_its_masks",
     ),

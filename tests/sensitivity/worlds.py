@@ -43,7 +43,7 @@ from client.witnessing import Witnessing
 from client.worker import Ask, Voters, Worker
 from common.codecs.codec import Codec, fit_codec
 from common.config import SEALED_SUM, CodecConfig, DataConfig, Study, TrainingConfig
-from common.envelope import asked, body_of
+from common.envelope import body_of, sign_request
 from common.ledger.keys import public_hex
 from common.masking import DrawId, MaskedRoster, Member, mask_private_key, pair_mask, signed_mask_key
 from common.messages import CodesReply, CodesRequest, Offer, OfferReply, decode, encode
@@ -682,7 +682,7 @@ def _answers(
 
         def said(issued: int) -> tuple[int, OfferReply]:
             message = encode(replace(offer, issued=issued))
-            offered = worker.answer(asked(message, sign=signing.sign, site=config.site))
+            offered = worker.answer(sign_request(message, sign=signing.sign, site=config.site))
             decided = decode(body_of(offered))
             assert isinstance(decided, OfferReply)
             return len(offered), decided
@@ -698,7 +698,7 @@ def _answers(
         if others is not None:
             assert decided.mask is not None
             request = replace(request, draw=1, members=others.roster_with(Member(config.site, decided.mask)).members)
-        reply = worker.answer(asked(encode(request), sign=signing.sign, site=config.site))
+        reply = worker.answer(sign_request(encode(request), sign=signing.sign, site=config.site))
         codes = decode(body_of(reply))
         assert isinstance(codes, CodesReply)
         found = []
@@ -815,7 +815,7 @@ def witnessed(worker: Worker, site: str, to: Mapping[str, str], signing: Ed25519
         own=b"",
         own_since=(1, 2),
     )
-    reply = worker.answer(asked(encode(request), sign=signing.sign, site=site))
+    reply = worker.answer(sign_request(encode(request), sign=signing.sign, site=site))
     said = decode(body_of(reply))
     assert isinstance(said, WitnessReply)
     own = note_in(said.own)

@@ -18,7 +18,7 @@ from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
 from common.protocol_terms import MAX_JOINT_ROUNDS
 from common.protocols.frame import Frame
-from server.protocols.joint.belief import believed
+from server.protocols.joint.belief import estimated_codes
 from server.protocols.query_protocol import Answer
 from server.protocols.rounds import InRounds, answered_rounds, frames, keep_frame, query_after, round_query
 from server.public.material import CodecRecord
@@ -204,8 +204,10 @@ def test_rounds_come_nearer_to_what_the_voters_say(study: Study) -> None:
         squares = probabilities(voters).astype(np.float64) ** 2
         means.append(np.tile(study.fed.codec.encode(squares / squares.sum(axis=0)), (VOLUMES, 1)))
     told = first.centre + first.across(first.along(np.mean(means, axis=0)))
-    errors = [np.linalg.norm(told - believed(study.workspace.public(), answers[:count])[1]) for count in (1, 2, 3)]
-    start, _ = believed(study.workspace.public(), answers)
+    errors = [
+        np.linalg.norm(told - estimated_codes(study.workspace.public(), answers[:count])[1]) for count in (1, 2, 3)
+    ]
+    start, _ = estimated_codes(study.workspace.public(), answers)
     np.testing.assert_array_equal(start, first.centre)
     assert errors == sorted(errors, reverse=True)
     assert errors[0] < np.linalg.norm(told - start)
@@ -241,5 +243,5 @@ def test_where_a_round_finds_nobody_the_rounds_that_were_answered_count(study: S
     again = study.answered()
     assert [answer.query.id for answer in again] == [answer.query.id for answer in answers]
     assert len(frames(study.workspace.public())) == 2
-    _, codes = believed(study.workspace.public(), again)
+    _, codes = estimated_codes(study.workspace.public(), again)
     assert np.isfinite(codes).all()

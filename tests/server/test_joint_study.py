@@ -27,7 +27,7 @@ from server.postprocess.networks import fit_controls, fit_student, load_control,
 from server.protocols.controls import CONTROLS
 from server.protocols.decode import labels_of
 from server.protocols.joint import protocol as joint
-from server.protocols.joint.belief import believed
+from server.protocols.joint.belief import estimated_codes
 from server.protocols.rounds import answered_rounds
 from server.protocols.stored_labels import StoredLabels
 from tests.dashboard_study import Recorded, make_study_directory
@@ -99,7 +99,7 @@ def test_labels_after_all_rounds_are_nearer_to_the_teachers_than_the_public_star
     codec = load_codec(workspace.objects.get(workspace.codec().sha256))
     with Ledger.open(workspace.ledger_file) as ledger:
         public = workspace.public()
-        start, after = believed(public, answered_rounds(public, ledger.answer))
+        start, after = estimated_codes(public, answered_rounds(public, ledger.answer))
     assert dice(read_released(workspace).labels.values()) > dice(labels_of(codec, start)) + 0.02
     assert not np.allclose(start, after)
 
@@ -145,7 +145,7 @@ def test_a_rejected_label_leaves_its_volume_out_of_the_student_and_of_every_cont
     if not (workspace.student_dir / "weights.pt").exists():
         recorded.run()
     events = EventLog(workspace.events_file, study=workspace.study().id)
-    believed_of, names = joint.believed, ["student", *CONTROLS]
+    believed_of, names = joint.estimated_codes, ["student", *CONTROLS]
     volume = workspace.volumes()[1]
     label = sha256_file(workspace.labels_dir / f"{volume}.npz")
     decisions = DecisionStore(workspace.decisions_file)
@@ -169,13 +169,13 @@ def test_a_rejected_label_leaves_its_volume_out_of_the_student_and_of_every_cont
     decide(Verdict.REJECT)
     left_out = weights()
     assert all(one != other for one, other in zip(used, left_out, strict=True)), names
-    monkeypatch.setattr(joint, "believed", with_another_code)
+    monkeypatch.setattr(joint, "estimated_codes", with_another_code)
     for path in workspace.student_dir.rglob("*inputs"):
         path.unlink()
     assert weights() == left_out
     decide(Verdict.ACCEPT)
     assert weights() != used
-    monkeypatch.setattr(joint, "believed", believed_of)
+    monkeypatch.setattr(joint, "estimated_codes", believed_of)
     for path in workspace.student_dir.rglob("*inputs"):
         path.unlink()
     assert weights() == used

@@ -128,8 +128,8 @@ class Named:
 def envelopes(given: Case) -> Case:
     body, reply = bytes.fromhex(given["body"]), bytes.fromhex(given["reply"])
     server, site = signing(given["server_key"]), signing(given["site_key"])
-    message = envelope.asked(body, sign=server.sign, site=given["site"])
-    answered = envelope.answered(reply, sign=site.sign, site=given["site"], request=message)
+    message = envelope.sign_request(body, sign=server.sign, site=given["site"])
+    answered = envelope.sign_reply(reply, sign=site.sign, site=given["site"], request=message)
     sealed = given["sealed"]
     context = SealContext(**sealed["context"])
     key = X25519PrivateKey.from_private_bytes(bytes.fromhex(sealed["private"]))

@@ -68,7 +68,7 @@ class Look:
         return self.variances[:, : self.channels]
 
 
-def unasked(*, structures: int, channels: int) -> Look:
+def prior_look(*, structures: int, channels: int) -> Look:
     """Return the look of structures that is assumed before any answer (the prior).
 
     The prior needs no data, because values are relative to a structure's surroundings.
@@ -98,7 +98,7 @@ def first_frame(study: Study, *, codec: str, noise_std: float) -> Frame:
     Returns:
         The frame.
     """
-    known = unasked(structures=len(study.data.labels) - 1, channels=len(study.data.channels))
+    known = prior_look(structures=len(study.data.labels) - 1, channels=len(study.data.channels))
     variances = known.variances.ravel()
     return plan_frame(
         kernel=np.diag(variances),
@@ -112,7 +112,7 @@ def first_frame(study: Study, *, codec: str, noise_std: float) -> Frame:
     )
 
 
-def looks(public: Public, answers: Sequence[Answer]) -> tuple[Look, Look]:
+def estimate_looks(public: Public, answers: Sequence[Answer]) -> tuple[Look, Look]:
     """Return how structures look by the prior, before any answer, and as estimated from the answers.
 
     Args:

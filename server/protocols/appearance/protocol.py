@@ -23,11 +23,11 @@ from common.codecs.codec import LinearCodec
 from common.errors import InvalidInput
 from common.study_mechanism import mean_noise_std
 from server.protocols.appearance.labels import LABELS, labelled, placed
-from server.protocols.appearance.look import Look, first_frame, looks
-from server.protocols.controls import CONTROLS, dealt, predicted
+from server.protocols.appearance.look import Look, estimate_looks, first_frame
+from server.protocols.controls import CONTROLS, predicted, shuffled
 from server.protocols.plausible import Plausible
 from server.protocols.posterior import DRAW_SEED, Doubt, doubt_of
-from server.protocols.query_protocol import Answer, FitFiles, Label, Lesson, NetworkTraining, Said
+from server.protocols.query_protocol import Answer, AnswerResults, FitFiles, Label, Lesson, NetworkTraining
 from server.protocols.rounds import InRounds, codec_of, keep_frame, rounds_of, rounds_to_learn, surprise
 from server.protocols.stored_labels import as_stored
 from server.public.material import START_FILE, OnStage, Public
@@ -66,8 +66,8 @@ class Appearance(InRounds):
         noise_std = mean_noise_std(made.study, sites=sites)
         keep_frame(made, first_frame(made.study, codec=made.codec.sha256, noise_std=noise_std), after=())
 
-    def aggregate(self, public: Public, answers: Sequence[Answer]) -> SaidOfLooks:
-        return SaidOfLooks(public, rounds_of(public, answers))
+    def aggregate(self, public: Public, answers: Sequence[Answer]) -> AppearanceResults:
+        return AppearanceResults(public, rounds_of(public, answers))
 
     def finish(self, lesson: Lesson) -> NetworkTraining:
         """Return the student's training on the labels that are not rejected, from the public start or else a fresh
@@ -97,7 +97,9 @@ class Appearance(InRounds):
             case "zero_code":
                 return _training(lesson, name, before, silent)
             case "shuffled_codes":
-                return _training(lesson, name, after, lambda: dealt(lesson.labels)) if len(lesson.labels) > 1 else None
+                if len(lesson.labels) < 2:
+                    return None
+                return _training(lesson, name, after, lambda: shuffled(lesson.labels))
             case "public_only":
                 training = _training(lesson, name, before, lambda: predicted(lesson))
                 return (
@@ -110,7 +112,7 @@ class Appearance(InRounds):
 
 
 @dataclass(frozen=True, slots=True)
-class SaidOfLooks(Said):
+class AppearanceResults(AnswerResults):
     """Computes how structures look from the answers of all rounds, and each volume's label from how structures look.
 
     Attributes:
@@ -123,16 +125,16 @@ class SaidOfLooks(Said):
 
     def labels(self) -> Iterator[Label]:
         if self.rounds:
-            query, (_, look) = self.rounds[-1].query, looks(self.public, self.rounds)
+            query, (_, look) = self.rounds[-1].query, estimate_looks(self.public, self.rounds)
             for volume, label in zip(query.volumes, _Volumes.of(self.public).labels(look), strict=True):
                 yield Label(volume, query.id, label)
 
-    def weighed(self) -> Plausible | None:
+    def plausibility(self) -> Plausible | None:
         return Plausible(*surprise(self.public, self.rounds)) if self.rounds else None
 
     def doubts(self, *, draws: int) -> Iterator[Doubt]:
         if self.rounds:
-            rng, (before, look) = np.random.default_rng(DRAW_SEED), looks(self.public, self.rounds)
+            rng, (before, look) = np.random.default_rng(DRAW_SEED), estimate_looks(self.public, self.rounds)
             volumes = _Volumes.of(self.public)
             begun, found = (list(volumes.labels(each)) for each in (before, look))
             drawn = []
@@ -184,7 +186,7 @@ def _start_model(public: Public) -> torch.nn.Module | None:
 
 def _looks(lesson: Lesson) -> tuple[Look, Look]:
     """Return how structures look: as assumed before any answer, and after all answers."""
-    return looks(lesson.public, rounds_to_learn(lesson))
+    return estimate_looks(lesson.public, rounds_to_learn(lesson))
 
 
 def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], Mapping[str, Map]]) -> NetworkTraining:

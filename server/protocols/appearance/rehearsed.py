@@ -13,7 +13,7 @@ from common.codecs.codec import LinearCodec
 from common.config import TrainingConfig
 from common.models.fit import predict
 from server.protocols.appearance.labels import labelled, placed
-from server.protocols.appearance.look import unasked
+from server.protocols.appearance.look import prior_look
 from server.protocols.public_start import public_start
 from server.protocols.query_protocol import STUDENT_SEED
 from server.protocols.rehearsal import PublicCases
@@ -39,9 +39,10 @@ def begin(
     Returns:
         The public start, or None if shapes do not overlap enough, and the control ``zero_code``.
     """
-    look, begun, said = unasked(structures=len(cases.data.labels) - 1, channels=cases.images.shape[1]), None, None
+    look = prior_look(structures=len(cases.data.labels) - 1, channels=cases.images.shape[1])
+    begun = predicted = None
     if given is not None or placed(codec):
         begun = public_start(cases.images, codec, codec.powers, recipe, seed=STUDENT_SEED, given=given).model
-        said = [predict(begun, image) for image in cases.images]
-    targets = np.stack(list(labelled(list(cases.images), codec, look, begun=said)))
+        predicted = [predict(begun, image) for image in cases.images]
+    targets = np.stack(list(labelled(list(cases.images), codec, look, begun=predicted)))
     return begun, train_student(cases.images, targets, recipe, seed=STUDENT_SEED, start=begun)[0]

@@ -21,12 +21,14 @@ from server.protocols.rounds import frame_of, observation, surprise
 from server.public.material import Public
 
 
-def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
+def estimated_codes(
+    public: Public, answers: Sequence[Answer]
+) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
     """Return the codes that the public start predicts for the volumes, and the codes estimated from the answers.
 
     The last round's frame is centred on the estimate after the rounds before, so only the last answer has to be added.
     With public pairs, the teachers' weights stay near the start, so it is possible that their codes contribute nothing
-    new. The estimated offset is then multiplied by :func:`heard`, so that noise alone changes no label.
+    new. The estimated offset is then multiplied by :func:`offset_scale`, so that noise alone changes no label.
 
     Args:
         public: The study's public material (terms, codec, volumes).
@@ -37,10 +39,10 @@ def believed(public: Public, answers: Sequence[Answer]) -> tuple[Float[np.ndarra
     """
     first, last = (frame_of(public, answer) for answer in (answers[0], answers[-1]))
     begun, codes = np.array(first.centre), last.estimate(observation(answers[-1], last))
-    return begun, begun + heard(public, answers) * (codes - begun) if public.study.codec.paired else codes
+    return begun, begun + offset_scale(public, answers) * (codes - begun) if public.study.codec.paired else codes
 
 
-def heard(public: Public, answers: Sequence[Answer]) -> float:
+def offset_scale(public: Public, answers: Sequence[Answer]) -> float:
     """Estimate how large the volumes' offsets are: their variance, divided by the variance that the frames expect.
 
     An answer's mean square is the noise variance plus the offsets' variance, so the noise variance is subtracted. The
@@ -57,7 +59,7 @@ def heard(public: Public, answers: Sequence[Answer]) -> float:
     for answer in answers:
         frame = frame_of(public, answer)
         seen = observation(answer, frame)
-        loud, quiet = loud + frame.surprise(seen), quiet + frame.silence(seen)
+        loud, quiet = loud + frame.surprise(seen), quiet + frame.noise_surprise(seen)
         dimension += frame.dimension
     return min(1.0, max(0.0, (loud - quiet) / (dimension - quiet)))
 
@@ -85,7 +87,7 @@ def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Ite
         yield codes
 
 
-def weighed(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausible:
+def plausibility(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausible:
     """Check whether the answers are plausible, by their size and by the volumes of the structures.
 
     The answers' size (sum of squares) is compared with its expected value. Each structure's volume in the labels is
@@ -99,13 +101,13 @@ def weighed(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausibl
     Returns:
         The comparison, which also states the warnings for the operator.
     """
-    _, codes = believed(public, answers)
+    _, codes = estimated_codes(public, answers)
     ours, mean = _voxels(codec, codes), codec.decode(np.zeros(codec.dimension), noise_std=0.0)
     volumes = shares(public.study.data.labels[1:], ours[1:], len(codes) * mean.sum(axis=(1, 2, 3))[1:])
     return Plausible(*surprise(public, answers), volumes)
 
 
-def control(name: str, start: Float[np.ndarray, "n l"], believed: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n l"]:
+def control(name: str, start: Float[np.ndarray, "n l"], after: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n l"]:
     """Return the codes that a control is trained with.
 
     * ``zero_code``: every release is replaced by the zero code, so the codes are those of the public start.
@@ -117,7 +119,7 @@ def control(name: str, start: Float[np.ndarray, "n l"], believed: Float[np.ndarr
     Args:
         name: One of these names.
         start: Codes of the public start, float [n, l].
-        believed: Codes after all answers, float [n, l].
+        after: Codes after all answers, float [n, l].
 
     Returns:
         Float array [n, l].
@@ -132,8 +134,8 @@ def control(name: str, start: Float[np.ndarray, "n l"], believed: Float[np.ndarr
             if len(start) < 2:
                 return start
             order = list(derangement(len(start), seed=DERANGEMENT_SEED))
-            dealt: np.ndarray = believed[order] if name == "shuffled_codes" else start + (believed - start)[order]
-            return dealt
+            moved: np.ndarray = after[order] if name == "shuffled_codes" else start + (after - start)[order]
+            return moved
         case _:
             raise InvalidInput("control", value=name, limit="zero_code, shuffled_codes, shuffled_offsets, public_only")
 

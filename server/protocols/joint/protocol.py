@@ -20,11 +20,11 @@ from common.config import Study
 from common.errors import InvalidInput
 from common.study_mechanism import mean_noise_std
 from server.protocols.decode import labels_of
-from server.protocols.joint.belief import believed, drawn_codes, weighed
 from server.protocols.joint.belief import control as control_of
+from server.protocols.joint.belief import drawn_codes, estimated_codes, plausibility
 from server.protocols.plausible import Plausible
 from server.protocols.posterior import Doubt, doubt_of
-from server.protocols.query_protocol import Answer, FitFiles, Label, Lesson, NetworkTraining, Said
+from server.protocols.query_protocol import Answer, AnswerResults, FitFiles, Label, Lesson, NetworkTraining
 from server.protocols.rounds import InRounds, codec_of, keep_frame, rounds_of, rounds_to_learn
 from server.public.material import PAIRS_FILE, START_FILE, OnStage, Public
 from server.public.paired import Paired
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from common.models.fit import OnStep
-    from server.protocols.public_start import Beside
+    from server.protocols.public_start import PairTraining
 
 
 class Joint(InRounds):
@@ -64,8 +64,8 @@ class Joint(InRounds):
         frame = joint_frame(start, codec, kernel=kernel, noise_std=noise_std, radius=made.study.codec.radius)
         keep_frame(made, frame, after=())
 
-    def aggregate(self, public: Public, answers: Sequence[Answer]) -> SaidTogether:
-        return SaidTogether(public, rounds_of(public, answers))
+    def aggregate(self, public: Public, answers: Sequence[Answer]) -> JointResults:
+        return JointResults(public, rounds_of(public, answers))
 
     def finish(self, lesson: Lesson) -> NetworkTraining:
         """Return the student's training: the public start learns the codes estimated after all rounds.
@@ -87,7 +87,7 @@ class Joint(InRounds):
 
 
 @dataclass(frozen=True, slots=True)
-class SaidTogether(Said):
+class JointResults(AnswerResults):
     """Computes each volume's label and its uncertainty from the answers of all rounds of a joint query.
 
     Attributes:
@@ -100,17 +100,17 @@ class SaidTogether(Said):
 
     def labels(self) -> Iterator[Label]:
         if self.rounds:
-            _, codes = believed(self.public, self.rounds)
+            _, codes = estimated_codes(self.public, self.rounds)
             query = self.rounds[-1].query
             for volume, probabilities in zip(query.volumes, labels_of(codec_of(self.public), codes), strict=True):
                 yield Label(volume, query.id, probabilities)
 
-    def weighed(self) -> Plausible | None:
-        return weighed(self.public, codec_of(self.public), self.rounds) if self.rounds else None
+    def plausibility(self) -> Plausible | None:
+        return plausibility(self.public, codec_of(self.public), self.rounds) if self.rounds else None
 
     def doubts(self, *, draws: int) -> Iterator[Doubt]:
         if self.rounds:
-            codec, (begun, codes) = codec_of(self.public), believed(self.public, self.rounds)
+            codec, (begun, codes) = codec_of(self.public), estimated_codes(self.public, self.rounds)
             drawn = [labels_of(codec, each) for each in drawn_codes(self.public, self.rounds, count=draws)]
             labels, centres = labels_of(codec, codes), labels_of(codec, begun).argmax(axis=1).astype(np.uint8)
             for row, volume in enumerate(self.rounds[-1].query.volumes):
@@ -137,7 +137,7 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
         beside = _beside(lesson, paired, start, on_step if control in (None, "public_only") else None)
         if control == "public_only" and beside is not None:
             return beside.alone
-        begun, found = (of_all[kept] for of_all in believed(public, rounds))
+        begun, found = (of_all[kept] for of_all in estimated_codes(public, rounds))
         codes = found if control is None else control_of(control, begun, found)
         if study.data.finer > 1:
             if files is None:
@@ -250,12 +250,12 @@ def _inputs(
     )
 
 
-def _beside(lesson: Lesson, paired: Paired | None, start: bytes, on_step: OnStep | None) -> Beside | None:
+def _beside(lesson: Lesson, paired: Paired | None, start: bytes, on_step: OnStep | None) -> PairTraining | None:
     """Return the study's public pairs and a network trained on these pairs alone; None if the study has no pairs.
 
     The network is trained once, for the student and all controls.
     """
-    from server.protocols.public_start import Beside, refine_paired
+    from server.protocols.public_start import PairTraining, refine_paired
     from server.protocols.student_fit import read_start
 
     if paired is None:
@@ -269,4 +269,4 @@ def _beside(lesson: Lesson, paired: Paired | None, start: bytes, on_step: OnStep
         checkpoint=public.kept.checkpoint(PAIRS_FILE),
         on_step=on_step,
     )
-    return Beside(paired, alone)
+    return PairTraining(paired, alone)

@@ -21,7 +21,7 @@ from client.teachers.comparison import (
     Dice,
     Reference,
     compare,
-    gone,
+    missed_structures,
 )
 
 START = Reference(PUBLIC_START, lambda image: image, public=True)
@@ -41,16 +41,18 @@ def test_a_structure_that_vanished_is_named_even_where_the_mean_is_better() -> N
     assert not found[ALL].alarming
     assert re.search(r"in 3 of .* in 0\b", found["posterior"].sentence())
     assert not found["anterior"].alarming
-    (lost,) = gone(NAMES, student)
+    (lost,) = missed_structures(NAMES, student)
     assert re.search("^posterior: GONE: .* 3 of 3 cases", lost.sentence())
 
 
 def test_a_vanished_structure_is_said_with_nothing_to_compare_and_where_the_public_start_finds_none_either() -> None:
-    (lost,) = gone(NAMES, [(0.8, 0.0)])
+    (lost,) = missed_structures(NAMES, [(0.8, 0.0)])
     assert lost.structure == "posterior"
-    assert [each.missed for each in gone(NAMES, [(0.8, 0.0), (0.8, math.nan), (0.0, 0.0), (0.8, 0.5)])] == [2]
-    assert gone(NAMES, [(0.8, 0.0), (0.8, 0.1)]) == []
-    assert gone(NAMES, [(0.8, math.nan)]) == []
+    assert [
+        each.missed for each in missed_structures(NAMES, [(0.8, 0.0), (0.8, math.nan), (0.0, 0.0), (0.8, 0.5)])
+    ] == [2]
+    assert missed_structures(NAMES, [(0.8, 0.0), (0.8, 0.1)]) == []
+    assert missed_structures(NAMES, [(0.8, math.nan)]) == []
 
 
 def test_a_student_below_the_public_start_or_the_teachers_is_worse_and_the_alarm_is_of_public_data_alone() -> None:
@@ -73,7 +75,7 @@ def test_a_structure_seen_where_there_is_none_counts_against_the_student() -> No
     found = rows(student, start)["posterior"]
     assert (found.cases, found.difference) == (4, pytest.approx(-0.75))
     assert re.search(r"not proven .*: -0\.750", found.sentence())
-    assert [lost.structure for lost in gone(NAMES, student)] == ["posterior"]
+    assert [lost.structure for lost in missed_structures(NAMES, student)] == ["posterior"]
     assert rows(start, student)["posterior"].difference == pytest.approx(0.75)
     assert rows([(0.8, nothing)], [(0.8, nothing)]).keys() == {ALL, "anterior"}
 

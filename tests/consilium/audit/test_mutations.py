@@ -475,7 +475,7 @@ def old_draws_stand(patch: Patch) -> None:
         self.sealed.nonces = Never()
 
     patch.setattr(SiteBooks, "__init__", begun)
-    patch.setattr(SiteBooks, "draw_stands", lambda _self, reservation, draw: reservation.draw == draw)
+    patch.setattr(SiteBooks, "draw_is_current", lambda _self, reservation, draw: reservation.draw == draw)
 
 
 def mask_keys_without_nonce(patch: Patch) -> None:

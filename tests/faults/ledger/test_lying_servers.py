@@ -60,11 +60,11 @@ class LiedTo:
     node: int
     lie: Lie
 
-    def asked(self, message: bytes) -> bytes:
-        return self.fed.workers[self.node].asked(message)
+    def open_request(self, message: bytes) -> bytes:
+        return self.fed.workers[self.node].open_request(message)
 
-    def replied(self, body: bytes, *, request: bytes) -> bytes:
-        return self.fed.workers[self.node].replied(body, request=request)
+    def sign_reply(self, body: bytes, *, request: bytes) -> bytes:
+        return self.fed.workers[self.node].sign_reply(body, request=request)
 
     def handle(self, body: bytes) -> bytes:
         message = decode(body)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from common.config import render_study
-from common.envelope import answered, body_of
+from common.envelope import body_of, sign_reply
 from common.errors import QuorumNotReached
 from common.events import read_events
 from common.ledger.charges import PoolDeclaration
@@ -677,7 +677,7 @@ def test_receipts_that_one_message_does_not_take_follow_in_the_next(
                     assert receipt.previous.seq == held[node][0]
                     held[node] = (receipt.head.seq, receipt.head.hash)
                 reply = encode(ReceiptsReply(*held[node]))
-                yield Reply(node, answered(reply, sign=fed.site_ledgers[site].sign, site=site, request=message))
+                yield Reply(node, sign_reply(reply, sign=fed.site_ledgers[site].sign, site=site, request=message))
 
     fed.core().run(Forgetful(fed.workers))
     assert max(messages) == 2

@@ -36,7 +36,7 @@ def weighed(world: Federation, tmp_path: Path, *, scale: float, push: float = 0.
         total = np.rint(mean * SITES * 2**GRID_BITS).astype(np.int64)
         answers.append(SimpleNamespace(query=query, noisy_sum=total, voters=SITES))
     public = Public(world.study, record, world.volumes, world.objects, KeptInFolder(tmp_path))
-    found = PerVolume().aggregate(public, answers).weighed()
+    found = PerVolume().aggregate(public, answers).plausibility()
     assert found is not None
     return found
 

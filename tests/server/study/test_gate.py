@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client.teachers.comparison import ALL, OWN_TEACHERS, PUBLIC_START, CaseComparison, Gone, Missing
+from client.teachers.comparison import ALL, OWN_TEACHERS, PUBLIC_START, CaseComparison, MissedStructure, Missing
 from client.teachers.evaluation import OWN_BETTER, Evaluation
 from client.teachers.evaluation_text import comparison_lines
 from client.teachers.pulled_student import check_gate
@@ -269,8 +269,8 @@ def evaluation(*differences: float, public: bool = True, gone: bool = False) -> 
     """An evaluation whose student is so much better than the public start, case by case."""
     mean, spread = float(np.mean(differences)), 0.01
     compared = CaseComparison(PUBLIC_START, public, ALL, len(differences), 0.5 + mean, 0.5, mean, spread, 0, 0)
-    lost = (Gone("body", 3, 3),) if gone else ()
-    return Evaluation("w", ("body",), (), (), gone=lost, comparisons=(compared,), missing=(Missing("x", "gone"),))
+    lost = (MissedStructure("body", 3, 3),) if gone else ()
+    return Evaluation("w", ("body",), (), (), missed=lost, comparisons=(compared,), missing=(Missing("x", "gone"),))
 
 
 @pytest.mark.parametrize(

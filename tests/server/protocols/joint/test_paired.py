@@ -28,7 +28,7 @@ from consilium.cli.study import study_app
 from server.protocols import public_start as joint
 from server.protocols.controls import CONTROLS
 from server.protocols.joint import belief, protocol
-from server.protocols.public_start import TEMPERATURE, Beside, Start, moved, public_start, refine, refine_paired
+from server.protocols.public_start import TEMPERATURE, PairTraining, Start, moved, public_start, refine, refine_paired
 from server.protocols.query_protocol import FitFiles, Lesson
 from server.public.kept import KeptInFolder
 from server.public.material import PAIRS_FILE, START_FILE, CodecRecord, Public
@@ -75,7 +75,7 @@ def test_start_student_and_controls_learn_from_the_pairs_and_one_from_them_alone
 ) -> None:
     seen = watch(monkeypatch)
     public_start(images, codec, codec.powers, RECIPE, seed=0, paired=paired)
-    refine(start.model, images, codec, start.codes + 0.1, RECIPE, seed=0, beside=Beside(paired, start.model))
+    refine(start.model, images, codec, start.codes + 0.1, RECIPE, seed=0, beside=PairTraining(paired, start.model))
     refine_paired(start.model, paired, RECIPE, seed=0)
     for own_images, targets in (seen[0], seen[2]):
         np.testing.assert_array_equal(own_images, paired.images)
@@ -105,7 +105,7 @@ def test_a_student_beside_pairs_lies_three_tenths_of_the_way_from_their_network(
     trained, before = copy.deepcopy(start.model), copy.deepcopy(alone.state_dict())
     targets = np.concatenate([moved(start.model, images, codec, codes), paired.targets])
     fit(trained, np.concatenate([images, paired.images]), targets, RECIPE, seed=0)
-    found = refine(start.model, images, codec, codes, RECIPE, seed=0, beside=Beside(paired, alone)).state_dict()
+    found = refine(start.model, images, codec, codes, RECIPE, seed=0, beside=PairTraining(paired, alone)).state_dict()
     for name, there in trained.state_dict().items():
         assert torch.equal(alone.state_dict()[name], before[name])
         torch.testing.assert_close(found[name], 0.7 * before[name] + 0.3 * there)
@@ -126,7 +126,7 @@ def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs
     begun = np.zeros((3, codec.dimension))
     round_ = SimpleNamespace(query=SimpleNamespace(id="q", volumes=("0", "1", "2")), noisy_sum=np.zeros(4))
     monkeypatch.setattr(protocol, "rounds_to_learn", lambda *_: (round_,))
-    monkeypatch.setattr(protocol, "believed", lambda *_: (begun, begun + 0.1))
+    monkeypatch.setattr(protocol, "estimated_codes", lambda *_: (begun, begun + 0.1))
     monkeypatch.setattr(protocol, "codec_of", lambda _public: codec)
 
     def lesson_in(folder: Path) -> Lesson:
@@ -257,7 +257,7 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
     save_weights(tmp_path / START_FILE, build_unet(study.student.channels, in_channels=1, out_channels=2))
     round_ = SimpleNamespace(query=SimpleNamespace(id="q", volumes=("v1", "v2")), noisy_sum=np.zeros(4, dtype=np.int64))
     monkeypatch.setattr(protocol, "rounds_to_learn", lambda *_: (round_,))
-    monkeypatch.setattr(protocol, "believed", lambda *_: (np.zeros((2, 4)), np.ones((2, 4))))
+    monkeypatch.setattr(protocol, "estimated_codes", lambda *_: (np.zeros((2, 4)), np.ones((2, 4))))
     monkeypatch.setattr(protocol, "codec_of", lambda _public: None)
     trained: list[tuple[str, object]] = []
     monkeypatch.setattr(joint, "refine", lambda *_, beside, **__: trained.append(("all", beside.paired)))
@@ -308,5 +308,5 @@ def test_beside_pairs_silence_moves_no_label(monkeypatch: pytest.MonkeyPatch, si
         seen = frame.read(truth + rng.normal(0, 0.1, asked), noise_std=0.1)
         monkeypatch.setattr(belief, "frame_of", lambda *_: frame)
         monkeypatch.setattr(belief, "observation", lambda *_, seen=seen: seen)
-        shares.append(belief.heard(SimpleNamespace(), [SimpleNamespace()]))
+        shares.append(belief.offset_scale(SimpleNamespace(), [SimpleNamespace()]))
     assert least <= np.mean(shares) <= most
