@@ -113,7 +113,7 @@ def draw_planes(
         image: The volume on the study's grid (RAS+).
         outlines: Label maps by a name of :data:`OUTLINES`. The planes go through the first one that is not empty.
         spacing_mm: Voxel spacing in mm.
-        title: Lines above the planes; empty for none.
+        title: Lines above the planes; empty if there are none.
         dpi: Pixels per inch; the picture is nine inches wide.
         by_label: True to draw each label of a map in the next style of :data:`OUTLINES`, instead of all in the style of
             the map's name.

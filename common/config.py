@@ -294,8 +294,7 @@ class CollectionConfig(TomlSection):
         offer_deadline_s: Seconds that sites have to come online and to accept or decline an offer of queries.
         deadline_s: Seconds that one attempt to get the answers to a batch may take.
         patience_s: Seconds that all attempts together may take. After that, a site that accepted but did not answer
-            counts as the zero code; in a sealed sum, the draw is lost,
-            or stays open if the study needs the site.
+            counts as the zero code; in a sealed sum, the draw is lost, or stays open if the study needs the site.
     """
 
     batch_size: int = 50

@@ -105,7 +105,7 @@ class HospitalFacts:
         not_shown: Why no case can be shown; empty if nothing forbids it.
         adapted_on: Number of the shown cases whose patients trained the adapted network; None if that network is not
             shown.
-        evaluated: Day of the evaluation that the cases' Dice comes from; empty without one.
+        evaluated: Day of the evaluation that the cases' Dice comes from; empty if there is none.
         elsewhere: True if the cases are not those of the site's own dataset.
     """
 

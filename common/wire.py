@@ -79,7 +79,7 @@ def check_object(content: bytes, *, kind: str, child: str) -> bytes:
     Args:
         content: The object's bytes.
         kind: Expected kind.
-        child: Expected name of its only child; empty for none.
+        child: Expected name of its only child; empty if it must have none.
 
     Returns:
         The bytes after the header.

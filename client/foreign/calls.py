@@ -42,7 +42,7 @@ Line = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """One machine's call numbers by name."""
+    """The numbers of the listed system calls on one kind of machine, by the calls' names."""
 
     machine: int
     allowed: dict[str, int]

@@ -44,7 +44,7 @@ class KeepsTeachers(SiteFile):
             slot: The patient's slot.
             voter: The slot's voter.
             subject: Keyed hash of the case's name.
-            weights: SHA-256 of the weights of the voter's teacher; None without one.
+            weights: SHA-256 of the weights of the voter's teacher; None if it had none.
             deal: The ledger's name of the deal (assignment of patients to slots) in which the patient has this slot.
         """
         with self._writing():

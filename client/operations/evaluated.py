@@ -49,7 +49,7 @@ def newest_evaluation(site_dir: Path) -> OwnEvaluation | None:
         site_dir: The site's directory.
 
     Returns:
-        The evaluation; None without one.
+        The evaluation; None if there is none.
     """
     weights = site_dir / STUDENT_DIR / "bundle" / WEIGHTS
     if not weights.is_file():
@@ -82,7 +82,7 @@ def student_verdict(found: OwnEvaluation | None, *, withdrawn: int) -> str:
     """Return whether the student is better than the site's own teachers.
 
     Args:
-        found: The newest evaluation; None without one.
+        found: The newest evaluation; None if there is none.
         withdrawn: Number of labelled cases whose patients are withdrawn now. If the evaluation left out fewer, it may
             have scored a patient who is withdrawn, and is not quoted.
 

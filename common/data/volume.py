@@ -346,7 +346,7 @@ def save_label(
         native: Array with the shape of the file that ``volume`` was read from.
         volume: The volume whose voxels and affine are used.
         description: ASCII text of at most 79 characters for the header's field ``descrip``.
-        comment: Text of any length for a header extension of the kind "comment"; empty for none.
+        comment: Text of any length for a header extension of the kind "comment"; empty to add none.
     """
     image = nib.Nifti1Image(native, volume.native_affine)
     image.header.set_xyzt_units("mm")

@@ -178,7 +178,7 @@ class Chain:
 
     @property
     def last(self) -> Row | None:
-        """The newest row that this object has read or appended; None before the first."""
+        """The newest row that this object has read or appended; None if there is none yet."""
         return self._last
 
     @property
@@ -416,9 +416,8 @@ class Chain:
 
         Returns:
             The last rows of the newest :data:`EXACT_MARKS` transactions, then of some older transactions, and of the
-            first transaction. The distance of an older transaction from the newest row is about a sixteenth larger than
-            that of the one before it in the result. The length of the result grows with the logarithm of the ledger's
-            length.
+            first transaction. Among the older ones, each is about a sixteenth farther from the newest row than the one
+            listed before it, so the length of the result grows with the logarithm of the ledger's length.
         """
         ends = "SELECT seq, hash FROM heads {} ORDER BY seq DESC LIMIT ?"
         found = self._db.execute(ends.format(""), (EXACT_MARKS,)).fetchall()

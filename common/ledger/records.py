@@ -388,8 +388,8 @@ class SupersededRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRecord(Document):
-    """A person's statement that an alarm was examined. Receipts of the server's ledger with this id are accepted again,
-    from its recovered state on.
+    """A person's statement that an alarm was examined. Receipts of the server's ledger that the row names are accepted
+    again, from the ledger's recovered state on.
     """
 
     ledger_id: str

@@ -65,7 +65,7 @@ class TeacherBooks:
 
     @property
     def identity(self) -> PatientIdentity | None:
-        """How the data set tells patients apart, by the newest row; None before the first."""
+        """How the data set tells patients apart, by the newest row about it; None before the first such row."""
         return self.identities[-1][1].identity if self.identities else None
 
     def code_is_current(self, query_id: str) -> bool:

@@ -50,7 +50,7 @@ class Spending:
         accountant: The accountant that decides whether a release fits the budget.
         protection: Privacy unit and neighbouring relation.
         spend: Total cost for one unit: Σμ², releases, noisy coordinates.
-        largest_roster: Number of sites of the largest roster among the releases; 0 for none.
+        largest_roster: Number of sites of the largest roster among the releases; 0 if there is no release.
         doubt: Reason why more may have been spent than the ledger shows; None if no reason is known. If there is a
             reason, every figure is a lower bound, and no guarantee is known to hold.
         limit: The Σμ² that the budget allows.

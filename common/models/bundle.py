@@ -51,7 +51,7 @@ class Bundle:
 
     @property
     def patch(self) -> tuple[int, ...]:
-        """Size of the sliding window; empty for none."""
+        """Size of the sliding window in voxels; empty if the network predicts whole volumes."""
         return self.recipe.patch
 
     @property

@@ -63,7 +63,7 @@ def predict_native(
         case: A case that was matched to the study.
         network: The network.
         data: The study's data settings.
-        patch: Size of the sliding window; empty for none.
+        patch: Size of the sliding window in voxels; empty to predict whole volumes.
         uncertainty: True to add the map of uncertainty.
         lesions: True to add scores lesion by lesion.
         box: The part of the file to predict; all other voxels become background. None for the whole file.

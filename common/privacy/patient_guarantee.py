@@ -148,7 +148,7 @@ class Combined:
             the releases' ε may be stated only if all are met.
 
     Raises:
-        InvalidInput: If a value is outside its range, or unit and relation are others.
+        InvalidInput: If a value is outside its range, or ``protection`` is not :data:`EXCHANGED`.
     """
 
     epsilon: float

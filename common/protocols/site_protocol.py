@@ -91,7 +91,7 @@ class SiteProtocol(Protocol):
 
 
 def check_dimension(query: QuerySpec, dimension: int, *, whose: str) -> None:
-    """Refuse a query whose code has another length.
+    """Refuse a query whose code does not have a given length.
 
     Args:
         query: The query.

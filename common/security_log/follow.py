@@ -383,7 +383,7 @@ def logged_event(line: str, known: Known) -> Found | None:
 
     Args:
         line: The line.
-        known: The lines that are events.
+        known: The log lines that are events, in the form of :data:`Known`.
 
     Returns:
         The event; None for a line that is not in ``known``.

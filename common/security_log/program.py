@@ -135,7 +135,7 @@ def kept_log(directory: Path, *, module: str, name: str, targets: Sequence[str])
 
 
 def with_backlog(found: Iterable[DaemonStanding], directory: Path) -> tuple[DaemonStanding, ...]:
-    """Return the states of a party's daemons, with the reason of the log process brought up to date.
+    """Return the states of a party's daemons, with the current reason why the log process is offline.
 
     The recorded reason of an offline log process is that of the first failure. It is replaced by the targets that fail
     now, if any. The reason of a stopped log process is removed, because it says that waiting lines will be sent, which

@@ -24,7 +24,7 @@ class Countersigned:
 
     Attributes:
         rows: Number of the ledger's rows that heads count.
-        size: Rows of the newest countersigned head; 0 for none.
+        size: Number of rows at the newest countersigned head; 0 if there is none.
         witnesses: Times at which that head was countersigned, by the witness's name.
         known: Number of witnesses whose keys were tried.
         problems: Sentences about notes that contradict the ledger.

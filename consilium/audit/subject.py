@@ -144,7 +144,7 @@ class Subject:
 
         Args:
             said: Name of the synthetic prediction.
-            frame: Frame of the round; None without one.
+            frame: Frame of the round; None if the study has no frame.
 
         Returns:
             int64 array [l]; zeros for a name without a prediction.

@@ -460,8 +460,8 @@ def blocks(live: LivePages, page: PageName) -> dict[str, dict[str, str]]:
 async def stream(request: Request, session: SignedIn, live: LivePages, page: PageName) -> StreamingResponse:
     """Stream the changed HTML blocks of a live page as server-sent events with JSON data.
 
-    The session is checked again before each event; the stream ends when it ends. Answers 429 if the user has too many
-    open streams.
+    The session is checked again before each event, and the stream ends with the session. Answers 429 if the user has
+    too many open streams.
     """
     _check_live(page)
     if live.open[session.user] >= MOST_STREAMS:

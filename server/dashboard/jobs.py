@@ -35,8 +35,8 @@ class JobState:
 
     Attributes:
         state: ``never`` (not run yet), ``running``, ``done`` or ``failed``.
-        started: Time at which the newest run began; None before the first.
-        ended: Time at which that run ended; None before that.
+        started: Time at which the newest run began; None before the first run.
+        ended: Time at which that run ended; None until then.
         words: Error message of a failed job; otherwise empty.
     """
 

@@ -86,7 +86,7 @@ class ControlView:
     Attributes:
         name: The control's name; several names, separated by commas, if these controls are the same network.
         weights: SHA-256 of the control's weights; None before it is trained.
-        time: Time at which the training ended; None before that.
+        time: Time at which the training ended; None until then.
     """
 
     name: str
@@ -104,14 +104,14 @@ class StudentPage:
         validated: Training step, mean Dice and number of validation cases, for each time that the student was scored.
         steps: Total number of training steps.
         weights: SHA-256 of the student's weights; None before it is trained.
-        trained: Time at which the student's training ended; None before that.
+        trained: Time at which the student's training ended; None until then.
         seconds: Duration of this training in seconds; None before its end.
         labels_used: Number of labels that are not rejected.
         labels_rejected: Number of rejected labels.
         controls: The controls with which the student is compared.
         validation: Number of labelled cases on which the student and the controls are scored.
         bundle: SHA-256 of the exported bundle; None before the export.
-        exported: Time of the export; None before it.
+        exported: Time of the export; None until then.
         files: Path and size in bytes of each file of the bundle; empty before the export.
         guarantee: The privacy guarantee that the bundle states; empty before the export.
         gate: How many hospitals have given a verdict for the student, in words; empty if the study has no gate. A study

@@ -122,7 +122,7 @@ class History:
     Attributes:
         consent: The study's configuration that the hospitals consented to, as stored in its row.
         registered: Time at which it was registered.
-        last: Time of its newest release; None before the first.
+        last: Time of its newest release; None before the first release.
         refused: Number of its refused queries.
         sites: Names of the sites that took part in its releases.
     """

@@ -38,7 +38,7 @@ class Follower:
 
     Attributes:
         version: Number that grows with each change.
-        looked: Time of the last pass over the files, by ``clock``; None before the first.
+        looked: Time of the last pass over the files, by ``clock``; None before the first pass.
         nobody_runs: True if no process runs this study. A run without a logged end has then died.
         problem: Error of the last pass; None if it succeeded.
         sites: The registered sites, including revoked ones.

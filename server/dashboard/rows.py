@@ -180,7 +180,7 @@ def newest_head(ledger: Path, *, ledger_id: str) -> SignedHead | None:
         ledger_id: The ledger's id, which its signed heads contain.
 
     Returns:
-        The head; None before the first.
+        The head; None if there is none yet.
     """
     with closing(open_ledger(ledger)) as db:
         found = db.execute("SELECT seq, hash, public_key, signature FROM heads ORDER BY seq DESC LIMIT 1").fetchone()

@@ -1,8 +1,8 @@
 """Notes in the server's ledger which sites were revoked, so that a restored list of sites brings none of them back.
 
 ``provision revoke`` writes the note. A run reads the notes, and first writes those that could not be written before.
-The lists of sites are files of the study's directory, which a backup can make older, each for itself. A run is refused
-while a list, such as the gateway's, admits a site that the ledger names as revoked.
+The lists of sites are files of the study's directory, each of which may be restored from an older backup. A run is
+refused while a list, such as the gateway's, admits a site that the ledger names as revoked.
 """
 
 from __future__ import annotations

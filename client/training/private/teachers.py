@@ -59,7 +59,7 @@ def train_privately(
         journal: Where steps are charged.
         seed: Seed of the first weights and, for dp-bbb, of the weight samples.
         start: File of public weights to begin from; None for random ones.
-        checkpoint: File for resuming; None for none.
+        checkpoint: File from which to resume; None to store none.
         on_step: Called after each step with its number and nan, because the charge does not cover showing a loss on
             private patients.
 

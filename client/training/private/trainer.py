@@ -81,7 +81,7 @@ class PrivateTrainer:
             part: The voter's patients.
             recipe: The study's recipe of a teacher.
             seed: Seed of the first weights.
-            checkpoint: File for resuming; None for none.
+            checkpoint: File from which to resume; None to store none.
             on_step: Called after each step with its number, and nan in place of a loss.
 
         Raises:

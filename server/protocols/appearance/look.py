@@ -113,7 +113,7 @@ def first_frame(study: Study, *, codec: str, noise_std: float) -> Frame:
 
 
 def estimate_looks(public: Public, answers: Sequence[Answer]) -> tuple[Look, Look]:
-    """Return how structures look by the prior, before any answer, and as estimated from the answers.
+    """Return the look of structures that the prior assumes, and the look estimated from the answers.
 
     Args:
         public: The study's public material (terms, codec, volumes).

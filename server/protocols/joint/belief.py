@@ -122,7 +122,7 @@ def control(name: str, start: Float[np.ndarray, "n l"], after: Float[np.ndarray,
         after: Codes after all answers, float [n, l].
 
     Returns:
-        Float array [n, l].
+        Float array [n, l]. For fewer than two volumes it is always ``start``.
 
     Raises:
         InvalidInput: If there is no control of this name.
