@@ -317,11 +317,11 @@ def archive(
     Deletes nothing. `consilium verify` and `consilium certificate` work on the unpacked archive.
     Example: consilium study archive trial --out trial.tar.gz
     """
-    from consilium.reports.publication import KEPT_OUT, archive_study
+    from consilium.reports.publication import archive_study
 
     made = archive_study(Workspace(directory), out)
     say(f"{made.path}: {made.files} files, SHA-256 {made.sha256}")
-    say(f"left out: {', '.join(KEPT_OUT)}")
+    say(f"left out: {', '.join(made.left_out)}")
     say(
         "keep keys/ elsewhere as long as the patients' pools may be asked again; then delete it together with flower/, "
         "because both together allow anybody to decrypt the hospitals' codes"

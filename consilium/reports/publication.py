@@ -17,21 +17,30 @@ from pathlib import Path
 from common.canonical import sha256_file
 from common.errors import InvalidInput, Refused
 from common.ledger.keys import load_signing_key, public_pem
+from common.witness.memory import FOLDER as WITNESSES
 from consilium.reports.certificate import Sources, issue_certificate
 from consilium.reports.model_card import model_card
 from server.ledger.backup import backup
+from server.protocols.rounds import FRAMES
+from server.public.material import START_FILE
 from server.public.said import STUDENTS, said_file
 from server.study.evaluated import figures_on
 from server.study.gate import gate_state
 from server.study.read_facts import facts_of
 from server.study.status import bundle_problem
-from server.study.workspace import LEDGER_RECORD, Workspace
+from server.study.workspace import LEFT, PAIRED, REVOKED, VALIDATION, Workspace
 
 HEADER = "# consilium/student/v1\n"
 """First line of SHA256SUMS. It separates the signature of this file from the ledger's signatures."""
 
-KEPT_OUT = ("keys", "flower", "gateway", "relay", "tls", "dashboard-tls", "node-keys", "logs", LEDGER_RECORD)
-"""Parts of a study's directory left out of its archive: keys, SuperLink's database of messages, sockets and logs."""
+ARCHIVED = (
+    *("study.toml", "sites.json", REVOKED, LEFT, "public.json", PAIRED, VALIDATION, "codec.json", FRAMES, START_FILE),
+    *("endpoint.json", "run.json", "events.jsonl", "decisions.jsonl", "spoiled-draw-accepted", "audit.json"),
+    *("report.json", "objects", "labels", "student", "bundle", "certificate", "evidence", WITNESSES, "site-reports"),
+    *("figures", "verdicts"),
+)
+"""Files and folders of a study's directory that its archive contains, besides a copy of the ledger. Everything else is
+left out: keys, SuperLink's database of messages, and what people put there, such as another study with its keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +51,13 @@ class Archive:
         path: The file.
         sha256: Its SHA-256.
         files: Number of the study's files in it.
+        left_out: Names of the other files and folders of the study's directory, without those of a running study.
     """
 
     path: Path
     sha256: str
     files: int
+    left_out: tuple[str, ...]
 
 
 def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
@@ -128,21 +139,20 @@ def archive_study(workspace: Workspace, out: Path) -> Archive:
     with workspace.locked(), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         copy, made = Path(scratch) / "ledger.sqlite", Path(scratch) / "archive"
         backup(ledger, copy)
-        names = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file() and not path.is_symlink())
-        names = [name for name in names if name.parts[0] not in KEPT_OUT and not _of_the_moment(name)]
+        others = {path.name for path in root.iterdir()} - {*ARCHIVED, Path(scratch).name}
+        left_out = tuple(sorted(name for name in others if not _of_the_moment(name)))
+        paths = [path for kept in ARCHIVED for path in (root / kept, *(root / kept).rglob("*"))]
+        names = sorted(path.relative_to(root) for path in paths if path.is_file() and not path.is_symlink())
         with tarfile.open(made, "w:gz") as tar:
             for name in names:
                 tar.add(root / name, arcname=f"{root.name}/{name}", recursive=False)
             tar.add(copy, arcname=f"{root.name}/ledger.sqlite")
         made.chmod(0o600)
         made.rename(out)
-    return Archive(out, sha256_file(out), len(names) + 1)
+    return Archive(out, sha256_file(out), len(names) + 1, left_out)
 
 
-def _of_the_moment(name: Path) -> bool:
-    """Return whether a file is left out of an archive, because only the running study needs it.
-
-    Such files are locks, the ledger in use (which is copied separately), and its standing file, which shows whether
-    the ledger is the newest copy.
-    """
-    return name.suffix == ".lock" or name.name.startswith("ledger.") or name.name == "stop-requested"
+def _of_the_moment(name: str) -> bool:
+    """Return whether a file is of use only to the running study: a lock, a request to stop, the ledger in use (its copy
+    is in the archive), or its standing file, which shows whether the ledger is the newest copy."""
+    return name.endswith(".lock") or name.startswith("ledger.") or name == "stop-requested"

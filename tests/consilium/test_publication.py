@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -22,6 +23,7 @@ from consilium.cli.provision import provision_app
 from consilium.cli.student import student_app
 from consilium.cli.study import study_app
 from consilium.reports.model_card import model_card
+from consilium.reports.publication import ARCHIVED
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from server.operations import provision
@@ -116,6 +118,27 @@ def test_an_archive_verifies_makes_the_certificate_again_and_holds_no_key(worksp
     assert (kept.bundle_dir / "models" / "model.pt").exists()
     with workspace.locked(), pytest.raises(Exception, match="already active"):
         invoke(study_app, "archive", workspace.root, "--out", tmp_path / "second.tar.gz")
+
+
+def test_an_archive_holds_nothing_of_another_study_or_of_a_dashboard_in_the_studys_directory(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    root = tmp_path / "study"  # with the folders that docs/deployment.md names for containers
+    shutil.copytree(workspace.root, root)
+    (root / "studies" / "second").mkdir(parents=True)
+    shutil.copytree(root / "keys", root / "studies" / "second" / "keys")
+    for name in ("studies/second/flower/operator.secret", "dashboard/users.json", "stranger/node", "an-older.tar.gz"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("a secret")
+    out = root / "trial.tar.gz"
+    said = invoke(study_app, "archive", root, "--out", out)
+    left_out = re.search("left out: (.*)", said)[1].split(", ")
+    assert {"an-older.tar.gz", "dashboard", "keys", "stranger", "studies"} <= {*left_out}
+    with tarfile.open(out) as tar:
+        packed = {Path(name).parts[1] for name in tar.getnames()}
+    assert packed <= {*ARCHIVED, "ledger.sqlite"}
+    assert packed >= {"study.toml", "sites.json", "public.json", "codec.json", "objects", "labels", "student", "bundle"}
+    assert packed.isdisjoint(left_out)
 
 
 def test_a_site_that_left_is_gone_from_the_server_but_for_what_must_stay_and_the_ledger_verifies(
