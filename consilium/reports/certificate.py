@@ -463,7 +463,7 @@ def _ledger_facts(ledger: Ledger, report: VerifyReport) -> dict[str, Any]:
         "id": ledger.ledger_id,
         "rows": report.rows,
         "signatures_checked": report.signatures,
-        "answers_checked": report.payloads,
+        "answers_checked": report.answers,
         "anchored": report.anchored,
         "head": ledger.head().to_json(),
         "keys": [{"row": row.seq, "public_key": json.loads(row.body)["public_key"]} for row in named],

@@ -89,7 +89,7 @@ class VerifyReport:
         ledger_id: The ledger's id.
         rows: Number of rows.
         kinds: Number of rows of each kind.
-        payloads: Number of stored answers or codes.
+        payloads: Number of stored values: answers, codes, and in a sealed sum also masked codes and rosters.
         draws: Number of charges of sealed sums for which the hospitals' noise was checked against the noise charged.
         signatures: Number of signatures checked.
         head: The newest signed head.
@@ -116,6 +116,11 @@ class VerifyReport:
     witnesses: int
     pools: tuple[PoolTotal, ...]
     problems: tuple[LedgerProblem, ...]
+
+    @property
+    def answers(self) -> int:
+        """Number of answers of a server's ledger, each checked against its charge: open answers and sealed sums."""
+        return self.kinds.get("release", 0) - self.draws + self.kinds.get("answer", 0)
 
     @property
     def ok(self) -> bool:

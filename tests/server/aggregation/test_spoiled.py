@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy.stats import ncx2
 from typer.testing import CliRunner
 
@@ -17,6 +18,7 @@ from common.events import EventLog, read_events
 from common.ledger.charges import RosterEntry
 from common.masking import MaskedRoster, MaskKey, Member
 from consilium.cli.study import study_app
+from consilium.reports.certificate import certificate_facts
 from server.aggregation.pipeline import collect
 from server.ledger.server_ledger import Ledger
 from server.protocols.per_volume import plan_queries
@@ -134,6 +136,10 @@ def test_a_restarted_core_never_puts_a_query_that_was_accepted_ahead_beside_one_
 # --- what the operator sees
 
 
+def fresh_key() -> str:
+    return X25519PrivateKey.generate().public_key().public_bytes_raw().hex()
+
+
 @pytest.fixture
 def spoiled(tmp_path: Path) -> Workspace:
     """A study's directory in whose ledger the first draw, over three sites, is spoiled."""
@@ -144,7 +150,7 @@ def spoiled(tmp_path: Path) -> Workspace:
     with setup.open_ledger(workspace) as ledger:
         for name in names:
             ledger.declare_pool(pool_of(Site(name, f"{name}/patients", node_id=1), study))
-        members = tuple(Member(name, MaskKey(f"{i:064x}", bytes(64))) for i, name in enumerate(names))
+        members = tuple(Member(name, MaskKey(fresh_key(), bytes(64))) for name in names)
         masks = MaskedRoster(study.id, ledger.ledger_id, "b" * 64, 1, members)
         roster = tuple(RosterEntry(name, f"{name}/patients") for name in names)
         draw = ledger.charge_draw(study_id=study.id, roster=roster, masks=masks, queries=[query]).draw
@@ -163,6 +169,26 @@ def test_a_spoiled_draw_shows_as_charged_to_every_site_of_its_roster(spoiled: Wo
     assert shown.count("1 draws") == 3
     assert "--despite-spoiled" in shown
     assert all(site["charged"] == site["spoiled"] == 1 for site in status.to_json()["sites"].values())  # type: ignore[union-attr, attr-defined]
+
+
+def test_a_certificate_counts_no_roster_of_a_draw_among_the_answers_that_it_checked(spoiled: Workspace) -> None:
+    def checked() -> tuple[int, int]:
+        facts = certificate_facts(spoiled)
+        return facts["answers"], facts["ledger"]["answers_checked"]
+
+    assert checked() == (0, 0)
+    study, names = spoiled.study(), [site.name for site in spoiled.sites()]
+    volumes = [f"{number:064x}" for number in range(2)]
+    queries = plan_queries(study, codec=CodecRecord(sha256="c" * 64, dimension=4), volumes=volumes)[:2]
+    members = tuple(Member(name, MaskKey(fresh_key(), bytes(64))) for name in names)
+    with setup.open_ledger(spoiled) as ledger:
+        masks = MaskedRoster(study.id, ledger.ledger_id, "e" * 64, 2, members)
+        roster = tuple(RosterEntry(name, f"{name}/patients") for name in names)
+        draw = ledger.charge_draw(study_id=study.id, roster=roster, masks=masks, queries=queries).draw
+        assert draw is not None
+        for query in queries:
+            ledger.store_answer(query.id, 2, np.zeros(4, dtype=np.int64))
+    assert checked() == (2, 2)
 
 
 def test_the_question_that_ended_a_run_is_shown_once(spoiled: Workspace) -> None:
