@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput
-from common.reading import read_json
+from common.reading import naming_file, read_json
 from common.site_account import read_account
 from common.site_facts import PRINTED
 from server.study.workspace import Workspace
@@ -66,7 +66,7 @@ def _site_report(path: Path, keys: Mapping[str, str]) -> dict[str, Any]:
     ``signed`` is the time (UTC) of a valid signature by the site's key; empty if it is unsigned or no key is known. An
     invalid signature is refused.
     """
-    try:
+    with naming_file(path, remedy=f"give {PRINTED}, unchanged"):
         facts, signed = read_account(read_json(path, most_bytes=MAX_REPORT_BYTES), keys=keys)
         return {
             **facts.account(),
@@ -74,5 +74,3 @@ def _site_report(path: Path, keys: Mapping[str, str]) -> dict[str, Any]:
             "patient_is": list(facts.identity_lines) or ["its ledger does not say what counts as one patient"],
             "signed": "" if signed is None else signed.isoformat(timespec="seconds"),
         }
-    except InvalidInput as error:
-        raise InvalidInput("status report of a site", value=str(path), limit=PRINTED) from error

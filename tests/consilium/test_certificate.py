@@ -351,6 +351,8 @@ def test_what_a_hospital_signed_stands_with_its_time_before_what_it_did_not_and_
     lie(mail, signed_account({**status, "site": "bergen"}, sign=key.sign, now=at))
     assert stated() == ([mailed], ["aachen.json", "bergen.json"])
     assert RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "out"), "--reports", str(mail)]).exit_code == 0
+    with pytest.raises(InvalidInput, match=r"aachen\.json: signature of a site's status report"):
+        certificate_facts(workspace, Sources(sites=(workspace.reports_dir / "aachen.json",)))
 
 
 def site_status(folder: Path, study: Study) -> dict[str, object]:
