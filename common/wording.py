@@ -28,6 +28,15 @@ DECLINED = {
     "wrong-mechanism": "the mechanism is not the one it consented to",
 }
 ACCOUNTANTS = {"exact": "exact Gaussian", "rdp": "Rényi DP", "paper": "paper's formula"}
+UNANSWERED = {
+    "deadline": "nothing came in time",
+    "malformed": "its reply did not arrive completely or could not be read",
+    "offline": "it was offline when its codes were asked for",
+    "patience": "it sent nothing for as long as the study waits (patience_s)",
+    "unfinished": "it is still computing",
+    "unsigned": "its reply was not signed with its key",
+}
+"""What the reasons of the event ``reply-missing`` mean."""
 MISSED = {"offline": "was not connected at the last offer", "deadline": "did not answer the last offer in time"}
 
 

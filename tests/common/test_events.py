@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InvalidInput
-from common.event_kinds import EVENTS
+from common.event_kinds import EVENTS, event_words
 from common.events import EVENT_SCHEMA, EventLog, EventTail, read_events
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "events.md"
@@ -49,6 +49,15 @@ def test_the_page_lists_exactly_the_common_fields(tmp_path: Path) -> None:
     listed = re.findall(r"^\| `(\w+)` \| (?:text|integer) \|", page, re.M)
     assert list(record) == [*listed, "sha256"]
     assert re.search(rf"version of this page: {EVENT_SCHEMA}\b", page)
+
+
+def test_a_missing_reply_is_told_in_words_for_every_reason_that_the_page_names() -> None:
+    (line,) = (line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `reply-missing`"))
+    reasons = re.findall(r"`([a-z]+)`(?= \(once a batch\):|:)", line)
+    assert {"offline", "malformed", "unfinished", "patience"} <= {*reasons}
+    for reason in reasons:
+        said = event_words({"event": "reply-missing", "site": "north", "reason": reason})
+        assert re.fullmatch(r"north did not answer: (it|its reply) .*", said), said
 
 
 def test_no_event_has_a_field_that_would_overwrite_a_common_one() -> None:
