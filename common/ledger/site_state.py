@@ -68,10 +68,7 @@ class SiteBooks(RowState):
         self.sealing_keys: dict[str, set[str]] = {}
         self.sealed = SealedRecords()
         self.lost, self.pending = dict[str, Spend](), set[str]()
-        self.known_draws: set[tuple[str, int]] = set()
-        """Query and number of each draw (attempt at a sealed sum) that a row of this ledger accepts or shows."""
-        self.restored_at: list[int] = []
-        self.restored_blindly = False
+        self.restored_at, self.restored_blindly = list[int](), False
         self._contradicting: dict[str, list[str]] = {}
         """By server ledger: accepted queries that receipts of an alarm show as released."""
         self.refusals: dict[tuple[str, str, str], int] = {}
@@ -254,9 +251,9 @@ class SiteBooks(RowState):
     def draw_is_current(self, reservation: Reservation, draw: int) -> bool:
         """Return whether a code may be sent under the masks of a draw (an attempt at a sealed sum).
 
-        The draw must be the newest draw of the query that this site accepted, and it must have been accepted after this
-        ledger was last restored from an older copy. Otherwise another code may already have been sent under the same
-        masks, which the older copy does not show.
+        The draw must be the newest draw of the query that this site accepted. A row of this ledger must accept it after
+        the last restore from an older copy; a receipt that shows it is not enough. Otherwise the lost copy may already
+        have sent a code in this draw, and the draw's charge covers one sum only.
 
         Args:
             reservation: The accepted query.
@@ -265,7 +262,7 @@ class SiteBooks(RowState):
         Returns:
             True if the code may be sent.
         """
-        return reservation.draw == draw and reservation.seq > max(self.restored_at, default=0)
+        return reservation.draw == draw and (reservation.query_id, draw) in self.sealed.accepted
 
     def is_new(self, query_id: str, draw: int | None) -> bool:
         """Return whether accepting a query, or a further draw of a query, must be charged.
@@ -306,11 +303,14 @@ class SiteBooks(RowState):
     def _release_aside(self, query_ids: Iterable[str]) -> None:
         """Count releases that happened although this site did not accept their receipts.
 
+        A release that was not paid for is charged here. In a sealed study each draw was paid for when it was accepted.
         If such a query is asked again, the server draws new noise for it. It is then charged again.
         """
         for query_id in query_ids:
             self.reservations.release_aside(query_id)
             self.reopened.add(query_id)
+            if self.reservations[query_id].draw is None:
+                self._charge_unpaid(query_id)
 
     def _recover(self, row: Row, record: RecoveryRecord) -> None:
         known = self.known.get(record.ledger_id, Known())
@@ -461,10 +461,14 @@ class SiteBooks(RowState):
         for query_id in receipt.query_ids:
             self.reservations.release(query_id, ledger_id=receipt.ledger_id)
             self.reopened.discard(query_id)
-            if self.reservations.released(query_id) > self.reservations.paid(query_id):
-                self._counted_later |= query_id in self.reservations.aside
-                held = self.reservations[query_id]
-                self._charge(query_id, held.mechanism, self.studies[held.study_id])
+            self._charge_unpaid(query_id)
+
+    def _charge_unpaid(self, query_id: str) -> None:
+        """Charge a query again if more releases of it are known than were paid for."""
+        if self.reservations.released(query_id) > self.reservations.paid(query_id):
+            self._counted_later |= query_id in self.reservations.aside
+            held = self.reservations[query_id]
+            self._charge(query_id, held.mechanism, self.studies[held.study_id])
 
     def _charge_lost(self, lost: Spend, receipt: Receipt) -> None:
         """Charge what the server marked as lost, less what the recovery of this ledger has charged for lost rows.
@@ -512,14 +516,14 @@ class SiteBooks(RowState):
             )
         self._charge(record.query_id, mechanism, study)
         self.per_day[day] = self.per_day.get(day, 0) + 1
+        self.sealed.accepted.add((record.query_id, record.draw))
         self._hold(row, record.query, study, record.ledger, record.sealing_key, record.draw)
 
     def _hold(
         self, row: Row, query: QuerySpec, study: StudyTerms, ledger: str, sealing_key: str, draw: int | None
     ) -> None:
         """Enter an accepted query, unless a later draw of it was accepted."""
-        if draw is not None:
-            self.known_draws.add((query.id, draw))
+        self.sealed.known.add((query.id, draw))
         known = self.reservations.get(query.id)
         if known is None or (draw or 0) >= (known.draw or 0):
             of = query.id, query.mechanism, study.id, row.time_utc[:10], row.seq
@@ -534,7 +538,7 @@ class SiteBooks(RowState):
         """
         if record.query_id not in self.reservations:
             return True
-        known = record.draw is None or (record.query_id, record.draw) in self.known_draws
+        known = record.draw is None or (record.query_id, record.draw) in self.sealed.known
         return not known and self._costs(record.query.mechanism, study)[1] <= left
 
     def _restore(self, row: Row, record: RestoredRecord) -> None:
@@ -545,6 +549,7 @@ class SiteBooks(RowState):
         """
         self.sealed.peers.clear()
         self.sealed.nonces.clear()
+        self.sealed.accepted.clear()
         self._spent += record.pool
         for study_id, spend in record.studies.items():
             _ = self.studies[study_id]

@@ -14,14 +14,20 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from client.ledger.site_codes import KEYS_A_CHARGE
+from client.ledger.site_ledger import SiteLedger
 from common.config import CollectionConfig
-from common.errors import ConsiliumError
-from common.masking import Member
+from common.errors import ConsiliumError, Refused
+from common.ledger.charges import RosterEntry
+from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
+from common.masking import MaskedRoster, Member
 from common.messages import OfferReply, decode, encode
 from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
 from common.privacy.shares import share_std
+from server.ledger.backup import backup
+from server.ledger.server_ledger import Ledger
 from tests.federation import Federation, make_study
+from tests.worlds import receipts_of
 
 pytestmark = pytest.mark.slow
 
@@ -122,6 +128,57 @@ def whole(taken: dict[Message, int]) -> bool:
         set(signs) == {0} or (len(set(signs)) == 1 and len(signs) == len(roster))
         for (_, roster), signs in groups.items()
     )
+
+
+def test_a_receipt_opens_no_draw_that_a_restored_site_may_have_answered(tmp_path: Path) -> None:
+    """The server has two rosters of the same query and draw: one that site-0 answered before its ledger was put back,
+    and one whose receipt it makes up, which would be paid for by the charge for the lost rows too."""
+    study = make_study(quorum=3, planned_queries=4, aggregation="sealed-sum", spare_draws=20)
+    with Federation(tmp_path / "world", study=study, sites=5) as world:
+        one, other = world.planned()[:2]
+        peers = tuple(Peer(site.name, site.answer_key) for site in world.sites)
+        path = world.root / "site-0" / "site-ledger.sqlite"
+
+        def member(site: int, asked: list[QuerySpec], batch: str) -> Member:
+            offer = world.offer(asked, draw=1, peers=peers, batch=batch)
+            reply = decode(world.workers[100 + site].handle(encode(offer)))
+            assert isinstance(reply, OfferReply)
+            assert reply.mask is not None
+            return Member(f"site-{site}", reply.mask)
+
+        def answers(query: QuerySpec, members: tuple[Member, ...], batch: str) -> bool:
+            request = world.request([query], draw=1, members=members, batch=batch)
+            try:
+                world.workers[100].handle(encode(request))
+            except Refused:
+                return False
+            return True
+
+        backup(path, tmp_path / "monday.sqlite")
+        backup(world.root / "ledger.sqlite", tmp_path / "fork.sqlite")
+        assert answers(one, tuple(member(site, [one], "b" * 64) for site in (0, 1, 2)), "b" * 64)
+        world.site_ledgers["site-0"].close()
+        for old in path.parent.glob("site-ledger.sqlite*"):
+            old.unlink()
+        (tmp_path / "monday.sqlite").rename(path)
+        caps = world.workers[100]._config.caps
+        with SiteLedger.open(path, "pool-0", caps=caps, site="site-0", restored=True) as restored:
+            restored.charge_lost(SiteLedgerStanding.load(standing_path(path)))
+        ledger = world.hospitals.open(world.sites[0])._ledger
+        ledger.decide(study.id, "resume")
+        for peer in peers[1:]:
+            ledger.confirm_peer(study.id, peer)
+        members = (member(0, [other], "c" * 64), *(member(site, [one, other], "c" * 64) for site in (3, 4)))
+        roster = MaskedRoster(study.id, world.ledger.ledger_id, "c" * 64, 1, members)
+        entries = tuple(RosterEntry(one.site, one.site.replace("site", "pool")) for one in members)
+        with Ledger.open(tmp_path / "fork.sqlite", signing_key=world.signing_key, restored=True) as fork:
+            fork._restoring = False
+            fork.charge_draw(study_id=study.id, roster=entries, masks=roster, queries=[one])
+            for receipt in receipts_of(fork, "site-0"):
+                ledger.record_receipt(receipt, public_key=world.signing_key.public_key())
+        sent = 1 + answers(one, members, "c" * 64) + answers(other, members, "c" * 64)
+        assert (sent, ledger.spent().releases) == (2, 2)
+        assert not ledger.alarms()
 
 
 def test_masked_words_are_uniform_and_do_not_change_their_law_with_the_code(

@@ -16,6 +16,7 @@ OF_STANDING = "tests/common/ledger/test_server_standing.py::"
 OF_STORE = "tests/common/ledger/test_ledger_store.py::"
 OF_SEALED = "tests/common/ledger/test_site_sealed.py::"
 OF_SUMS = "tests/server/aggregation/test_sealed_sums.py::"
+OF_SEALED_ATTACK = "tests/attacks/test_sealed_sum.py::"
 OF_DISPUTE = "tests/attacks/test_dispute.py::"
 OF_WITNESSES = "tests/server/aggregation/test_witnesses.py::"
 OF_FIGURES = "tests/common/privacy/test_figures.py::"
@@ -27,8 +28,8 @@ ROWS = (
         "restores",
         "a second release that a receipt shows is free at the site",
         SITE,
-        "            if self.reservations.released(query_id) > self.reservations.paid(query_id):\n",
-        "            if False:\n",
+        "        if self.reservations.released(query_id) > self.reservations.paid(query_id):\n",
+        "        if False:\n",
         OF_SITE + "test_a_site_pays_for_each_release_that_receipts_show_though_it_accepted_the_query_once",
     ),
     row(
@@ -41,12 +42,28 @@ ROWS = (
     ),
     row(
         "restores",
+        "a release that a receipt tells of late is free at the site",
+        SITE,
+        "                self._charge_unpaid(query_id)\n",
+        "                pass\n",
+        OF_SITE + "test_a_release_is_charged_though_its_receipt_comes_after_that_of_a_second_release_of_the_query",
+    ),
+    row(
+        "restores",
         "a receipt that the restored copy had entered already is deducted again",
         SERVER_FILE,
         "row <= after or ",
         "",
         OF_STANDING
         + "test_a_copy_that_is_put_back_again_and_recovered_with_the_same_receipts_charges_a_draw_once[True]",
+    ),
+    row(
+        "restores",
+        "a receipt opens a draw again that a lost row accepted",
+        SITE,
+        "return reservation.draw == draw and (reservation.query_id, draw) in self.sealed.accepted",
+        "return reservation.draw == draw and reservation.seq > max(self.restored_at, default=0)",
+        OF_SEALED_ATTACK + "test_a_receipt_opens_no_draw_that_a_restored_site_may_have_answered",
     ),
     row(
         "restores",

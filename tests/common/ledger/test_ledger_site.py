@@ -502,6 +502,31 @@ def test_a_query_that_only_contradicting_receipts_show_is_charged_again_when_it_
     assert site.ledger.alarms() == ()
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_release_is_charged_though_its_receipt_comes_after_that_of_a_second_release_of_the_query(
+    world: World, site: Hospital, tmp_path: Path, late: bool
+) -> None:
+    """Late: the receipt arrives after a person's recovery, so it raises no alarm."""
+    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
+    told = run_batch(world, site, "b1", 1)
+    ledger_world.rolled_back(world, old)  # nobody notices, so the query is asked again
+    world.reopen()
+    site.ledger.record_receipt(run_batch(world, site, "b2", 1), public_key=key)
+    if late:
+        site.ledger.recover(world.ledger.ledger_id)
+    with pytest.raises(Refused if late else LedgerCorrupt):
+        site.ledger.record_receipt(told, public_key=key)
+    world.ledger.recover(site.ledger.receipts(evidence=True))
+    site.ledger.recover(world.ledger.ledger_id)
+    assert world.answers.drawn.count(queries(1)[0].id) == 2
+    assert world.ledger.spent("aachen-mri").releases == site.ledger.spent().releases == 2
+    site.ledger.record_receipt(run_batch(world, site, "b3", 2), public_key=key)
+    assert world.ledger.spent("aachen-mri") == site.ledger.spent() == site.ledger.books.spent_in(world.study.id)
+    site.reopen()
+    assert site.ledger.spent().releases == 3
+    assert site.ledger.alarms() == ()
+
+
 def test_a_finished_training_has_drawn_all_its_steps_whatever_its_rows_count(site: Hospital) -> None:
     """Its teacher is there, so no step of it is left to be drawn for its charge."""
     event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1), Fraction(4), steps=4)
