@@ -27,6 +27,7 @@ from pathlib import Path
 from common.errors import DaemonFailed
 from common.locks import held, take
 from common.process import READY_TIMEOUT_S, Daemon, DaemonSpec, ProcessGroup, base_env, executable, plain_text
+from common.reading import lenient_json
 
 LOG_MAX_BYTES = 16 << 20
 POLL_S = 0.5
@@ -450,7 +451,7 @@ def _read_standings(path: Path) -> list[tuple[int, DaemonStanding, bool]]:
         for line in stream:
             at += len(line)
             try:
-                fact = json.loads(line)
+                fact = lenient_json(line)
             except ValueError:  # a line that a crash cut off
                 continue
             if state := _STATES.get(fact["event"]):

@@ -15,7 +15,6 @@ was charged for a private training already.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +50,7 @@ from common.models.student_bundle import (
     write_bundle,
 )
 from common.plain import RESEARCH_ONLY
+from common.reading import lenient_json
 from common.student_statement import StudentStatement
 
 NAME = "may-leave"
@@ -187,7 +187,7 @@ def _proven(site_dir: Path) -> BundlePrivacy:
             value=str(folder),
             remedy="run `consilium site student pull`",
         )
-    return BundlePrivacy.from_json(json.loads(files[PRIVACY]))
+    return BundlePrivacy.from_json(lenient_json(files[PRIVACY]))
 
 
 def _deal(config: SiteConfig) -> str:
@@ -197,7 +197,7 @@ def _deal(config: SiteConfig) -> str:
 
 def _is_ours(directory: Path) -> bool:
     try:
-        return bool(json.loads((directory / PRIVACY).read_text(encoding="utf-8"))["may_leave"])
+        return bool(lenient_json((directory / PRIVACY).read_text(encoding="utf-8"))["may_leave"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -12,7 +12,6 @@ Differences are paired over cases. If a comparison is impossible, it is reported
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from common.intervals import mean_interval
 from common.models.fit import predict
 from common.models.unet import load_weights, network_for
 from common.objects import ObjectStore
+from common.reading import lenient_json
 from common.worth import GainWord, Worth
 
 Answer = Callable[[Float[np.ndarray, "c x y z"]], Float[np.ndarray, "k x y z"]]
@@ -275,7 +275,7 @@ def codec_of(bundle: Path) -> str | None:
         The hash; None if the bundle states none.
     """
     try:
-        name = json.loads((bundle / "configs" / "privacy.json").read_text(encoding="utf-8"))["codec"]
+        name = lenient_json((bundle / "configs" / "privacy.json").read_text(encoding="utf-8"))["codec"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return name if isinstance(name, str) and len(name) == 64 and set(name) <= set("0123456789abcdef") else None

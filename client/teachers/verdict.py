@@ -23,6 +23,7 @@ from common.errors import InvalidInput
 from common.ledger.rows import format_time
 from common.metrics import mean_present
 from common.objects import all_or_nothing, write_atomically
+from common.reading import lenient_json
 from common.site_figures import LEAST_PATIENTS, SiteFigures, StructureFigure
 from common.site_verdict import SiteVerdict
 from common.student_statement import StudentStatement
@@ -176,7 +177,7 @@ def _begun(site_dir: Path) -> dict[str, str]:
     """
     path = site_dir / STUDENT_DIR / BEGUN
     try:
-        found = json.loads(path.read_bytes())
+        found = lenient_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

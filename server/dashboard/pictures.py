@@ -27,6 +27,7 @@ from common.canonical import digest, sha256_file
 from common.errors import ConsiliumError, InvalidInput
 from common.objects import write_atomically
 from common.planes import PLANES, PlaneName
+from common.reading import lenient_json
 from server.protocols.posterior import DRAWS, Doubt
 from server.protocols.query_protocol import protocol_of
 from server.protocols.stored_labels import read_label
@@ -329,7 +330,7 @@ def read_facts(folder: Path, volume: str) -> tuple[VolumeFacts, str] | None:
         no picture of the current format.
     """
     try:
-        record = json.loads((folder / f"{volume}.json").read_text(encoding="utf-8"))
+        record = lenient_json((folder / f"{volume}.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
     facts = record["facts"]

@@ -34,6 +34,7 @@ from common.https import opener
 from common.objects import Inside, shared, write_atomically
 from common.pki import ServerIdentity, read_node_public_key
 from common.process import DaemonSpec, executable
+from common.reading import lenient_json
 from common.sockets import accepts, free_port
 from server.aggregation.relay import FOLDER as RELAY_FOLDER
 
@@ -538,7 +539,7 @@ def _flwr(server: FlowerServer, *arguments: str, script: Path | None = None) -> 
     ours = script and [sys.executable, str(script), *arguments]
     out = _command(ours or [executable("flwr"), *arguments, "--format", "json"], folder=server.client)
     try:
-        answer = json.loads(out[out.index("{") :])
+        answer = lenient_json(out[out.index("{") :])
     except ValueError as error:
         raise DaemonFailed(
             f"`flwr {arguments[0]}` did not answer in JSON: {out[:200]!r}; to fix: {_REINSTALL}"

@@ -7,7 +7,6 @@ weights is not checked.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from common.models.bundle import SEEN_WEIGHTS, open_bundle
 from common.models.student_bundle import PRIVACY, WEIGHTS
 from common.models.unet import network_for, weights_from_bytes
 from common.objects import MAX_OBJECT_BYTES, read_regular
+from common.reading import lenient_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,6 @@ def check_fits(study: Study, weights: bytes | None) -> None:
 def _study_of(bundle: Path) -> str:
     """Return the id of the study that released this bundle as its student; empty for any other network."""
     try:
-        return check_hash(json.loads((bundle / PRIVACY).read_text(encoding="utf-8"))["study"])
+        return check_hash(lenient_json((bundle / PRIVACY).read_text(encoding="utf-8"))["study"])
     except (OSError, ValueError, KeyError, TypeError, InvalidInput):
         return ""

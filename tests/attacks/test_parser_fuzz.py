@@ -11,6 +11,7 @@ Files are made of valid ones by a seed (tests/attacks/parsers.py). Found ones ar
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import os
@@ -23,10 +24,12 @@ from pathlib import Path
 
 import pytest
 
+from client.teachers.comparison import codec_of
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
 from tests.attacks import parsers
 from tests.attacks.parsers import DEEP, HEADERS, Parser
 
+ROOT = Path(__file__).resolve().parents[2]
 THOROUGH_S = float(os.environ.get("CONSILIUM_FUZZ_SECONDS", "20"))
 """Seconds of changed files in the slow tests; `make test-fuzz` takes ten minutes."""
 
@@ -83,6 +86,25 @@ def test_many_changed_files_are_answered_with_what_is_wrong_with_them(known: dic
                 attack(name, parser, parser.changed(draw))
             if time.monotonic() > ends:
                 return
+
+
+def catches(node: ast.Try) -> set[str]:
+    types = [handler.type for handler in node.handlers if handler.type is not None]
+    return {name.id for kind in types for name in ast.walk(kind) if isinstance(name, ast.Name)}
+
+
+def test_json_that_is_none_is_read_by_one_reader_which_refuses_a_nested_one_too(tmp_path: Path) -> None:
+    """Python's own ends in a RecursionError, which who expects a ValueError does not catch."""
+    found = []
+    for path in (path for name in ("common", "client", "server", "consilium") for path in (ROOT / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Try) and "ValueError" in catches(node) and not catches(node) & {"Exception"}:
+                called = {ast.unparse(one.func) for part in node.body for one in ast.walk(part) if hasattr(one, "func")}
+                found += [path.relative_to(ROOT).as_posix()] if called & {"json.load", "json.loads"} else []
+    assert found == []
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "privacy.json").write_text('{"a":' * 100_000)
+    assert codec_of(tmp_path) is None
 
 
 Made = Callable[[bytes], bytes]
