@@ -18,7 +18,7 @@ PAGES = (
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "start").glob("*.md")),
-    ROOT / "consilium" / "cli" / "study.py",
+    ROOT / "consilium" / "cli" / "study_create.py",
 )
 COMMAND = re.compile(r"^(?:\$ | +Example: )consilium (study init [^…\n]*--quorum[^…\n]*)$", re.MULTILINE)
 
@@ -33,7 +33,7 @@ def examples() -> dict[str, str]:
 
 
 def test_the_documents_show_how_to_make_a_study() -> None:
-    assert {"docs/deployment.md", "consilium/cli/study.py"} <= set(examples().values())
+    assert {"docs/deployment.md", "consilium/cli/study_create.py"} <= set(examples().values())
 
 
 @pytest.mark.parametrize("command", [*examples()])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from common.canonical import canonical_bytes
-from common.envelope import asked, body_of
+from common.envelope import body_of, sign_request
 from common.errors import ConsiliumError
 from common.messages import Offer, OfferReply, decode, encode
 from common.peers import Peer
@@ -93,7 +93,7 @@ def test_an_offer_that_is_altered_is_accepted_at_its_full_price_or_not_at_all(wo
         body = json.dumps(changed, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
         before, held = site.spent(), charged(world)
         try:
-            reply = decode(body_of(worker.answer(asked(body, sign=world.ledger.sign, site="site-0"))))
+            reply = decode(body_of(worker.answer(sign_request(body, sign=world.ledger.sign, site="site-0"))))
         except ConsiliumError:
             reply = None
         accepted = isinstance(reply, OfferReply) and reply.accepted

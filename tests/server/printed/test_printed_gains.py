@@ -20,7 +20,7 @@ from common.study_facts import StudyFacts
 from common.worth import GainWord, Score, Worth
 from consilium.reports.certificate import certificate_facts
 from consilium.reports.certificate_paper import certificate_paper
-from consilium.reports.report_facts import CONTROLS, DiceScore
+from consilium.reports.report_facts import CONTROLS
 from consilium.reports.study_report import render_html, report_json
 from server.postprocess.scores import figures
 from server.study.workspace import Workspace
@@ -64,8 +64,8 @@ class Dice:
         controls = {name: dice(cases) for name, cases in self.controls.items()}
         return json.dumps({"study": {"id": study}, "student": dice(self.student), "controls": controls})
 
-    def score(self, cases: tuple[float, ...]) -> DiceScore:
-        return DiceScore(float(np.mean(cases)), (float(np.mean(cases)),), cases)
+    def score(self, cases: tuple[float, ...]) -> Score:
+        return Score((float(np.mean(cases)),), float(np.mean(cases)), cases)
 
 
 def measured(seed: int, kind: str) -> Dice:
