@@ -121,7 +121,7 @@ def released(verdicts: Sequence[SiteVerdict], *, needed: int) -> bool:
     return sum(verdict.word == BETTER for verdict in verdicts) >= needed
 
 
-def stays_shut(verdicts: Sequence[SiteVerdict], *, needed: int, sites: int) -> bool:
+def cannot_be_released(verdicts: Sequence[SiteVerdict], *, needed: int, sites: int) -> bool:
     """Return whether the student stays unreleased even if all hospitals without a verdict find it better.
 
     Args:
@@ -149,7 +149,7 @@ def in_words(verdicts: Sequence[SiteVerdict], *, needed: int, sites: int) -> str
     counts = Counter(verdict.word for verdict in verdicts)
     said = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word]) or "none yet"
     state = "released" if released(verdicts, needed=needed) else "NOT RELEASED, for evaluation only"
-    if stays_shut(verdicts, needed=needed, sites=sites):
+    if cannot_be_released(verdicts, needed=needed, sites=sites):
         against = len(verdicts) - counts[BETTER]
         state += f". The gate stays shut: {against} of the {sites} hospitals did not find it better"
     return f"{len(verdicts)} verdicts of hospitals ({said}), {needed} must find it better: {state}"

@@ -47,7 +47,7 @@ class Figures:
 
     @property
     def what(self) -> str:
-        """The network in words, for the teachers with their number of patients, which may be less than the others'."""
+        """The network in words. For the teachers it also states the number of patients, which may be smaller."""
         return WORDS[self.way] + (f" ({self.patients} patients)" if self.way == TEACHERS else "")
 
     def to_json(self) -> dict[str, Any]:

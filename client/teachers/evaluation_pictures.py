@@ -27,7 +27,7 @@ def case_picture(case: Case, bundle: Bundle, *, title: str, who: str = "student"
         who: Name of the model in the legend.
 
     Returns:
-        PNG image, on the study's grid.
+        PNG image of the case on the study's grid.
     """
     data = bundle.data
     example = load_example(case, data)

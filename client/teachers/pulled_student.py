@@ -39,7 +39,7 @@ from common.models.student_bundle import METADATA, write_bundle
 from common.objects import write_atomically
 from common.privacy.accounting import Guarantee, max_mu_squared
 from common.privacy.mechanism import AccountantName
-from common.site_verdict import SiteVerdict, genuine, in_words, released, stays_shut
+from common.site_verdict import SiteVerdict, cannot_be_released, genuine, in_words, released
 from common.student_statement import StudentStatement
 
 STUDENT_DIR = "student"
@@ -224,7 +224,7 @@ def check_gate(
         sites = len(said) + needed  # not known at a site, so no verdict is taken to keep the gate shut
     words = in_words(said, needed=needed, sites=sites)
     if not released(said, needed=needed) and not to_evaluate:
-        shut, counted = stays_shut(said, needed=needed, sites=sites), any(one.site == site for one in said)
+        shut, counted = cannot_be_released(said, needed=needed, sites=sites), any(one.site == site for one in said)
         raise Refused("not-released", f"{words}; to fix: {_gate_remedy(shut=shut, counted=counted, voted=voted)}")
     return words
 

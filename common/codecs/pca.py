@@ -268,7 +268,7 @@ def coordinate_powers(
         variances: Variances of the components, in descending order, positive.
         config: The study's codec settings. If ``dimension`` is set, exactly that many coordinates are used, and the
             power is divided as if there were no noise.
-        noise_std: Planned noise on the mean code, in the code's units.
+        noise_std: Planned standard deviation of the noise on the mean code, in the code's units.
         power: Sum of the result, in squared units of the code.
 
     Returns:

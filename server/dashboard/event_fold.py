@@ -34,9 +34,9 @@ class StageState:
     Attributes:
         total: Number of the stage's steps.
         done: Number of these steps that are done.
-        base: Number of these steps that the estimate of the time left does not count, because an earlier run did them.
-            For the stage ``collect``, it is the number in the run's first progress event; for other stages, 0. None
-            before the first progress event.
+        base: Number of these steps that an earlier run did, so that the estimate of the time left does not count them.
+            None before the stage's first progress event. After it, the number of steps in that event for the stage
+            ``collect``, and 0 for other stages.
         started: Time at which it began.
         finished: True if it has finished.
         seconds: Duration of a finished stage in seconds.

@@ -18,7 +18,7 @@ from typing import TypeVar
 from common.errors import ConsiliumError, InvalidInput
 from common.objects import write_atomically
 from common.site_figures import SiteFigures
-from common.site_verdict import SiteVerdict, genuine, in_words, released, stays_shut
+from common.site_verdict import SiteVerdict, cannot_be_released, genuine, in_words, released
 from common.student_statement import StudentStatement
 from server.public.said import STUDENTS, said_file
 from server.study.workspace import Workspace
@@ -56,7 +56,7 @@ class GateState:
     @property
     def remedy(self) -> str:
         """What the operator can do about a student that is not released."""
-        if stays_shut(self.verdicts, needed=self.needed, sites=self.sites):
+        if cannot_be_released(self.verdicts, needed=self.needed, sites=self.sites):
             return "keep this student unpublished, or train another, on which the hospitals give new verdicts"
         return (
             "ask hospitals to run `consilium site student pull --to-evaluate` and `consilium site evaluate --verdict "
