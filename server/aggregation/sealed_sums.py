@@ -350,17 +350,19 @@ class SealedSums(Aggregator):
         confirmed the largest number of keys is left out. The sites with these keys stay, because a single dishonest
         site could otherwise exclude any site.
         """
-        strangers = {site.name: set(batch.replies[site.name].unconfirmed or ()) for site in sites}
-        for name, unknown in sorted(strangers.items()):
-            if met := sorted(unknown & strangers.keys()):
+        unconfirmed = {site.name: set(batch.replies[site.name].unconfirmed or ()) for site in sites}
+        for name, unknown in sorted(unconfirmed.items()):
+            if met := sorted(unknown & unconfirmed.keys()):
                 self._events.emit("peers-unconfirmed", site=name, peers=met)
         left = {site.name: site for site in sites}
         while left:
-            unknown_to = {name: sum(name in strangers[other] for other in left) for name in left}
-            unknown_there = {name: len(strangers[name] & left.keys()) for name in left}
+            unknown_to = {name: sum(name in unconfirmed[other] for other in left) for name in left}
+            unknown_there = {name: len(unconfirmed[name] & left.keys()) for name in left}
             if not any(unknown_there.values()):
                 break
-            credible = {name: said for name, said in unknown_to.items() if said > max(1, self._study.privacy.colluders)}
+            credible = {
+                name: count for name, count in unknown_to.items() if count > max(1, self._study.privacy.colluders)
+            }
             against = credible or unknown_there
             del left[max(against, key=lambda name: (against[name], unknown_there[name], name))]
         return tuple(sorted(left.values(), key=lambda site: site.name))
