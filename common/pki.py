@@ -67,14 +67,11 @@ class NodeKeys:
     public: Path
 
 
-def create_authority(
-    folder: Path, *, name: str = "Consilium study CA", valid_days: int = 3650, now: datetime | None = None
-) -> Authority:
+def create_authority(folder: Path, *, valid_days: int = 3650, now: datetime | None = None) -> Authority:
     """Create ``ca.crt`` and ``ca.key`` in a folder, or return the existing pair.
 
     Args:
         folder: The folder.
-        name: Common name of the authority.
         valid_days: Days for which it is valid.
         now: Current time; the system's if None.
 
@@ -91,7 +88,7 @@ def create_authority(
         _usable_authority(authority, now=now)
         return authority
     key = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Consilium consortium CA")])
     certificate = (
         _certificate(subject, subject, key.public_key(), now=now, until=now + timedelta(days=valid_days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

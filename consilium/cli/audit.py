@@ -143,7 +143,7 @@ def _attack(subject: Subject, *, draws: int, runs: int, show: bool) -> dict[str,
     from common.privacy.audit import audit
     from consilium.audit.run import audit_service
 
-    with _mute("client"), counting("audit", show=show) as told:  # voters fail on purpose; mute the workers
+    with _mute_workers(), counting("audit", show=show) as told:  # voters fail on purpose
         reports: dict[str, ServiceReport | AuditReport] = {
             "service": audit_service(subject, draws=draws, progress=told)
         }
@@ -154,8 +154,8 @@ def _attack(subject: Subject, *, draws: int, runs: int, show: bool) -> dict[str,
 
 
 @contextmanager
-def _mute(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
+def _mute_workers() -> Iterator[None]:
+    logger = logging.getLogger("client")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:

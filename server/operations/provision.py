@@ -99,7 +99,7 @@ def set_up_server(
     Returns:
         When the public port's certificate expires.
     """
-    authority = create_authority(workspace.authority_dir, name="Consilium consortium CA", now=now)
+    authority = create_authority(workspace.authority_dir, now=now)
     shown = workspace.gateway_dir / "server.crt"
     names = [endpoint.host, *more_names, *(certificate_names(shown) if shown.exists() else ())]
     issue_server_certificate(authority, workspace.gateway_dir, names=list(dict.fromkeys(names)), now=now)
