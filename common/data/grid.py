@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float
 
 from common.config import DataConfig
 from common.data.geometry import to_axes_of, voxel_sizes
@@ -29,6 +28,7 @@ MOST_VOXELS = 1 << 17
 PATCH = 96
 
 Triple = tuple[float, float, float]
+_Extent = tuple[tuple[np.ndarray, ...], np.ndarray]
 
 WHOLE_VOXELS = 1 << 21
 """Largest number of voxels of a volume that is predicted as a whole; larger volumes are predicted in tiles. A U-Net's
@@ -66,7 +66,7 @@ def choose_both(label_maps: Sequence[Path], *, most: float = MOST_VOXELS) -> tup
         InvalidInput: If there is no file, or one cannot be read.
     """
     extents = _extents(label_maps)
-    median = np.median([sizes_mm for _, sizes_mm in extents], axis=0)
+    median = np.median([mm for _, mm in extents], axis=0)
     x, y, z = (min(20.0, max(0.1, round(float(value), 1))) for value in median)
     while math.prod(grid := _grid(extents, (x, y, z))) > most and min(x, y, z) < 20:
         finest = min(x, y, z)
@@ -96,9 +96,9 @@ def asked_at(data: DataConfig, *, most: int = WHOLE_VOXELS) -> DataConfig:
     return data
 
 
-def _extents(label_maps: Sequence[Path]) -> list[tuple[Float[np.ndarray, "voxels 3"], Float[np.ndarray, "3"]]]:
-    """Return for each map how far its labelled voxels are from the centre, in its own voxels along axes in RAS order,
-    and a voxel's edge lengths in mm.
+def _extents(label_maps: Sequence[Path]) -> list[_Extent]:
+    """Return for each map the number of labelled voxels of every slice across each axis, in RAS order, and a voxel's
+    edge lengths in mm.
     """
     if not label_maps:
         raise InvalidInput("public label maps", value=0, limit="at least one")
@@ -107,18 +107,23 @@ def _extents(label_maps: Sequence[Path]) -> list[tuple[Float[np.ndarray, "voxels
         with naming_file(path, remedy="give label maps as NIfTI files"):
             scan = read_nifti_file(path, channels=1)
         array, affine = to_axes_of(scan.array, scan.affine, np.eye(4))
-        centre = (np.array(array.shape[1:]) - 1) / 2
-        found.append((np.abs(np.argwhere(array[0] > 0) - centre), voxel_sizes(affine)))
+        counts = tuple(np.count_nonzero(array[0] > 0, axis=others) for others in ((1, 2), (0, 2), (0, 1)))
+        found.append((counts, voxel_sizes(affine)))
     return found
 
 
-def _grid(
-    extents: Sequence[tuple[Float[np.ndarray, "voxels 3"], Float[np.ndarray, "3"]]], spacing_mm: Triple
-) -> tuple[int, int, int]:
-    reach = np.concatenate([distances * (sizes_mm / np.array(spacing_mm)) for distances, sizes_mm in extents])
-    x, y, z = np.quantile(reach, KEPT, axis=0) if len(reach) else np.zeros(3)
-    return _voxels(x), _voxels(y), _voxels(z)
+def _grid(extents: Sequence[_Extent], spacing_mm: Triple) -> tuple[int, int, int]:
+    x, y, z = (_voxels(extents, axis, spacing_mm[axis]) for axis in range(3))
+    return x, y, z
 
 
-def _voxels(reach: float) -> int:
-    return max(MULTIPLE, MULTIPLE * math.ceil((2 * reach + 1) / MULTIPLE))
+def _voxels(extents: Sequence[_Extent], axis: int, spacing_mm: float) -> int:
+    """Return the grid's size on an axis, from how far labelled voxels are from the centre, in the study's voxels."""
+    parts = []
+    for each, mm in extents:
+        counts = each[axis]
+        distances = np.abs(np.arange(len(counts)) - (len(counts) - 1) / 2)
+        parts.append(np.repeat(distances * (mm[axis] / spacing_mm), counts))
+    reach = np.concatenate(parts)
+    kept = float(np.quantile(reach, KEPT)) if reach.size else 0.0
+    return max(MULTIPLE, MULTIPLE * math.ceil((2 * kept + 1) / MULTIPLE))
