@@ -291,9 +291,11 @@ def add_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, ...]
     study = workspace.study()
     agenda = protocol_of(study).agenda(study)
     if agenda.asks is None:
-        raise InvalidInput("volumes added to a study that asks about all of its volumes at once", remedy=_NEXT_STUDY)
-    known = workspace.volumes() if workspace.published() else ()
-    volumes = (*known, *_published(workspace, study, images))
+        raise InvalidInput(
+            "volumes added to a study that asks about all of its volumes at once",
+            remedy=f"before the first answer, publish all volumes together, without --add; after it, {_NEXT_STUDY}",
+        )
+    volumes = (*(workspace.volumes() if workspace.published() else ()), *_published(workspace, study, images))
     _refuse_twice(volumes, paired=())
     if len(volumes) > agenda.asks:
         raise InvalidInput(

@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,10 @@ def test_a_node_key_that_is_not_text_is_named_without_a_traceback(workspace: Wor
     (workspace.node_keys_dir / "north.pub").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidInput, match=r"north\.pub"):
         standings(workspace, nodes={})
+
+
+def test_volumes_added_to_a_joint_study_before_its_first_answer_need_no_other_study(tmp_path: Path) -> None:
+    study = make_study()
+    workspace = made_study(tmp_path / "study", replace(study, codec=replace(study.codec, joint=True)))
+    with pytest.raises(InvalidInput, match="before the first answer, publish all volumes together, without --add"):
+        setup.add_volumes(workspace, [tmp_path / "one.nii.gz"])
