@@ -154,14 +154,3 @@ class Reservations(dict[str, Reservation]):
             True if it has.
         """
         return self.released(query_id) < self.paid(query_id)
-
-    def may_be_released(self, query_id: str) -> bool:
-        """Return whether the server may have released a query without a receipt that this site accepted.
-
-        Args:
-            query_id: The query's id.
-
-        Returns:
-            True if a paid release was not shown, or only a contradicting receipt shows one.
-        """
-        return self.awaits_release(query_id) or query_id in self.aside

@@ -473,16 +473,17 @@ class SiteBooks(RowState):
     def _charge_lost(self, lost: Spend, receipt: Receipt) -> None:
         """Charge what the server marked as lost, less what the recovery of this ledger has charged for lost rows.
 
-        A receipt does not say in which study draws were lost. So every study of that server's ledger that may have lost
-        them is charged for all of them.
+        A receipt does not say in which study draws were lost. So every study of that server's ledger of which this site
+        accepted a query is charged for all of them. Even if receipts show a release of each query, an earlier release
+        of the same query may be lost.
 
         Both this ledger and the server's may have lost the rows of one release. Then the server marked it as lost, and
         the recovery of this ledger has charged it already. No receipt will show it, since the server has no row of it.
         So the recovery's charge is deducted here.
         """
         total, lines = lost, self.lines | {receipt.study_id: receipt.ledger_id}
-        awaiting = (one for one in self.reservations.values() if self.reservations.may_be_released(one.query_id))
-        may_have_lost = {one.study_id for one in awaiting if one.ledger in ("", receipt.ledger_id)}
+        asked_by = (one.study_id for one in self.reservations.values() if one.ledger in ("", receipt.ledger_id))
+        may_have_lost = {*asked_by}
         may_have_lost |= {receipt.study_id, *(study for study, spend in self.lost.items() if spend.mu_squared)}
         for study in may_have_lost:
             if lines.get(study, receipt.ledger_id) == receipt.ledger_id:

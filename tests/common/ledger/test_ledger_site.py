@@ -1073,6 +1073,30 @@ def test_a_draw_that_a_restored_server_lost_counts_in_its_study_whichever_study_
     assert verify(site.path, server_key=key).ok
 
 
+def test_a_lost_release_counts_in_its_study_though_a_receipt_shows_a_later_one_of_the_same_query(
+    site: Hospital, world: World, tmp_path: Path
+) -> None:
+    key, other = world.key.public_key(), ledger_study("second")
+    world.ledger.register_study(other)
+    site.ledger.consent(other)
+    old = ledger_world.saved(world, tmp_path / "old")
+
+    def ask(study: Study, number: int, batch: str, *, told: str = "aachen") -> Receipt:
+        site.ledger.reserve(study.id, queries(number), ledger=world.ledger.ledger_id)
+        world.release(queries(number), batch=batch, study=study.id)
+        return receipt_for(world, batch, told)
+
+    elsewhere = ask(other, 1, "b1", told="bergen")
+    ledger_world.rolled_back(world, old)  # nobody notices, so the query is asked again
+    world.reopen()
+    site.ledger.record_receipt(ask(other, 1, "b2"), public_key=key)
+    world.ledger.recover([elsewhere])
+    site.ledger.record_receipt(ask(world.study, 2, "b3"), public_key=key)
+    assert world.ledger.books.spent_in(other.id, "aachen-mri").releases == 2
+    assert site.ledger.books.spent_in(other.id) == world.ledger.books.spent_in(other.id, "aachen-mri")
+    assert site.ledger.spent() == world.ledger.spent("aachen-mri")
+
+
 def test_without_a_standing_all_that_was_left_is_spent_and_a_new_cap_goes_on(
     site: Hospital, world: World, tmp_path: Path
 ) -> None:
