@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -75,11 +76,12 @@ class Machine:
     def show(self, more: Shown = frozenset()) -> None:
         self.ledger = self.standing = self.ledger | more
 
-    def copy(self, into: Path) -> None:
+    def copy(self, into: Path) -> Copy:
         into.mkdir()
         for path in self.folder.glob(f"{self.name}.s*"):
             shutil.copy(path, into)
         self.copies.append(Copy(into, self.ledger, self.standing))
+        return self.copies[-1]
 
     def put_back(self, ledger: Copy, standing: Copy | None, *, keep_as: Path) -> None:
         """Put a copy of the ledger in place, and one of the standing, perhaps of another moment."""
@@ -103,6 +105,7 @@ class Life:
         self.clock, self.key, self.copied = Ticking(), Ed25519PrivateKey.generate(), 0
         self.draws: list[tuple[int, tuple[str, ...]]] = []
         self.accepted: list[int] = []  # the query of each acceptance that a site charged to itself
+        self.on_their_way: dict[str, list[Receipt]] = {name: [] for name in SITES}
         self.at_head: dict[str, Shown] = {}
         self.in_receipt: dict[str, Shown] = {}
         self.server = Machine(root / "server", "ledger")
@@ -130,9 +133,11 @@ class Life:
 
     def live(self, events: int = 25) -> None:
         acts: list[Callable[[], None]] = [self.ask, self.copy, self.put_back, self.deliver_late, self.accept_only]
-        for _ in range(events):
-            self.random.choices(acts, (6, 2.5, 4, 1.5, 1))[0]()
-            self.check()
+        acts += [self.arrive, self.forget]
+        for number in range(events):
+            self.random.choices(acts, (6, 2.5, 4, 1.5, 1, 1.5, 2 if self.standings else 0))[0]()
+            if number % 3 == 0:  # most of a life's time goes into looking
+                self.check()
         for kept in reversed(self.server.kept):
             self.recover_server(kept, self.receipts(SITES))
         for name, machine in self.sites.items():
@@ -152,9 +157,10 @@ class Life:
         able = [machine for machine in (self.server, *self.sites.values()) if machine.copies]
         if not able:
             return
-        machine, self.copied = self.random.choice(able), self.copied + 1
+        self.copied += 1
+        machine = self.random.choice([*able, self.server, self.server] if self.server in able else able)
         ledger, other = self.random.choice(machine.copies), self.random.choice(machine.copies)
-        standing = self.random.choice((None, ledger, other)) if self.standings else None
+        standing = self.random.choice((None, ledger, ledger, other)) if self.standings else None
         machine.put_back(ledger, standing, keep_as=self.root / f"kept-{self.copied}")
         try:
             if machine is self.server:
@@ -171,16 +177,26 @@ class Life:
             else:
                 self.recover_site(machine.folder.name, None)
 
+    def forget(self) -> None:
+        """What the server does next is lost with the machine, standing and all, and nobody notices."""
+        self.copied += 2
+        before = self.server.copy(self.root / f"copy-{self.copied}")
+        self.ask()
+        self.server.put_back(before, before, keep_as=self.root / f"kept-{self.copied}")
+        self.opened().close()
+        self.server.show()
+
     def accept_only(self) -> None:
         self.ask(release=False)
 
     def ask(self, *, release: bool = True) -> None:
-        """Offer queries that have no answer, send the receipts that sites lack, release, and send some receipts."""
+        """Offer queries that have no answer, in their order or another, send the receipts that sites lack, release, and
+        send some receipts."""
         number, contradicted = self.random.choice((0, 1)), False
         study = STUDIES[number].id
         with self.opened() as ledger:
             able = [one for one in range(number, len(QUERIES), 2) if ledger.answer(QUERIES[one].id) is None]
-            chosen = self.random.sample(able, min(len(able), self.random.choice((1, 1, 2))))
+            chosen = self.random.choice((able, self.random.sample(able, len(able))))[: self.random.choice((1, 1, 2))]
             roster = []
             for name in [name for name in SITES if chosen and self.random.random() < 0.85]:
                 with self.site(name) as site:
@@ -230,21 +246,44 @@ class Life:
             if self.random.random() < 0.5:
                 with self.site(name) as site:
                     self.deliver(name, ledger, site)
+            elif self.random.random() < 0.5:
+                self.on_their_way[name] += receipts_of(ledger, name)[-1:]
 
     def deliver(self, name: str, ledger: Ledger, site: SiteLedger) -> bool:
         """Send a site the receipts that it lacks; whether it raises no alarm."""
         held = site.held(self.id)
-        for receipt in receipts_of(ledger, name, after=held.seq) if ledger.contains(held) else ():
+        return self.file(name, site, receipts_of(ledger, name, after=held.seq) if ledger.contains(held) else ())
+
+    def file(self, name: str, site: SiteLedger, receipts: Sequence[Receipt]) -> bool:
+        for receipt in receipts:
             try:
                 site.record_receipt(Receipt.parse(receipt.render()), public_key=self.key.public_key())
             except (Refused, LedgerCorrupt) as error:
-                self.sites[name].show()
+                self.sites[name].show(self.evidence(name, receipt, error))
                 if isinstance(error, LedgerCorrupt):
                     return False
                 continue
             told = self.at_head[receipt.head.hash]
             self.sites[name].show(frozenset(one for one in told if name in self.draws[one[1]][1]))
         return not site.alarms()
+
+    def evidence(self, name: str, receipt: Receipt, error: Refused | LedgerCorrupt) -> Shown:
+        """What a site learns, about queries that it had accepted, from a receipt that it did not accept. A person says
+        of a contradicting one later whether the server was restored."""
+        kind = "contradicted" if isinstance(error, LedgerCorrupt) else "draw"
+        if isinstance(error, Refused) and error.reason != "receipt-superseded":
+            return frozenset()
+        held = {self.accepted[one] for what, one in self.sites[name].ledger if what == "accepted"}
+        made = (one for _, one in self.in_receipt[receipt.head.hash] if name in self.draws[one][1])
+        return frozenset((kind, one) for one in made if self.draws[one][0] in held)
+
+    def arrive(self) -> None:
+        """Messages with receipts arrive, whatever has become of the ledger that sent them."""
+        for name, receipts in self.on_their_way.items():
+            with self.site(name) as site:
+                self.file(name, site, receipts)
+            receipts.clear()
+        self.act_on_alarms()
 
     def deliver_late(self, *, every: bool = False) -> None:
         with self.opened() as ledger:
@@ -285,49 +324,55 @@ class Life:
                 site.charge_lost(*found)  # type: ignore[arg-type]
                 for study in STUDIES:
                     site.decide(study.id, "resume")
+                machine.ledger -= {one for one in machine.ledger if one[0] == "contradicted"}  # it was this one
         machine.show(shown)
 
     def end_alarms(self, names: Sequence[str]) -> None:
         """The server's operator enters all receipts, and these sites run `consilium site recover`."""
         self.recover_server(None, self.receipts(SITES))
         for name in names:
+            machine = self.sites[name]
             with self.site(name) as site:
-                site.recover(self.id)
-            self.sites[name].show()
+                own = machine.kept and any("never accepted" in alarm for alarm in site.alarms())
+                if not own:
+                    site.recover(self.id)
+            if own:  # it was this site that was put back
+                self.recover_site(name, machine.kept[-1])
+            else:
+                machine.show(frozenset(("draw", one) for kind, one in machine.ledger if kind == "contradicted"))
 
     def act_on_alarms(self) -> None:
         for name in SITES:
             with self.site(name) as site:
                 alarms = site.alarms()
-            if not alarms or self.random.random() < 0.4:
-                continue
-            if "never accepted" in alarms[0] and self.sites[name].kept:  # it was this site that was put back
-                self.recover_site(name, self.sites[name].kept[-1])
-            else:
+            if alarms and self.random.random() < 0.6:
                 self.end_alarms([name])
 
     # --- what must hold
 
     def check(self) -> None:
         """No pool is charged less, in any ledger, than the draws cost that this ledger is shown."""
-        for part in (None, 0, 1):
-            study = None if part is None else STUDIES[part].id
-            with self.opened() as ledger:
-                for name in SITES:
-                    drawn = self.drawn_of(name, self.server.ledger, part)
-                    pool = f"{name}-mri"
-                    spent = ledger.spent(pool) if study is None else ledger.books.spent_in(study, pool)
-                    charged = spent.mu_squared / COST
-                    assert charged >= drawn.total(), f"server: {charged} charged to {name} for {drawn.total()} draws"
-            for name, machine in self.sites.items():
-                ever = self.drawn_of(name, frozenset(("draw", one) for one in range(len(self.draws))), part)
-                drawn = self.drawn_of(name, machine.ledger, part)
-                own = Counter(self.accepted[one] for kind, one in machine.ledger if kind == "accepted")
-                least = sum(min(ever[number], max(drawn[number], own[number])) for number in ever)
-                with self.site(name) as site:
-                    spent = site.spent() if study is None else site.books.spent_in(study)
+        parts = (None, 0, 1)
+        with self.opened() as ledger:
+            for part, name in product(parts, SITES):
+                drawn = self.drawn_of(name, self.server.ledger, part)
+                pool = f"{name}-mri"
+                spent = ledger.spent(pool) if part is None else ledger.books.spent_in(STUDIES[part].id, pool)
                 charged = spent.mu_squared / COST
-                assert charged >= least, f"{name}: {charged} charged for {least} draws"
+                assert charged >= drawn.total(), f"server: {charged} charged to {name} for {drawn.total()} draws"
+        for name, machine in self.sites.items():
+            with self.site(name) as site:
+                for part in parts[:1] if machine.kept else parts:
+                    ever = self.drawn_of(name, frozenset(("draw", one) for one in range(len(self.draws))), part)
+                    drawn = self.drawn_of(name, machine.ledger, part)
+                    own = Counter(self.accepted[one] for kind, one in machine.ledger if kind == "accepted")
+                    known = drawn | own  # the larger number of each query
+                    if machine.kept:  # what an unnoticed older copy lacks may count as part of a later loss
+                        known = max(drawn, own, key=lambda one: (one & ever).total())
+                    least = (known & ever).total()
+                    spent = site.spent() if part is None else site.books.spent_in(STUDIES[part].id)
+                    charged = spent.mu_squared / COST
+                    assert charged >= least, f"{name}: {charged} charged for {least} draws"
 
     def drawn_of(self, name: str, shown: Shown, part: int | None) -> Counter[int]:
         """How often each query was drawn with a site, as far as it is shown."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common.ledger.site_state import SiteBooks
 from server.ledger.server_file import ServerFile
 from tests.restores.schedules import Life
 
@@ -24,5 +25,13 @@ def test_no_life_ends_with_a_charge_below_what_was_drawn(tmp_path: Path, seed: i
 
 def test_a_recovery_that_charges_receipts_alone_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerFile, "_charge_lost", lambda *_: None)
-    with pytest.raises(AssertionError, match="server: 4 charged to aachen for 6 draws"):
-        Life(tmp_path / "life", 0, standings=False).live()
+    with pytest.raises(AssertionError, match="server: 2 charged to aachen for 4 draws"):
+        Life(tmp_path / "life", 1, standings=False).live(20)
+
+
+def test_a_site_that_counts_no_release_of_a_receipt_that_it_did_not_accept_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SiteBooks, "_release_aside", lambda *_: None)
+    with pytest.raises(AssertionError, match="cadiz: 5 charged for 6 draws"):
+        Life(tmp_path / "life", 408, standings=True).live(20)
