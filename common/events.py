@@ -9,7 +9,6 @@ unknown kinds, missing or additional fields, and values other than scalars and l
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from common.clock import Clock, utc_now
 from common.errors import InvalidInput
 from common.event_kinds import EVENTS
+from common.objects import append_line
 from common.reading import lenient_json
 
 EVENT_SCHEMA = 1
@@ -35,7 +35,6 @@ class EventLog:
     def __init__(self, path: Path, *, study: str, clock: Clock = utc_now) -> None:
         self._path, self._study, self._clock = path, study, clock
         path.parent.mkdir(parents=True, exist_ok=True)
-        _end_torn_line(path)
         self._seq = sum(1 for _ in read_events(path))
 
     def emit(self, event: str, **facts: Any) -> None:
@@ -74,8 +73,7 @@ class EventLog:
         except ValueError as error:
             raise InvalidInput(f"a number in event {event}", limit="a finite number") from error
         try:
-            with self._path.open("ab") as stream:
-                stream.write(line.encode())
+            append_line(self._path, line.encode())
         except OSError as error:
             error.filename = error.filename or str(self._path)
             raise
@@ -137,12 +135,3 @@ def _event(line: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError):
         return None
     return record
-
-
-def _end_torn_line(path: Path) -> None:
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    with path.open("rb+") as stream:
-        stream.seek(-1, os.SEEK_END)
-        if stream.read(1) != b"\n":
-            stream.write(b"\n")

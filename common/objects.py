@@ -22,6 +22,8 @@ from common.canonical import check_hash, sha256_bytes
 from common.errors import InvalidInput
 
 MAX_OBJECT_BYTES = 1 << 30
+_ROOM_BYTES = 1 << 20
+"""A disk without room for so many bytes counts as full."""
 
 
 class Inside:
@@ -256,6 +258,41 @@ def write_atomically(
         raise
     if flush_name:
         sync_directory(path.parent)
+
+
+def check_room(folder: Path) -> None:
+    """Write a small file and delete it: a process that died of a full disk could not log why.
+
+    Args:
+        folder: A folder on the disk; it is created if it is missing.
+
+    Raises:
+        OSError: If the disk is full or failing; the error names the folder.
+    """
+    probe = folder / ".room"
+    write_atomically(probe, bytes(_ROOM_BYTES))
+    probe.unlink()
+
+
+def append_line(path: Path, line: bytes, *, mode: int = 0o666) -> None:
+    """Append a line to a file; first end its last line if a crash or a full disk cut it off.
+
+    Otherwise the two would become one line that nobody can read.
+
+    Args:
+        path: The file.
+        line: The line, with its line break.
+        mode: Permissions of a new file, less the process's umask.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    last = b"\n"
+    with suppress(OSError), path.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        last = stream.read(1)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode), "ab") as stream:
+        stream.write(line if last == b"\n" else b"\n" + line)
 
 
 def name_new(draft: Path, path: Path) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from common.errors import DaemonFailed
 from common.locks import held, take
+from common.objects import append_line
 from common.process import READY_TIMEOUT_S, Daemon, DaemonSpec, ProcessGroup, base_env, executable, plain_text
 from common.reading import lenient_json
 
@@ -560,8 +561,7 @@ def json_report(path: Path) -> Report:
         print(line, file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as log:
-                log.write(line + "\n")
+            append_line(path, line.encode() + b"\n")
 
     return report
 

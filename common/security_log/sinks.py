@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from common.errors import InvalidInput
+from common.objects import append_line
 from common.security_log.events import SEVERITIES, line_of
 
 TARGETS = "file:PATH, syslog, journald, udp://HOST:PORT, tcp://HOST:PORT, tls://HOST:PORT"
@@ -122,8 +123,7 @@ class RotatedFile:
                 if older.exists():
                     older.replace(f"{self._path}.{number + 1}")
             self._path.replace(f"{self._path}.1")
-        with open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640), "ab") as stream:
-            stream.write(line)
+        append_line(self._path, line, mode=0o640)
 
 
 class LocalSyslog:

@@ -28,7 +28,7 @@ from typing import Any
 
 from common.errors import ConsiliumError, DaemonFailed, InvalidInput
 from common.events import EventTail, read_events
-from common.objects import write_atomically
+from common.objects import check_room, write_atomically
 from common.pki import ServerIdentity
 from common.process import READY_TIMEOUT_S, DaemonSpec, base_env, plain_text
 from common.security_log.program import kept_log, with_backlog
@@ -474,6 +474,7 @@ def watch(workspace: Workspace, *, on_event: OnEvent) -> None:
     Raises:
         InvalidInput: If the study has no run.
         RunFailed: If the run ended with an error, or died and no supervisor is left to submit it again.
+        OSError: If it died and the disk with the study's folder is full or failing.
     """
     tail = EventTail(workspace.events_file)
     events = list(tail.new())
@@ -495,6 +496,7 @@ def watch(workspace: Workspace, *, on_event: OnEvent) -> None:
             if event["event"] == "run-finished":
                 return
         elif alone:  # the events it may have written before it died have been read by now
+            check_room(workspace.root / "logs")
             raise RunFailed(DIED)
         else:
             alone = not workspace.busy() and not supervised(workspace)
@@ -509,6 +511,7 @@ def detach(workspace: Workspace, command: Sequence[str] = ()) -> None:
 
     Raises:
         DaemonFailed: With the command's output, if it fails before the run begins.
+        OSError: If it fails so and the disk with the study's folder is full or failing.
         StudyBusy: If another run is active.
     """
     command = command or (sys.executable, "-P", "-m", "server.operations.supervisor", str(workspace.root.absolute()))
@@ -525,6 +528,7 @@ def detach(workspace: Workspace, command: Sequence[str] = ()) -> None:
     while process.poll() is None and _runs(workspace) == before:
         time.sleep(POLL_S)
     if process.returncode and _runs(workspace) == before:
+        check_room(workspace.root / "logs")
         raise DaemonFailed(last_words(plain_text(log)).removeprefix("error: "))
 
 

@@ -141,8 +141,12 @@ def test_a_line_torn_by_a_crash_is_skipped_and_swallows_no_later_event(tmp_path:
     with path.open("ab") as stream:
         stream.write(torn)
     assert [record["run"] for record in read_events(path)] == ["1", "2"]
-    open_log(path).emit("stop-requested", run="3")
+    log.emit("stop-requested", run="3")
     assert [(record["seq"], record["run"]) for record in read_events(path)] == [(1, "1"), (2, "2"), (3, "3")]
+    with path.open("ab") as stream:
+        stream.write(torn)
+    open_log(path).emit("stop-requested", run="4")
+    assert [record["seq"] for record in read_events(path)] == [1, 2, 3, 4]
 
 
 def test_a_whole_line_that_only_lacks_its_newline_is_kept(tmp_path: Path) -> None:

@@ -382,6 +382,18 @@ def test_a_killed_daemon_was_last_heard_of_when_its_keeper_beat_last_and_not_whe
     assert (one.state, datetime.fromisoformat(one.since).timestamp()) == ("stopped", pytest.approx(beaten, abs=0.01))
 
 
+def test_a_fact_that_a_full_disk_cut_off_hides_no_later_one(tmp_path: Path) -> None:
+    """`server status` said for the rest of the day that a daemon had not started since the disk was full."""
+    with keeping(tmp_path):
+        report = json_report(tmp_path / FACTS)
+        report("daemon-started", daemon="superexec", pid=1, log="log")
+        report("daemon-ready", daemon="superexec", pid=1, seconds=7.1)
+        os.truncate(tmp_path / FACTS, (tmp_path / FACTS).stat().st_size - 20)
+        assert [one.state for one in standings([tmp_path])] == ["starting"]
+        report("daemon-ready", daemon="superexec", pid=2, seconds=9.2)
+        assert [one.state for one in standings([tmp_path])] == ["ready"]
+
+
 def test_a_supervisor_beats_while_it_keeps_daemons(tmp_path: Path) -> None:
     beats = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import socketserver
 import sqlite3
@@ -335,6 +336,15 @@ def test_a_file_is_rotated_whole_lines_at_a_time_and_so_many_are_kept(tmp_path: 
     assert [line["position"] for line in lines] == list(range(41 - len(lines), 41))
     assert all(path.stat().st_size <= 600 for path in (tmp_path / "log").iterdir())
     assert (tmp_path / "log" / "site.jsonl").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_line_that_a_full_disk_cut_off_spoils_no_later_line(tmp_path: Path) -> None:
+    path = tmp_path / "site.jsonl"
+    sink = RotatedFile(path)
+    sink.send(a_record(1))
+    os.truncate(path, path.stat().st_size - 20)
+    sink.send(a_record(2))
+    assert json.loads(path.read_text().splitlines()[-1])["position"] == 2
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import os
 import re
 import shutil
 import socket
@@ -420,6 +422,24 @@ def test_a_run_that_cannot_begin_says_why_to_who_detached_it(workspace: Workspac
     workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
     with pytest.raises(DaemonFailed, match=r"^endpoint\.json is missing.*to fix"):
         detach(workspace, (sys.executable, "-c", "raise SystemExit('error: endpoint.json is missing; to fix: x')"))
+
+
+def test_a_run_that_died_of_a_full_disk_says_so_although_it_could_log_nothing(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`study run` said only that the run died, and `study resume` said `error: ` and nothing more."""
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
+    events_of(workspace).emit("run-started", run="6", resumed=False, pid=1)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=f"No space left on device.*{workspace.root}"):
+        detach(workspace, (sys.executable, "-c", "raise SystemExit(1)"))
+    with pytest.raises(OSError, match="No space left on device"):
+        watch(workspace, on_event=lambda _event: None)
+    assert list((workspace.root / "logs").iterdir()) == [workspace.root / "logs" / "run.log"]
 
 
 def test_a_complete_study_that_is_run_again_and_detached_is_said_to_be_complete(
