@@ -15,7 +15,7 @@ DECLINED = {
     "malformed": "it could not read the offer; its software and the server's may differ",
     "not-allowed": "its policy does not allow these queries",
     "paused": "the site has paused the study, or its own ledger raised an alarm",
-    "unavailable": "its worker is not running or has no teacher",
+    "unavailable": "its worker does not run, does not answer, or has no teacher",
     "unknown-study": (
         "it has not consented to this study or edition, or it accepted one of these queries for another study or for "
         "another ledger of the server"

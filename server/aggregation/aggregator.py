@@ -34,7 +34,6 @@ from common.ledger.charges import RosterEntry, charge_of
 from common.messages import (
     AnyMessage,
     CodesReply,
-    CodesRequest,
     Offer,
     OfferReply,
     Part,
@@ -46,8 +45,8 @@ from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import CodeSum
 from common.sealing import SealContext, SealingKeys, unseal
-from server.aggregation.batch import Answering, Batch, Next, Opened, issued_now, unusable_codes
-from server.aggregation.exchange import Questions, Transport, exchange
+from server.aggregation.batch import SITES_CHARGED, Answering, Batch, Next, Opened, issued_now, unusable_codes
+from server.aggregation.exchange import Heard, Questions, Transport, exchange
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Candidate, Ledger
@@ -55,11 +54,6 @@ from server.study.workspace import Site
 
 REPLY_MARGIN_S = 30.0
 """Seconds allowed for a reply after the site's own deadline, because messages wait in queues in both directions."""
-SITES_CHARGED = (
-    "the server charged nothing for this batch, but each site that accepted it has charged its own ledger; "
-    "if the same offer is repeated, no site charges it again"
-)
-"""Part of an error text: which ledgers have charged an offer that misses the quorum."""
 
 
 class Aggregator:
@@ -109,6 +103,7 @@ class Aggregator:
         self._keep_words = keep_words
         self._receipts = ReceiptDelivery(ledger, events, keep_status=keep_status)
         self._away: frozenset[int] = frozenset() if after is None else after._away
+        self._silent: frozenset[str] = frozenset() if after is None else after._silent
         self._refused: dict[str, str] = {}
         self._opens = False
         self._left_out: frozenset[str] = frozenset() if after is None else after._left_out
@@ -171,6 +166,7 @@ class Aggregator:
             raise QuorumNotReached(
                 f"only {registered} sites are registered, fewer than the study's quorum of "
                 f"{self._study.privacy.quorum}; to fix: admit more sites with `consilium provision approve`"
+                f"{self._or_finish()}"
             )
 
     def _end(self, queries: Sequence[QuerySpec], _transport: Transport) -> None:
@@ -183,7 +179,8 @@ class Aggregator:
         self._events.emit("budget-refused", batch="", queries=[query.id for query in queries])
 
     def _send_receipts(self, transport: Transport) -> None:
-        self._receipts.send(self._sites(), transport, timeout_s=self._study.collection.offer_deadline_s)
+        timeout_s = self._study.collection.offer_deadline_s
+        self._receipts.send(self._sites(), transport, timeout_s=timeout_s, silent=self._silent)
 
     def _progress(self, left: int) -> None:
         done = self._before + len(self._queries) - left
@@ -237,7 +234,8 @@ class Aggregator:
     def _settle(self, batch: Batch, transport: Transport) -> tuple[Site, ...]:
         """Return the batch's roster: the sites that are online, can pay for the batch and accept it.
 
-        Sites that have not answered the offer yet are asked now.
+        Sites that have not answered the offer yet are asked now. A site that left an earlier offer unanswered is asked
+        only if the others do not reach the quorum, until it has answered another message (:meth:`_questions`).
 
         Raises:
             QuorumNotReached: If the roster is smaller than the quorum.
@@ -248,16 +246,17 @@ class Aggregator:
         able = [site for site, queries in room.items() if queries >= len(batch.queries)]
         by_node = {site.node_id: site for site in able}
         online = self._await_sites(able, transport)
-        undecided = [node for node in sorted(online) if by_node[node].name not in batch.answers]
-        if undecided:
-            offer = issued_now(batch.offer)
-            offers = {node: (by_node[node], lambda: offer) for node in undecided}
-            deadline_s = self._study.collection.offer_deadline_s
-            for heard in exchange(transport, offers, sign=self._ledger.sign, timeout_s=deadline_s):
-                self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
         for site in self._sites():
             if site.node_id not in online:
                 self._note_answer(site, batch, "offline" if site in able else self._unable(site))
+        undecided = [by_node[node] for node in sorted(online) if by_node[node].name not in batch.answers]
+        silent = [site for site in undecided if site.name in self._silent]
+        self._offer_to([site for site in undecided if site not in silent], batch, transport)
+        if list(batch.answers.values()).count("accepted") < self._study.privacy.quorum:
+            self._offer_to(silent, batch, transport)
+        else:
+            for site in silent:
+                self._note_answer(site, batch, "deadline")
         roster = [site for site in able if batch.answers.get(site.name) == "accepted"]
         if len(roster) < self._study.privacy.quorum:
             self._below_quorum(batch, len(roster), transport)
@@ -271,6 +270,22 @@ class Aggregator:
                 f"resume`{self._or_finish()}"
             )
         return tuple(sorted(roster, key=lambda site: site.name))
+
+    def _offer_to(self, sites: Sequence[Site], batch: Batch, transport: Transport) -> None:
+        """Offer a batch to sites, and record their answers and which of them gave none."""
+        if not sites:
+            return
+        offer = issued_now(batch.offer)
+        offers = {site.node_id: (site, lambda: offer) for site in sites}
+        deadline_s = self._study.collection.offer_deadline_s
+        for heard in exchange(transport, offers, sign=self._ledger.sign, timeout_s=deadline_s):
+            self._note_heard(heard)
+            self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
+
+    def _note_heard(self, heard: Heard) -> None:
+        """Note whether a site answers: one that does not is offered nothing more until it answers."""
+        name = frozenset({heard.site.name})
+        self._silent = self._silent | name if heard.message is None else self._silent - name
 
     def _or_finish(self) -> str:
         """Return how a person ends the study with the stored answers, for the remedy of a missed quorum."""
@@ -425,6 +440,7 @@ class Aggregator:
         )
         timeout_s, owing = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - started)), set(missing)
         for heard in exchange(transport, questions, sign=self._ledger.sign, timeout_s=timeout_s):
+            self._note_heard(heard)
             site, parts = heard.site, heard.parts
             for part in parts:
                 if ahead is not None:
@@ -464,34 +480,28 @@ class Aggregator:
         """Return the message that each node gets in one attempt.
 
         It contains the receipts that the site lacks, a request for its missing codes, and the offer of the batch
-        ``ahead`` if the site has not answered this offer yet.
+        ``ahead`` if the site has not answered this offer yet. A site that left an offer unanswered gets only receipts,
+        because it charges its own ledger for every offer that it accepts, even if its answer comes too late.
         """
         by_node = {site.node_id: site for site in (*self._sites(), *roster)}
-        offered: set[int] = set()
-        offer = None if ahead is None else issued_now(ahead.offer)
-        if ahead is not None:
-            undecided = ahead.able - ahead.answers.keys()
-            offered = {node for node in transport.online() & by_node.keys() if by_node[node].name in undecided}
+        online = transport.online() & by_node.keys() if ahead or self._silent else frozenset()
+        silent = {node for node in online - missing.keys() if by_node[node].name in self._silent}
+        undecided = ahead.able - ahead.answers.keys() if ahead else frozenset()
+        offered = {node for node in online - silent if by_node[node].name in undecided}
+        offer = issued_now(ahead.offer) if ahead else None
 
         def question(node: int) -> Several:
+            if node in silent:
+                return Several((self._receipts.asked(by_node[node]),))
             parts: list[Part] = self._receipts.owed(by_node[node])
             if node in missing:
-                request = CodesRequest(
-                    study=self._study.id,
-                    ledger=self._ledger.ledger_id,
-                    batch=batch.id,
-                    attempt=attempt,
-                    deadline_s=max(1, int(self._study.collection.deadline_s)),
-                    queries=missing[node],
-                    draw=batch.offer.draw,
-                    members=None if batch.roster is None else batch.roster.members,
-                )
-                parts.append(request)
+                deadline_s = self._study.collection.deadline_s
+                parts.append(batch.request(missing[node], attempt=attempt, deadline_s=deadline_s))
             if offer is not None and node in offered:
                 parts.append(offer)
             return Several(tuple(parts))
 
-        return {node: (by_node[node], partial(question, node)) for node in sorted(missing.keys() | offered)}
+        return {node: (by_node[node], partial(question, node)) for node in sorted(missing.keys() | offered | silent)}
 
     def _check_code(
         self, code: NDArray[np.int64], query: QuerySpec, *, batch: Batch, site: Site, signature: bytes

@@ -13,11 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.masking import MaskedRoster
-from common.messages import AnyMessage, CodesReply, Offer, OfferReply
+from common.messages import AnyMessage, CodesReply, CodesRequest, Offer, OfferReply
 from common.privacy.mechanism import QuerySpec
 from common.privacy.release import CodeSum
 from common.sealing import UNOPENED, WRONG_SIZE
 
+SITES_CHARGED = (
+    "the server charged nothing for this batch, but each site that accepted it has charged its own ledger; "
+    "if the same offer is repeated, no site charges it again"
+)
+"""Part of an error text: which ledgers have charged an offer that misses the quorum."""
 _PUT_BACK = (
     "restore the newest keys/sealing.key and the sealing.key.retired-… beside it (if they are lost: `consilium ledger "
     "rotate-sealing-key --lost`)"
@@ -101,6 +106,28 @@ class Batch:
     def queries(self) -> tuple[QuerySpec, ...]:
         """The queries, in the order of the plan."""
         return self.offer.queries
+
+    def request(self, queries: tuple[str, ...], *, attempt: int, deadline_s: float) -> CodesRequest:
+        """Return the message that asks a site of the roster for codes.
+
+        Args:
+            queries: Ids of the queries whose codes the site has not sent.
+            attempt: Number of the attempt, from 1.
+            deadline_s: Seconds that the site has.
+
+        Returns:
+            The message.
+        """
+        return CodesRequest(
+            study=self.offer.study,
+            ledger=self.offer.ledger,
+            batch=self.id,
+            attempt=attempt,
+            deadline_s=max(1, int(deadline_s)),
+            queries=queries,
+            draw=self.offer.draw,
+            members=None if self.roster is None else self.roster.members,
+        )
 
     def note_unusable(
         self, site: str, message: AnyMessage | None, answer: CodesReply | None, opened: Opened | None

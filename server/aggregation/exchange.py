@@ -121,7 +121,7 @@ def exchange(transport: Transport, questions: Questions, *, sign: Sign, timeout_
     for reply in transport.exchange(sent, timeout_s=timeout_s):
         site = questions[reply.node_id][0]
         if not reply.body:  # the site's network process sends an empty body if its worker does not answer
-            yield VerifiedReply(site, None, reply.problem)
+            yield VerifiedReply(site, None, reply.problem or "unavailable")
             continue
         try:
             if not site.answer_key:

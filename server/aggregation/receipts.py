@@ -8,7 +8,7 @@ released with that site.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from itertools import count
 
@@ -47,7 +47,9 @@ class ReceiptDelivery:
         self._held: dict[str, int] = {}
         self.contradicted: dict[str, int] = {}
 
-    def send(self, sites: Sequence[Site], transport: Transport, *, timeout_s: float) -> None:
+    def send(
+        self, sites: Sequence[Site], transport: Transport, *, timeout_s: float, silent: Container[str] = ()
+    ) -> None:
         """Send the sites the receipts they lack.
 
         A site whose newest receipt is unknown is asked for it first. A site that has not confirmed all receipts at the
@@ -57,6 +59,7 @@ class ReceiptDelivery:
             sites: The sites.
             transport: Carries the messages.
             timeout_s: Longest wait for one attempt, in seconds.
+            silent: Names of sites that are not asked, because they left their last message unanswered.
         """
         missing = {site.node_id: self.missing(site) for site in sites}
         waiting = {site.node_id: site for site in sites if missing[site.node_id] != ()}
@@ -66,8 +69,8 @@ class ReceiptDelivery:
             most = max((most, *(len(receipts or ()) for receipts in missing.values())))
             if not waiting or attempt > 1 + most // MAX_RECEIPTS:  # long receipts take several messages
                 break
-            online = transport.online() & waiting.keys()
-            owed = {node: (waiting[node], partial(self._message, missing[node] or ())) for node in sorted(online)}
+            asked = [waiting[node] for node in sorted(transport.online() & waiting.keys())]
+            owed = {site.node_id: (site, partial(self.asked, site)) for site in asked if site.name not in silent}
             for heard in exchange(transport, owed, sign=self._ledger.sign, timeout_s=timeout_s) if owed else ():
                 site, message = heard.site, heard.message
                 if not isinstance(message, ReceiptsReply):
@@ -91,6 +94,17 @@ class ReceiptDelivery:
         """
         receipts = None if site.name in self.contradicted else self.missing(site)
         return [self._message(receipts)] if receipts else []
+
+    def asked(self, site: Site) -> Receipts:
+        """Return the message that asks a site for its newest receipt, with the receipts that it lacks.
+
+        Args:
+            site: The site.
+
+        Returns:
+            The message, without receipts if the site's newest one is unknown.
+        """
+        return self._message(self.missing(site) or ())
 
     def missing(self, site: Site) -> Due | None:
         """Return the receipts that a site lacks.

@@ -38,8 +38,8 @@ from common.privacy.mechanism import QuerySpec
 from common.privacy.shares import Length, unmasked
 from common.public_keys import point_of
 from common.wording import many
-from server.aggregation.aggregator import SITES_CHARGED, Aggregator
-from server.aggregation.batch import Batch, Next, Opened, unusable_codes
+from server.aggregation.aggregator import Aggregator
+from server.aggregation.batch import SITES_CHARGED, Batch, Next, Opened, unusable_codes
 from server.aggregation.exchange import Transport
 from server.ledger.recovery import RECOVERED
 from server.ledger.server_draws import Draw, StoredAnswer

@@ -14,7 +14,7 @@ from common.errors import QuorumNotReached
 from common.events import read_events
 from common.ledger.charges import PoolDeclaration
 from common.ledger.receipts import Receipt
-from common.messages import NO_HEAD, CodesReply, CodesRequest, Receipts, ReceiptsReply, Several, decode, encode
+from common.messages import NO_HEAD, CodesReply, CodesRequest, Offer, Receipts, ReceiptsReply, Several, decode, encode
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from common.privacy.quantise import quantise
 from common.sealing import SealContext, seal
@@ -457,6 +457,14 @@ def batches_of(fed, size, **collection):
     fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=size, **collection))
 
 
+def test_a_study_whose_sites_were_revoked_below_the_quorum_names_the_way_to_its_student(federation):
+    fed = federation()
+    fed.core().run(fed.transport)
+    fed.sites = fed.sites[:1]
+    with pytest.raises(QuorumNotReached, match="provision approve`; or finish with the 6 answers that are stored"):
+        fed.core()
+
+
 def test_in_a_long_run_a_batch_costs_a_site_one_message(federation):
     """Offer ahead, codes and receipts travel together: one more message before the first batch, one after the last."""
     fed = federation(study=make_study(planned_queries=10))
@@ -567,6 +575,71 @@ def test_a_site_that_comes_back_in_the_middle_of_a_run_is_asked_and_is_waited_fo
     seconds = [after - before for before, after in zip(waits[::2], waits[1::2], strict=True)]
     assert seconds[0] >= 1.0
     assert max(seconds[1:]) < seconds[0] / 2
+
+
+@pytest.mark.parametrize("aggregation", ["open", "sealed-sum"])
+def test_a_site_that_answers_no_offer_is_waited_for_once_charged_once_and_back_when_it_answers(federation, aggregation):
+    """Its answers come too late at first, so what it accepts is charged in its own ledger for nothing."""
+    fed = federation(study=make_study(quorum=3, aggregation=aggregation, planned_queries=8), sites=4)
+    batches_of(fed, 2)
+    offers = []
+
+    def late(node, body, reply):
+        if node != 100:
+            return reply
+        offers.append(part(body, Offer) is not None)
+        return None if len(fed.events("released")) < 2 else reply
+
+    fed.transport.intercept = late
+    fed.core().run(fed.transport)
+    assert [len(event["roster"]) for event in fed.events("released")] == [3, 3, 3, 4]
+    assert offers[:4] == [True, False, False, False], "one offer, then a question that costs nothing with every batch"
+    said = [event["reason"] for event in fed.events("offer-answered") if event["site"] == "site-0"]
+    assert said == ["deadline", "deadline", "deadline", "accepted"]
+    assert fed.ledger.spent("pool-0").releases == 2
+    assert fed.site_ledgers["site-0"].spent().releases == 4
+
+
+def test_a_site_that_answered_no_offer_is_asked_again_when_the_others_do_not_reach_the_quorum(federation):
+    fed = federation(study=make_study(quorum=3, planned_queries=4), sites=4)
+    batches_of(fed, 2, offer_deadline_s=1.0)
+
+    def drop(node, body, reply):
+        if node == 101 and part(body, CodesRequest):
+            fed.transport.offline = {101}
+        return None if node == 100 and not fed.events("released") else reply
+
+    fed.transport.intercept = drop
+    fed.core().run(fed.transport)
+    assert [event["roster"] for event in fed.events("released")] == [
+        ["site-1", "site-2", "site-3"],
+        ["site-0", "site-2", "site-3"],
+    ]
+
+
+class WorkerAway(Wire):
+    """The network process of site-1 runs and its worker does not, from the first question for codes on."""
+
+    def _handled(self, node, message):
+        if node == 101 and part(body_of(message), CodesRequest):
+            self.workers = {name: worker for name, worker in self.workers.items() if name != node}
+        return super()._handled(node, message) if node in self.workers else Reply(node, b"")
+
+    def online(self):
+        return super().online() | {101}
+
+
+def test_a_site_whose_worker_is_away_is_named_unavailable_and_not_one_of_another_version(federation):
+    fed = federation(study=make_study(planned_queries=4))
+    batches_of(fed, 2, patience_s=1.0)
+    fed.transport = WorkerAway(fed.workers)
+    core, looks = fed.core(), count()
+    core._clock = lambda: 0.05 * next(looks)
+    core.run(fed.transport)
+    said = {
+        e["reason"] for kind in ("offer-answered", "reply-missing") for e in fed.events(kind) if not e.get("accepted")
+    }
+    assert said == {"unavailable", "patience", "left-out"}
 
 
 def test_a_site_that_goes_down_after_accepting_ahead_is_not_on_that_roster(federation):
