@@ -46,7 +46,7 @@ from common.privacy.quantise import within
 from common.privacy.release import CodeSum
 from common.sealing import SealContext, SealingKeys, unseal
 from server.aggregation.batch import SITES_CHARGED, Answering, Batch, Next, Opened, issued_now, unusable_codes
-from server.aggregation.exchange import Heard, Questions, Transport, exchange
+from server.aggregation.exchange import Questions, Transport, VerifiedReply, exchange
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Candidate, Ledger
@@ -282,7 +282,7 @@ class Aggregator:
             self._note_heard(heard)
             self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
 
-    def _note_heard(self, heard: Heard) -> None:
+    def _note_heard(self, heard: VerifiedReply) -> None:
         """Note whether a site answers: one that does not is offered nothing more until it answers."""
         name = frozenset({heard.site.name})
         self._silent = self._silent | name if heard.message is None else self._silent - name
