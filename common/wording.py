@@ -33,6 +33,7 @@ UNANSWERED = {
     "malformed": "its reply did not arrive completely or could not be read",
     "offline": "it was offline when its codes were asked for",
     "patience": "it sent nothing for as long as the study waits (patience_s)",
+    "unavailable": "it sent no answer: its worker does not run, or does not answer",
     "unfinished": "it is still computing",
     "unsigned": "its reply was not signed with its key",
 }
