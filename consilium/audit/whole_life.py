@@ -8,6 +8,8 @@ A *draw* is one attempt at a sealed sum.
 4. Replace the first site's ledger by an older copy, recover it from its standing file by the documented steps, and send
    the site all messages again. This is done with two copies. One is from before the first query. The other is from the
    moment when the site had accepted a sum but not yet sent its masked code.
+5. Replace ledger and standing file by the copies from before the first query, so that the site notices nothing, and
+   send it all messages again. It may then send another masked code in the same draw, under other masks.
 
 In a study that needs every site, no draw is lost: step 1 ends at a draw that waits for the site.
 """
@@ -25,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
+from client.declined import DECLINED
 from client.ledger.site_ledger import SiteLedger
 from common.envelope import body_of
 from common.errors import ConsiliumError
@@ -38,6 +41,8 @@ from consilium.audit.sealed import READABLE_BITS, largest_bits
 from consilium.audit.service import Service, parts_of, read_life, read_rows, read_site, vector
 from consilium.in_process import Wire
 from server.aggregation.exchange import Reply
+
+DIFFERENCE = "restored site's difference"
 
 
 class _Stopped(Exception):
@@ -97,6 +102,8 @@ def whole_life(service: Service) -> list[Finding]:
     since: dict[int, list[bytes]] = {}
     service.opened().close()  # creates the ledgers, with consent and confirmed peers
     shutil.copy(service.site_file(0), copies[0])
+    standing = standing_path(service.site_file(0))
+    shutil.copy(standing, _standing_of(copies[0]))
     first = service.sites[0].node_id
     done = 0
 
@@ -121,6 +128,10 @@ def whole_life(service: Service) -> list[Finding]:
         told, own = read_site(service, 0).spent, accepted_by_rows(service, life, service.sites[0].name)
         share, what = told / own if own else 1.0, "its spent total, relative to the cost of all that it accepted"
         found.append(Finding("restored site's sums", share, 1.0, told < own * (1 - 1e-9), f"{what}; at least"))
+    _replace(service, copies[0])
+    shutil.copy(_standing_of(copies[0]), standing)
+    (standing.parent / DECLINED).unlink(missing_ok=True)
+    found += [one for one in _asked_again(service, everything, sent=sent) if one.test == DIFFERENCE]
     return found
 
 
@@ -165,7 +176,7 @@ def _asked_again(service: Service, messages: Sequence[bytes], *, sent: Mapping[s
     difference = "bits of the difference of its words before and after"
     return [
         Finding.at_most("restored site's words", answered, 0, "repeated sums to which it sent other words"),
-        Finding.at_least("restored site's difference", bits, READABLE_BITS, difference),
+        Finding.at_least(DIFFERENCE, bits, READABLE_BITS, difference),
         Finding.at_most("restored site's codes", changed, 0, "codes that differ from those it sent"),
     ]
 
@@ -182,14 +193,23 @@ def _put_back(service: Service, copy: Path) -> None:
     The standing file beside the ledger is kept, because it shows which rows the copy lacks.
     """
     path, config = service.site_file(0), service.config(0)
-    for old in path.parent.glob(f"{path.name}*"):
-        old.unlink()
-    shutil.copy(copy, path)
+    _replace(service, copy)
     with closing(SiteLedger.open(path, config.pool, caps=config.caps, site=config.site, restored=True)) as ledger:
         if ledger.forgotten() is None:  # the copy contains every charge
             return
         ledger.charge_lost(SiteLedgerStanding.load(standing_path(path)))
         ledger.decide(service.study.id, "resume")
+
+
+def _replace(service: Service, copy: Path) -> None:
+    path = service.site_file(0)
+    for old in path.parent.glob(f"{path.name}*"):
+        old.unlink()
+    shutil.copy(copy, path)
+
+
+def _standing_of(copy: Path) -> Path:
+    return copy.with_name(f"{copy.name}, standing")
 
 
 def _opened(

@@ -422,7 +422,7 @@ SOURCES = {
     ),
     "what the certificate says: tests/consilium/test_governance.py": ("consilium/reports/governance.py",),
     "a site's own: tests/client/site/test_printed_site.py": ("common/site_facts.py",),
-    "prints what report.json says": ("consilium/cli/demo.py", "consilium/demo/run.py"),
+    "prints what report.json says": ("consilium/cli/demo.py", "consilium/demo/terms.py"),
     "a plan": (
         *(
             "common/stated_budget.py",
