@@ -155,6 +155,8 @@ def train(
         say(_summary(result.report, result.structures))
         cases = result.cases
         say(f"{cases.patients} patients in {cases.listed} cases: {cases.patient_identity.sentence}")
+        if not all(voter.reused for voter in result.report.voters):
+            say("a running worker uses the new teachers after `consilium site up` is started again")
     result.check_finished()
 
 
