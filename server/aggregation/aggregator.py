@@ -16,7 +16,7 @@ about data. If fewer sites than the quorum accept, nothing is requested or charg
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from itertools import count
 from math import floor
@@ -147,7 +147,7 @@ class Aggregator:
             self._progress(len(queries))
             if after.budget_ended:
                 break
-        self._send_receipts(transport)
+        self._send_receipts(transport, but=self._silent)
 
     def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
         """Request and release one batch (steps 1 to 4).
@@ -178,9 +178,9 @@ class Aggregator:
         self._check_registered()
         self._events.emit("budget-refused", batch="", queries=[query.id for query in queries])
 
-    def _send_receipts(self, transport: Transport) -> None:
+    def _send_receipts(self, transport: Transport, *, but: Container[str] = ()) -> None:
         timeout_s = self._study.collection.offer_deadline_s
-        self._receipts.send(self._sites(), transport, timeout_s=timeout_s, silent=self._silent)
+        self._receipts.send(self._sites(), transport, timeout_s=timeout_s, silent=but)
 
     def _progress(self, left: int) -> None:
         done = self._before + len(self._queries) - left
@@ -343,7 +343,10 @@ class Aggregator:
         self._events.emit("offer-answered", batch=batch.id, site=site.name, accepted=accepted, reason=reason)
 
     def _below_quorum(self, batch: Batch, accepted: int, transport: Transport) -> None:
-        """Log that the quorum was missed. Send the sites the receipts that they lack, because the run ends here."""
+        """Log that the quorum was missed. Send the sites the receipts that they lack, because the run ends here.
+
+        A site that answered no offer is asked too: what it says last decides whether the ledgers contradict each other.
+        """
         self._events.emit("quorum-missed", batch=batch.id, accepted=accepted, needed=self._study.privacy.quorum)
         self._send_receipts(transport)
 
