@@ -95,7 +95,7 @@ def collect(
         workspace: The study.
         transport: Carries messages to and from the sites.
         events: The event log.
-        on_answered: Called after the last query, before the sites countersign.
+        on_answered: Called before the sites countersign, unless a stop was requested.
     """
     study = workspace.study()
     signing_key = load_signing_key(workspace.signing_key_file)
@@ -122,7 +122,8 @@ def collect(
             core.run(transport, should_stop=workspace.stop_file.exists)
             if workspace.stop_file.exists():
                 break
-        on_answered()
+        else:
+            on_answered()
         witnesses = Witnesses(workspace.root / WITNESSES, study=study.id, ledger=ledger, events=events)
         witnesses.ask(workspace.admitted(), transport)
 
