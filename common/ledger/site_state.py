@@ -482,8 +482,7 @@ class SiteBooks(RowState):
         So the recovery's charge is deducted here.
         """
         total, lines = lost, self.lines | {receipt.study_id: receipt.ledger_id}
-        asked_by = (one.study_id for one in self.reservations.values() if one.ledger in ("", receipt.ledger_id))
-        may_have_lost = {*asked_by}
+        may_have_lost = {one.study_id for one in self.reservations.values() if one.ledger in ("", receipt.ledger_id)}
         may_have_lost |= {receipt.study_id, *(study for study, spend in self.lost.items() if spend.mu_squared)}
         for study in may_have_lost:
             if lines.get(study, receipt.ledger_id) == receipt.ledger_id:

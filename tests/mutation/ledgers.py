@@ -52,8 +52,8 @@ ROWS = (
         "restores",
         "a lost release counts only in studies that wait for a receipt",
         SITE,
-        'for one in self.reservations.values() if one.ledger in ("", receipt.ledger_id))',
-        'for one in self.reservations.without_receipt() if one.ledger in ("", receipt.ledger_id))',
+        'for one in self.reservations.values() if one.ledger in ("", receipt.ledger_id)}',
+        'for one in self.reservations.without_receipt() if one.ledger in ("", receipt.ledger_id)}',
         OF_SITE + "test_a_lost_release_counts_in_its_study_though_a_receipt_shows_a_later_one_of_the_same_query",
     ),
     row(
