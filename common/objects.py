@@ -27,11 +27,11 @@ _ROOM_BYTES = 1 << 20
 
 
 class Inside:
-    """A file or folder in a folder that an object names, as an attribute of the object.
+    """Attribute that gives a path below a folder, which another attribute of the same object holds.
 
     Args:
         path: Path below the folder.
-        of: Name of the attribute with the folder.
+        of: Name of the other attribute.
     """
 
     def __init__(self, path: str, *, of: str = "root") -> None:
@@ -261,7 +261,7 @@ def write_atomically(
 
 
 def check_room(folder: Path) -> None:
-    """Write a small file and delete it: a process that died of a full disk could not log why.
+    """Find out whether a disk is full, by writing a file and deleting it: the process that failed could not log this.
 
     Args:
         folder: A folder on the disk; it is created if it is missing.

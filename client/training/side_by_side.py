@@ -28,7 +28,7 @@ from common.errors import InvalidInput
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 IMPORTED = ("client.training.voter", "torch._dynamo")
-"""Modules that the fork server imports. The second is what the first optimiser of a process would import."""
+"""Modules that the fork server imports. A process would otherwise import the second with its first optimiser."""
 STOP_S = 5.0
 """Seconds a process has to end after SIGTERM before it is killed."""
 
@@ -116,9 +116,9 @@ def _give(one: _Process, waiting: list[int], tasks: Sequence[VoterTask]) -> bool
 
 
 def import_libraries() -> None:
-    """Begin to import what a training needs, in the fork server, so that training processes start at once later.
+    """Make the fork server import the training libraries, so that later training processes start quickly.
 
-    It returns at once. Without this call, the first training process waits for the imports.
+    The function does not wait for the imports. Without this call, the first training process waits for them.
     """
     os.environ |= dict.fromkeys(THREAD_SETTINGS, "1")  # the fork server reads it when it imports the libraries
     _CONTEXT.set_forkserver_preload(list(IMPORTED))

@@ -8,8 +8,8 @@ A *draw* is one attempt at a sealed sum.
 4. Replace the first site's ledger by an older copy, recover it from its standing file by the documented steps, and send
    the site all messages again. This is done with two copies. One is from before the first query. The other is from the
    moment when the site had accepted a sum but not yet sent its masked code.
-5. Replace ledger and standing file by the copies from before the first query, so that the site notices nothing, and
-   send it all messages again. It may then send another masked code in the same draw, under other masks.
+5. Replace both the first site's ledger and its standing file by copies from before the first query, and send the site
+   all messages again. The site cannot notice this, and may send a second masked code in a draw, but under other masks.
 
 In a study that needs every site, no draw is lost: step 1 ends at a draw that waits for the site.
 """

@@ -156,7 +156,7 @@ def train(
         cases = result.cases
         say(f"{cases.patients} patients in {cases.listed} cases: {cases.patient_identity.sentence}")
         if not all(voter.reused for voter in result.report.voters):
-            say("a running worker uses the new teachers after `consilium site up` is started again")
+            say("to make a running worker use the new teachers, end `consilium site up` and start it again")
     result.check_finished()
 
 

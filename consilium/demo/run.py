@@ -176,9 +176,9 @@ def _prepared(
     seconds: _Stopwatch,
     serve: Callable[[Workspace], ProcessGroup | None] = lambda _: None,
 ) -> tuple[Places, Path, dict[str, Path], Callable[[], None], ProcessGroup | None]:
-    """Prepare data, study and sites; return also a function that trains the teachers, and what ``serve`` returned.
+    """Prepare data, study and sites; return also a function that trains the teachers, and the result of ``serve``.
 
-    The teachers are trained later, and ``serve`` is called as soon as a server can start, to start beside the rest.
+    ``serve`` is called as soon as the server can start, so that it starts while the rest is prepared.
     """
     places = Places(out)
     _claim(out, options)

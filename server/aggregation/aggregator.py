@@ -147,7 +147,7 @@ class Aggregator:
             self._progress(len(queries))
             if after.budget_ended:
                 break
-        self._send_receipts(transport, but=self._silent)
+        self._send_receipts(transport, silent=self._silent)
 
     def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
         """Request and release one batch (steps 1 to 4).
@@ -178,9 +178,9 @@ class Aggregator:
         self._check_registered()
         self._events.emit("budget-refused", batch="", queries=[query.id for query in queries])
 
-    def _send_receipts(self, transport: Transport, *, but: Container[str] = ()) -> None:
+    def _send_receipts(self, transport: Transport, *, silent: Container[str] = ()) -> None:
         timeout_s = self._study.collection.offer_deadline_s
-        self._receipts.send(self._sites(), transport, timeout_s=timeout_s, silent=but)
+        self._receipts.send(self._sites(), transport, timeout_s=timeout_s, silent=silent)
 
     def _progress(self, left: int) -> None:
         done = self._before + len(self._queries) - left
@@ -283,7 +283,7 @@ class Aggregator:
             self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
 
     def _note_heard(self, heard: VerifiedReply) -> None:
-        """Note whether a site answers: one that does not is offered nothing more until it answers."""
+        """Note whether a site answers. A site that does not gets no offer until it answers another message."""
         name = frozenset({heard.site.name})
         self._silent = self._silent | name if heard.message is None else self._silent - name
 
@@ -345,7 +345,8 @@ class Aggregator:
     def _below_quorum(self, batch: Batch, accepted: int, transport: Transport) -> None:
         """Log that the quorum was missed. Send the sites the receipts that they lack, because the run ends here.
 
-        A site that answered no offer is asked too: what it says last decides whether the ledgers contradict each other.
+        Sites that left an offer unanswered are included, because only a site's last statement tells whether its ledger
+        contradicts this one.
         """
         self._events.emit("quorum-missed", batch=batch.id, accepted=accepted, needed=self._study.privacy.quorum)
         self._send_receipts(transport)

@@ -278,7 +278,7 @@ class Life:
         return frozenset((kind, one) for one in made if self.draws[one][0] in held)
 
     def arrive(self) -> None:
-        """Messages with receipts arrive, whatever has become of the ledger that sent them."""
+        """Deliver receipts that are still on their way, even if the server's ledger was replaced after it sent them."""
         for name, receipts in self.on_their_way.items():
             with self.site(name) as site:
                 self.file(name, site, receipts)

@@ -458,5 +458,5 @@ def test_the_command_prints_json_and_names_a_bad_case_on_the_sites_own_terminal(
     assert re.search("p0: .*NIfTI", again.stdout)
     (weights.parent / "train.json").unlink()
     anew = CliRunner().invoke(app, [*arguments, str(tmp_path / "site")], catch_exceptions=False)
-    hint = "a running worker uses the new teachers after"
+    hint = "to make a running worker use the new teachers"
     assert [hint in done.stdout for done in (again, anew)] == [False, True]
