@@ -29,8 +29,8 @@ class SealedRecords:
         nonces: Nonce from which the mask key is derived, by batch and draw.
         disclosed: Mask keys that were disclosed to an auditor.
         masked: Position of the row of the masked code, by query and draw.
-        known: Query and draw of each row that accepts or shows one; the draw is None in an open study.
-        accepted: Query and draw of each acceptance since this ledger was last restored from an older copy.
+        draws: By query and draw, for each draw that a row accepts or shows: whether this site accepted it since its
+            ledger was last restored from an older copy.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class SealedRecords:
         self.nonces: dict[tuple[str, int], str] = {}
         self.disclosed: list[DisclosureRecord] = []
         self.masked: dict[Draw, Position] = {}
-        self.known, self.accepted = set[tuple[str, int | None]](), set[tuple[str, int | None]]()
+        self.draws: dict[Draw, bool] = {}
         self._masked_under, self._receipted_under = dict[Draw, str](), dict[Draw, str]()
 
     def check_peer(self, record: PeerRecord, *, own_name: str, own_keys: AbstractSet[str]) -> None:

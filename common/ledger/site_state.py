@@ -262,7 +262,7 @@ class SiteBooks(RowState):
         Returns:
             True if the code may be sent.
         """
-        return reservation.draw == draw and (reservation.query_id, draw) in self.sealed.accepted
+        return reservation.draw == draw and self.sealed.draws[reservation.query_id, draw]
 
     def is_new(self, query_id: str, draw: int | None) -> bool:
         """Return whether accepting a query, or a further draw of a query, must be charged.
@@ -516,14 +516,16 @@ class SiteBooks(RowState):
             )
         self._charge(record.query_id, mechanism, study)
         self.per_day[day] = self.per_day.get(day, 0) + 1
-        self.sealed.accepted.add((record.query_id, record.draw))
         self._hold(row, record.query, study, record.ledger, record.sealing_key, record.draw)
+        if record.draw is not None:
+            self.sealed.draws[record.query_id, record.draw] = True
 
     def _hold(
         self, row: Row, query: QuerySpec, study: StudyTerms, ledger: str, sealing_key: str, draw: int | None
     ) -> None:
         """Enter an accepted query, unless a later draw of it was accepted."""
-        self.sealed.known.add((query.id, draw))
+        if draw is not None:
+            self.sealed.draws.setdefault((query.id, draw), False)
         known = self.reservations.get(query.id)
         if known is None or (draw or 0) >= (known.draw or 0):
             of = query.id, query.mechanism, study.id, row.time_utc[:10], row.seq
@@ -538,7 +540,7 @@ class SiteBooks(RowState):
         """
         if record.query_id not in self.reservations:
             return True
-        known = record.draw is None or (record.query_id, record.draw) in self.sealed.known
+        known = record.draw is None or (record.query_id, record.draw) in self.sealed.draws
         return not known and self._costs(record.query.mechanism, study)[1] <= left
 
     def _restore(self, row: Row, record: RestoredRecord) -> None:
@@ -549,7 +551,7 @@ class SiteBooks(RowState):
         """
         self.sealed.peers.clear()
         self.sealed.nonces.clear()
-        self.sealed.accepted.clear()
+        self.sealed.draws = dict.fromkeys(self.sealed.draws, False)
         self._spent += record.pool
         for study_id, spend in record.studies.items():
             _ = self.studies[study_id]

@@ -34,6 +34,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
+from sqlalchemy import text
 
 from common.wire import MESSAGE_TYPE, to_record
 from server.operations.storage import Storage
@@ -85,13 +86,13 @@ class Link:
         self.state.activate_node(node, 30.0)
         return int(node)
 
-    def ask(self, node: int, body: bytes = b"?", *, ttl: float = 600.0) -> str:
+    def ask(self, node: int, body: bytes = b"?") -> str:
         """The id of a question that the ServerApp sends to a node."""
         metadata = message_pb2.Metadata(
             run_id=self.run,
             src_node_id=1,
             dst_node_id=node,
-            ttl=ttl,
+            ttl=600.0,
             message_type=MESSAGE_TYPE,
             created_at=time.time(),
         )
@@ -112,6 +113,12 @@ class Link:
             assert self.state.store_object(self.run, answer.session_id, name, content)
         self.sent[message.object_id] = message.metadata.dst_node_id
         return str(message.object_id)
+
+    def expire(self, question: str) -> None:
+        """As if a question had been asked twice its time ago."""
+        with self.state.session() as session:
+            aged = text("UPDATE message_ins SET created_at = created_at - 2 * ttl WHERE message_id = :id")
+            assert session.execute(aged, {"id": question}).rowcount == 1
 
     # --- a node
 

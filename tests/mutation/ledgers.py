@@ -69,7 +69,7 @@ ROWS = (
         "restores",
         "a receipt opens a draw again that a lost row accepted",
         SITE,
-        "return reservation.draw == draw and (reservation.query_id, draw) in self.sealed.accepted",
+        "return reservation.draw == draw and self.sealed.draws[reservation.query_id, draw]",
         "return reservation.draw == draw and reservation.seq > max(self.restored_at, default=0)",
         OF_SEALED_ATTACK + "test_a_receipt_opens_no_draw_that_a_restored_site_may_have_answered",
     ),

@@ -264,7 +264,7 @@ ROWS = (
         "masks",
         "a restored site masks old draws again",
         SITE,
-        "return reservation.draw == draw and (reservation.query_id, draw) in self.sealed.accepted",
+        "return reservation.draw == draw and self.sealed.draws[reservation.query_id, draw]",
         "return reservation.draw == draw",
         "tests/server/aggregation/test_sealed_sums.py::"
         "test_a_copy_that_forgot_what_was_sent_never_sends_a_second_message_under_the_same_masks",
