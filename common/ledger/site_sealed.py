@@ -106,6 +106,12 @@ class SealedRecords:
         """
         return any((one.batch_id, one.draw) == (batch, draw) for one in self.disclosed)
 
+    def enter_restore(self) -> None:
+        """Forget confirmed peers and mask keys, and answer no draw again that was accepted before the restore."""
+        self.peers.clear()
+        self.nonces.clear()
+        self.draws = dict.fromkeys(self.draws, False)
+
     def enter_masked(self, row: Row, record: MaskedRecord) -> None:
         """Enter a code that was masked for one draw (attempt at a sum).
 

@@ -549,9 +549,7 @@ class SiteBooks(RowState):
         A decision to leave a study, or the revocation of a peer's key, may be among the lost rows. A person must
         therefore resume studies and confirm peers again.
         """
-        self.sealed.peers.clear()
-        self.sealed.nonces.clear()
-        self.sealed.draws = dict.fromkeys(self.sealed.draws, False)
+        self.sealed.enter_restore()
         self._spent += record.pool
         for study_id, spend in record.studies.items():
             _ = self.studies[study_id]

@@ -100,8 +100,8 @@ ROWS = (
     row(
         "restores",
         "peers stay confirmed in a restored ledger",
-        SITE,
-        "        self.sealed.peers.clear()\n",
+        SEALED,
+        "        self.peers.clear()\n",
         "",
         "tests/common/ledger/test_site_peers.py::test_a_restored_copy_asks_for_every_peer_again",
     ),
