@@ -453,6 +453,7 @@ async def closed_after(reader: asyncio.StreamReader) -> float:
     return time.monotonic() - started
 
 
+@pytest.mark.slow
 def test_who_is_slow_with_a_head_is_cut_off_and_who_is_not_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HEAD_S", 0.5)
 
@@ -506,6 +507,7 @@ def test_a_crowd_of_strangers_loses_its_oldest_and_never_an_admitted_site(monkey
     asyncio.run(attack())
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "STALLED_S", 0.3)
     gone = asyncio.Event()

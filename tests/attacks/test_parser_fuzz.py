@@ -69,6 +69,7 @@ def test_what_the_parsers_are_tried_on_is_read_as_it_is(known: dict[str, Parser]
             raise AssertionError(name) from error
 
 
+@pytest.mark.slow
 def test_no_changed_file_is_answered_with_anything_but_what_is_wrong_with_it(known: dict[str, Parser]) -> None:
     for name, parser in known.items():
         draw = random.Random(zlib.crc32(name.encode()))
@@ -93,6 +94,7 @@ def catches(node: ast.Try) -> set[str]:
     return {name.id for kind in types for name in ast.walk(kind) if isinstance(name, ast.Name)}
 
 
+@pytest.mark.slow
 def test_json_that_is_none_is_read_by_one_reader_which_refuses_a_nested_one_too(tmp_path: Path) -> None:
     """Python's own ends in a RecursionError, which who expects a ValueError does not catch."""
     found = []

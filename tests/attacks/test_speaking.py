@@ -259,6 +259,7 @@ def test_a_veto_is_not_turned_into_consent_by_who_carries_it(fed: Federation) ->
     assert releases_of(fed) == {("site-0", "site-2")}
 
 
+@pytest.mark.slow
 def test_a_reply_to_another_request_is_not_the_answer_to_this_one(fed: Federation) -> None:
     kept: dict[int, bytes] = {}
 
@@ -344,6 +345,7 @@ def test_a_server_that_asks_with_more_noise_gets_no_code_for_free(fed: Federatio
         fed.workers[101].answer(sign_request(encode(request), sign=fed.ledger.sign, site="site-1"))
 
 
+@pytest.mark.slow
 def test_a_lost_site_costs_its_own_codes_and_no_others(fed: Federation) -> None:
     """The honest sum over the two that spoke is what is released, with the third's zero code, when it falls silent."""
 

@@ -20,6 +20,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,8}(/[A-Za-z0-9_][A-Za-z0-9_
 
 
 @given(st.dictionaries(NAMES, st.binary(max_size=40), min_size=1, max_size=6))
+@pytest.mark.slow
 def test_what_is_packed_comes_out_and_the_order_of_files_changes_no_byte(files: dict[str, bytes]) -> None:
     packed = to_archive(files)
     assert from_archive(packed) == files

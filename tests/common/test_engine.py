@@ -59,6 +59,7 @@ def test_a_name_that_is_not_in_the_table_is_refused() -> None:
         _ = engine.SuperNode
 
 
+@pytest.mark.slow
 def test_superlinks_tables_have_the_columns_that_are_read_and_written(tmp_path: Path) -> None:
     link = Link(tmp_path / "superlink.db")
     with sqlite3.connect(link.path) as database:
@@ -74,6 +75,7 @@ def test_a_grid_asks_superlink_through_the_attribute_that_is_named() -> None:
     assert hasattr(HttpGrid, engine.RUNTIME_CLIENT)
 
 
+@pytest.mark.slow
 def test_asking_for_a_name_loads_nothing_of_superlink_at_a_site() -> None:
     program = (
         "import sys, common.engine\n"

@@ -25,6 +25,7 @@ def test_a_lock_has_one_holder_and_is_free_once_that_one_closes_it(tmp_path: Pat
         assert take(second)
 
 
+@pytest.mark.slow
 def test_whoever_takes_a_lock_waits_for_a_look_that_takes_long(tmp_path: Path) -> None:
     """On a busy machine a process may lose its processor in the middle of a look."""
     with (tmp_path / "lock").open("a") as looks, (tmp_path / "lock").open("a") as stream:

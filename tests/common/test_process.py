@@ -73,6 +73,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 600.0) -> bool:
     return condition()
 
 
+@pytest.mark.slow
 def test_no_process_is_left_after_the_block(tmp_path: Path) -> None:
     one, pids = stubborn(tmp_path)
     with ProcessGroup() as group:
@@ -85,6 +86,7 @@ def test_no_process_is_left_after_the_block(tmp_path: Path) -> None:
     assert not any(map(living, both))
 
 
+@pytest.mark.slow
 def test_the_block_waits_for_a_killed_process_that_has_given_up_its_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +98,7 @@ def test_the_block_waits_for_a_killed_process_that_has_given_up_its_environment(
     assert not answers
 
 
+@pytest.mark.slow
 def test_no_process_is_left_after_an_exception(tmp_path: Path) -> None:
     one, pids = stubborn(tmp_path)
     with pytest.raises(ZeroDivisionError), ProcessGroup() as group:  # noqa: PT012  (the block is what is tested)
@@ -130,6 +133,7 @@ except KeyboardInterrupt:
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
     ids=["ctrl-c", "terminate", "hang-up", "kill -9"],
 )
+@pytest.mark.slow
 def test_a_signal_to_the_parent_leaves_no_process(tmp_path: Path, signum: signal.Signals, status: int) -> None:
     root = str(Path(__file__).parents[2])
     code = PARENT.format(root=root, here=str(Path(__file__).parent), where=str(tmp_path))
@@ -150,6 +154,7 @@ def plain(tmp_path: Path, name: str) -> tuple[DaemonSpec, Path]:
     return spec(tmp_path, code, str(pids), name=name, ready=lambda: pids.exists() and pids.stat().st_size > 0), pids
 
 
+@pytest.mark.slow
 def test_a_daemon_killed_with_9_takes_its_helpers_along(tmp_path: Path) -> None:
     one, pids = stubborn(tmp_path)
     with ProcessGroup() as group:
@@ -162,6 +167,7 @@ def test_a_daemon_killed_with_9_takes_its_helpers_along(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.read_text().split()), "not even a zombie"
 
 
+@pytest.mark.slow
 def test_daemons_stop_last_started_first(tmp_path: Path) -> None:
     order = tmp_path / "order"
     code = (
@@ -177,6 +183,7 @@ def test_daemons_stop_last_started_first(tmp_path: Path) -> None:
     assert all(daemon.returncode == 0 for daemon in group.daemons)
 
 
+@pytest.mark.slow
 def test_daemons_that_were_stopped_together_may_be_stopped_again(tmp_path: Path) -> None:
     with ProcessGroup() as group:
         daemons = [group.start(stubborn(tmp_path / name)[0]) for name in ("first", "second")]
@@ -201,6 +208,7 @@ def test_a_site_log_is_never_quoted(tmp_path: Path) -> None:
     assert "mrs" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_silent_daemon_is_not_called_started(tmp_path: Path) -> None:
     with ProcessGroup() as group:
         with pytest.raises(DaemonFailed, match=r"not ready after 0\.3 s"):

@@ -104,6 +104,7 @@ def test_a_killed_daemon_comes_back_after_its_wait_and_not_before(world: World) 
     assert world.group.daemons[0].pid != first
 
 
+@pytest.mark.slow
 def test_waits_double_up_to_a_minute_and_start_over_after_a_steady_time(world: World) -> None:
     code = "import os, sys, time\nif os.path.exists('steady'): time.sleep(600)\nsys.exit(3)"
     supervisor = world.supervisor(KeptRunning(spec=lambda: world.spec(code), first_s=5.0))
@@ -203,6 +204,7 @@ with socket.create_server(("127.0.0.1", {port})) as door:
 """
 
 
+@pytest.mark.slow
 def test_a_frozen_daemon_is_offline_after_a_minute_without_an_answer_and_back_when_it_answers(world: World) -> None:
     port = free_port()
 
@@ -257,6 +259,7 @@ def test_facts_are_lines_of_json_and_survive_a_file_that_cannot_be_written(
     assert json.loads(capsys.readouterr().err.splitlines()[-1])["event"] == "stopped"
 
 
+@pytest.mark.slow
 def test_sigterm_ends_everything_and_is_no_failure(tmp_path: Path) -> None:
     code = f"""
 import sys
@@ -302,6 +305,7 @@ def test_a_daemon_whose_port_is_taken_is_not_started_and_nothing_is_ready(world:
     assert supervisor.ready
 
 
+@pytest.mark.slow
 def test_what_a_daemon_said_last_is_in_the_line_and_of_a_site_only_its_own_error(world: World) -> None:
     own, other = "print('error: no room; to fix: make room'); print('bye')", "print('Error in the case of Mrs X')"
     cases = (("server", own, last_words), ("site", own, deliberate), ("silent", other, deliberate))
@@ -322,6 +326,7 @@ def test_an_error_of_an_earlier_start_is_not_quoted_for_this_one(world: World) -
     assert "said" not in world.of("daemon-ended")[0]
 
 
+@pytest.mark.slow
 def test_daemons_that_are_kept_already_are_not_kept_twice_and_who_looks_sees_how_each_stands(tmp_path: Path) -> None:
     code = "print('error: no room; to fix: make room', flush=True); raise SystemExit(3)"
     program = f"""

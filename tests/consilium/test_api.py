@@ -257,6 +257,7 @@ def test_the_examples_in_the_document_run(tmp_path: Path) -> None:
     assert (failed, tried > 30) == (0, True)
 
 
+@pytest.mark.slow
 def test_importing_consilium_loads_nothing_and_its_names_neither_torch_nor_flower() -> None:
     program = (
         "import sys, consilium\n"

@@ -38,6 +38,7 @@ def test_a_foreign_package_ahead_on_the_path_runs_nothing(tmp_path: Path, name: 
     assert "virtual environment" in done.stderr
 
 
+@pytest.mark.slow
 def test_version_names_a_distribution_that_claims_one_of_our_names(tmp_path: Path) -> None:
     alone = run("--version", cwd=tmp_path, first=tmp_path)
     assert alone.returncode == 0, alone.stderr

@@ -164,6 +164,7 @@ class CodecContract:
         np.testing.assert_array_equal(again.encode(soft(others[0])), code)
         np.testing.assert_array_equal(again.decode(code, noise_std=0.1), codec.decode(code, noise_std=0.1))
 
+    @pytest.mark.slow
     def test_fitting_again_gives_the_same_hash_and_another_seed_another(
         self, codec: Codec, maps: list[np.ndarray]
     ) -> None:

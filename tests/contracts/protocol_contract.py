@@ -160,6 +160,7 @@ class ProtocolContract:
         assert f"segment {words.which} public volumes" in said
         assert f"For {words.each} your site sends" in said
 
+    @pytest.mark.slow
     def test_no_torch_is_loaded_before_there_is_something_to_train(self, released: Released) -> None:
         """Questions are asked and answers read while the ledger is open."""
         targets = released.public.study.codec.terms

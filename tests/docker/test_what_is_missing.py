@@ -127,6 +127,7 @@ def test_without_it() -> None: ...
 """
 
 
+@pytest.mark.slow
 def test_nine_tests_whose_shared_fixture_fails_print_its_error_once(tmp_path: Path) -> None:
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_shared.py").write_text(SHARED)

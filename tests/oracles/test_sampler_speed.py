@@ -123,6 +123,7 @@ def test_a_million_samples_a_second_on_one_core_far_ahead_of_both_alternatives(
     assert ours > 50 * figures["opendp"]
 
 
+@pytest.mark.slow
 def test_opendps_column_is_the_same_gaussian() -> None:
     """So that speeds are compared on the same task; opendp samples the discrete Gaussian."""
     draw = opendp_gaussian(20)

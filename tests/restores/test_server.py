@@ -47,6 +47,7 @@ def test_the_page_says_how_many_restores_there_are(moments: list[Moment[Facts]])
     assert f" {count:,} restores of" in PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_some_restores_make_no_draw_free(moments: list[Moment[Facts]], tmp_path: Path) -> None:
     """A machine rolled back, told by receipts; an older ledger, told by its standing; and one without a standing."""
     machine = ("ledger", "standing")

@@ -201,6 +201,7 @@ def test_a_worker_log_is_never_quoted(node: SiteNode) -> None:
     assert not worker(node.folder).show_log
 
 
+@pytest.mark.slow
 def test_a_socket_left_by_a_killed_worker_does_not_count_as_ready(tmp_path: Path) -> None:
     path = tmp_path / "w.sock"
     spec = worker(tmp_path, socket=path)
@@ -327,6 +328,7 @@ def test_the_app_is_our_own_code_without_dependencies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("component", ["server.app", "client.app"])
+@pytest.mark.slow
 def test_the_app_has_what_its_components_import_and_little_more(tmp_path: Path, component: str) -> None:
     """Every node receives it before it can answer: at 50 kB/s within ten seconds."""
     folder = app_dir(tmp_path / "app")
@@ -357,6 +359,7 @@ def test_flower_bundles_every_file_and_the_same_bytes_each_time(tmp_path: Path) 
     assert names - set(app_files()) == {"pyproject.toml", ".info/CONTENT"}
 
 
+@pytest.mark.slow
 def test_daemon_modules_do_not_import_flower() -> None:
     code = (
         "import sys, server.operations.daemons, client.operations.daemons; "
@@ -418,6 +421,7 @@ def test_a_superlink_that_cannot_use_its_database_says_why_and_moves_no_good_one
     assert explain_superlink("INFO: starting\nKeyError: 'x'\n") == "KeyError: 'x'"
 
 
+@pytest.mark.slow
 def test_a_serverapp_may_load_its_code_for_two_minutes_before_superlink_has_another_one_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

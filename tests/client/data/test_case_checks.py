@@ -41,6 +41,7 @@ def test_no_case_is_left_out_for_where_its_structure_lies(tmp_path: Path) -> Non
     assert left.problems == ()
 
 
+@pytest.mark.slow
 def test_a_structure_at_the_end_of_a_scan_of_a_metre_is_no_reason_either(tmp_path: Path) -> None:
     labels = np.zeros((32, 32, 256), dtype=np.uint8)
     labels[:6, :6, -3:] = 1

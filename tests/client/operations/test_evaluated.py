@@ -39,6 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_own_site(tmp_path_factory.mktemp("root"), "after-a-student")
 
 
+@pytest.mark.slow
 def test_the_page_offers_the_evaluations_cases_by_its_names_the_worst_first(site: Path) -> None:
     assert newest_evaluation(site) is None
     done, folder = evaluate(site, now=datetime(2026, 11, 25, 10, tzinfo=UTC))

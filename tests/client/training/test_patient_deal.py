@@ -150,6 +150,7 @@ def test_a_replacement_takes_the_slot_of_the_patient_who_was_withdrawn_and_moves
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_no_patient_is_ever_in_two_voters_whatever_comes_and_goes(data: st.DataObject) -> None:
     """Deals, additions, absences, returns, withdrawals and replacements in any order, as a site's years bring them."""
     people = [f"p{i}" for i in range(12)]

@@ -174,6 +174,7 @@ def test_nonsense_lengths_are_refused(bad: int) -> None:
         ball_radius(np.zeros(2), length=bad)
 
 
+@pytest.mark.slow
 def test_it_needs_no_torch() -> None:
     code = "import sys, common.codecs.ball; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

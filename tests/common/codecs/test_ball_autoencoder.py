@@ -179,6 +179,7 @@ def test_the_encoder_is_trained_on_what_it_is_given_later_and_on_maps_less_certa
     assert certainty.mean() == pytest.approx(0.875, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_fit_is_300_steps_that_warm_up_and_end_at_nothing_the_linear_maps_a_thirtieth_as_fast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -206,6 +207,7 @@ def test_a_fit_is_300_steps_that_warm_up_and_end_at_nothing_the_linear_maps_a_th
 
 
 @pytest.mark.usefixtures("few_steps")
+@pytest.mark.slow
 def test_a_codec_of_another_radius_is_the_same_one_scaled() -> None:
     """Codes and their noise twice as large: the same weights, the same decoded map."""
     maps = patients(16, seed=1)
@@ -387,6 +389,7 @@ def test_every_code_is_in_the_ball_before_any_clip() -> None:
 
 
 @pytest.mark.usefixtures("few_steps")
+@pytest.mark.slow
 def test_a_study_may_set_the_length_of_a_code_at_the_papers_noise() -> None:
     for length, expected in ((0, 3), (6, 6)):
         study = Fitted.study(dimension=length)

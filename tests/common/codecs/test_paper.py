@@ -54,6 +54,7 @@ def test_codes_are_projections_and_decoding_adds_them_to_the_mean() -> None:
     np.testing.assert_allclose(decoded[:, inside], (recovered / recovered.sum(axis=0))[:, inside], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_eq_7_keeps_the_variances_above_the_noise_and_never_none() -> None:
     exact = np.stack([np.eye(LABELS)[m].transpose(3, 0, 1, 2).ravel() for m in patients(16, seed=1)])
     many, few, one = (fitted(noise_std=s).dimension for s in (0.0, 5.0, 1e4))

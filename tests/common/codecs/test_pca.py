@@ -182,6 +182,7 @@ def test_another_codec_name_is_refused_by_the_study() -> None:
         CodecConfig(name="telepathy")
 
 
+@pytest.mark.slow
 def test_reading_and_using_a_linear_codec_imports_no_torch(codec: PcaCodec, tmp_path: Path) -> None:
     (tmp_path / "codec").write_bytes(codec.to_bytes())
     np.save(tmp_path / "prediction.npy", soft(patients(1, seed=3)[0]))

@@ -94,6 +94,7 @@ def survives(seed: int, count: int) -> tuple[int, int]:
     return accepted[0], accepted[1]
 
 
+@pytest.mark.slow
 def test_damaged_files_neither_crash_nor_hang_nor_give_nonsense() -> None:
     images, labels = survives(seed=1, count=400)
     assert 40 < images < 360  # damage of every degree, and files that still read

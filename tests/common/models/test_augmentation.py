@@ -73,6 +73,7 @@ def test_rotate_mirror_leaves_half_of_the_samples_and_turns_or_mirrors_the_other
     assert min(mirrored, turned) > 8
 
 
+@pytest.mark.slow
 def test_rotate_mirror_turns_by_up_to_a_quarter_radian_about_every_axis() -> None:
     """Of a straight rod through the centre, the angle by which it was turned: none passes .25, some come near."""
     rods = {axis: torch.zeros(1, 25, 25, 25) for axis in range(3)}

@@ -83,6 +83,7 @@ class Stopped(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_to_bit_identical_weights(tmp_path: Path) -> None:
     images, targets = balls(3)
     whole = model()

@@ -35,6 +35,7 @@ def small(seed: int = 0, *, out_channels: int = 3) -> torch.nn.Module:
     return build_unet((4, 8), in_channels=1, out_channels=out_channels, seed=seed)
 
 
+@pytest.mark.slow
 def test_networks_built_in_two_threads_leave_standard_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.StringIO()
     monkeypatch.setattr(sys, "stdout", printed)

@@ -268,6 +268,7 @@ def test_the_second_algorithm_is_as_near_as_its_document_says(mu: float) -> None
 
 
 @pytest.mark.parametrize("mu", [36.0, 64.0])
+@pytest.mark.slow
 def test_the_second_algorithm_answers_nothing_where_the_library_is_off_by_nearly_one(mu: float) -> None:
     with pytest.raises(InvalidInput, match=r"at most 700.*accountant exact"):
         epsilon_pld(mu**2, 1e-5)

@@ -55,6 +55,7 @@ def test_exactly_the_planned_queries_are_admitted_one_by_one(accountant: Account
     assert admitted == queries
 
 
+@pytest.mark.slow
 def test_every_plan_from_one_to_ten_thousand_queries_admits_exactly_that_many() -> None:
     limit = max_mu_squared(AccountantName.EXACT, Budget(8.0, 1e-3))
     for queries in range(1, 10_001):

@@ -169,6 +169,7 @@ def test_the_audited_release_is_the_production_function() -> None:
     ],
     ids=["hospital", "zero-out", "patient"],
 )
+@pytest.mark.slow
 def test_the_true_mechanism_raises_no_alarm(subject: StudyUnderAudit) -> None:
     report = audit(subject, runs=400)
     assert report.alarms == ()
@@ -178,6 +179,7 @@ def test_the_true_mechanism_raises_no_alarm(subject: StudyUnderAudit) -> None:
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.slow
 def test_each_broken_mechanism_raises_an_alarm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     report = run(MUTATIONS[name](monkeypatch), runs=1000)
     assert report.exceeded

@@ -46,10 +46,12 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("event", "delta", "epsilon"), GOLDEN)
+@pytest.mark.slow
 def test_epsilon_is_the_published_one(event: TrainingEvent, delta: float, epsilon: float) -> None:
     assert epsilon_of(event, delta=delta, neighbours=ADD) == pytest.approx(epsilon, abs=1e-2)
 
 
+@pytest.mark.slow
 def test_a_training_of_epsilon_8_under_add_remove_is_reported_as_13_4_under_replace_one() -> None:
     event = poisson("1/10", "1.13", 200)
     assert epsilon_of(event, delta=1e-5, neighbours=ADD) == pytest.approx(8.0, abs=1e-2)
@@ -160,6 +162,7 @@ def test_fixed_batches_charged_as_poisson_would_claim_a_fraction_of_what_they_co
         pytest.param(8, "1/10", 500, None, 1.547, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_the_plan_spends_what_it_may_and_no_more(
     epsilon: float, rate: str, steps: int, pca: int | None, z: float
 ) -> None:

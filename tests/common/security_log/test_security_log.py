@@ -100,6 +100,7 @@ def test_the_schema_in_the_documents_is_the_one_that_is_kept() -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.text(min_size=1), st.data())
+@pytest.mark.slow
 def test_no_field_takes_free_text(event: str, text: str, data: st.DataObject) -> None:
     kind = KINDS[event]
     made: dict[str, Any] = {"count": 1, "amount": "7/3", "short": "ab", "hash": "a" * 64}
@@ -370,6 +371,7 @@ def test_the_journal_gets_fields_to_select_by_and_syslog_gets_its_own_form(tmp_p
     assert json.loads(text) == record
 
 
+@pytest.mark.slow
 def test_a_syslog_server_over_tcp_gets_rfc_5424_by_length_also_after_it_was_away() -> None:
     received: list[bytes] = []
     came = threading.Event()

@@ -119,6 +119,7 @@ def test_a_hundredth_less_is_seen_at_the_default_number_of_draws() -> None:
 
 
 @pytest.mark.parametrize("statistics", [_vector_pairs, lambda n: _coordinate_pairs(n[0]), lambda n: _lags(n[0])])
+@pytest.mark.slow
 def test_the_correlations_are_standard_normal_where_there_is_none(
     statistics: Callable[[np.ndarray], list[np.ndarray]],
 ) -> None:

@@ -80,6 +80,7 @@ def test_pools_without_room_for_a_release_are_nothing_to_audit() -> None:
         subject(sites=1)
 
 
+@pytest.mark.slow
 def test_an_audit_leaves_the_systems_entropy_as_it_was_and_tells_every_life() -> None:
     real, told = os.urandom, []
     report = audit_service(

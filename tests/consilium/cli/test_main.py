@@ -378,6 +378,7 @@ def test_the_new_ledger_verifies(study):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_the_installed_command_is_main_and_completes_in_a_shell():
     program = [sys.executable, "-c", "from consilium.cli.main import main; main()"]
     asked = {"_CONSILIUM_COMPLETE": "complete_bash", "COMP_WORDS": "consilium st", "COMP_CWORD": "1"}

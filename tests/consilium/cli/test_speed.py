@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from typer.testing import CliRunner
 
 from consilium.cli.main import _GROUPS, _ROLES, app
@@ -24,6 +25,7 @@ HEAVY = {
 }
 
 
+@pytest.mark.slow
 def test_no_command_s_help_and_no_completion_loads_anything_heavy() -> None:
     code = (
         "import sys, click; from consilium.cli.main import app; import typer\n"

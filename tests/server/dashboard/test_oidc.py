@@ -287,6 +287,7 @@ def test_a_flood_of_begun_sign_ins_takes_no_memory_asks_the_provider_once_and_en
     assert door.get("/api/me").json()["user"] == "oidc:grace"
 
 
+@pytest.mark.slow
 def test_a_flood_from_one_address_waits_for_itself_and_nobody_else_waits_for_it(
     collected, state, settings, idp, monkeypatch
 ):

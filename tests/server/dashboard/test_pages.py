@@ -202,6 +202,7 @@ def test_the_student_page_counts_the_labelled_cases_that_the_overview_speaks_of(
         file.unlink()
 
 
+@pytest.mark.slow
 def test_the_student_page_names_a_measured_gain_although_no_labelled_cases_are_published(reader, collected):
     """A report may lie in the folder above the study, as a simulation leaves it."""
     student, control = ({"dice": {"mean": mean, "cases": [mean, mean - 0.01, mean + 0.01]}} for mean in (0.7, 0.6))
@@ -245,6 +246,7 @@ def test_deciding_about_no_label_says_what_to_do(signed_in, state):
     assert not (state / "decisions.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_the_verification_is_a_real_one(reader):
     client = reader
     assert client.get("/api/ledger/verify").json()["job"]["state"] == "never"
@@ -299,6 +301,7 @@ def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path,
         assert PRINTED in read_reports(folder)["north"].problem
 
 
+@pytest.mark.slow
 def test_sixty_plans_at_once_keep_nobody_waiting_for_anything_else(signed_in):
     """The planner takes them one at a time and refuses those it would never come to; health answers meanwhile."""
     client = signed_in("paul")
@@ -531,6 +534,7 @@ def test_nothing_in_the_dashboard_can_sign_or_release():
         assert name not in text, name
 
 
+@pytest.mark.slow
 def test_serving_loads_no_torch(collected, tmp_path):
     program = (
         "import sys\nfrom pathlib import Path\nfrom server.dashboard.app import Options, create_app\n"

@@ -54,6 +54,7 @@ def test_the_containers_health_check_finds_it_healthy_and_follows_it_nowhere(add
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "])
+@pytest.mark.slow
 def test_a_connection_that_asks_for_nothing_is_closed(address, sent):
     with closing(socket.create_connection(address)) as silent:
         silent.sendall(sent)
@@ -76,6 +77,7 @@ def test_a_head_without_end_is_not_held(address):
         assert sent < 16 << 20  # what the machine's own buffers hold, and 64 KiB
 
 
+@pytest.mark.slow
 def test_a_body_that_trickles_is_answered_408(address):
     with closing(socket.create_connection(address)) as slow:
         head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n"

@@ -296,6 +296,7 @@ def test_a_sign_in_never_leads_off_this_site(target):
     assert local_path(target) == "/"
 
 
+@pytest.mark.slow
 def test_passwords_are_kept_as_scrypt_and_the_file_is_private(tmp_path, monkeypatch):
     monkeypatch.setattr("server.dashboard.auth._SCRYPT", SCRYPT)
     users = UserFile(tmp_path / "users.json")

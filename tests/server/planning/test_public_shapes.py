@@ -71,6 +71,7 @@ def test_a_structure_with_a_place_has_a_mean_shape_and_one_without_has_none() ->
     assert 0 <= strewn.room <= 1
 
 
+@pytest.mark.slow
 def test_maps_are_read_from_a_folder_and_fewer_than_four_are_refused(tmp_path: Path) -> None:
     maps = balls(places=(7.5, 8.5))
     for number, each in enumerate(maps[:4]):

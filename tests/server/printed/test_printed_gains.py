@@ -201,6 +201,7 @@ def lived(seed: int, folder: Path) -> Life:
     return live(seed, folder / str(seed))
 
 
+@pytest.mark.slow
 def test_every_place_counts_the_same_answers_and_words_the_same_verdict(tmp_path: Path) -> None:
     for seed in range(LIVES):
         assert hold(lived(seed, tmp_path), tmp_path / f"held-{seed}")

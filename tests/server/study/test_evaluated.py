@@ -155,6 +155,7 @@ def test_the_figures_of_a_hospital_that_was_revoked_count_no_more(fed: Federatio
         workspace.nodes_file.unlink()
 
 
+@pytest.mark.slow
 def test_what_was_measured_stands_in_the_model_card_with_the_signed_figures(fed: Federation, tmp_path: Path) -> None:
     workspace = Workspace(fed.root)
     publish_student(workspace, tmp_path / "without")
@@ -219,6 +220,7 @@ def site_to_evaluate(fed: Federation, tmp_path: Path, monkeypatch: pytest.Monkey
     return ["evaluate", "--site-dir", str(site), "--data", str(tmp_path / "set")]
 
 
+@pytest.mark.slow
 def test_a_hospital_makes_signed_figures_of_the_pulled_student_and_its_ledger_notes_it_without_them(
     fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

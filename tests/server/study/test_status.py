@@ -169,6 +169,7 @@ def test_a_stop_with_no_run_is_refused_and_leaves_no_request_for_the_next(worksp
     assert workspace.stop_file.exists()
 
 
+@pytest.mark.slow
 def test_who_watches_in_the_middle_sees_the_run_from_its_beginning_to_its_end(workspace: Workspace) -> None:
     events, seen = events_of(workspace), []
     events.emit("run-started", run="1", pid=1, resumed=False)
@@ -198,6 +199,7 @@ def test_a_run_that_ended_badly_or_never_was_is_said_to_who_watches(workspace: W
         watch(workspace, on_event=lambda event: None)
 
 
+@pytest.mark.slow
 def test_a_run_that_died_is_waited_for_while_somebody_submits_it_again_and_said_to_have_died_when_nobody_does(
     workspace: Workspace,
 ) -> None:
@@ -223,6 +225,7 @@ def test_a_run_that_died_is_waited_for_while_somebody_submits_it_again_and_said_
     assert run_state(workspace).name != "died"
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_before_it_began_is_submitted_again(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +257,7 @@ def test_a_run_that_ended_before_it_began_is_submitted_again(
         supervise(workspace)
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_a_superlink_that_is_started_again_and_for_none_that_nobody_keeps(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,6 +428,7 @@ def test_a_run_that_cannot_begin_says_why_to_who_detached_it(workspace: Workspac
         detach(workspace, (sys.executable, "-c", "raise SystemExit('error: endpoint.json is missing; to fix: x')"))
 
 
+@pytest.mark.slow
 def test_a_run_that_died_of_a_full_disk_says_so_although_it_could_log_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

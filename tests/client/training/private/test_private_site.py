@@ -100,6 +100,7 @@ def tasks(data: Dataset, teachers: Path, private: PrivateSettings | None, *, vot
 
 
 @pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
+@pytest.mark.slow
 def test_every_strategy_trains_a_teacher_that_answers_and_says_what_it_cost(
     dataset: Dataset, tmp_path: Path, strategy: str
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_finished_private_teacher_is_kept_when_a_scan_changes_and_spends_nothi
 
 
 @pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
+@pytest.mark.slow
 def test_a_private_voter_without_a_usable_scan_is_trained_on_noise_and_looks_like_any_other(
     dataset: Dataset, tmp_path: Path, strategy: str
 ) -> None:

@@ -117,6 +117,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("killed_at", [5, 14])
+@pytest.mark.slow
 def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs_network(
     killed_at: int, codec: PcaCodec, images: np.ndarray, paired: Paired, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def test_of_many_volumes_only_leading_coordinates_enter_the_kernel(
     assert tangent.coordinates(128, volumes=10**6) == 1
 
 
+@pytest.mark.slow
 def test_every_arm_takes_the_same_steps_from_the_same_public_start(
     codec: PcaCodec, images: np.ndarray, start: Start, frame: Frame
 ) -> None:
