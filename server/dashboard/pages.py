@@ -40,20 +40,6 @@ NEED_ANSWERS = ("centre", "doubt")
 routes = APIRouter(include_in_schema=False)
 
 
-def _handler(name: str) -> Callable[[OnScreen], HTMLResponse]:
-    """Return a route's handler that shows a page with the variables of its live blocks alone."""
-
-    def show(screen: OnScreen) -> HTMLResponse:
-        return screen.show(name)
-
-    return show
-
-
-for _path, _name, _ in NAVIGATION:
-    if _name in ("overview", "sites", "labels", "student", "studies"):
-        routes.get(_path)(_handler(_name))
-
-
 @routes.get("/study")
 def study(screen: OnScreen) -> HTMLResponse:
     """Show the Study page: the study's guarantee, its newest certificate, and the signed hash of the newest ledger row.
@@ -355,3 +341,16 @@ def _read_wishes(given: Mapping[str, str], own: Wishes) -> Wishes:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InvalidInput(where, limit=first["msg"]) from error
+
+
+def _handler(name: str) -> Callable[[OnScreen], HTMLResponse]:
+    """Return a route's handler that shows a page with the variables of its live blocks alone."""
+
+    def show(screen: OnScreen) -> HTMLResponse:
+        return screen.show(name)
+
+    return show
+
+
+for _path, _name, _ in NAVIGATION:  # the first route of a path answers: a function above, if the page has one
+    routes.get(_path)(_handler(_name))

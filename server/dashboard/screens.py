@@ -34,23 +34,18 @@ LIVE: Mapping[str, tuple[str, ...]] = {
     "study": ("status", "budget", "batches", "refusals"),
     "sites": ("status", "sites"),
     "ledger": ("status",),
-    "studies": ("status", "table"),
     "labels": ("status", "list"),
     "student": ("status", "facts", "loss", "examples"),
+    "studies": ("status", "table"),
     "planner": ("status",),
 }
-"""Names of the blocks of each live page; all pages share the block ``status``."""
+"""Every page of the navigation, in its order, with the names of the blocks that are refreshed while it is open.
 
-NAVIGATION = (
-    ("/", "overview", "Overview"),
-    ("/study", "study", "Study"),
-    ("/sites", "sites", "Sites"),
-    ("/ledger", "ledger", "Ledger"),
-    ("/labels", "labels", "Labels"),
-    ("/student", "student", "Student"),
-    ("/studies", "studies", "Studies"),
-    ("/planner", "planner", "Planner"),
-)
+All pages share the block ``status``.
+"""
+
+NAVIGATION = tuple(("/" if name == "overview" else f"/{name}", name, name.capitalize()) for name in LIVE)
+"""Address, name and title of each page of :data:`LIVE`."""
 
 
 def _live_facts(service: DashboardService, page: str) -> dict[str, Any]:
