@@ -8,7 +8,7 @@ and every query that differs from what the consented study describes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -273,7 +273,7 @@ def _load_site(path: Path, directory: Path) -> SiteConfig:
     check_schema("site.toml", document.pop("schema", None), known=SITE_SCHEMA)
     dataset = read_settings(document, root=directory)
     owned = _owned(document, directory)
-    known = {"site", "pool", "data", "study", "books", "server", "caps", "allow", "share"}
+    known = {each.name for each in fields(SiteConfig)} - {"dataset", "root", "holder"}
     unknown = sorted(document.keys() - known)
     missing = sorted({"site", "pool", "data", "server", "caps"} - document.keys() - owned.keys())
     if unknown or missing:
@@ -291,8 +291,9 @@ def _load_site(path: Path, directory: Path) -> SiteConfig:
     owned = owned or {"caps": read_section(Caps, document.pop("caps"), where="caps")}
     allow = read_section(AllowLists, document.pop("allow", {}), where="allow")
     share = read_section(Sharing, document.pop("share", {}), where="share")
-    if not all(isinstance(value, str) for value in document.values()):
-        raise InvalidInput("site, pool, data, study and books in site.toml", limit="strings in quotes")
+    for key, value in document.items():
+        if not isinstance(value, str):
+            raise InvalidInput(key, value=value, limit="a text in quotes")
     facts = {**document, **owned}
     return SiteConfig(**facts, server=server, allow=allow, dataset=dataset, share=share, root=directory)
 

@@ -384,7 +384,7 @@ class StartConfig(TomlSection):
             )
 
 
-_SECTIONS: dict[str, type[Any]] = {
+SECTIONS: dict[str, type[Any]] = {
     "data": DataConfig,
     "privacy": PrivacyConfig,
     "codec": CodecConfig,
@@ -395,6 +395,10 @@ _SECTIONS: dict[str, type[Any]] = {
     "pool": PoolConfig,
     "start": StartConfig,
 }
+"""Every section of a study's file by its name."""
+
+CONSENTED = ("data", "privacy", "codec", "gate", "pool", "start")
+"""The sections that a hospital consents to. The others change no guarantee."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +446,7 @@ class Study:
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for section, kind in _SECTIONS.items():
+        for section, kind in SECTIONS.items():
             if not isinstance(found := getattr(self, section), kind):
                 raise InvalidInput(f"study's {section}", value=type(found).__name__, limit=f"a {kind.__name__}")
         if (
@@ -558,8 +562,7 @@ class Study:
     def to_json(self) -> dict[str, object]:
         """Return what a site consents to, in canonical form. Recipes and deadlines change no guarantee and are left
         out."""
-        sections = ("data", "privacy", "codec", "gate", "pool", "start")
-        tables = {section: _plain(getattr(self, section).to_table()) for section in sections}
+        tables = {section: _plain(getattr(self, section).to_table()) for section in CONSENTED}
         return {"name": self.name, "schema": STUDY_SCHEMA} | {key: table for key, table in tables.items() if table}
 
 
@@ -612,9 +615,9 @@ def parse_study(text: str) -> Study:
         raise InvalidInput("text of a study file", value=type(text).__name__, limit="a string")
     document = parse_toml(text, what="study file", remedy="see `consilium study init` for a valid one")
     check_schema("study", document.pop("schema", None), known=STUDY_SCHEMA)
-    no_unknown(document, {"name", *_SECTIONS}, where="study")
+    no_unknown(document, {"name", *SECTIONS}, where="study")
     parts: dict[str, Any] = {
-        key: read_section(kind, document[key], where=key) for key, kind in _SECTIONS.items() if key in document
+        key: read_section(kind, document[key], where=key) for key, kind in SECTIONS.items() if key in document
     }
     name = document.get("name")
     if not isinstance(name, str) or not name.isprintable():
@@ -638,7 +641,7 @@ def render_study(study: Study) -> str:
         TOML text.
     """
     lines = [f"schema = {STUDY_SCHEMA}", f"name = {json.dumps(study.name)}"]
-    for section in _SECTIONS:
+    for section in SECTIONS:
         table = getattr(study, section).to_table()
         if section == "privacy":  # written even for open studies, since new studies are usually sealed
             table["aggregation"] = study.privacy.aggregation

@@ -17,17 +17,6 @@ from client.data.layouts import DatasetSettings
 from common import config
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
-STUDY: dict[str, type] = {
-    "data": config.DataConfig,
-    "privacy": config.PrivacyConfig,
-    "codec": config.CodecConfig,
-    "teacher": config.TrainingConfig,
-    "student": config.TrainingConfig,
-    "collection": config.CollectionConfig,
-    "gate": config.GateConfig,
-    "pool": config.PoolConfig,
-    "start": config.StartConfig,
-}
 SITE: dict[str, type] = {
     "": policy.SiteConfig,
     "server": policy.ServerFacts,
@@ -39,7 +28,7 @@ SITE: dict[str, type] = {
 OF_A_DIRECTORY = {"server", "caps", "allow", "dataset", "share", "root", "holder"}
 """Fields of a site that are sections of their own, or no key of the file."""
 
-HEAD = """# Configuration
+HEAD = f"""# Configuration
 
 For people who edit `study.toml` or `site.toml`. After this page you know every key, its type, its default and its
 meaning.
@@ -50,8 +39,9 @@ Written by `python -m tests.configuration_reference`.
 
 ## study.toml
 
-`consilium study init` writes it; `schema = 1` and `name` stand at its top. `[data]`, `[privacy]`, `[codec]`,
-`[gate]` and `[pool]` are what a hospital consents to: changing one makes another study. The rest changes no guarantee.
+`consilium study init` writes it; `schema = 1` and `name` stand at its top. A hospital consents to the name and to
+{", ".join(f"`[{name}]`" for name in config.CONSENTED)}: changing one makes another study. The rest changes no
+guarantee.
 """
 OF_A_SITE = """
 ## site.toml
@@ -63,7 +53,7 @@ stands at its top, `[labels]`, `[channels]` and `[bids.CONTRAST]` map the datase
 
 def reference() -> str:
     """The whole document."""
-    study = "".join(section(name, kind) for name, kind in STUDY.items())
+    study = "".join(section(name, kind) for name, kind in config.SECTIONS.items())
     return HEAD + study + OF_A_SITE + "".join(section(name, kind) for name, kind in SITE.items())
 
 

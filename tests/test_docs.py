@@ -17,6 +17,7 @@ import pytest
 import typer
 
 from common import __version__, errors
+from common.config import GateConfig, PoolConfig, StartConfig
 from common.event_kinds import EVENTS
 from common.ledger.records import KINDS
 from common.wording import DECLINED, MISSED
@@ -32,6 +33,7 @@ from tests import (
     results_table,
 )
 from tests.documents import WALKS, walk
+from tests.worlds import make_study
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -144,6 +146,14 @@ def test_the_ledger_page_has_every_kind_of_row_and_no_other(role: str) -> None:
     shown = set(re.findall(r"^\| `([\w-]+)` \|", part, re.M))
     both = {"genesis", "key", "note"} if role == "site" else set()
     assert shown == set(KINDS[role]) - both
+
+
+def test_the_configuration_reference_names_every_section_that_a_hospital_consents_to():
+    page = configuration_reference.DOCUMENT.read_text(encoding="utf-8")
+    sentence = page.split("A hospital consents to")[1].split(":")[0]
+    gate, pool, start = GateConfig(verdicts=2), PoolConfig(epsilon=64.0), StartConfig(weights="a" * 64)
+    hashed = make_study(quorum=4, gate=gate, pool=pool, start=start).to_json().keys() - {"name", "schema"}
+    assert set(re.findall(r"\[(\w+)\]", sentence)) == hashed
 
 
 def test_the_configuration_reference_names_every_key_as_it_is_now():

@@ -105,6 +105,7 @@ def test_a_missing_site_file_says_what_to_do(tmp_path):
         ("root_certificates", "root_certificate", "'root_certificates'"),
         ('pool = "', 'poool = "', "'pool'"),
         ('superlink = "', 'superlink = "no-port', "allowed: HOST:PORT"),
+        ('data = "data"', "data = 5", "data: got 5; allowed: a text in quotes"),
     ],
 )
 def test_a_mistake_in_site_toml_is_told_with_the_file_and_the_remedy(tmp_path, old, new, said):

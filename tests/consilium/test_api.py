@@ -22,8 +22,7 @@ import numpy as np
 import pytest
 
 import consilium
-from common.config import render_study
-from tests import configuration_reference
+from common.config import SECTIONS, render_study
 from tests.federation import make_study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +34,7 @@ SNAPSHOT = Path(__file__).with_name("api.json")
 def form(value: Any) -> str | list[str]:
     """What a caller writes: parameters with their types; an enumeration's values; a protocol's members;
     an error's exit code. The page of the configuration promises the keys, types and defaults of a study's sections."""
-    if value in configuration_reference.STUDY.values():
+    if value in SECTIONS.values():
         return "docs/configuration.md"
     if isinstance(value, type) and issubclass(value, Enum):
         return [str(member.value) for member in value]

@@ -15,18 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from client.data.layouts import DatasetSettings
 from client.policy import AllowLists, Caps, Sharing, SiteConfig
 from client.training.private.settings import PrivateSettings
-from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
+from common.config import SECTIONS, Study
 
 Value = object
 Choice = dict[str, Value]
 """Axis → value: one configuration."""
 
 CLASSES = (
-    DataConfig,
-    PrivacyConfig,
-    CodecConfig,
-    TrainingConfig,
-    CollectionConfig,
+    *dict.fromkeys(SECTIONS.values()),  # teachers' and student's recipes are of one class
     Study,
     PrivateSettings,
     DatasetSettings,
@@ -69,6 +65,11 @@ PRIVATE_AXES: dict[str, tuple[Value, ...]] = PLAIN_AXES | {
 ELSEWHERE: dict[str, str] = {
     "DataConfig.grid": "a public shape; one that is not a cube is tried throughout",
     "Study.pool": "what a pool may spend in its life: a limit in the books, and no part of a sum",
+    "GateConfig.verdicts": "how many hospitals must speak for a student; its own release, after every code",
+    "PoolConfig.epsilon": "what a pool may spend in its life: a limit in the books",
+    "StartConfig.weights": "which public network teachers begin from; see the axis public start",
+    "StartConfig.name": "a name",
+    "StartConfig.study": "a name",
     "Study.start": "names the weights that teachers begin from: the axis public start has a site with and without them",
     "Study.gate": "read once a student is exported: a verdict is of the student, and of no code",
     "PrivacyConfig.epsilon": "sets the noise, which is no part of the sum",
