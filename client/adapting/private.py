@@ -28,6 +28,7 @@ from client.site.books import writing_teachers
 from client.teachers.pulled_student import STUDENT_DIR
 from client.training.command import PrivateOptions
 from client.training.private.charge import charge_adapted, record_adapted
+from client.training.private.settings import STRATEGIES
 from client.training.private.teachers import check_network
 from client.training.task import VoterReport, VoterTask
 from client.training.voter import is_finished, train_voter
@@ -121,7 +122,7 @@ def adapt_privately(
     """
     settings = private.settings(begun=True)
     if settings is None:
-        raise InvalidInput("private strategy", value=private.strategy, limit="dp-sgd, dp-mac or dp-bbb")
+        raise InvalidInput("private strategy", value=private.strategy, limit=", ".join(STRATEGIES))
     config = load_site(site_dir)
     study = load_study(config.path(config.study))
     target = (out or site_dir / FOLDER) / f"{private.strategy}-{NAME}-{config.site}"

@@ -28,7 +28,7 @@ from client.site.books import slots_file, writing_teachers
 from client.site.deals import deal_for_training
 from client.site.enrolment import start_warning, study_start
 from client.training.private.charge import record_trained, record_trainings
-from client.training.private.settings import MAX_EPSILON, STRATEGIES, UNREAD, PrivateSettings, defaults
+from client.training.private.settings import MAX_EPSILON, OF_SOME, STRATEGIES, PrivateSettings, defaults
 from client.training.side_by_side import default_jobs, side_by_side
 from client.training.site import plan_site, site_report
 from client.training.task import OnProgress, SiteReport, VoterTask
@@ -90,8 +90,8 @@ class PrivateOptions:
                     limit=", ".join(STRATEGIES),
                 )
             return None
-        for name in UNREAD.get(self.strategy, ()):
-            if name in asked:
+        for name in asked:
+            if name in OF_SOME and name not in STRATEGIES[self.strategy].reads:
                 raise InvalidInput(
                     f"{_option(name)} with strategy {self.strategy}",
                     value=asked[name],

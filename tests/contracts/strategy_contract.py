@@ -56,7 +56,7 @@ class StrategyContract:
         torch.set_num_threads(1)
         patients = Patients(data.images, data.labels, data.slots, scans=1, classes=CLASSES, patch=(), key=b"k" * 32)
         model = build_unet(RECIPE.channels, in_channels=1, out_channels=CLASSES, seed=1)
-        made: VolumeStrategy = registered(STRATEGIES[cls.name])(
+        made: VolumeStrategy = registered(STRATEGIES[cls.name].make)(
             Setup(model, patients, cls.settings(), SLOTS, seed=1, begun=False)
         )
         return made

@@ -328,8 +328,8 @@ CONSTANTS = (
     Mutant(
         "DP-MAC's clip is DP-SGD's",
         "client/training/private/settings.py",
-        'CLIPS = {"dp-mac": 0.02}',
-        'CLIPS = {"dp-mac": 0.1}',
+        "MAC_ONLY, clip=0.02)",
+        "MAC_ONLY, clip=0.1)",
         "research/tests/test_private_volumes.py::test_recorded_cells_were_trained_by_todays_recipes",
     ),
     Mutant(

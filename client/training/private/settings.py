@@ -23,27 +23,39 @@ MAX_EPSILON = 64.0
 MAX_SCANS = 64
 """Most scans averaged for one patient; a step's memory grows with them."""
 
-STRATEGIES: dict[str, str] = {
-    "dp-sgd": "client.training.private.teachers:sgd",
-    "dp-bbb": "client.training.private.teachers:bbb",
-    "dp-mac": "client.training.private.teachers:mac",
-}
-"""For each strategy the function that makes it from a :class:`~client.training.private.teachers.Setup`.
-
-It is written as ``module:function`` and imported when it is first used."""
-
 LEAST_RATE = Fraction(1, 2**64)
 """Smallest sampling rate: patients are chosen by 64 random bits, so a smaller one would choose nobody."""
 
 MAC_ONLY = ("mu", "mu_growth", "z_steps", "z_rate")
 """Settings that only dp-mac reads; the records of other strategies do not contain them."""
 
-UNREAD: dict[str, tuple[str, ...]] = {
-    "dp-sgd": ("temperature", "prior_std", *MAC_ONLY),
-    "dp-bbb": MAC_ONLY,
-    "dp-mac": ("temperature", "prior_std", "per_layer"),
+OF_SOME = ("per_layer", "temperature", "prior_std", *MAC_ONLY)
+"""Options that only some strategies read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A private training strategy.
+
+    Attributes:
+        make: Function that makes it from a :class:`~client.training.private.teachers.Setup`, as ``module:function``. It
+            is imported when it is first used.
+        reads: Which of :data:`OF_SOME` it reads. A command that sets another of them is refused.
+        clip: Default clipping norm.
+    """
+
+    make: str
+    reads: tuple[str, ...] = ()
+    clip: float = 0.1
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "dp-sgd": Strategy("client.training.private.teachers:sgd", ("per_layer",)),
+    "dp-bbb": Strategy("client.training.private.teachers:bbb", ("per_layer", "temperature", "prior_std")),
+    # Each block is clipped on its own, and one block's gradient is shorter than that of all weights.
+    "dp-mac": Strategy("client.training.private.teachers:mac", MAC_ONLY, clip=0.02),
 }
-"""The settings that each strategy does not read. A command that sets one of them is refused."""
+"""Every private strategy by its name."""
 
 MOST = {"learning_rate": 1, "clip": 1_000_000, "temperature": 1_000_000, "prior_std": 1_000, "initial_std": 1_000}
 """Largest values of a new training's settings. With larger ones a training only adds noise, diverges, or exceeds
@@ -144,14 +156,14 @@ class PrivateSettings:
     def facts(self) -> dict[str, object]:
         """Return the settings that shape this strategy's training, by name.
 
-        :data:`MAC_ONLY` appears for dp-mac only, and the noise multiplier only if it was given, so trainings from
-        before these settings existed keep their identity.
+        :data:`MAC_ONLY` appears only for a strategy that reads it, and the noise multiplier only if it was given, so
+        trainings from before these settings existed keep their identity.
 
         Returns:
             Values by name.
         """
         left_out = {"noise_multiplier"} if self.noise_multiplier is None else set()
-        left_out |= set() if self.strategy == "dp-mac" else set(MAC_ONLY)
+        left_out |= set(MAC_ONLY) - set(STRATEGIES[self.strategy].reads)
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def plan(self, *, patients: int) -> TrainingPlan:
@@ -181,12 +193,6 @@ class PrivateSettings:
         return TrainingPlan(event, self.epsilon, self.delta, self.neighbours, patients)
 
 
-CLIPS = {"dp-mac": 0.02}
-"""Default clipping norm of each strategy that differs from the common one.
-
-dp-mac clips each block on its own, and one block's gradient is shorter than that of all weights."""
-
-
 def defaults(strategy: str, *, epsilon: float, delta: float, begun: bool = False) -> PrivateSettings:
     """Return a strategy's recipe at a given (ε, δ). Recipes were tuned on one split of public data.
 
@@ -203,7 +209,7 @@ def defaults(strategy: str, *, epsilon: float, delta: float, begun: bool = False
         InvalidInput: For an unknown strategy, or ε or δ out of range.
     """
     plain = PrivateSettings(strategy, epsilon, delta)
-    plain = replace(plain, clip=CLIPS.get(strategy, plain.clip))
+    plain = replace(plain, clip=STRATEGIES[strategy].clip)
     if not begun:
         return plain
     return replace(plain, steps=40, learning_rate=1e-2, temperature=1e-3, initial_std=5e-3)

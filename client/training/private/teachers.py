@@ -90,7 +90,7 @@ def train_privately(
             limit=f"at most {journal.plan.patients}, the number of the plan",
         )
     setup = Setup(model, patients, settings, journal.plan.patients, seed, start is not None)
-    strategy: VolumeStrategy = registered(STRATEGIES[settings.strategy])(setup)
+    strategy: VolumeStrategy = registered(STRATEGIES[settings.strategy].make)(setup)
     told = None if on_step is None else lambda step: on_step(step, math.nan)
     spent = run(strategy, journal, checkpoint=checkpoint, on_step=told)
     fresh = untrained(part, recipe, seed=seed)
@@ -113,7 +113,7 @@ def check_network(recipe: TrainingConfig, settings: PrivateSettings, *, channels
     """
     model = build_unet(recipe.channels, network=recipe.network, in_channels=channels, out_channels=classes)
     nobody = Patients(np.zeros((0, channels, 1, 1, 1)), np.zeros((0, 1, 1, 1)), (), classes=classes)
-    registered(STRATEGIES[settings.strategy])(Setup(model, nobody, settings, 1, 0, False))
+    registered(STRATEGIES[settings.strategy].make)(Setup(model, nobody, settings, 1, 0, False))
 
 
 def untrained(part: Part, recipe: TrainingConfig, *, seed: int) -> torch.nn.Module:

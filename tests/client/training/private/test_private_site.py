@@ -24,7 +24,7 @@ from client.training.contract import Part
 from client.training.private import clipped_sums as sums
 from client.training.private import engine
 from client.training.private.charge import record_trained, record_trainings
-from client.training.private.settings import PrivateSettings, defaults
+from client.training.private.settings import OF_SOME, STRATEGIES, PrivateSettings, defaults
 from client.training.private.teachers import train_privately
 from client.training.private.trainer import planned_charge, private_trainer
 from client.training.site import plan_site, site_report
@@ -487,6 +487,15 @@ def test_an_option_that_the_strategy_does_not_read_is_refused_by_name(strategy: 
     epsilon = {} if strategy == "standard" else {"epsilon": 8.0}
     with pytest.raises(InvalidInput, match=rf"--{option.replace('_', '-')}.*{strategy}"):
         PrivateOptions(strategy, **epsilon | {option: value}).settings(begun=False)
+
+
+@pytest.mark.parametrize("option", OF_SOME)
+def test_a_new_strategy_refuses_every_option_that_it_does_not_say_it_reads(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STRATEGIES, "plain", replace(STRATEGIES["dp-sgd"], reads=()))
+    with pytest.raises(InvalidInput, match=f"--{option.replace('_', '-')} with strategy plain"):
+        PrivateOptions("plain", 8.0, **{option: OPTIONS[option]}).settings(begun=False)
 
 
 @pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
