@@ -20,6 +20,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from client.data.layouts import LAYOUTS
 from client.policy import SITE_SCHEMA, load_site
 from client.site.books import STUDIES, forget_joined, note_joined, open_books, site_directories, stated_books
 from client.site.node_link import write_link
@@ -417,10 +418,10 @@ _SAID = {
     "caps": "The most this pool may ever spend, over all studies. The site's own ledger enforces it; the server's may\n"
     "be lower. queries_per_day is the most queries that the site accepts in a day.",
 }
-_MORE = """
+_MORE = f"""
 # The lines below have no effect. Remove the # to use them.
 
-# How the data are read. Layouts: msd, nnunet, bids, table, brats; auto recognises it. patients: a table that names each
+# How the data are read. Layouts: {", ".join(LAYOUTS)}; auto recognises it. patients: a table that names each
 # case's patient.
 # [dataset]
 # layout = "auto"

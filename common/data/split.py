@@ -225,7 +225,8 @@ def _named_hospitals(cases: Sequence[Case], *, asked: int | None) -> list[str]:
             "hospitals",
             value=asked,
             limit=f"{len(named)}, which the dataset names: {', '.join(named)}",
-            remedy=f"leave out --hospitals; to divide the patients at random, take {SITES} out of the dataset's folder",
+            remedy=f"leave out --hospitals; to divide the patients at random, remove {SITES} and the key hospitals of "
+            "dataset.json",
         )
     return named
 

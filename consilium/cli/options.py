@@ -18,6 +18,7 @@ from common.errors import InvalidInput
 from common.objects import read_given
 from common.plain import plain
 from common.privacy.mechanism import AccountantName, Relation, Unit
+from common.protocol_terms import CODECS
 from consilium.cli.say import console, say
 
 
@@ -192,7 +193,8 @@ Verdicts = Annotated[
     ),
 ]
 Codec = Annotated[
-    str, typer.Option("--codec", help="Codec, which turns predictions into short vectors: pca, ball-ae or paper-pca.")
+    str,
+    typer.Option("--codec", help=f"Codec, which turns predictions into short vectors: {', '.join(sorted(CODECS))}."),
 ]
 
 LOG_TO: Any = typer.Option(

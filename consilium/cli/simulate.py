@@ -26,7 +26,9 @@ def simulate(
             help="Directory for all results; give the same directory again to resume.", callback=options.folder_to_write
         ),
     ] = Path("simulate-out"),
-    layout: Annotated[str, typer.Option(help="msd, nnunet, bids or table; by default it is recognised.")] = "auto",
+    layout: Annotated[
+        str, typer.Option(help="Layout of the folder, such as msd; by default it is recognised.")
+    ] = "auto",
     labels: Annotated[str, typer.Option(help="Label names, background first; by default those of the data.")] = "",
     channels: Annotated[str, typer.Option(help="Channel names; by default those of the data.")] = "",
     hospitals: options.TriedHospitals = None,

@@ -211,7 +211,7 @@ def doctor(
         Path | None, typer.Option("--study", help="The study file to check the data for; by default the site's copy.")
     ] = None,
     layout: Annotated[
-        str | None, typer.Option(help="msd, nnunet, bids, table or brats; by default it is recognised.")
+        str | None, typer.Option(help="Layout of --data, such as msd; by default it is recognised.")
     ] = None,
     label_map: Annotated[
         Path | None,

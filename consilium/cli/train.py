@@ -28,7 +28,7 @@ StudyFile = Annotated[
     Path | None, typer.Option("--study", help="The study's TOML file; by default the site's own copy.")
 ]
 LayoutName = Annotated[
-    str | None, typer.Option(help="msd, nnunet, bids, table or brats; by default site.toml's, otherwise recognised.")
+    str | None, typer.Option(help="Layout of --data, such as msd; by default site.toml's, otherwise recognised.")
 ]
 LabelMap = Annotated[
     Path | None,
