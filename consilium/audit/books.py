@@ -273,7 +273,7 @@ def _mu(service: Service, life: Life) -> list[Finding]:
     pools = max(spent_by_rows(service, life, site) / limit for site, limit in service.limits().items())
     spent = study**0.5
     epsilon = claimed_epsilon(spent, subject.limit.delta, accountant=subject.limit.accountant) if spent else 0.0
-    told = life.epsilon.get(service.study.id, 0.0)
+    share = life.epsilon.get(service.study.id, 0.0) / epsilon if epsilon else 1.0
     return [
         Finding(
             "μ of what was released",
@@ -290,7 +290,11 @@ def _mu(service: Service, life: Life) -> list[Finding]:
             "largest spent share of a pool's Σμ²; at most",
         ),
         Finding(
-            "reported ε", told, epsilon, told < epsilon * (1 - _ROUNDING), "as the server's ledger reports it; at least"
+            "reported ε",
+            share,
+            1.0,
+            share < 1 - _ROUNDING,
+            "as the server's ledger reports it, in the ε of what that run released; at least",
         ),
     ]
 

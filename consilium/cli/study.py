@@ -123,14 +123,16 @@ def publish(
         if pairs is not None:
             say_left_out("paired", pairs)
         volumes = (
-            setup.add_volumes(Workspace(directory), files)
+            setup.add_volumes(Workspace(directory), files, validation=labelled)
             if add
-            else setup.publish_volumes(Workspace(directory), files, paired=pairs)
+            else setup.publish_volumes(Workspace(directory), files, paired=pairs, validation=labelled)
         )
         with_maps = "" if pairs is None else f", and {len(pairs.labelled)} with their label maps"
         say(f"published {len(volumes)} volumes{with_maps}")
+    elif labelled is not None:
+        setup.publish_validation(Workspace(directory), labelled)
     if labelled is not None:
-        cases = setup.publish_validation(Workspace(directory), labelled)
+        cases = len(labelled.labelled)
         say(f"student and controls will be scored on {cases} labelled cases (`consilium study run` ends with it)")
 
 

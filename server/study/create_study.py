@@ -206,21 +206,27 @@ def server_keys(workspace: Workspace) -> ServerKeys:
     )
 
 
-def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dataset | None = None) -> tuple[str, ...]:
+def publish_volumes(
+    workspace: Workspace, images: Sequence[Path], *, paired: Dataset | None = None, validation: Dataset | None = None
+) -> tuple[str, ...]:
     """Put the public volumes into the object store, and record them in the given order.
+
+    Every file is read before anything is recorded.
 
     Args:
         workspace: The study.
         images: Files of the volumes that hospitals are asked about.
         paired: The study's public pairs (volumes with label maps), as many as ``codec.paired`` states. Hospitals are
             not asked about them.
+        validation: Labelled cases to publish with the volumes (:func:`publish_validation`).
 
     Returns:
         Content hashes of the volumes that hospitals are asked about.
 
     Raises:
         InvalidInput: If a volume cannot be read on the study's grid or is given twice, if the number of volumes or of
-            pairs does not fit the study, or if the study has answers.
+            pairs does not fit the study, if the study has answers, or if a validation case is refused or is one of
+            the volumes.
     """
     study = workspace.study()
     _refuse_answered(workspace, study, "public volumes")
@@ -228,9 +234,12 @@ def publish_volumes(workspace: Workspace, images: Sequence[Path], *, paired: Dat
     volumes = _published(workspace, study, images)
     _refuse_twice(volumes, paired=pairs)
     protocol_of(study).agenda(study).check_volumes(len(volumes))
+    scored = _scored(workspace, study, validation, learnt={*volumes, *(files.image for files in pairs)})
     if pairs:
         workspace.save_records(PAIRED, pairs)
     workspace.save_volumes(volumes)
+    if validation is not None:
+        workspace.save_records(VALIDATION, scored)
     return volumes
 
 
@@ -270,7 +279,7 @@ def _refuse_twice(volumes: Sequence[str], *, paired: Sequence[PairedFiles]) -> N
         )
 
 
-def add_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, ...]:
+def add_volumes(workspace: Workspace, images: Sequence[Path], *, validation: Dataset | None = None) -> tuple[str, ...]:
     """Append public volumes to those already published.
 
     Stored answers stay, and the next run asks about the new volumes. Volumes can be added only if each query is about
@@ -280,13 +289,15 @@ def add_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, ...]
     Args:
         workspace: The study's directory.
         images: Files of the volumes to add.
+        validation: Labelled cases to publish with the volumes (:func:`publish_validation`).
 
     Returns:
         Content hashes of all public volumes, in query order.
 
     Raises:
         InvalidInput: If every query is about all volumes, if there would be more volumes than planned queries, if a
-            volume cannot be read on the study's grid, or if a volume is given twice.
+            volume cannot be read on the study's grid, if a volume is given twice, or if a validation case is refused
+            or is one of the volumes.
     """
     study = workspace.study()
     agenda = protocol_of(study).agenda(study)
@@ -304,7 +315,10 @@ def add_volumes(workspace: Workspace, images: Sequence[Path]) -> tuple[str, ...]
             limit=f"at most the {agenda.asks} planned queries, for which the noise was set",
             remedy=_NEXT_STUDY,
         )
+    scored = _scored(workspace, study, validation, learnt=set(volumes))
     workspace.save_volumes(volumes)
+    if validation is not None:
+        workspace.save_records(VALIDATION, scored)
     return volumes
 
 
@@ -324,21 +338,38 @@ def publish_validation(workspace: Workspace, dataset: Dataset) -> int:
     Raises:
         InvalidInput: If no case has a label map, or the study learns from one of the cases.
     """
+    study = workspace.study()
+    learnt = {*workspace.volumes(), *(files.image for files in workspace.paired())}
+    cases = _scored(workspace, study, dataset, learnt=learnt)
+    workspace.save_records(VALIDATION, cases)
+    return len(cases)
+
+
+def _scored(
+    workspace: Workspace, study: Study, validation: Dataset | None, *, learnt: Collection[str]
+) -> tuple[PairedFiles, ...]:
+    """Return the cases to score on: those of ``validation``, by default the published ones. None may be in ``learnt``.
+
+    ``learnt`` has the content hashes of the volumes that the study learns from. Cases and volumes are compared by their
+    voxels.
+    """
     from common.data.volume import volume_from_bytes
 
-    study = workspace.study()
-    cases = _keep(workspace, study, dataset)
-    learnt = {*workspace.volumes(), *(files.image for files in workspace.paired())}
-    volumes = (volume_from_bytes(workspace.objects.get(image), study.data) for image in learnt)
-    if not cases or cases.keys() & {voxel_hash(volume.image) for volume in volumes}:
+    def voxels(image: str) -> str:
+        return voxel_hash(volume_from_bytes(workspace.objects.get(image), study.data).image)
+
+    if validation is None:
+        cases = {voxels(files.image): files for files in workspace.validation()}
+    else:
+        cases = _keep(workspace, study, validation)
+    if (validation is not None and not cases) or (cases and cases.keys() & set(map(voxels, learnt))):
         raise InvalidInput(
             "validation cases",
             value=len(cases),
             limit="at least one with a label map, and none that the study learns from",
             remedy="give labelled public cases of people who are in none of the study's public volumes",
         )
-    workspace.save_records(VALIDATION, cases.values())
-    return len(cases)
+    return tuple(cases.values())
 
 
 def _paired_files(workspace: Workspace, study: Study, paired: Dataset | None) -> tuple[PairedFiles, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.errors import InvalidInput
-from consilium.audit.books import allowed, noise_of
+from consilium.audit.books import allowed, life_findings, noise_of
 from consilium.audit.run import audit_service
 from consilium.audit.service import Service, read_life
 from consilium.audit.subject import Limit, Subject, stand_in
@@ -96,3 +96,14 @@ def test_an_audit_leaves_the_systems_entropy_as_it_was_and_tells_every_life() ->
 def test_nonsense_draws_are_refused(bad: int) -> None:
     with pytest.raises(InvalidInput):
         audit_service(subject(), draws=bad)
+
+
+def test_no_figure_of_a_shorter_run_stands_beside_the_claim(tmp_path: Path) -> None:
+    """A pool that stops after one release of three makes a run of less ε than the study's 8."""
+    tight = [Limit(5.0, 1e-3, "exact")] * 3
+    service = Service(tmp_path, subject(limits=tight), World())
+    assert service.live() == ""
+    findings = {finding.test: finding for finding in life_findings(service, read_life(service), ended="")}
+    reported = findings["reported ε"]
+    assert (reported.limit, reported.alarm) == (1.0, False)
+    assert reported.measured == pytest.approx(1.0)

@@ -24,7 +24,7 @@ from consilium.cli.study import study_app
 from server.postprocess.networks import load_control, load_student
 from server.postprocess.scores import figures, kept_scores
 from server.protocols.controls import CONTROLS
-from server.study.create_study import publish_validation
+from server.study.create_study import add_volumes, publish_validation
 from server.study.read_facts import read_measured
 from tests.commands import typed
 from tests.dashboard_study import Recorded, make_study_directory
@@ -142,3 +142,19 @@ def test_nothing_the_student_learns_from_is_a_validation_case_however_it_is_comp
         publish_validation(workspace, wrong)
     shutil.rmtree(tmp_path / "wrong")
     assert not workspace.validation()
+
+
+def test_what_is_published_later_is_no_validation_case_and_a_refusal_publishes_nothing(tmp_path: Path) -> None:
+    made = make_study_directory(tmp_path, volumes=6, later=3)
+    workspace, phantoms = made.workspace, read_dataset(tmp_path / "phantoms")
+    asked, later = workspace.volumes(), replace(phantoms, cases=phantoms.labelled[3:4])
+    images, others = [later.labelled[0].image], replace(phantoms, cases=phantoms.labelled[-1:])
+    with pytest.raises(InvalidInput, match="validation cases: got 1"):
+        add_volumes(workspace, images, validation=later)
+    assert (workspace.volumes(), workspace.validation()) == (asked, ())
+    publish_validation(workspace, later)
+    with pytest.raises(InvalidInput, match="validation cases: got 1"):
+        add_volumes(workspace, images)
+    assert workspace.volumes() == asked
+    assert len(add_volumes(workspace, images, validation=others)) == 4
+    assert len(workspace.validation()) == 1
