@@ -27,7 +27,7 @@ CODES = {
     "StorageFailed": 9,
 }
 """Errors whose messages the page lists, with the exit code of a command that ends with one."""
-CONVERTERS = {"parsing": "InvalidInput", "_naming": "InvalidInput"}
+CONVERTERS = {"parsing": "InvalidInput", "naming": "InvalidInput"}
 """Functions that build an error from their own arguments, with the error that each builds."""
 HEAD = """# Error messages
 

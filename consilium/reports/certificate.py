@@ -301,7 +301,7 @@ def _study_facts(study: Study, *, sites: int, spending: Spending) -> dict[str, A
         "name": study.name,
         "id": study.id,
         "structures": list(study.data.labels[1:]),
-        "asked_about": agenda.which,
+        "asked_about": f"{agenda.which} public volumes",
         "a_sum_for": agenda.each,
         "budget_epsilon": privacy.epsilon,
         "delta": privacy.delta,

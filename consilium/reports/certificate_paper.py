@@ -134,7 +134,7 @@ def _released(facts: dict[str, Any]) -> PaperSection:
     voters = study["voters_per_site"]
     sent = "its teacher's code," if voters == 1 else f"the sum of its {voters} teachers' codes, each"
     paragraphs = [
-        f"The hospitals' teachers segmented {study['asked_about']} public volumes: {', '.join(study['structures'])}. "
+        f"The hospitals' teachers segmented {study['asked_about']}: {', '.join(study['structures'])}. "
         f"For {study['a_sum_for'].rstrip(',')}, every hospital sent {sent} clipped to norm C = "
         f"{study['clipping_norm']:g}. What was "
         f"released is the sum over at least {study['quorum']} hospitals plus noise. No image, label map, weight or "

@@ -101,7 +101,10 @@ def _separate_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{noise_text(plan.noise_per_coordinate)} a coordinate, about {noise_text(plan.noise_norm, 4)} in norm",
         ),
         ("code norm C", f"{plan.code_norm:.6g} at most, over {plan.mechanism.dimension} coordinates"),
-        ("information ceiling", f"{plan.ceiling_bits:.1f} bits in all, {plan.bits_per_query:.3g} bits an answer"),
+        (
+            "information ceiling",
+            f"{plan.bits_per_query:.3g} bits an answer; for codes of any length {plan.ceiling_bits:.1f} bits in all",
+        ),
     ]
     if plan.errors is not None:
         total = plan.errors.total

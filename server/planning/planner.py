@@ -46,6 +46,7 @@ from common.privacy.mechanism import (
     radius_int,
 )
 from common.privacy.shares import share_std
+from common.wording import many
 
 PRIOR_BELOW = 0.25
 INFORMATIVE_FROM = 0.60
@@ -210,11 +211,9 @@ class Plan:
     @property
     def summary(self) -> str:
         """One sentence that says whether the answers can be informative, with the numbers behind it."""
-        bits = f"{self.ceiling_bits:.0f}" if self.ceiling_bits >= 10 else f"{self.ceiling_bits:.2g}"
         share = (
-            f"{self.queries} answers together carry at most {bits} bits about the codes, "
-            f"{self.bits_per_query:.2g} an answer, which explain at most {percent_text(self.explained_at_most)} of the "
-            "codes' variance"
+            f"{many(self.queries, 'answer')} with at most {self.bits_per_query:.2g} bits each about the codes, which "
+            f"explain at most {percent_text(self.explained_at_most)} of the codes' variance"
         )
         return {
             Outlook.PRIOR: f"The labels will mostly reflect the public shapes, not the hospitals' data: {share}.",

@@ -21,8 +21,7 @@ from pathlib import Path
 from common.admission import KitFacts, StatedBooks
 from common.canonical import sha256_file
 from common.config import Study, render_study
-from common.data.copies import voxel_hash
-from common.data.dataset import Dataset, check_labels
+from common.data.dataset import Dataset
 from common.errors import ConsiliumError, InvalidInput
 from common.ledger.charges import PoolDeclaration, Spend
 from common.ledger.keys import (
@@ -41,6 +40,7 @@ from server.ledger.server_ledger import Ledger
 from server.protocols.query_protocol import check_study, protocol_of
 from server.public.material import CodecRecord, OnStage, PairedFiles
 from server.study.pools import check_shared
+from server.study.public_cases import naming, paired_files, scored_cases
 from server.study.workspace import PAIRED, VALIDATION, Site, Workspace
 
 
@@ -230,11 +230,11 @@ def publish_volumes(
     """
     study = workspace.study()
     _refuse_answered(workspace, study, "public volumes")
-    pairs = _paired_files(workspace, study, paired)
+    pairs = paired_files(workspace, study, paired)
     volumes = _published(workspace, study, images)
     _refuse_twice(volumes, paired=pairs)
     protocol_of(study).agenda(study).check_volumes(len(volumes))
-    scored = _scored(workspace, study, validation, learnt={*volumes, *(files.image for files in pairs)})
+    scored = scored_cases(workspace, study, validation, learnt={*volumes, *(files.image for files in pairs)})
     if pairs:
         workspace.save_records(PAIRED, pairs)
     workspace.save_volumes(volumes)
@@ -250,20 +250,10 @@ def _published(workspace: Workspace, study: Study, images: Sequence[Path]) -> tu
     volumes = []
     for image in images:
         data = image.read_bytes()
-        with _naming(f"{image.name} is no public volume of this study", remedy="take it out of the folder"):
+        with naming(f"{image.name} is no public volume of this study", remedy="take it out of the folder"):
             volume_from_bytes(data, study.data)
         volumes.append(workspace.objects.put(data))
     return tuple(volumes)
-
-
-@contextmanager
-def _naming(what: str, *, remedy: str) -> Iterator[None]:
-    """Name the file in an InvalidInput of the block, and add ``remedy`` to the error's own."""
-    try:
-        yield
-    except InvalidInput as error:
-        remedies = ", or ".join(filter(None, (error.remedy, remedy)))
-        raise InvalidInput(f"{what} ({error.what})", value=error.value, limit=error.limit, remedy=remedies) from error
 
 
 def _refuse_twice(volumes: Sequence[str], *, paired: Sequence[PairedFiles]) -> None:
@@ -315,7 +305,7 @@ def add_volumes(workspace: Workspace, images: Sequence[Path], *, validation: Dat
             limit=f"at most the {agenda.asks} planned queries, for which the noise was set",
             remedy=_NEXT_STUDY,
         )
-    scored = _scored(workspace, study, validation, learnt=set(volumes))
+    scored = scored_cases(workspace, study, validation, learnt=set(volumes))
     workspace.save_volumes(volumes)
     if validation is not None:
         workspace.save_records(VALIDATION, scored)
@@ -340,72 +330,9 @@ def publish_validation(workspace: Workspace, dataset: Dataset) -> int:
     """
     study = workspace.study()
     learnt = {*workspace.volumes(), *(files.image for files in workspace.paired())}
-    cases = _scored(workspace, study, dataset, learnt=learnt)
+    cases = scored_cases(workspace, study, dataset, learnt=learnt)
     workspace.save_records(VALIDATION, cases)
     return len(cases)
-
-
-def _scored(
-    workspace: Workspace, study: Study, validation: Dataset | None, *, learnt: Collection[str]
-) -> tuple[PairedFiles, ...]:
-    """Return the cases to score on: those of ``validation``, by default the published ones. None may be in ``learnt``.
-
-    ``learnt`` has the content hashes of the volumes that the study learns from. Cases and volumes are compared by their
-    voxels.
-    """
-    from common.data.volume import volume_from_bytes
-
-    def voxels(image: str) -> str:
-        return voxel_hash(volume_from_bytes(workspace.objects.get(image), study.data).image)
-
-    if validation is None:
-        cases = {voxels(files.image): files for files in workspace.validation()}
-    else:
-        cases = _keep(workspace, study, validation)
-    if (validation is not None and not cases) or (cases and cases.keys() & set(map(voxels, learnt))):
-        raise InvalidInput(
-            "validation cases",
-            value=len(cases),
-            limit="at least one with a label map, and none that the study learns from",
-            remedy="give labelled public cases of people who are in none of the study's public volumes",
-        )
-    return tuple(cases.values())
-
-
-def _paired_files(workspace: Workspace, study: Study, paired: Dataset | None) -> tuple[PairedFiles, ...]:
-    cases = () if paired is None else paired.labelled
-    if len(cases) != study.codec.paired:
-        raise InvalidInput(
-            "public pairs (volumes with their label maps)",
-            value=len(cases),
-            limit=f"exactly {study.codec.paired}, the number that codec.paired of the study states",
-            remedy="give them with --paired, or create the study with another number",
-        )
-    return () if paired is None else tuple(_keep(workspace, study, paired).values())
-
-
-def _keep(workspace: Workspace, study: Study, dataset: Dataset) -> dict[str, PairedFiles]:
-    """Put a dataset's labelled cases into the object store, and return their files by the hash of the image's voxels.
-
-    Each case must be readable on the study's grid, and none may be a copy of another one.
-    """
-    from common.data.volume import example_from_bytes
-
-    check_labels(dataset, study.data)
-    found: dict[str, PairedFiles] = {}
-    for case in dataset.labelled:
-        assert case.label is not None  # labelled
-        image, label = case.image.read_bytes(), case.label.read_bytes()
-        with _naming(f"{case.id} is no case of this study", remedy="take it out of the dataset"):
-            voxels = voxel_hash(example_from_bytes(image, label, study.data).volume.image)
-        found[voxels] = PairedFiles(workspace.objects.put(image), workspace.objects.put(label))
-    if len(found) != len(dataset.labelled):
-        raise InvalidInput(
-            "public volumes with label maps, of which one is given twice",
-            limit="each volume once",
-            remedy="remove the duplicate",
-        )
-    return found
 
 
 def fit_study_codec(
@@ -450,7 +377,7 @@ def fit_study_codec(
     maps = []
     for number, path in enumerate(label_maps):
         on_stage("label maps", number, len(label_maps))
-        with _naming(f"{path.name} is no label map of this study", remedy="take it out of the folder"):
+        with naming(f"{path.name} is no label map of this study", remedy="take it out of the folder"):
             maps.append(load_label(path, study.data))
     on_stage("label maps", len(label_maps), len(label_maps))
     on_stage("codec", 0, 1)

@@ -117,6 +117,8 @@ def test_it_states_what_the_ledger_holds(workspace: Workspace) -> None:
     assert facts["hashes"]["study"] == study.id
     assert facts["audit"] is None
     assert facts["sites"] == []
+    assert facts["study"]["asked_about"].endswith(" public volumes")  # a joint query's words alone are "the"
+    assert "public volumes public volumes" not in json.dumps(facts)
 
 
 def test_every_epsilon_in_words_has_its_terms_and_is_never_rounded_down(workspace: Workspace) -> None:

@@ -34,7 +34,7 @@ OF_SOME = ("per_layer", "temperature", "prior_std", *MAC_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
+class StrategyTerms:
     """A private training strategy.
 
     Attributes:
@@ -49,11 +49,11 @@ class Strategy:
     clip: float = 0.1
 
 
-STRATEGIES: dict[str, Strategy] = {
-    "dp-sgd": Strategy("client.training.private.teachers:sgd", ("per_layer",)),
-    "dp-bbb": Strategy("client.training.private.teachers:bbb", ("per_layer", "temperature", "prior_std")),
+STRATEGIES: dict[str, StrategyTerms] = {
+    "dp-sgd": StrategyTerms("client.training.private.teachers:sgd", ("per_layer",)),
+    "dp-bbb": StrategyTerms("client.training.private.teachers:bbb", ("per_layer", "temperature", "prior_std")),
     # Each block is clipped on its own, and one block's gradient is shorter than that of all weights.
-    "dp-mac": Strategy("client.training.private.teachers:mac", MAC_ONLY, clip=0.02),
+    "dp-mac": StrategyTerms("client.training.private.teachers:mac", MAC_ONLY, clip=0.02),
 }
 """Every private strategy by its name."""
 

@@ -48,12 +48,19 @@ def make(**changes: Any) -> Plan:
     return plan(**{**fields, **changes})
 
 
+def test_the_summary_states_no_bound_for_codes_of_another_length() -> None:
+    """Short codes carry far fewer bits than the ceiling of all lengths, which stands elsewhere."""
+    short = make(hospitals=64, dimension=2)
+    assert short.ceiling_bits > 2 * short.queries * short.bits_per_query
+    assert re.findall(r"([\d.]+) bits", short.summary) == [f"{short.bits_per_query:.2g}"]
+
+
 def test_the_papers_headline_is_planned_with_its_published_noise_and_fifty_bits_and_warned_about() -> None:
     result = make()
     assert result.noise_per_coordinate == pytest.approx(1.073343, abs=1e-6)
     assert result.ceiling_bits == pytest.approx(50, abs=0.2)
     assert result.verdict is Outlook.PRIOR
-    assert re.search("80 answers .* 50 bits", result.summary)
+    assert "80 answers with at most 0.62 bits each" in result.summary  # 50 in all
     assert result.queries_left == 80
     assert result.code_norm == 1.0 < result.noise_per_coordinate
     for dimension in (1, 2, 3, 8, 1024):
