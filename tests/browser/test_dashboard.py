@@ -22,6 +22,7 @@ import pytest
 
 from common.canonical import sha256_file
 from common.events import EventLog
+from server.dashboard.screens import NAVIGATION
 from server.ledger.verify import verify
 from server.postprocess.decisions import read_decisions
 from server.postprocess.labels import read_released
@@ -33,7 +34,7 @@ from tests.dashboard_study import QUERIES, SITES, make_study_directory
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("", "study", "sites", "ledger", "ledger/7", "labels", "student", "studies", "planner")
+PAGES = (*(path[1:] for path, _, _ in NAVIGATION), "ledger/7")
 SLOW = (os.cpu_count() or 1) < 4
 """A machine that shares two cores draws no frame in time."""
 
