@@ -164,7 +164,7 @@ class Aggregator:
     def _check_registered(self) -> None:
         if (registered := len(self._sites())) < self._study.privacy.quorum:
             raise QuorumNotReached(
-                f"only {registered} sites are registered, fewer than the study's quorum of "
+                f"registered sites: {registered}, fewer than the study's quorum of "
                 f"{self._study.privacy.quorum}; to fix: admit more sites with `consilium provision approve`"
                 f"{self._or_finish()}"
             )

@@ -391,7 +391,7 @@ def test_a_site_that_is_revoked_in_the_last_draw_ends_no_run_as_finished(tmp_pat
             return None
 
         fed.transport.intercept = revoked
-        with pytest.raises(QuorumNotReached, match="3 sites are registered"):
+        with pytest.raises(QuorumNotReached, match="registered sites: 3"):
             fed.core().run(fed.transport)
         assert not fed.events("budget-refused")
 
