@@ -57,7 +57,7 @@ def test_cases_of_a_hospital_stay_with_its_site_and_all_give_to_the_public(tmp_p
     for name, cases in split.sites.items():
         assert {case.hospital for case in cases} == {name}
     assert {case.hospital for case in split.public_images} == {"h0", "h1", "h2"}
-    with pytest.raises(InvalidInput, match="hospitals"):
+    with pytest.raises(InvalidInput, match=r"remove sites.csv and the key hospitals of dataset\.json"):
         plan_split(dataset, COUNTS.__class__(hospitals=4), seed=1)
 
 
