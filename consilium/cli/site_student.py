@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import InvalidInput
+from common.wording import many
 from consilium.cli.options import AsJson, SiteDir, counting, file_to_write
 from consilium.cli.say import json_text, say
 
@@ -67,8 +68,8 @@ def pull(
         return
     say(f"{pulled.bundle}: student {statement.bundle[:16]}…, {pulled.guarantee}, {statement.queries} queries")
     say(
-        f"signed by the server at row {statement.head.seq} of its ledger, which agrees with the {pulled.receipts} "
-        "receipts that this site holds of the study"
+        f"signed by the server at row {statement.head.seq} of its ledger, which agrees with this site's "
+        f"{many(pulled.receipts, 'receipt')} of the study"
         if pulled.receipts
         else "signed by the server; this site holds no receipt of the study to check it against"
     )
