@@ -19,8 +19,10 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from common.canonical import check_hash, sha256_file
+from common.canonical import check_hash, digest, sha256_file
+from common.data.copies import voxel_hash
 from common.data.msd import Case, Dataset, Problem, read_dataset, write_dataset
+from common.data.nifti import read_nifti_file
 from common.data.patients import content_hash, read_column
 from common.errors import InvalidInput
 from common.reading import parse_json, parsing
@@ -136,9 +138,10 @@ def plan_split(
     folds: int | None = None,
     tests: Callable[[str], bool] = lambda name: True,
 ) -> Split:
-    """Decide which part every labelled case goes to. Files are opened only to hash them.
+    """Decide which part every labelled case goes to.
 
-    A scan that occurs under two names is used once and reported. The public, validation and test cases are taken from
+    A case whose files cannot be read is left out and reported. A scan that occurs under two names is used once and
+    reported. The public, validation and test cases are taken from
     every hospital in proportion to its patients; each hospital keeps at least one patient. All scans of a patient go to
     one part, so a part may hold a few more cases than requested.
 
@@ -160,7 +163,7 @@ def plan_split(
             those that the dataset names.
     """
     counts = counts if folds is None else replace(counts, test=0)
-    cases, repeated = _distinct(sorted(dataset.labelled, key=lambda case: case.id))
+    cases, left_out = _usable(sorted(dataset.labelled, key=lambda case: case.id))
     named = _named_hospitals(cases, asked=counts.hospitals)
     hospitals = len(named) or counts.hospitals or 0
     patients = rest = _patients(cases, by_hospital=bool(named))
@@ -202,7 +205,7 @@ def plan_split(
         validation=validation,
         test=tested if folds is None else tuple(case for own in test for case in own),
         paired=paired,
-        problems=(*dataset.problems, *repeated),
+        problems=(*dataset.problems, *left_out),
     )
 
 
@@ -484,20 +487,35 @@ def private_label_hashes(record: Path) -> frozenset[str]:
         return frozenset(check_hash(case["label"]) for part in parts for case in part)
 
 
-def _distinct(cases: list[Case]) -> tuple[list[Case], list[Problem]]:
-    """Return the cases without repeated images, and a problem for each repeat. A repeated image could otherwise be
-    public and private at once.
+def _usable(cases: list[Case]) -> tuple[list[Case], list[Problem]]:
+    """Return the cases whose files can be read, without repeated scans, and a problem for every other case.
+
+    A repeated scan could otherwise be public and private at once. Scans are compared by their voxels, because the same
+    voxels can be compressed differently.
     """
     seen: dict[str, str] = {}
-    kept, repeated = [], []
+    kept, problems = [], []
     for case in cases:
-        content = content_hash(case.image)
+        try:
+            content = _content(case)
+        except InvalidInput as error:
+            problems.append(Problem(case.id, str(error)))
+            continue
         if content in seen:
-            repeated.append(Problem(case.id, f"the same scan as {seen[content]}; to fix: remove one of them"))
+            problems.append(Problem(case.id, f"the same scan as {seen[content]}; to fix: remove one of them"))
         else:
             seen[content] = case.id
             kept.append(case)
-    return kept, repeated
+    return kept, problems
+
+
+def _content(case: Case) -> str:
+    """Return a hash of a case's voxels; refuse a case with a file that cannot be read."""
+    if case.label is not None:
+        read_nifti_file(case.label, channels=1)
+    if case.image.is_dir():
+        return content_hash(case.image)
+    return digest("scan", [voxel_hash(read_nifti_file(path, channels=None).array) for path in case.images])
 
 
 def _listed(cases: Iterable[Case]) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -41,6 +42,27 @@ def test_every_case_goes_to_exactly_one_place(tmp_path: Path) -> None:
     split = plan_split(dataset, COUNTS, seed=1)
     assert sorted(case.id for place in places(split) for case in place) == [case.id for case in dataset.cases]
     assert [len(place) for place in places(split)] == [4, 4, 4, 5, 4, 2, 3]
+
+
+def test_a_case_that_cannot_be_read_is_in_no_part_and_named(tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    whole = dataset.cases[3].image.read_bytes()
+    dataset.cases[3].image.write_bytes(whole[: len(whole) // 2])
+    assert dataset.cases[7].label is not None
+    dataset.cases[7].label.write_bytes(b"")
+    split = plan_split(dataset, COUNTS, seed=1)
+    assert not {case.id for place in places(split) for case in place} & {"p03", "p07"}
+    assert [problem.case for problem in split.problems] == ["p03", "p07"]
+
+
+def test_a_scan_compressed_in_another_way_is_not_public_and_private_at_once(tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    first, other = dataset.cases[3].image, dataset.cases[7].image
+    other.write_bytes(gzip.compress(gzip.decompress(first.read_bytes()), compresslevel=1, mtime=1))
+    assert other.read_bytes() != first.read_bytes()
+    split = plan_split(dataset, COUNTS, seed=1)
+    assert "p07" not in {case.id for place in places(split) for case in place}
+    assert "the same scan as p03" in split.problems[0].reason
 
 
 def test_the_seed_decides_and_the_order_of_files_does_not(tmp_path: Path) -> None:
