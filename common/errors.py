@@ -7,6 +7,7 @@ An error states what was wrong, the value, the limit and the remedy. It never co
     ├── BudgetExceeded (3)      a release would exceed a pool's budget
     ├── QuorumNotReached (4)    fewer sites accepted than the quorum
     ├── LedgerCorrupt (5)       a ledger's chain, signatures or sums are wrong
+    │   └── ReceiptContradiction    a server's receipt contradicts itself or a site's ledger
     ├── Refused (6)             a policy or a check refused a request, or another command is at work
     ├── DaemonFailed (7)        a process did not start, or ended
     └── StorageFailed (9)       a disk is full or failing
@@ -33,6 +34,12 @@ LEDGER_REMEDY = (
     "stop what writes this ledger; `consilium verify` names its first bad row, and docs/runbook.md says what to do then"
 )
 """Remedy of every :class:`LedgerCorrupt` that states none; the command line adds it."""
+
+ALARM_REMEDY = (
+    "if this site's ledger was restored from an older copy, run `consilium site recover --own-ledger`; if not, ask the "
+    "server's operator for the cause, and run `consilium site recover` once it is known"
+)
+"""Remedy of every :class:`ReceiptContradiction` that states none, and of a site's alarms."""
 
 _SHOWN_CHARACTERS = 500
 _SHOWN = Repr()
@@ -139,10 +146,17 @@ class LedgerCorrupt(ConsiliumError):
     """
 
     exit_code = 5
+    remedy = LEDGER_REMEDY
 
     def __init__(self, message: str, *, row: int | None = None) -> None:
         self.row = row
         super().__init__(message if row is None else f"row {row}: {message}")
+
+
+class ReceiptContradiction(LedgerCorrupt):
+    """A receipt that the server signed contradicts itself or a site's ledger, whose file is not damaged."""
+
+    remedy = ALARM_REMEDY
 
 
 class Refused(ConsiliumError):

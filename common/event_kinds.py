@@ -77,7 +77,7 @@ EVENTS: dict[str, EventKind] = {
     ),
     "offer-answered": EventKind(
         {"batch": _text, "site": _text, "accepted": _flag, "reason": _text},
-        lambda e: f"{e['site']} {MISSED.get(e['reason']) or 'declined: ' + declined_words(e['reason'])}",
+        lambda e: f"{e['site']} {MISSED.get(e['reason']) or 'did not accept: ' + declined_words(e['reason'])}",
     ),
     "quorum-missed": EventKind(
         {"batch": _text, "accepted": _count, "needed": _count},

@@ -115,6 +115,8 @@ class StudentStatement(Signed, Filed):
         hashes = dict(linked_hashes(self.links, after=START))
         if hashes.get(self.head.seq) != self.head.hash:
             raise LedgerCorrupt(
-                "the hash chain of the statement's rows does not end at its signed head", row=self.head.seq
+                "the hash chain of the statement's rows does not end at its signed head; to fix: keep the statement, "
+                "and ask the server's operator to export the student again",
+                row=self.head.seq,
             )
         return hashes

@@ -15,7 +15,9 @@ DECLINED = {
     "malformed": "it could not read the offer; its software and the server's may differ",
     "not-allowed": "its policy does not allow these queries",
     "paused": "the site has paused the study, or its own ledger raised an alarm",
+    "unsigned": "its reply was not signed with its key",
     "unavailable": "its worker does not run, does not answer, or has no teacher",
+    "unreadable": "its reply did not arrive completely, or the server could not use it",
     "unknown-study": (
         "it has not consented to this study or edition, or it accepted one of these queries for another study or for "
         "another ledger of the server"
@@ -32,6 +34,7 @@ UNANSWERED = {
     "deadline": "nothing came in time",
     "malformed": "its reply did not arrive completely or could not be read",
     "offline": "it was offline when its codes were asked for",
+    "refused": "it refuses to send codes now; `consilium site status` there says why, such as a pause",
     "patience": "it sent nothing for as long as the study waits (patience_s)",
     "unavailable": "it sent no answer: its worker does not run, or does not answer",
     "unfinished": "it is still computing",

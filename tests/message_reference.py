@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from common.errors import LEDGER_REMEDY
+from common import errors
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "messages.md"
@@ -22,6 +22,7 @@ CODES = {
     "InvalidInput": 2,
     "QuorumNotReached": 4,
     "LedgerCorrupt": 5,
+    "ReceiptContradiction": 5,
     "Refused": 6,
     "DaemonFailed": 7,
     "StorageFailed": 9,
@@ -83,8 +84,8 @@ def _messages_of(path: Path) -> Iterator[Message]:
         cause, _, limit = cause.partition("; allowed: ")
         limit = _text(given["limit"]) if "limit" in given else limit
         remedy = _text(given["remedy"]) if "remedy" in given else remedy
-        if kind == "LedgerCorrupt" and not remedy:
-            remedy = LEDGER_REMEDY
+        if not remedy:
+            remedy = getattr(getattr(errors, kind), "remedy", "")
         if "value" in given:
             cause += ": got {value}"
         if re.search(r"[A-Za-z]{3}", re.sub(r"\{.*?\}", "", cause)):

@@ -18,6 +18,7 @@ import typer
 
 from common import __version__, errors
 from common.config import GateConfig, PoolConfig, StartConfig
+from common.errors import LEDGER_REMEDY
 from common.event_kinds import EVENTS
 from common.ledger.records import KINDS
 from common.wording import DECLINED, MISSED
@@ -322,6 +323,12 @@ def test_every_error_of_a_dispute_says_what_a_draw_is():
 def test_every_refusal_failure_and_damaged_ledger_states_a_remedy(kind: str) -> None:
     silent = [each.place for each in message_reference.messages() if each.kind == kind and not each.remedy]
     assert silent == []
+
+
+def test_no_message_about_a_servers_receipt_tells_a_site_to_stop_what_writes_its_own_ledger() -> None:
+    of_receipts = [each for each in message_reference.messages() if re.match("(the|a) (receipt|release)", each.cause)]
+    assert len(of_receipts) > 20
+    assert [each.place for each in of_receipts if each.remedy == LEDGER_REMEDY] == []
 
 
 def test_the_command_reference_names_every_command_and_option_as_they_are_now():

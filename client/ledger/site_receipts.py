@@ -10,7 +10,7 @@ from __future__ import annotations
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from client.ledger.site_file import SiteFile
-from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.errors import InvalidInput, ReceiptContradiction, Refused
 from common.ledger.receipts import Known, Receipt, never_receipted
 from common.ledger.records import AlarmRecord, ReceiptRecord, RecoveryRecord, SupersededRecord, parse_body
 from common.ledger.rows import START, Position
@@ -53,7 +53,7 @@ class KeepsReceipts(SiteFile):
         Raises:
             InvalidInput: If the server's key did not sign the receipt, or if the name of a kind of row in it is longer
                 than :data:`MAX_KIND` characters. Nothing is recorded.
-            LedgerCorrupt: If the receipt is signed and contradicts the record. The site accepts no query until
+            ReceiptContradiction: If the receipt is signed and contradicts the record. The site accepts no query until
                 :meth:`recover`.
             Refused: ``receipt-gap`` if earlier receipts are missing; ``receipt-superseded`` if the receipt was signed
                 before a recovery of the server's ledger, or if a person has already ended the alarm that it raised;
@@ -74,14 +74,14 @@ class KeepsReceipts(SiteFile):
                 limit=f"at most {MAX_KIND}",
                 remedy="ask the server's operator which program wrote the receipt",
             )
-        problem: LedgerCorrupt | Refused | None = None
+        problem: ReceiptContradiction | Refused | None = None
         with self._writing():
             books = self._books
             if books.heads.get(receipt.ledger_id, {}).get(receipt.head.seq) == receipt.head.hash:
                 return
             known = books.alarm_heads.get((receipt.ledger_id, receipt.head.seq, receipt.head.hash))
             if known is not None and receipt.ledger_id in books.alarms:
-                raise LedgerCorrupt(known)
+                raise ReceiptContradiction(known)
             if known is not None:
                 raise Refused(
                     "receipt-superseded",
@@ -90,7 +90,7 @@ class KeepsReceipts(SiteFile):
             try:
                 books.check_receipt(receipt)
                 _check_paid(receipt, books)
-            except LedgerCorrupt as error:
+            except ReceiptContradiction as error:
                 problem = error
                 if not books.alarms or self._has_room_for_evidence(receipt):
                     self._append(AlarmRecord(receipt, str(error)))
@@ -224,15 +224,15 @@ def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
     break them.
 
     Raises:
-        LedgerCorrupt: If a release is neither paid nor covered by an exception, or if the receipt charges too much as
-            lost.
+        ReceiptContradiction: If a release is neither paid nor covered by an exception, or if the receipt charges too
+            much as lost.
     """
     known = books.known.get(receipt.ledger_id, Known())
     lost = never_receipted(receipt, known).mu_squared
     if lost and books.spent().mu_squared + lost > books.limit + books.open_to_loss():
-        raise LedgerCorrupt(
+        raise ReceiptContradiction(
             "the receipt charges as lost more than this site's cap and its accepted queries without a receipt allow; "
-            "ask the server's operator how often the server's ledger was restored; to accept the charge, raise "
+            "to fix: ask the server's operator how often the server's ledger was restored; to accept the charge, raise "
             "caps.epsilon in site.toml, then run `consilium site recover`"
         )
     seen = set[str]()
@@ -247,7 +247,7 @@ def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
         known_paid = draw is None or receipt.study_id not in books.lost
         unpaid = known_paid and query_id in books.reservations and not books.reservations.awaits_release(query_id)
         if repeated or drawn or unpaid:
-            raise LedgerCorrupt(
+            raise ReceiptContradiction(
                 f"the receipt releases query {query_id[:12]} again, but receipts already show every release that this "
-                "site accepted; ask the server's operator whether the server's ledger was restored"
+                "site accepted"
             )

@@ -22,6 +22,7 @@ from client.site.peers import PeersView, PeerTrust
 from client.site.peers import look as look_at_peers
 from client.site.status import facts_in
 from common.config import Study
+from common.errors import ALARM_REMEDY
 from common.hospital_page import (
     HospitalFacts,
     OfferedCase,
@@ -54,8 +55,7 @@ _OUTDATED = (
     "adapted at this site, and not shown: it may have been trained on a patient who was withdrawn since. Make "
     "`{folder}` anew with `consilium site adapt --replace`"
 )
-_READ = "run `consilium site status` and read docs/ledger.md"
-_STOPPED = f"{_READ}; the site answers nothing until a person ends the alarm"
+_STOPPED = f"{ALARM_REMEDY}; the site answers nothing until a person ends the alarm"
 
 
 class SitesOwnPage(OwnPage):
@@ -174,7 +174,7 @@ def _away(directory: Path) -> tuple[OwnAlarm, ...]:
 
 def _remedied(text: str, *, stopped: bool) -> tuple[str, str]:
     said, _, remedy = text.partition("; to fix: ")
-    return said, remedy or (_STOPPED if stopped else _READ)
+    return said, remedy or (_STOPPED if stopped else ALARM_REMEDY)
 
 
 def _answers(ledger: SiteLedger) -> tuple[OwnAnswer, ...]:

@@ -31,7 +31,7 @@ from client.site.enrolment import check_data_folder
 from client.site.peers import PeerTrust, look
 from common.admission import read_request
 from common.config import Study, load_study
-from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt
+from common.errors import ALARM_REMEDY, ConsiliumError, InvalidInput, LedgerCorrupt
 from common.https import opener
 from common.node_auth import MAX_AGE_S, MAX_LEAD_S, signed_headers
 from common.objects import shared
@@ -131,7 +131,7 @@ def _ledger(config: SiteConfig) -> list[Checkup]:
             agreed, stopped = ledger.agreed(study.id), ledger.stopped(study.id)
     except TROUBLE as error:
         return [failure("ledger", error, "put study, ledger, the ledger's key and its standing file back")]
-    remedy = _RECOVER if older else "read docs/ledger.md; then `consilium site recover`"
+    remedy = _RECOVER if older else ALARM_REMEDY
     found = [fail("ledger", doubt, remedy)] if doubt else [fine("ledger", "as last written")]
     if stopped == "withdraw":
         return [*found, note("consent", f"this site has left study {study.name} for good")]

@@ -14,7 +14,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 
 from common.document import Document
-from common.errors import InvalidInput, LedgerCorrupt
+from common.errors import InvalidInput, LedgerCorrupt, ReceiptContradiction
 from common.ledger.keys import hex_bytes, signing_public_key
 from common.ledger.records import GenesisRecord, KeyRecord, parse_record
 from common.ledger.rows import Position, Row, possession_message
@@ -137,7 +137,7 @@ class RowState:
                 self.key = self.key.changed(record, role=self.role, seq=row.seq, prev_hash=row.prev_hash)
             else:
                 enter(record)
-        except InvalidInput as error:
+        except (InvalidInput, ReceiptContradiction) as error:
             raise LedgerCorrupt(str(error), row=row.seq) from error
         except KeyError as error:
             raise LedgerCorrupt(

@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from common.canonical import canonical_members, canonical_text, check_schema, parse_canonical, sha256_bytes
 from common.document import Between, Count, Document, Key, Sha256
-from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.errors import InvalidInput, ReceiptContradiction, Refused
 from common.ledger.charges import (
     NOTHING,
     BatchName,
@@ -334,21 +334,21 @@ def check_arithmetic(receipt: Receipt, study: StudyTerms, *, known: Mapping[str,
         known: Rosters that earlier receipts contained, by the SHA-256 of their rows' bodies.
 
     Raises:
-        LedgerCorrupt: If the receipt contradicts itself.
+        ReceiptContradiction: If the receipt contradicts itself.
         InvalidInput: If the receipt should contain its roster and does not. The roster may have been removed on the
             way, because the signature covers only its hash.
         Refused: With code ``receipt-gap`` if the roster is in an earlier receipt that has not arrived.
     """
     if receipt.head.role != "server" or len(receipt.links) != receipt.head.seq - receipt.previous.seq:
-        raise LedgerCorrupt("the receipt's links do not reach from its previous head to its new one")
+        raise ReceiptContradiction("the receipt's links do not reach from its previous head to its new one")
     bodies = {item.seq: body_digest(canonical_text(item.release.to_json())) for item in receipt.releases}
     if len(bodies) != len(receipt.releases) or list(bodies) != sorted(bodies):
-        raise LedgerCorrupt("the receipt names a release twice or out of order")
+        raise ReceiptContradiction("the receipt names a release twice or out of order")
     for seq, link in enumerate(receipt.links, start=receipt.previous.seq + 1):
         if seq in bodies and (link.kind != "release" or bodies.pop(seq) != link.body_sha256):
-            raise LedgerCorrupt("the receipt shows a release other than the one in the chain", row=seq)
+            raise ReceiptContradiction("the receipt shows a release other than the one in the chain", row=seq)
     if bodies or row_hashes(receipt).get(receipt.head.seq) != receipt.head.hash:
-        raise LedgerCorrupt("the receipt's rows do not lead to its signed head", row=receipt.head.seq)
+        raise ReceiptContradiction("the receipt's rows do not lead to its signed head", row=receipt.head.seq)
     spend, rosters = receipt.before, {**(known or {}), **receipt.shown}
     for item in receipt.releases:
         _check_release(receipt, item, study, rosters)
@@ -356,7 +356,7 @@ def check_arithmetic(receipt: Receipt, study: StudyTerms, *, known: Mapping[str,
         charge = charge_of(mechanism, receipt.declaration.protection, study.protection)
         spend = spend.plus(charge, mechanism.dimension)
     if spend != receipt.after:
-        raise LedgerCorrupt("the receipt's running totals do not add up", row=receipt.head.seq)
+        raise ReceiptContradiction("the receipt's running totals do not add up", row=receipt.head.seq)
 
 
 def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, rosters: Mapping[str, Roster]) -> None:
@@ -375,20 +375,21 @@ def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, 
             "it again",
         ) from None
     except InvalidInput as error:
-        raise LedgerCorrupt(
+        raise ReceiptContradiction(
             f"the release's number of voters differs from its roster's ({error})", row=item.seq
         ) from None
     entry = next((entry for entry in roster if entry.site == receipt.site), None)
     if record.study_id != study.id or record.study_id != receipt.study_id or record.batch_id != receipt.batch_id:
-        raise LedgerCorrupt("the release belongs to another study or batch than its receipt", row=item.seq)
+        raise ReceiptContradiction("the release belongs to another study or batch than its receipt", row=item.seq)
     if entry is None or entry.pool != receipt.declaration.pool:
-        raise LedgerCorrupt("the release's roster does not name the site with its pool", row=item.seq)
-    if len(roster) < study.quorum or mechanism.voters_per_site != study.voters_per_site:
-        raise LedgerCorrupt(
-            "the release has fewer sites, or another number of voters, than the study states", row=item.seq
+        raise ReceiptContradiction("the release's roster does not name the site with its pool", row=item.seq)
+    stated = study.voters_per_site, study.colluders
+    if len(roster) < study.least_roster or (mechanism.voters_per_site, mechanism.colluders) != stated:
+        raise ReceiptContradiction(
+            "the release has fewer sites, or another number of voters or colluders, than the study states", row=item.seq
         )
     if record.event != event_json(mechanism, study.protection):
-        raise LedgerCorrupt("the event does not follow from the release's mechanism", row=item.seq)
+        raise ReceiptContradiction("the event does not follow from the release's mechanism", row=item.seq)
 
 
 def check_continuity(receipt: Receipt, known: Known) -> None:
@@ -403,12 +404,13 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
         known: The site's knowledge of the ledger.
 
     Raises:
-        LedgerCorrupt: If the server's ledger was rolled back or forked, or if its totals contradict the last receipt.
+        ReceiptContradiction: If the server's ledger was rolled back or forked, or if its totals contradict the last
+            receipt.
         Refused: With code ``receipt-gap`` if receipts in between have not arrived. The server can issue them again.
     """
     if known.recovering:
         if _falls_short(receipt.before, known.spend + known.owed):
-            raise LedgerCorrupt("the recovered ledger lacks charges for which this site holds receipts")
+            raise ReceiptContradiction("the recovered ledger lacks charges for which this site holds receipts")
         return
     if receipt.previous.seq > known.position.seq:
         raise Refused(
@@ -417,13 +419,13 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
             "nothing to do, the server sends them again",
         )
     if receipt.previous != known.position:
-        raise LedgerCorrupt(
+        raise ReceiptContradiction(
             f"the receipt continues from row {receipt.previous.seq}, but this site holds a signed head of row "
             f"{known.position.seq}: the ledger was rolled back or forked",
             row=known.position.seq,
         )
     if _falls_short(receipt.before, known.spend) or (receipt.before != known.spend and not receipt.losses):
-        raise LedgerCorrupt(
+        raise ReceiptContradiction(
             "the totals before this receipt differ from the totals after the previous one", row=receipt.previous.seq
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from common.errors import InvalidInput, LedgerCorrupt
+from common.errors import InvalidInput, ReceiptContradiction
 from common.ledger.base_state import refuse_second
 from common.ledger.charges import ReleaseRecord
 from common.ledger.rows import Position, Row
@@ -179,17 +179,17 @@ class SealedRecords:
             accepted: Number of the newest accepted draw; None if it is unknown.
 
         Raises:
-            LedgerCorrupt: If the charge contradicts this site's rows.
+            ReceiptContradiction: If the charge contradicts this site's rows.
         """
         if record.draw is None:
             return
         if record.draw > (accepted or record.draw):
-            raise LedgerCorrupt(
+            raise ReceiptContradiction(
                 f"the receipt charges draw {record.draw} of query {record.query_id[:12]}, but this site accepted only "
                 f"draws up to {accepted}"
             )
         if self.masked_under(record.query_id, record.draw) not in (None, record.masks):
-            raise LedgerCorrupt(
+            raise ReceiptContradiction(
                 f"the receipt charges draw {record.draw} of query {record.query_id[:12]} under a roster other than the "
                 "one for which this site masked its code"
             )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from common.document import Document
-from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.errors import InvalidInput, ReceiptContradiction, Refused
 from common.ledger.base_state import RowState, refuse_second
 from common.ledger.charges import NOTHING, ReleaseRecord, Roster, Spend, StudyTerms, charge_of
 from common.ledger.receipts import Known, Receipt, check_arithmetic, check_continuity, never_receipted
@@ -360,24 +360,25 @@ class SiteBooks(RowState):
             receipt: A genuine receipt.
 
         Raises:
-            LedgerCorrupt: For a contradiction.
+            ReceiptContradiction: For a contradiction.
             Refused: With code ``receipt-gap`` if earlier receipts are missing, or ``receipt-superseded`` if the receipt
                 was signed before the recovery.
         """
         study = self.studies.get(receipt.study_id)
         if study is None:
-            raise LedgerCorrupt(
-                f"the receipt is for study {receipt.study_id[:12]}, to which this site never consented; ask the "
-                "server's operator who registered that study"
+            raise ReceiptContradiction(
+                f"the receipt is for study {receipt.study_id[:12]}, to which this site never consented"
             )
         if receipt.declaration.pool != self.declared.declaration.pool:
-            raise LedgerCorrupt(f"the receipt charges pool {receipt.declaration.pool!r}, which is not this site's")
+            raise ReceiptContradiction(
+                f"the receipt charges pool {receipt.declaration.pool!r}, which is not this site's"
+            )
         if receipt.declaration.protection != self.declared.declaration.protection:
-            raise LedgerCorrupt(
+            raise ReceiptContradiction(
                 "the receipt states another unit or relation for this site's pool than this site's ledger does"
             )
         if self.lines.get(receipt.study_id, receipt.ledger_id) != receipt.ledger_id:
-            raise LedgerCorrupt(
+            raise ReceiptContradiction(
                 f"the receipt is from the server's ledger {receipt.ledger_id}, but earlier receipts of this study are "
                 "from another ledger"
             )
@@ -388,22 +389,22 @@ class SiteBooks(RowState):
         except Refused:
             if known.recovering or receipt.previous.seq > known.position.seq:
                 raise
-            raise LedgerCorrupt("the receipt names a roster that no receipt has shown") from None
+            raise ReceiptContradiction("the receipt names a roster that no receipt has shown") from None
         for record in (item.release for item in receipt.releases):
             reservation = self.reservations.get(record.query_id)
             if reservation is not None and reservation.study_id != receipt.study_id:
-                raise LedgerCorrupt(f"query {record.query_id[:12]} was accepted for another study")
+                raise ReceiptContradiction(f"query {record.query_id[:12]} was accepted for another study")
             if self._in_lost_row(record, left=lost, study=study):
                 lost -= self._costs(record.query.mechanism, study)[1]
                 if lost < 0:
-                    raise LedgerCorrupt(
+                    raise ReceiptContradiction(
                         f"the receipt charges query {record.query_id[:12]}, which this site never accepted"
                     )
             elif reservation is not None:
                 self.sealed.check_draw(record, accepted=reservation.draw)
         try:
             check_continuity(receipt, known)
-        except LedgerCorrupt:
+        except ReceiptContradiction:
             rows = [self.reservations[query_id].seq for query_id in receipt.query_ids if query_id in self.reservations]
             if max(rows or self.restored_at, default=0) < self.recovered_at.get(receipt.ledger_id, 0):
                 raise Refused(
@@ -413,7 +414,7 @@ class SiteBooks(RowState):
                 ) from None
             raise
         if not known.recovering and never_receipted(receipt, known).mu_squared > receipt.losses * self.open_to_loss():
-            raise LedgerCorrupt(
+            raise ReceiptContradiction(
                 "the receipt charges as lost more than the cost of all accepted queries without a receipt"
             )
 

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from common import __version__
 from common.canonical import MAX_INTEGER
-from common.errors import LEDGER_REMEDY, ConsiliumError, LedgerCorrupt, StorageFailed
+from common.errors import ConsiliumError, LedgerCorrupt, StorageFailed
 from common.system_errors import DISK, explain
 from consilium.cli.say import interruptible, say, say_unexpected
 
@@ -219,6 +219,6 @@ def _fail(error: ConsiliumError, *, verbose: bool) -> None:
         raise error
     text = str(error)
     if isinstance(error, LedgerCorrupt) and "; to fix: " not in text:
-        text += f"; to fix: {LEDGER_REMEDY}"
+        text += f"; to fix: {error.remedy}"
     say(f"error: {text}", err=True)
     raise SystemExit(error.exit_code)

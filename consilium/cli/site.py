@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from common.config import Study, load_study
-from common.errors import InvalidInput
+from common.errors import ALARM_REMEDY, InvalidInput
 from common.plain import joined, plain
 from common.privacy.figures import delta_text, epsilon_text
 from consilium.cli.options import LOG_TO, AsJson, SiteDir, check_port, counting, folder_to_write
@@ -399,6 +399,7 @@ def status_text(facts: SiteFacts, *, peers: dict[str, Any] | None = None) -> str
             *(f"warning: {problem}" for problem in (peers or {}).get("problems", ())),
             *([f"restored from an older copy: {facts.restored} times"] if facts.restored else []),
             *(f"ALARM: {alarm}" for alarm in facts.alarms),
+            *([f"to fix: {ALARM_REMEDY}"] if facts.alarms else []),
         ]
     )
 

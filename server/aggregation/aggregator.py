@@ -327,15 +327,14 @@ class Aggregator:
 
         If the site states a signed head (hash of a ledger row) that the ledger does not contain,
         ``ledger-contradicted`` is recorded as its answer. If the message does not answer this offer, ``problem`` is
-        recorded, unless it is empty.
+        recorded, unless it is empty; ``malformed`` as ``unreadable``, because a site says the former of an offer.
         """
         if isinstance(message, OfferReply) and message.batch == batch.id:
             batch.replies[site.name] = message
-            self._note_answer(
-                site, batch, message.reason if self._receipts.note_held(site, message) else "ledger-contradicted"
-            )
+            held = self._receipts.note_held(site, message)
+            self._note_answer(site, batch, message.reason if held else "ledger-contradicted")
         elif problem:
-            self._note_answer(site, batch, problem)
+            self._note_answer(site, batch, "unreadable" if problem == "malformed" else problem)
 
     def _note_answer(self, site: Site, batch: Batch, reason: str) -> None:
         batch.answers[site.name] = reason
@@ -454,7 +453,8 @@ class Aggregator:
             if site.node_id not in missing:
                 continue
             answer = next((part for part in parts if isinstance(part, CodesReply)), None)
-            opened = self._open_reply(answer, heard.problem or "malformed", batch=batch, attempt=attempt, site=site)
+            problem = heard.problem or ("refused" if answer is None else "malformed")
+            opened = self._open_reply(answer, problem, batch=batch, attempt=attempt, site=site)
             if reason := batch.note_unusable(site.name, heard.message, answer, opened):
                 self._refused[site.name] = reason
             if opened is not None:

@@ -337,7 +337,7 @@ class SealedSums(Aggregator):
             ):
                 signed.append(site)
             else:
-                self._note_answer(site, batch, "malformed")
+                self._note_answer(site, batch, "unreadable")
         return signed
 
     def _mutual(self, sites: Sequence[Site], batch: Batch) -> tuple[Site, ...]:

@@ -367,7 +367,7 @@ class EventFold:
                     site.contradicted_row = None
                 else:
                     site.turned_down[event["reason"]] += 1
-                if event["reason"] not in ("offline", "deadline", "budget"):
+                if event["reason"] not in ("offline", "deadline", "budget", "left-out"):
                     site.last_seen = time
             case "reply-received":
                 site.last_seen, site.missing_in_a_row = time, 0

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from fractions import Fraction
 
 from common.canonical import canonical_text
-from common.errors import InvalidInput, LedgerCorrupt
+from common.errors import InvalidInput, LedgerCorrupt, ReceiptContradiction
 from common.ledger.base_ledger import OpenLedger
 from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, ReleaseRecord, Roster, RosterRecord, Spend, charge_of
@@ -384,7 +384,13 @@ class ServerFile(OpenLedger[Books]):
                 value=lost or receipt.study_id,
                 remedy="register the study again, and give the receipts of all sites at once",
             )
-        check_arithmetic(receipt, study, known=rosters)
+        try:
+            check_arithmetic(receipt, study, known=rosters)
+        except ReceiptContradiction as error:
+            raise InvalidInput(
+                f"receipt of site {receipt.site}: {error}",
+                remedy="leave out this receipt: the standing file or --charge-all covers its charges",
+            ) from None
 
     def _is_here(self, row: int, release: ReleaseRecord) -> bool:
         return self._chain.row(row).body == canonical_text(release.to_json())

@@ -471,7 +471,9 @@ class _Check:
 
 def _check_receipt(record: ReceiptRecord, server_keys: tuple[Ed25519PublicKey, ...], seq: int) -> None:
     if not any(record.receipt.is_genuine(key) for key in server_keys):
-        raise LedgerCorrupt("the receipt is not signed by the server's key", row=seq)
+        raise LedgerCorrupt(
+            "the receipt is not signed by the server's key; to fix: give every key that the server ever had", row=seq
+        )
 
 
 def _without_row(error: LedgerCorrupt) -> str:

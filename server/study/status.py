@@ -197,7 +197,7 @@ class StudyStatus:
             lines += _table(
                 (
                     *("site", "state", *(("charged", "spoiled") if privacy.sealed else ())),
-                    *("releases", "answers", *(("refused",) if refused else ()), "last heard", ""),
+                    *("releases", "answers", *(("refused",) if refused else ()), "last event", ""),
                 ),
                 [
                     (

@@ -303,7 +303,7 @@ def test_nothing_a_hospital_signs_ends_a_run(fed: Federation, said: int) -> None
 
     run_with(fed, forge)
     assert releases_of(fed) == {("site-0", "site-2")}
-    assert {e["reason"] for e in fed.events("offer-answered") if e["site"] == "site-1"} == {"malformed"}
+    assert {e["reason"] for e in fed.events("offer-answered") if e["site"] == "site-1"} == {"unreadable"}
 
 
 # --- figures that brick

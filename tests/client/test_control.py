@@ -72,6 +72,8 @@ def test_a_veto_between_acceptance_and_answer_keeps_the_codes_in_with_the_roster
     assert all(len(answer.roster) == 3 for answer in fed.ledger.answers(fed.study.id))
     assert fed.voters["site-1"].calls == 0
     assert fed.site_ledgers["site-1"].spent().releases == 2, "accepted is charged"
+    missing = [event["reason"] for event in fed.events("reply-missing") if event["site"] == "site-1"]
+    assert {*missing} == {"refused", "patience"}, "its reply came and could be read"
 
 
 def test_withdrawing_is_for_good_and_a_study_is_found_by_name_or_id(fed) -> None:

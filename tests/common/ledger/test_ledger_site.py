@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from client.ledger.site_ledger import SiteLedger
 from common.canonical import canonical_text, rational, sha256_bytes
 from common.config import Study
-from common.errors import InvalidInput, LedgerCorrupt, Refused
+from common.errors import ALARM_REMEDY, InvalidInput, LedgerCorrupt, ReceiptContradiction, Refused
 from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, ReleaseRecord, Spend, charge_of, event_json
 from common.ledger.keys import load_signing_key, public_hex
@@ -33,6 +33,7 @@ from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget
 from common.privacy.training import Neighbours, Sampling, TrainingEvent
 from common.site_facts import SiteFacts
+from consilium.cli.site import status_text
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
@@ -316,10 +317,11 @@ def test_a_receipt_signed_by_someone_else_is_refused_without_an_alarm(world: Wor
 
 
 def assert_alarm(site: Hospital, world: World, receipt: Receipt, match: str) -> None:
-    with pytest.raises(LedgerCorrupt, match=match):
+    with pytest.raises(ReceiptContradiction, match=match):
         site.ledger.record_receipt(receipt, public_key=world.key.public_key())
     site.reopen()
     assert len(site.ledger.alarms()) == 1
+    assert ALARM_REMEDY in status_text(site.ledger.facts("aachen"))
     with pytest.raises(Refused) as refused:
         site.ledger.reserve(site.study.id, queries(99))
     assert refused.value.reason == "paused"

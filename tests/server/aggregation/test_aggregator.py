@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from common.config import render_study
 from common.envelope import body_of, sign_reply
 from common.errors import QuorumNotReached
+from common.event_kinds import event_words
 from common.events import read_events
 from common.ledger.charges import PoolDeclaration
 from common.ledger.receipts import Receipt
@@ -270,7 +271,9 @@ def test_a_number_no_column_holds_ends_no_run(federation, number):
     fed.transport.intercept = forge
     fed.core().run(fed.transport)
     assert {len(answer.roster) for answer in fed.ledger.answers(fed.study.id)} == {2}
-    assert {e["reason"] for e in fed.events("offer-answered") if e["site"] == "site-1"} == {"malformed"}
+    assert {e["reason"] for e in fed.events("offer-answered") if e["site"] == "site-1"} == {"unreadable"}
+    said = {event_words(e) for e in fed.events("offer-answered") if e["site"] == "site-1"}
+    assert said == {"site-1 did not accept: its reply did not arrive completely, or the server could not use it"}
 
 
 def test_a_code_cannot_be_passed_off_as_another_sites(federation):

@@ -29,7 +29,7 @@ def test_a_run_shows_its_stages_and_says_which_site_did_not_answer():
         shares = {task.description.strip(): task.percentage for task in bars.tasks}
     assert shares == {"collect": 100.0, "student": 50.0}
     text = out.getvalue()
-    for line in ("south declined: ", "north did not answer", "resumes from the ledger"):
+    for line in ("south did not accept: ", "north did not answer", "resumes from the ledger"):
         assert line in text
 
 

@@ -15,8 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_ledger import SiteLedger
 from common.config import CollectionConfig
-from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
+from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, ReceiptContradiction, Refused
+from common.ledger.charges import StudyTerms
 from common.ledger.keys import public_hex
+from common.ledger.receipts import check_arithmetic
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.masking import DrawId, MaskKey, Member, _statement, mask_private_key, signed_mask_key
 from common.messages import CodesReply, Offer, OfferReply, Receipts, Several, decode, encode
@@ -511,6 +513,16 @@ def test_a_receipt_for_another_roster_than_the_site_was_asked_under_is_an_alarm(
     books._masked_under[query.query_id, 1] = "d" * 64
     with pytest.raises(Exception, match="roster other than"):
         ledger._books.check_receipt(receipt)
+
+
+def test_a_receipt_with_another_number_of_colluders_than_the_study_is_an_alarm(world: Federation) -> None:
+    world.core().run(world.transport)
+    receipt, terms = world.site_ledgers["site-0"].receipts()[0], StudyTerms.of(world.study)
+    check_arithmetic(receipt, terms)
+    with pytest.raises(ReceiptContradiction, match="colluders"):
+        check_arithmetic(receipt, replace(terms, colluders=terms.colluders + 1, quorum=1))
+    with pytest.raises(ReceiptContradiction, match="fewer sites"):
+        check_arithmetic(receipt, replace(terms, quorum=SITES + 1))
 
 
 def test_messages_of_a_sealed_study_survive_their_encoding(world: Federation) -> None:
