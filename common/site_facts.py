@@ -8,7 +8,8 @@ disagree. Status reports do not show whether patients were withdrawn. Refuses a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -20,8 +21,9 @@ from common.ledger.spending import Spending
 from common.privacy.accounting import Guarantee
 from common.privacy.mechanism import AccountantName, Protection, Relation, Unit
 from common.privacy.patient_guarantee import EXCHANGED, UNPROTECTED, Trainings, combine
-from common.privacy.training import Neighbours, TrainingGuarantee
+from common.privacy.training import Neighbours, TrainingGuarantee, epsilon_of
 from common.reading import parsing
+from common.wording import many
 
 ADAPTED_UNKNOWN = (
     "no patient-level ε, because the ledger was restored without its standing file, or is in doubt, and may lack the "
@@ -31,6 +33,16 @@ ADAPTED_UNKNOWN = (
 
 PRINTED = "what `consilium site status --json` prints"
 """Name of a status report in error messages."""
+
+
+def _each(trainings: Trainings, *, delta: float) -> Iterator[str]:
+    """Say for each strategy and noise how many trainings are on record, and what one costs a patient."""
+    relation = Neighbours(EXCHANGED.relation)
+    for (strategy, event), count in Counter((one.strategy, one.event) for one in trainings.all).items():
+        cost = "no guarantee of its own"
+        if event is not None:
+            cost = str(TrainingGuarantee(epsilon_of(event, delta=delta, neighbours=relation), delta, relation))
+        yield f"{strategy}, {many(count, 'training')}: {cost}{' each' if count > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,8 @@ class TrainingFacts:
         covers_every_release: True if every release used only teachers of finished private trainings.
         adapted_unknown: True if the ledger may lack trainings of networks that may leave the hospital; then no ε covers
             a patient.
+        each: For each kind of recorded training its strategy, the number of its trainings, and the ε of one, in words.
+            They are not in the JSON.
     """
 
     count: int = 0
@@ -55,6 +69,7 @@ class TrainingFacts:
     adapted: TrainingGuarantee | None = None
     covers_every_release: bool = False
     adapted_unknown: bool = False
+    each: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, trainings: Trainings, *, delta: float) -> TrainingFacts:
@@ -74,6 +89,7 @@ class TrainingFacts:
             adapted=trainings.adapted(delta=delta, neighbours=Neighbours(EXCHANGED.relation)),
             covers_every_release=trainings.covers_every_release,
             adapted_unknown=trainings.adapted_unknown,
+            each=tuple(_each(trainings, delta=delta)),
         )
 
     @classmethod

@@ -18,6 +18,7 @@ from common.errors import InvalidInput
 from common.ledger.charges import SiteName
 from common.ledger.keys import Signed, signing_public_key
 from common.ledger.rows import Time
+from common.wording import many
 
 BETTER, NOT_BETTER, WORSE = "better", "not-better", "worse"
 WORDS = (BETTER, NOT_BETTER, WORSE)
@@ -152,4 +153,4 @@ def in_words(verdicts: Sequence[SiteVerdict], *, needed: int, sites: int) -> str
     if cannot_be_released(verdicts, needed=needed, sites=sites):
         against = len(verdicts) - counts[BETTER]
         state += f". The gate stays shut: {against} of the {sites} hospitals did not find it better"
-    return f"{len(verdicts)} verdicts of hospitals ({said}), {needed} must find it better: {state}"
+    return f"{many(len(verdicts), 'verdict')} of hospitals ({said}), {needed} must find it better: {state}"

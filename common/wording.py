@@ -14,7 +14,7 @@ DECLINED = {
     "ledger-contradicted": "it holds a signed head that this ledger does not contain",
     "malformed": "it could not read the offer; its software and the server's may differ",
     "not-allowed": "its policy does not allow these queries",
-    "paused": "the site has paused the study, or its own ledger raised an alarm",
+    "paused": "the site has paused or left the study, or its own ledger raised an alarm",
     "unsigned": "its reply was not signed with its key",
     "unavailable": "its worker does not run, does not answer, or has no teacher",
     "unreadable": "its reply did not arrive completely, or the server could not use it",

@@ -14,6 +14,7 @@ from typing import Any
 from client.adapting.ways import LEAST_FOR_FOLDS, MANY_PATIENTS, TEACHERS, WORDS, Way, usual
 from common.data.dataset import Problem
 from common.plain import joined
+from common.wording import many
 
 SCHEMA = 1
 
@@ -48,7 +49,7 @@ class Figures:
     @property
     def what(self) -> str:
         """The network in words. For the teachers it also states the number of patients, which may be smaller."""
-        return WORDS[self.way] + (f" ({self.patients} patients)" if self.way == TEACHERS else "")
+        return WORDS[self.way] + (f" ({many(self.patients, 'patient')})" if self.way == TEACHERS else "")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -216,7 +217,7 @@ def text(result: Adapted) -> str:
     """
     lines = []
     if result.figures:
-        lines.append(f"Dice over {result.patients} patients, each by networks trained without the patient:")
+        lines.append(f"Dice over {many(result.patients, 'patient')}, each by networks trained without the patient:")
         for one in result.figures:
             structures = ", ".join(f"{name} {shown(each)}" for name, each in one.structures.items())
             mark = "*" if one.way == result.way else " "

@@ -25,7 +25,7 @@ from client.adapting.material import own_patients
 from client.adapting.networks import as_increments
 from client.policy import SiteConfig, load_site
 from client.site.books import writing_teachers
-from client.teachers.pulled_student import STUDENT_DIR
+from client.teachers.pulled_student import STATEMENT, STUDENT_DIR, check_pulled
 from client.training.command import PrivateOptions
 from client.training.private.charge import charge_adapted, record_adapted
 from client.training.private.settings import STRATEGIES
@@ -118,7 +118,8 @@ def adapt_privately(
     Raises:
         InvalidInput: If the student, the patients, the strategy or the output folder is refused, or the folder holds
             the network of another training. This happens before any charge.
-        Refused: If another training or a withdrawal is in progress at this site.
+        Refused: If another training or a withdrawal is in progress at this site, or the verdicts of the hospitals do
+            not release the student.
     """
     settings = private.settings(begun=True)
     if settings is None:
@@ -132,6 +133,7 @@ def adapt_privately(
         )
     folder = site_dir / STUDENT_DIR / "bundle"
     cost = _proven(site_dir)
+    check_pulled(site_dir)  # this network may leave the hospital, which a student that is held back may not
     bundle = student_of(folder, study)
     recipe = recipe_of(bundle, study)
     data = study.data.student
@@ -171,7 +173,7 @@ def _proven(site_dir: Path) -> BundlePrivacy:
 
     If the student had been trained on patients without a guarantee, the guarantee of this training would be false.
     """
-    folder, statement = site_dir / STUDENT_DIR / "bundle", site_dir / STUDENT_DIR / "statement.json"
+    folder, statement = site_dir / STUDENT_DIR / "bundle", site_dir / STUDENT_DIR / STATEMENT
     try:
         files = {name: (folder / name).read_bytes() for name in FILES}
         signed = StudentStatement.parse(statement.read_bytes())

@@ -25,6 +25,7 @@ from common.models.bundle_facts import Libraries
 from common.models.student_bundle import INFERENCE, LICENCE, METADATA, PRIVACY, README, WEIGHTS, as_json, write_bundle
 from common.models.unet import weights_to_bytes
 from common.plain import RESEARCH_ONLY
+from common.wording import many
 
 _LICENCE = f"""\
 {SEEN}
@@ -111,7 +112,7 @@ def _metadata(result: Adapted, study: Study, bundle: Bundle) -> dict[str, object
         study,
         description=f"{SEEN} Made at {result.site} from the student of the study {study.name}: {WORDS[result.way]}.",
         owner=result.site,
-        source=f"{result.patients} patients of {result.site}, and the student of the study {study.name}",
+        source=f"{many(result.patients, 'patient')} of {result.site}, and the student of the study {study.name}",
         dice={} if figures is None else {"cross_validated_dice": figures[0]},
         libraries=Libraries.here(),
         inputs=bundle.inputs,
@@ -141,7 +142,7 @@ _AVERAGED = (
 def _readme(result: Adapted, study: Study) -> str:
     table = "".join(f"| {one.what} | {shown(one.interval)} |\n" for one in result.figures)
     measured = (
-        f"| Dice over {result.patients} patients, each left out of training | |\n|---|---|\n{table}"
+        f"| Dice over {many(result.patients, 'patient')}, each left out of training | |\n|---|---|\n{table}"
         if table
         else "Nothing was measured: there were too few patients.\n"
     )

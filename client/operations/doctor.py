@@ -27,6 +27,7 @@ from common.errors import InvalidInput
 from common.names import modality_in
 from common.objects import write_atomically
 from common.stated_budget import StatedBudget
+from common.wording import many
 
 if TYPE_CHECKING:
     from jaxtyping import UInt8
@@ -199,7 +200,7 @@ def _patients(dataset: Dataset) -> Checkup:
     state = State.NOTE if dataset.patient_identity is PatientIdentity.FILE else State.OK
     remedy = "if patients have several scans, put a patients.csv beside the data" if state is State.NOTE else ""
     cases = len(dataset.listed) + len(dataset.unnamed)
-    text = f"{count} patients in {cases} labelled cases: {dataset.patient_identity.sentence}"
+    text = f"{many(count, 'patient')} in {many(cases, 'labelled case')}: {dataset.patient_identity.sentence}"
     return Checkup("patients", state, text, remedy)
 
 

@@ -43,6 +43,7 @@ from common.site_verdict import SiteVerdict, cannot_be_released, genuine, in_wor
 from common.student_statement import StudentStatement
 
 STUDENT_DIR = "student"
+STATEMENT = "statement.json"
 OWN_VERDICT = "verdict.json"
 """File of this site's newest verdict, in the student's folder."""
 _EXPORT_AGAIN = "ask the consortium to run `consilium student export` again, then pull again"
@@ -128,7 +129,7 @@ def pull(
     own = regenerate(values, study)
     check_same(files, own)
     write_bundle(target, own)
-    write_atomically(out / "statement.json", statement.render())
+    write_atomically(out / STATEMENT, statement.render())
     privacy = study.privacy
     cost = statement.guarantee(privacy.budget, privacy.protection, privacy.accountant)
     return Pulled(bundle=target, statement=statement, guarantee=cost, receipts=receipts, gate=gate)
@@ -227,6 +228,23 @@ def check_gate(
         shut, counted = cannot_be_released(said, needed=needed, sites=sites), any(one.site == site for one in said)
         raise Refused("not-released", f"{words}; to fix: {_gate_remedy(shut=shut, counted=counted, voted=voted)}")
     return words
+
+
+def check_pulled(site_dir: Path) -> None:
+    """Check whether the hospitals' verdicts, as of when the student was pulled, release it.
+
+    Args:
+        site_dir: The site's directory, with a pulled student.
+
+    Raises:
+        Refused: ``not-released`` if they do not.
+    """
+    config = load_site(site_dir)
+    study = load_study(config.path(config.study))
+    statement = StudentStatement.parse((site_dir / STUDENT_DIR / STATEMENT).read_bytes())
+    voted = own_verdict(site_dir, statement.bundle) is not None
+    with read_books(_with_books(config)) as ledger:
+        check_gate(statement, study=study, site=config.site, ledger=ledger, to_evaluate=False, voted=voted)
 
 
 def _gate_remedy(*, shut: bool, counted: bool, voted: bool) -> str:

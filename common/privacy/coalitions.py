@@ -18,6 +18,7 @@ from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.checks import check_rational
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import AccountantName, Budget, Protection
+from common.wording import many
 
 
 def mu_squared_against(mu_squared: Fraction, *, sites: int, colluders: int, knowing: int) -> Fraction:
@@ -157,8 +158,9 @@ def spare_sentence(*, answers: int, spare: int) -> str:
     lost = "no lost draw" if spare == 0 else "1 lost draw" if spare == 1 else f"{spare} lost draws"
     beyond = "Each lost draw" if spare == 0 else "Each further lost draw"
     return (
-        f"The budget pays for {answers} answers and {lost}. A draw is one attempt at a sum. It is lost if a hospital "
-        f"never completes its part; it is charged then, and gives no answer. {beyond} takes the place of one answer."
+        f"The budget pays for {many(answers, 'answer')} and {lost}. A draw is one attempt at a sum. It is lost if a "
+        f"hospital never completes its part; it is charged then, and gives no answer. {beyond} takes the place of one "
+        "answer."
     )
 
 

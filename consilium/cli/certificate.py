@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from common.wording import many
 from consilium.cli.options import PublicKey, StudyDir, folder_to_write, say_not_anchored
 from consilium.cli.say import say
 from server.study.workspace import Workspace
@@ -61,6 +62,6 @@ def certificate(
     if copy and not issued.kept:
         say(f"the dashboard does not show this certificate, because {directory} cannot be written", err=True)
     say(f"guaranteed {issued.guaranteed}")
-    say(f"spent of it {issued.spent}; {issued.answers} answers")
+    say(f"spent of it {issued.spent}; {many(issued.answers, 'answer')}")
     if not issued.anchored:
         say_not_anchored("the certificate")

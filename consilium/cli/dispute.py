@@ -11,6 +11,7 @@ import typer
 from common.errors import InvalidInput
 from common.plain import joined
 from common.reading import naming_file
+from common.wording import many
 from consilium.cli.options import AsJson, StudyDir, read_file
 from consilium.cli.say import json_text, say
 
@@ -81,8 +82,8 @@ def evidence(
     write_peers(keys, peers_of(workspace, found))
     write_atomically(target, found.render(), mode=0o600)
     say(
-        f"{target}: draw {found.roster.id[:16]} of {len(found.queries)} queries, signed masked codes of "
-        f"{len(found.sites)} of {len(found.roster.members)} sites"
+        f"{target}: draw {found.roster.id[:16]} of {many(len(found.queries), 'query', 'queries')}, signed masked codes "
+        f"of {len(found.sites)} of {len(found.roster.members)} sites"
     )
     say(f"{keys}: the identity keys of these sites; the auditor gets both files")
     say(

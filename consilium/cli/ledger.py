@@ -19,6 +19,7 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.plain import joined, plain
 from common.privacy.figures import spent_text
 from common.reading import parse_json, parsing
+from common.wording import many
 from consilium.cli.options import AsJson, PublicKey, file_to_write, read_file
 from consilium.cli.say import json_text, say
 from server.study.workspace import Workspace
@@ -282,8 +283,8 @@ def recover_command(
         retired=retired_keys(key),
     )
     forget_head(ledger)
-    files = len(receipts or ())
-    say(f"{done.entered} lost charges entered as spent, from {done.receipts} receipts of {files} files")
+    given = f"{many(done.receipts, 'receipt')} of {many(len(receipts or ()), 'file')}"
+    say(f"{many(done.entered, 'lost charge')} entered as spent, from {given}")
     if charge_all:
         say(
             f"without a standing file: everything that {len(done.pools)} pools and their studies had left counts as "
@@ -297,9 +298,9 @@ def recover_command(
             err=True,
         )
     for name, releases in () if charge_all else done.by_standing.items():
-        say(f"pool {name}: {releases} releases without a receipt charged, from the standing file")
+        say(f"pool {name}: {many(releases, 'release')} without a receipt charged, from the standing file")
     for pool in done.pools:
-        say(f"pool {pool.pool}: {pool.releases} releases, {pool.spent}")
+        say(f"pool {pool.pool}: {many(pool.releases, 'release')}, {pool.spent}")
     if done.charged_again and not charge_all:
         say("sites' receipts of these lost rows, if they are given in a later recovery, are charged once more")
     after = "" if charge_all else ", then resume the study"
@@ -386,7 +387,7 @@ def _describe(report: VerifyReport, found: Countersigned | None) -> str:
     for total in report.pools:
         spent = "; ".join(str(item) for item in total.guarantees)
         lines.append(
-            f"  pool {total.pool}: {total.releases} releases, {spent_text(total.share_spent)} of the Σμ² "
+            f"  pool {total.pool}: {many(total.releases, 'release')}, {spent_text(total.share_spent)} of the Σμ² "
             f"that its budget admits: {spent}"
         )
     if not report.anchored:
@@ -414,7 +415,7 @@ def _subject(kind: str, body: dict[str, object]) -> str:
         return f"sites {len(roster) if isinstance(roster, list) else 0}"
     if kind == "refusal":
         refused = body["query_ids"]
-        return f"{len(refused) if isinstance(refused, list) else 0} queries, {body['reason']}"
+        return f"{many(len(refused) if isinstance(refused, list) else 0, 'query', 'queries')}, {body['reason']}"
     names = ("pool", "study_id", "study", "public_key", "text", "ledger_id", "problem")
     return next((f"{name} {str(body[name])[:40]}" for name in names if isinstance(body.get(name), str)), "")
 

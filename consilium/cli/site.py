@@ -16,6 +16,7 @@ from common.config import Study, load_study
 from common.errors import ALARM_REMEDY, InvalidInput
 from common.plain import joined, plain
 from common.privacy.figures import delta_text, epsilon_text
+from common.wording import many
 from consilium.cli.options import LOG_TO, AsJson, SiteDir, check_port, counting, folder_to_write
 from consilium.cli.say import json_text, say
 from consilium.cli.security_log import site_log
@@ -191,7 +192,7 @@ def cases(
         facts = {"listed": record.listed, "patients": record.patients, "patient_identity": record.patient_identity}
         say(json.dumps({**facts, "left_out": problems, "doubled": doubled}))
         return
-    say(f"{record.listed - record.left_out} of {record.listed} cases used, {record.patients} patients")
+    say(f"{record.listed - record.left_out} of {record.listed} cases used, {many(record.patients, 'patient')}")
     say(record.patient_identity.sentence)
     for problem in record.problems:
         say(plain(f"left out {problem.case}: {problem.reason}"))
@@ -341,7 +342,10 @@ def status(
         joined(["daemons:", *(f"  {one.line}" for one in daemons)] if daemons else [f"daemons: {no_daemons(site_dir)}"])
     )
     if has_trained(site_dir):
-        warning = delta_warning(load_site(site_dir).caps, patients=load_cases(site_dir).patients)
+        cases = load_cases(site_dir)
+        used = f"{cases.listed - cases.left_out} of {many(cases.listed, 'case')}"
+        say(f"newest training: {used} used, {many(cases.patients, 'patient')}")
+        warning = delta_warning(load_site(site_dir).caps, patients=cases.patients)
         if warning is not None:
             say(f"warning: {warning}")
     for voter in facts.silent:
@@ -383,11 +387,8 @@ def status_text(facts: SiteFacts, *, peers: dict[str, Any] | None = None) -> str
             *(f"  {one}" for one in facts.by.values()),
             f"  which is {least}{facts.share:.2%} of the cap's Σμ²: that share adds up query by query, ε does not",
             *facts.identity_lines,
-            *(
-                [f"trainings on record: {trainings.count} ({', '.join(trainings.strategies)})"]
-                if trainings.count
-                else []
-            ),
+            *(["trainings on record, of all voters:"] if trainings.count else []),
+            *(f"  {line}" for line in trainings.each if trainings.count),
             *(f"  each patient: {line}" for line in facts.patient_lines),
             f"queries accepted: {facts.accepted}, today {facts.today} of {facts.per_day}; codes stored {facts.codes}, "
             f"receipted {facts.receipted}, refusals {facts.refused}",
@@ -397,7 +398,7 @@ def status_text(facts: SiteFacts, *, peers: dict[str, Any] | None = None) -> str
             *(studies or ["  none"]),
             *([f"peers confirmed: {peers['confirmed']}"] if peers else []),
             *(f"warning: {problem}" for problem in (peers or {}).get("problems", ())),
-            *([f"restored from an older copy: {facts.restored} times"] if facts.restored else []),
+            *([f"restored from an older copy: {many(facts.restored, 'time')}"] if facts.restored else []),
             *(f"ALARM: {alarm}" for alarm in facts.alarms),
             *([f"to fix: {ALARM_REMEDY}"] if facts.alarms else []),
         ]

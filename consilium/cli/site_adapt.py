@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from common.errors import InvalidInput
+from common.errors import InvalidInput, Refused
 from consilium.cli.options import CORES, Again, ResultAsJson, SiteDir, counting, folder_to_write
 from consilium.cli.say import interruptible, json_text, say
 
@@ -110,6 +110,7 @@ def adapt(
     from client.adapting.adapted import text
     from client.adapting.private import adapt_privately
     from client.adapting.ways import Way
+    from client.teachers.pulled_student import STATEMENT, STUDENT_DIR, check_pulled
     from client.training.command import PrivateOptions
 
     if way is not None and way not in tuple(Way):
@@ -145,6 +146,11 @@ def adapt(
             done = adapt_privately(site_dir, asked, again=again, out=out, progress=_steps)
         say(json_text(done.to_json()) if as_json else done.to_text())
         return
+    if student is None and (site_dir / STUDENT_DIR / STATEMENT).is_file():
+        try:
+            check_pulled(site_dir)
+        except Refused as held:
+            say(f"warning: the network is made from a student that is not released: {held}", err=True)
     options = AdaptOptions(
         site_dir,
         student,

@@ -12,6 +12,7 @@ import typer
 from common.config import load_study
 from common.errors import InvalidInput
 from common.plain import plain
+from common.wording import many
 from consilium.cli.options import AsJson, SiteDir
 from consilium.cli.say import agreed, json_text, say
 
@@ -135,9 +136,9 @@ def withdraw_patient(
         "patient, until you delete their folders in evaluation/"
     )
     say(
-        f"not undone: {done.releases} releases that this site accepted; they and models trained on them cannot be "
-        "recalled. They stay protected by the study's guarantee. The site's ledger records the withdrawal; remove the "
-        "patient's files from the dataset yourself"
+        f"not undone: {many(done.releases, 'release')} that this site accepted; such releases and models trained on "
+        "them cannot be recalled. They stay protected by the study's guarantee. The site's ledger records the "
+        "withdrawal; remove the patient's files from the dataset yourself"
     )
 
 
@@ -185,7 +186,8 @@ def recover(
     if own_ledger:
         studies = [load_study(path) for path in study or ()]
         lost = control.recover_own(site_dir, standing=standing, charge_all=charge_all, studies=studies)
-        say(f"charged for the copy's missing rows: {'all that was left' if charge_all else f'{lost.releases} queries'}")
+        charged = "all that was left" if charge_all else many(lost.releases, "query", "queries")
+        say(f"charged for the copy's missing rows: {charged}")
         if charge_all:
             say(
                 "every study is paused: repeat the pauses and the withdrawals of patients and from studies that were "
@@ -253,7 +255,7 @@ def heads(
         assert isinstance(server, list)
         for head in server:
             say(f"server ledger {head['ledger_id']}: row {head['row']}, {head['hash']}")
-        say(f"{sum(head['receipts'] for head in server)} receipts held")
+        say(f"{many(sum(head['receipts'] for head in server), 'receipt')} held")
     if out is not None:
         write_atomically(out, "".join(f"{line}\n" for line in control.receipt_lines(site_dir)).encode())
         say(f"{out}: this site's receipts", err=True)
@@ -307,7 +309,7 @@ def _ask_about_patient(case: str, foreseen: Withdrawal) -> None:
     say("  all codes that this site has stored are deleted, and so are unfinished trainings of `consilium site adapt`")
     for bundle in foreseen.adapted:
         say(f"  {bundle} may have been trained on the patient; you must delete it yourself")
-    say(f"  the {foreseen.releases} releases that this site accepted cannot be recalled")
+    say(f"  the {many(foreseen.releases, 'release')} that this site accepted cannot be recalled")
     if not sys.stdin.isatty() or not typer.confirm(plain(f"withdraw {case} for good?")):
         raise InvalidInput(
             "the patient's withdrawal was not confirmed",
@@ -360,8 +362,9 @@ def disclose(
     shown = look_at_draw(site_dir, draw)
     target = out or Path(f"disclosure-{load_site(site_dir).site.replace('/', '-')}-{shown.roster[:12]}.json")
     say(
-        f"draw {shown.roster[:16]}: your code with your share of the noise, of {shown.queries} queries, to the auditor "
-        f"with the key {auditor_fingerprint(auditor)}. While the auditor keeps it secret, nothing more is released. If "
+        f"draw {shown.roster[:16]}: your code with your share of the noise, of "
+        f"{many(shown.queries, 'query', 'queries')}, to the auditor with the key "
+        f"{auditor_fingerprint(auditor)}. While the auditor keeps it secret, nothing more is released. If "
         f"the auditor published it, your patient pool would have spent {shown.if_told} at most",
         err=as_json,
     )

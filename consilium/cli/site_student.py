@@ -66,7 +66,7 @@ def pull(
         }
         say(json_text(facts))
         return
-    say(f"{pulled.bundle}: student {statement.bundle[:16]}…, {pulled.guarantee}, {statement.queries} queries")
+    say(f"{pulled.bundle}: student {statement.bundle[:16]}…, {pulled.guarantee}, {many(statement.queries, 'answer')}")
     say(
         f"signed by the server at row {statement.head.seq} of its ledger, which agrees with this site's "
         f"{many(pulled.receipts, 'receipt')} of the study"

@@ -18,6 +18,7 @@ from common.data.msd import nifti_files, read_dataset
 from common.errors import BudgetExceeded, ConsiliumError, InvalidInput
 from common.plain import joined
 from common.reading import naming_file
+from common.wording import many
 from consilium.cli import options
 from consilium.cli.say import console, interruptible, json_text, say
 from consilium.cli.site_peers import consent_to_peers
@@ -128,7 +129,7 @@ def publish(
             else setup.publish_volumes(Workspace(directory), files, paired=pairs, validation=labelled)
         )
         with_maps = "" if pairs is None else f", and {len(pairs.labelled)} with their label maps"
-        say(f"published {len(volumes)} volumes{with_maps}")
+        say(f"published {many(len(volumes), 'volume')}{with_maps}")
     elif labelled is not None:
         setup.publish_validation(Workspace(directory), labelled)
     if labelled is not None:

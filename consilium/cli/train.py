@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.plain import joined
+from common.wording import many
 from consilium.cli.options import CORES, Again, Metrics, ResultAsJson
 from consilium.cli.say import console, interruptible, say
 
@@ -154,7 +155,7 @@ def train(
     else:
         say(_summary(result.report, result.structures))
         cases = result.cases
-        say(f"{cases.patients} patients in {cases.listed} cases: {cases.patient_identity.sentence}")
+        say(f"{many(cases.patients, 'patient')} in {many(cases.listed, 'case')}: {cases.patient_identity.sentence}")
         if not all(voter.reused for voter in result.report.voters):
             say("to make a running worker use the new teachers, end `consilium site up` and start it again")
     result.check_finished()
@@ -208,8 +209,8 @@ def _summary(report: SiteReport, structures: tuple[str, ...]) -> str:
             for name, value in zip(structures, voter.dice, strict=False)
         )
         checked = f"; Dice on {voter.held_out} held-out of its own: {dice}" if voter.dice else ""
-        state = "kept from before" if voter.reused else f"{voter.steps} steps in {voter.seconds:.0f} s"
-        lines.append(f"teacher {voter.voter}: {voter.trained_on} patients, {state}{checked}")
+        state = "kept from before" if voter.reused else f"{many(voter.steps, 'step')} in {voter.seconds:.0f} s"
+        lines.append(f"teacher {voter.voter}: {many(voter.trained_on, 'patient')}, {state}{checked}")
         lines += [f"  each of them: {guarantee}" for guarantee in voter.guarantees]
     lines += [f"teacher {crash.voter}: not trained: {crash.reason}" for crash in report.crashes]
     if report.problems:

@@ -33,6 +33,7 @@ from common.privacy.release import noisy_sum
 from common.privacy.shares import share_std, unmasked
 from common.protocols.site_protocol import Encoder, site_protocol
 from common.protocols.vote import vote_of
+from common.wording import many
 from consilium.memory.given import Teacher, images_given, probabilities_given, sites_given
 from consilium.memory.networks import Controls, Network
 from server.protocols.controls import CONTROLS
@@ -84,7 +85,7 @@ class GuaranteeInMemory:
         against = ""
         if self.colluders is not None:
             against = f", against the server together with {self.colluders} of the sites"
-        return f"{self.spent}{against}; {self.releases} releases over {self.sites} sites; {HELD}"
+        return f"{self.spent}{against}; {many(self.releases, 'release')} over {self.sites} sites; {HELD}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from common.ledger.records import parse_record
 from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.site_figures import SiteFigures
 from common.site_verdict import SiteVerdict
+from common.wording import many
 from consilium.reports.certificate import Sources, verified_facts, verified_ledger
 from consilium.reports.papers import Blank, Paper, PaperSection, Row, Text
 from server.ledger.server_ledger import Ledger
@@ -187,7 +188,7 @@ class _Papers:
             ("Images", ", ".join(terms["data"].get("channels", ["MRI"])) + ", three-dimensional"),
             ("Unit of privacy", f"{study['unit']}, {study['relation']} neighbours"),
             ("Guarantee", self.promised),
-            ("Spent so far", f"{self.spent}, in {self.facts['answers']} answers"),
+            ("Spent so far", f"{self.spent}, in {many(self.facts['answers'], 'answer')}"),
             ("Who adds the noise", _who_adds(self.sealed)),
             ("Least number of hospitals in a release", str(study["quorum"])),
         ]

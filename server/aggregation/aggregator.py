@@ -293,7 +293,7 @@ class Aggregator:
         if not stored:
             return ""
         return (
-            f"; or finish with the {stored} answers that are stored, which charges nothing: `consilium student train`, "
+            f"; or finish with the stored answers ({stored}), which charges nothing: `consilium student train`, "
             "then `consilium student export`"
         )
 

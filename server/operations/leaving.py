@@ -21,6 +21,7 @@ from common.node_auth import read_admitted
 from common.objects import write_atomically
 from common.pki import read_node_public_key
 from common.supervision import keeping
+from common.wording import many
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import LEFT, LeftSite, Workspace
 
@@ -114,9 +115,9 @@ def _delete(workspace: Workspace, name: str) -> Iterator[str]:
     for path in words:
         path.unlink()
     if words:
-        yield f"its signed masked codes of {len(words)} draws of sealed sums, so no dispute can be held about these"
+        yield f"its signed masked codes of {many(len(words), 'draw')} of sealed sums, so these can have no dispute"
     if gone := _forget_events(workspace.events_file, name):
-        yield f"{gone} events about it alone: what it answered or declined, and when"
+        yield f"{many(gone, 'event')} about it alone: what it answered or declined, and when"
 
 
 def _forget_events(path: Path, name: str) -> int:

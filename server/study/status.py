@@ -19,6 +19,7 @@ from common.privacy.accounting import Guarantee
 from common.privacy.figures import delta_text, epsilon_text
 from common.reading import lenient_json
 from common.study_facts import StudyFacts
+from common.wording import many
 from server.ledger.server_ledger import Ledger
 from server.study.consent_text import BatchRoster, rosters
 from server.study.gate import shut_line
@@ -203,10 +204,10 @@ class StudyStatus:
                     (
                         name,
                         site.state,
-                        *([f"{site.charged or 0} draws", str(site.spoiled)] if privacy.sealed else []),
+                        *([many(site.charged or 0, "draw"), str(site.spoiled)] if privacy.sealed else []),
                         f"{site.batches} of {len(self.batches)}",
                         f"{site.answers} of {facts.answers}",
-                        *([f"{site.refused} codes"] if refused else []),
+                        *([many(site.refused, "code")] if refused else []),
                         _local(site.newest["time"]) if site.newest else "never",
                         " ".join(filter(None, (site.newest.get("event", ""), site.newest.get("reason", "")))),
                     )
@@ -217,7 +218,7 @@ class StudyStatus:
         for number, batch in enumerate(self.batches, start=1):
             absent = sorted(self.sites.keys() - set(batch.roster))
             if absent:
-                lines.append(f"release {number} ({batch.queries} answers) was without {', '.join(absent)}")
+                lines.append(f"release {number} ({many(batch.queries, 'answer')}) was without {', '.join(absent)}")
         return lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -94,6 +95,7 @@ def test_the_network_says_what_it_cost_and_the_ledger_has_the_charge(site: Path)
     )
     text = RUN.invoke(site_app, ["status", "--site-dir", str(site)]).stdout
     assert "networks adapted here" in text
+    assert re.search(r"dp-sgd, 1 training: ε = [\d.]+ at δ = \S+, unit patient, relation replace-one", text)
     assert open_bundle(bundle).data.labels == ("background", "body")
 
 

@@ -166,7 +166,7 @@ def test_a_spoiled_draw_shows_as_charged_to_every_site_of_its_roster(spoiled: Wo
     assert {(one.charged, one.spoiled) for one in status.sites.values()} == {(1, 1)}
     assert len(status.sites) == 3
     shown = "\n".join(status.lines())
-    assert shown.count("1 draws") == 3
+    assert shown.count("1 draw ") == 3
     assert "--despite-spoiled" in shown
     assert all(site["charged"] == site["spoiled"] == 1 for site in status.to_json()["sites"].values())  # type: ignore[union-attr, attr-defined]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
 
 from client.teachers.comparison import ALL, OWN_TEACHERS, PUBLIC_START, CaseComparison, MissedStructure, Missing
 from client.teachers.evaluation import OWN_BETTER, Evaluation
@@ -24,6 +26,7 @@ from common.events import EventLog, read_events
 from common.node_auth import AdmittedNode, write_admitted
 from common.site_verdict import MAX_VERDICT_BYTES, MEANINGS, SiteVerdict
 from common.student_statement import StudentStatement
+from consilium.cli.site import site_app
 from consilium.cli.student import student_app
 from consilium.reports.publication import publish_student
 from server.postprocess.bundle import export_student, publish_verdicts
@@ -94,10 +97,27 @@ def test_a_student_is_pulled_for_evaluation_only_until_enough_hospitals_found_it
     assert re.search(r"3 verdicts .*\(2 better, 1 worse\)", pulled(fed))
 
 
+def test_a_student_that_is_held_back_is_adapted_with_a_warning_and_never_into_a_network_that_may_leave(
+    fed: Federation, tmp_path: Path
+) -> None:
+    site, refusal = fed.root / "site-0", "not released: 0 verdicts of hospitals .*NOT RELEASED"
+    (site / "site.toml").write_text(fed.site_toml("site-0", "pool-0"))
+    (site / "study.toml").write_text(render_study(fed.study))
+    shutil.copytree(Workspace(fed.root).bundle_dir, site / "student" / "bundle", dirs_exist_ok=True)
+    adapt = ["adapt", "--site-dir", str(site), "--data", str(tmp_path / "none")]
+    for said in (True, False):
+        (site / "student" / "statement.json").write_bytes(statement_file(fed).read_bytes())
+        assert bool(re.search(refusal, CliRunner().invoke(site_app, adapt).stderr)) is said
+        leaving = CliRunner().invoke(site_app, [*adapt[:3], "--strategy", "dp-sgd", "--epsilon", "1"]).exception
+        assert (getattr(leaving, "reason", "") == "not-released") is said
+        take(fed, verdict(fed, "site-1"), verdict(fed, "site-2"))
+
+
 def test_a_site_that_has_voted_is_not_told_to_vote_again(fed: Federation) -> None:
     with pytest.raises(Refused, match="send the verdict"):
         pulled(fed, voted=True)
     take(fed, verdict(fed, "site-0", "worse"))
+    assert pulled(fed, to_evaluate=True).startswith("1 verdict of hospitals")
     with pytest.raises(Refused, match="other hospitals") as counted:
         pulled(fed)
     assert "--verdict" not in str(counted.value)
