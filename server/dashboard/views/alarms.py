@@ -318,7 +318,8 @@ def _of_a_refusal(site: SiteView, *, unfinished: bool) -> Iterator[Alarm]:
         "site-alarm" if own else "site-declined",
         "critical" if reason == "alarm" else "warning",
         f"{site.name} declines: {declined_words(reason)}",
-        "Ask the site for `consilium site status`: it names an alarm, which the site itself must clear."
+        "Ask the site for `consilium site status`: it says if staff paused or left the study, or names an alarm, which "
+        "the site itself must clear."
         if own
         else "Ask the site for the output of `consilium site status`. `consilium study show --for-site` prints the "
         "terms that a site consents to.",

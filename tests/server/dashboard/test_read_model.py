@@ -124,6 +124,23 @@ def test_sites_are_up_while_they_answer_and_late_when_they_are_quiet(collected, 
     assert overview(follower, now=now()).sites[1].state == "offline"
 
 
+def test_a_site_that_paused_in_the_middle_of_a_sum_is_shown_as_declining_and_as_heard_only_when_it_speaks(
+    collected, tmp_path
+):
+    workspace, events = told(collected, tmp_path / "study")
+    heard = {site.name: site.last_seen for site in overview(followed(workspace), now=now()).sites}
+    for attempt in (1, 2, 3):
+        events.emit("reply-missing", batch="b", attempt=attempt, site="east", reason="refused")
+    events.emit("offer-answered", batch="c", site="east", accepted=False, reason="left-out")
+    view = overview(followed(workspace), now=now())
+    assert {site.name: site.last_seen for site in view.sites} == heard
+    events.emit("offer-answered", batch="c", site="east", accepted=False, reason="paused")
+    view = overview(followed(workspace), now=now())
+    (east,) = (site for site in view.sites if site.name == "east")
+    assert (east.state, east.last_seen != heard["east"]) == ("declined", True)
+    assert not [alarm.title for alarm in view.alarms if alarm.name == "site-offline" and alarm.site == "east"]
+
+
 def test_a_missed_offer_is_none_declined_and_a_stage_that_a_run_ended_in_is_none_that_waits(collected, tmp_path):
     workspace, events = told(collected, tmp_path / "study")
     events.emit("run-started", run="2", pid=1, resumed=False)
