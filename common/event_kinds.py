@@ -144,7 +144,7 @@ EVENTS: dict[str, EventKind] = {
     "receipts-held": EventKind({"site": _text, "ledger_row": _count}),
     "receipts-missing": EventKind(
         {"site": _text, "reason": _text},
-        lambda e: f"the receipts could not be sent to {e['site']}: {e['reason']}",
+        lambda e: f"{e['site']} did not confirm the receipts: it sent no reply or refused them",
         "warning",
     ),
     "witnessed": EventKind(

@@ -390,8 +390,8 @@ def status_text(facts: SiteFacts, *, peers: dict[str, Any] | None = None) -> str
             *(["trainings on record, of all voters:"] if trainings.count else []),
             *(f"  {line}" for line in trainings.each if trainings.count),
             *(f"  each patient: {line}" for line in facts.patient_lines),
-            f"queries accepted: {facts.accepted}, today {facts.today} of {facts.per_day}; codes stored {facts.codes}, "
-            f"receipted {facts.receipted}, refusals {facts.refused}",
+            f"queries accepted: {facts.accepted}, charged today {facts.today} of {facts.per_day}; "
+            f"codes stored {facts.codes}, receipted {facts.receipted}, refusals {facts.refused}",
             f"patients withdrawn: {least}{facts.withdrawn}"
             f"{', counted once for each assignment to voters they were in' if facts.withdrawn else ''}",
             "studies, as far as this ledger knows:" if facts.doubt else "studies:",

@@ -45,7 +45,7 @@ REASONS = {
     "pool-budget": "this site's own cap does not cover the batch",
     "study-budget": "the study's budget does not cover the batch",
     "coordinates": "the pool's releases would together contain more noisy numbers than δ allows",
-    "paused": "the study is paused here",
+    "paused": "the study is paused here, or this site left it",
     "alarm": "this site's own ledger raised an alarm",
     "daily-cap": "this site's own daily cap is reached",
     "not-allowed": "this site's policy does not allow these queries",

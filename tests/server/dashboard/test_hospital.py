@@ -83,7 +83,7 @@ def test_books_in_doubt_give_a_lower_bound_in_words_and_no_bar() -> None:
     assert "this ledger is an &lt;older&gt; copy" in text
     assert BAR not in text
     assert "The bar shows" not in text
-    assert "at least 4 of 1,000 today" in text
+    assert "at least 4 of 1,000 charged today" in text
 
 
 def test_the_command_that_stops_the_site_wraps_and_is_read_whole_on_paper() -> None:
