@@ -89,11 +89,21 @@ class _Served:
         keys: The node keys that the study admits.
         app: The study's ASGI application.
         upstream: HTTP client of the study's fleet proxy; it is closed when the study is no longer served.
+        folder: Device and inode of the folder of the proxy's socket, which the client holds open.
     """
 
     keys: Gatekeeper
     app: ASGIApp
     upstream: httpx.AsyncClient
+    folder: tuple[int, int] | None
+
+
+def _folder(entry: BehindPort) -> tuple[int, int] | None:
+    try:
+        found = Path(entry.fleet).parent.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 Serve = Callable[[BehindPort, Gatekeeper], tuple[ASGIApp, httpx.AsyncClient]]
@@ -126,9 +136,14 @@ class OnePort:
         await _of(scope, served).app(scope, receive, send)
 
     def _all(self) -> list[_Served]:
-        """Read the folder again if it has changed, and return every study that is served now, the host's first."""
+        """Return every study that is served now, the host's first.
+
+        The folder that lists them is read again if it has changed. A study whose directory was replaced, for example by
+        a backup, is served anew.
+        """
         version = self._folder.stat().st_mtime_ns if self._folder.is_dir() else 0  # entries are renamed into place
-        if version != self._version:
+        kept = {entry: one for entry, one in self._served.items() if one.folder == _folder(entry)}
+        if version != self._version or len(kept) < len(self._served):
             self._version = version
             try:
                 listed = [self._own, *read_behind(self._folder)]
@@ -136,21 +151,22 @@ class OnePort:
                 log.error("event=study-unreadable cause=%s", type(error).__name__)
                 listed = [self._own, *(entry for entry in self._served if entry != self._own)]
             before = self._served
-            self._served = {entry: one for entry in listed if (one := before.get(entry) or self._begin(entry))}
-            for entry in before.keys() - self._served.keys():
-                self._closing.append(asyncio.create_task(before[entry].upstream.aclose()))
+            self._served = {entry: one for entry in listed if (one := kept.get(entry) or self._begin(entry))}
+            for entry, one in before.items():
+                if self._served.get(entry) is not one:
+                    self._closing.append(asyncio.create_task(one.upstream.aclose()))
         return list(self._served.values())
 
     def _begin(self, entry: BehindPort) -> _Served | None:
         """Start serving a study. If its directory is not there, return None; the next request tries again."""
-        keys = Gatekeeper(Path(entry.nodes))
+        keys, folder = Gatekeeper(Path(entry.nodes)), _folder(entry)
         try:
             app, upstream = self._serve(entry, keys)
         except OSError:  # its directory is not mounted; the next request tries again
             log.warning("event=study-away study=%s", entry.study[:12])
             self._version = None
             return None
-        return _Served(keys, app, upstream)
+        return _Served(keys, app, upstream, folder)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:

@@ -122,6 +122,19 @@ def test_a_study_put_behind_the_port_is_served_at_once_and_one_taken_away_is_not
     assert ask(port, keys, "/v1/fleet/pull-messages").status_code == 401
 
 
+def test_a_study_whose_directory_was_put_back_from_a_backup_is_served_anew(port: OnePort, tmp_path: Path) -> None:
+    """The client of its socket holds the old directory open, in which nobody listens any more."""
+    for _ in range(2):
+        assert ask(port, site_keys(tmp_path, "b"), "/v1/fleet/pull-messages").content == b"b"
+    first = port._all()
+    shutil.move(tmp_path / "b", tmp_path / "old")
+    shutil.copytree(tmp_path / "old", tmp_path / "b")
+    assert ask(port, site_keys(tmp_path, "b"), "/v1/fleet/pull-messages").content == b"b"
+    again = port._all()
+    assert [one is other for one, other in zip(first, again, strict=True)] == [True, False]
+    assert first[1].upstream.is_closed
+
+
 def test_a_broken_entry_keeps_no_other_study_from_its_sites(port: OnePort, tmp_path: Path) -> None:
     assert ask(port, site_keys(tmp_path, "b"), "/v1/fleet/pull-messages").content == b"b"
     (tmp_path / BEHIND / f"{'d' * 64}.json").write_text("{torn")
