@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from client.ledger.site_file import SiteFile
 from common.errors import InvalidInput, ReceiptContradiction, Refused
-from common.ledger.receipts import Known, Receipt, never_receipted
+from common.ledger.receipts import Receipt, never_receipted
 from common.ledger.records import AlarmRecord, ReceiptRecord, RecoveryRecord, SupersededRecord, parse_body
 from common.ledger.rows import START, Position
 from common.ledger.site_state import SiteBooks
@@ -99,7 +99,7 @@ class KeepsReceipts(SiteFile):
                     raise
                 problem = error
                 if self._has_room_for_evidence(receipt):
-                    self._append(SupersededRecord(receipt))
+                    self._append(SupersededRecord(receipt, books.charged_as_lost(receipt)))
             else:
                 self._check_paid_bytes(receipt)
                 self._append(ReceiptRecord(receipt))
@@ -227,7 +227,7 @@ def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
         ReceiptContradiction: If a release is neither paid nor covered by an exception, or if the receipt charges too
             much as lost.
     """
-    known = books.known.get(receipt.ledger_id, Known())
+    known = books.known.of(receipt.ledger_id)
     lost = never_receipted(receipt, known).mu_squared
     if lost and books.spent().mu_squared + lost > books.limit + books.open_to_loss():
         raise ReceiptContradiction(

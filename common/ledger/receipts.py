@@ -258,6 +258,8 @@ class Known:
         owed: Charges of genuinely signed receipts that contradicted this site's record. A recovered ledger of the
             server must contain these charges too.
         losses: Number of rows in the contradicting receipts that charge lost releases.
+        unshown: The part of ``spend`` that the server marked as lost and that no receipt has shown. It may contain
+            charges in ``owed``.
     """
 
     position: Position = START
@@ -265,6 +267,7 @@ class Known:
     recovering: bool = False
     owed: Spend = NOTHING
     losses: int = 0
+    unshown: Spend = NOTHING
 
 
 MAX_RECEIPTS_FILE_BYTES = 1 << 30
@@ -395,9 +398,9 @@ def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, 
 def check_continuity(receipt: Receipt, known: Known) -> None:
     """Check that a receipt directly follows the site's last one.
 
-    After a recovery of the server's ledger the next receipt may begin at any row, but its totals must not be below the
-    charges of this site's receipts. If the server has charged rows that it lost, the totals may be above the charges of
-    this site's receipts.
+    After a recovery of the server's ledger the next receipt may begin at any row, but its totals must not be below
+    those of the site's last receipt, nor below the charges of all receipts that this site holds. If the server has
+    charged rows that it lost, the totals may be above the charges of this site's receipts.
 
     Args:
         receipt: A genuine receipt.
@@ -409,7 +412,7 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
         Refused: With code ``receipt-gap`` if receipts in between have not arrived. The server can issue them again.
     """
     if known.recovering:
-        if _falls_short(receipt.before, known.spend + known.owed):
+        if _falls_short(receipt.before, known.spend + known.owed.beyond(known.unshown)):
             raise ReceiptContradiction("the recovered ledger lacks charges for which this site holds receipts")
         return
     if receipt.previous.seq > known.position.seq:

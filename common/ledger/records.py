@@ -7,11 +7,12 @@ because the cost of a row that is not understood is unknown.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
-from common.canonical import canonical_bytes, parse_canonical, parse_rational, sha256_bytes
+from common.canonical import canonical_bytes, canonical_text, parse_canonical, parse_rational, sha256_bytes
 from common.document import FLAT, LATER, Between, Document, Key, OneOf, OrEmpty, Sha256
 from common.errors import InvalidInput
 from common.ledger.charges import (
@@ -21,6 +22,7 @@ from common.ledger.charges import (
     PoolDeclaration,
     PoolName,
     ReleaseRecord,
+    Roster,
     RosterRecord,
     SiteName,
     Spend,
@@ -31,7 +33,7 @@ from common.ledger.charges import (
     check_query_id,
 )
 from common.ledger.receipts import Receipt
-from common.ledger.rows import Position
+from common.ledger.rows import Position, body_digest
 from common.ledger.sealed_records import (
     AnswerRecord,
     DisclosureRecord,
@@ -379,11 +381,15 @@ class AlarmRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class SupersededRecord(Document):
-    """A receipt that the server signed after its ledger was restored from an older copy and before the ledger was
-    recovered. The total of the recovered ledger must contain the receipt's charges.
+    """A receipt that the server signed before its ledger was recovered. The total of the recovered ledger must contain
+    the receipt's charges.
     """
 
     receipt: Receipt
+    charged: Annotated[int, Between("row that charges the releases of a superseded receipt", 1)] | None = None
+    """Number of the newest row ``receipt`` of this ledger with which this site has charged the receipt's releases
+    already, because the server's rows ``recovered`` show them; None if this row charges them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -554,3 +560,21 @@ def release_digest(release: ReleaseRecord) -> str:
         The SHA-256, which the lost row's hash covered.
     """
     return sha256_bytes(canonical_bytes(release.to_json()))
+
+
+def recovered_bodies(receipt: Receipt, rosters: Mapping[str, Roster]) -> Iterator[tuple[str, Iterator[str]]]:
+    """Compute which rows of kind ``recovered`` can charge a receipt's releases, for somebody who knows rows by hash.
+
+    Args:
+        receipt: The receipt, whose parts are consistent.
+        rosters: Known rosters, by the SHA-256 of their rows' bodies.
+
+    Yields:
+        For each release its query's id, and the SHA-256 of the body of every such row. The row can name any site of the
+        roster as origin.
+    """
+    head = Position(receipt.head.seq, receipt.head.hash)
+    for release in (item.release for item in receipt.releases):
+        digest, sites = release_digest(release), [entry.site for entry in release.roster_in(rosters)]
+        rows = map(partial(RecoveredRecord, release, release_hash=digest, head=head), sites)
+        yield release.query_id, (body_digest(canonical_text(row.to_json())) for row in rows)

@@ -16,7 +16,8 @@ from common.document import Document
 from common.errors import InvalidInput, ReceiptContradiction, Refused
 from common.ledger.base_state import RowState, refuse_second
 from common.ledger.charges import NOTHING, ReleaseRecord, Roster, Spend, StudyTerms, charge_of
-from common.ledger.receipts import Known, Receipt, check_arithmetic, check_continuity, never_receipted
+from common.ledger.known_ledgers import KnownLedgers
+from common.ledger.receipts import Receipt, check_arithmetic, check_continuity, never_receipted
 from common.ledger.records import (
     AlarmRecord,
     CapsRecord,
@@ -34,7 +35,7 @@ from common.ledger.records import (
     kept_of,
 )
 from common.ledger.reservations import Reservation, Reservations, Shortfall
-from common.ledger.rows import Position, Row
+from common.ledger.rows import Row
 from common.ledger.sealed_records import DisclosureRecord, MaskedRecord, MaskKeyRecord, PeerRecord
 from common.ledger.site_sealed import SealedRecords
 from common.ledger.site_teachers import AskedQuery, TeacherBooks
@@ -56,7 +57,7 @@ class SiteBooks(RowState):
         self.studies: dict[str, StudyTerms] = {}
         self.per_day: dict[str, int] = {}
         self.paused: dict[str, str] = {}
-        self.known: dict[str, Known] = {}
+        self.known = KnownLedgers()
         self.lines: dict[str, str] = {}
         self.reopened: set[str] = set()
         self.asked_again: dict[str, int] = {}
@@ -293,8 +294,15 @@ class SiteBooks(RowState):
             self.heads.setdefault(receipt.ledger_id, {})[receipt.head.seq] = receipt.head.hash
         day = row.time_utc[:10]
         self.evidence[day] = self.evidence.get(day, 0) + len(row.body)
-        self._owe(receipt)
-        accepted = [query_id for query_id in receipt.query_ids if query_id in self.reservations]
+        if isinstance(record, SupersededRecord) and record.charged is not None:
+            if record.charged != (row_number := self.charged_as_lost(receipt)):
+                raise InvalidInput("field charged of a superseded receipt", value=record.charged, limit=str(row_number))
+            self.known.show_lost(receipt)
+            return
+        accepted, owed = [query_id for query_id in receipt.query_ids if query_id in self.reservations], NOTHING
+        for held in map(self.reservations.__getitem__, accepted):
+            owed = owed.plus(self._costs(held.mechanism, self.studies[held.study_id])[0], held.mechanism.dimension)
+        self.known.owe(receipt, owed)
         if isinstance(record, AlarmRecord):
             self._contradicting.setdefault(receipt.ledger_id, []).extend(accepted)
         else:
@@ -313,8 +321,7 @@ class SiteBooks(RowState):
                 self._charge_unpaid(query_id)
 
     def _recover(self, row: Row, record: RecoveryRecord) -> None:
-        known = self.known.get(record.ledger_id, Known())
-        self.known[record.ledger_id] = replace(known, recovering=True)
+        self.known.expect_recovered(record.ledger_id)
         self.alarms.pop(record.ledger_id, None)
         self.asked_again.pop(record.ledger_id, None)
         self.recovered_at[record.ledger_id] = row.seq
@@ -351,6 +358,9 @@ class SiteBooks(RowState):
            counted once for each row that marks a loss. This is not checked between a recovery of the server's ledger
            and the next receipt.
 
+        A receipt that does not continue is superseded, which is no contradiction, if :meth:`charged_as_lost` finds its
+        charges.
+
         After a recovery of the server's ledger, a receipt with totals that are too small can arrive. If the site
         accepted the receipt's queries before the recovery, the server signed the receipt before the recovery too. Such
         a receipt is superseded, which is no contradiction. If the site accepted the queries after the recovery, the
@@ -383,7 +393,7 @@ class SiteBooks(RowState):
                 "from another ledger"
             )
         lost = self.lost.get(study.id, NOTHING).mu_squared
-        known = self.known.get(receipt.ledger_id, Known())
+        known = self.known.of(receipt.ledger_id)
         try:
             check_arithmetic(receipt, study, known=self.rosters)
         except Refused:
@@ -406,7 +416,8 @@ class SiteBooks(RowState):
             check_continuity(receipt, known)
         except ReceiptContradiction:
             rows = [self.reservations[query_id].seq for query_id in receipt.query_ids if query_id in self.reservations]
-            if max(rows or self.restored_at, default=0) < self.recovered_at.get(receipt.ledger_id, 0):
+            before = max(rows or self.restored_at, default=0) < self.recovered_at.get(receipt.ledger_id, 0)
+            if before or self.charged_as_lost(receipt) is not None:
                 raise Refused(
                     "receipt-superseded",
                     "the receipt was signed before the ledger was recovered; to fix: nothing to do, the site has "
@@ -417,6 +428,18 @@ class SiteBooks(RowState):
             raise ReceiptContradiction(
                 "the receipt charges as lost more than the cost of all accepted queries without a receipt"
             )
+
+    def charged_as_lost(self, receipt: Receipt) -> int | None:
+        """Return the row of this ledger with which the releases of a late receipt were charged as lost.
+
+        Args:
+            receipt: A genuine receipt with consistent parts.
+
+        Returns:
+            The result of :meth:`KnownLedgers.charged_as_lost`.
+        """
+        rosters = {**self.rosters, **receipt.shown}
+        return self.known.charged_as_lost(receipt, rosters, accepted=self.reservations.keys())
 
     def open_to_loss(self) -> Fraction:
         """Return the largest Σμ² that a restored server can have charged this pool without sending a receipt.
@@ -444,8 +467,7 @@ class SiteBooks(RowState):
         """
         self.check_receipt(receipt)
         self.paid_bytes[receipt.ledger_id] = self.paid_bytes.get(receipt.ledger_id, 0) + len(row.body)
-        lost = never_receipted(receipt, self.known.get(receipt.ledger_id, Known()))
-        study = self.studies[receipt.study_id]
+        lost, study = self.known.accept(receipt, row=row.seq), self.studies[receipt.study_id]
         for item in receipt.releases:
             draw, left = item.release.draw, self.lost.get(study.id, NOTHING).mu_squared
             if self._in_lost_row(item.release, left=left, study=study):
@@ -456,7 +478,6 @@ class SiteBooks(RowState):
             self._counted_later |= all(link.kind != "lost" for link in receipt.links)
             self._charge_lost(lost, receipt)
         self.rosters |= receipt.shown
-        self.known[receipt.ledger_id] = Known(Position(receipt.head.seq, receipt.head.hash), receipt.after)
         self.lines[receipt.study_id] = receipt.ledger_id
         self.heads.setdefault(receipt.ledger_id, {})[receipt.head.seq] = receipt.head.hash
         for query_id in receipt.query_ids:
@@ -563,7 +584,7 @@ class SiteBooks(RowState):
         self.alarms.clear()
         self.alarm_heads.clear()
         self._contradicting.clear()  # it was this ledger that was old; the server sends those receipts again
-        self.known = {ledger_id: replace(known, owed=NOTHING) for ledger_id, known in self.known.items()}
+        self.known.owe_nothing()
         self.pending |= set(record.pending) - self.reservations.keys()
         self.restored_at.append(row.seq)
         self.restored_blindly |= record.kept_row == 0  # everything was charged, because no standing was left
@@ -615,21 +636,6 @@ class SiteBooks(RowState):
         self._spent += uncounted
         self._study_spent[study.id] = self.spent_in(study.id) + uncounted
         self._hold(row, query, study, ledger, sealing_key, draw)
-
-    def _owe(self, receipt: Receipt) -> None:
-        """Record the charges of a genuinely signed receipt that contradicted this site's record.
-
-        The receipt is not accepted, so the site's last known position and total of the server's ledger stay. After a
-        recovery of the server's ledger, the site checks that the ledger contains these charges.
-        """
-        known = self.known.get(receipt.ledger_id, Known())
-        owed = known.owed
-        for query_id in receipt.query_ids:
-            if query_id in self.reservations:
-                reservation = self.reservations[query_id]
-                cost, _ = self._costs(reservation.mechanism, self.studies[reservation.study_id])
-                owed = owed.plus(cost, reservation.mechanism.dimension)
-        self.known[receipt.ledger_id] = replace(known, owed=owed, losses=known.losses + receipt.losses)
 
     def _charge(self, query_id: str, mechanism: Mechanism, study: StudyTerms) -> None:
         self.reservations.pay(query_id)

@@ -50,6 +50,22 @@ ROWS = (
     ),
     row(
         "restores",
+        "a late receipt is free once the server names its release as recovered",
+        "common/ledger/known_ledgers.py",
+        "return charged_by if charges.beyond(unshown) == NOTHING else None",
+        "return charged_by or None",
+        OF_STANDING + "test_a_row_that_names_a_lost_release_without_charging_it_makes_no_late_receipt_free",
+    ),
+    row(
+        "restores",
+        "a charge that may be one of the lost ones is demanded again for ever",
+        "common/ledger/receipts.py",
+        "known.owed.beyond(known.unshown)",
+        "known.owed",
+        OF_STANDING + "test_a_receipt_that_comes_after_its_release_was_charged_as_lost_stops_nobody_for_good",
+    ),
+    row(
+        "restores",
         "a lost release counts only in studies that wait for a receipt",
         SITE,
         'for one in self.reservations.values() if one.ledger in ("", receipt.ledger_id)}',
@@ -158,9 +174,9 @@ ROWS = (
     row(
         "recovery",
         "a recovered ledger owes nothing of what contradicted",
-        SITE,
-        "owed = owed.plus(cost, reservation.mechanism.dimension)",
-        "pass",
+        "common/ledger/known_ledgers.py",
+        "owed=known.owed + charges",
+        "owed=known.owed",
         OF_SITE + "test_what_was_released_between_a_rollback_and_its_discovery_stays_owed",
     ),
     # --- reuse

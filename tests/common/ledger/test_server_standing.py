@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -25,6 +26,7 @@ from common.ledger.receipts import Receipt
 from common.ledger.records import LostRecord
 from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.ledger.rows import SignedHead, head_message
+from common.ledger.server_state import Books
 from common.messages import OfferReply
 from common.privacy.mechanism import Budget
 from consilium.cli.ledger import app
@@ -142,6 +144,61 @@ def test_a_site_counts_the_draw_that_only_another_sites_receipt_recovered(
     deliver(world, site)
     assert len(world.answers.drawn) == 2
     assert_both_count(world, site, 2)
+
+
+@pytest.mark.parametrize("by_receipt", [True, False])
+def test_a_receipt_that_comes_after_its_release_was_charged_as_lost_stops_nobody_for_good(
+    world: World, site: Hospital, tmp_path: Path, by_receipt: bool
+) -> None:
+    """The server's row ``recovered`` shows this site which release it charges; a row ``lost`` does not."""
+    key, monday = world.key.public_key(), saved(world, tmp_path / "monday")
+    late = run_batch(world, site, "b1", 1)
+    if by_receipt:
+        receipts = receipts_of(world.ledger, "bergen")
+        rolled_back(world, monday)
+        recovered(world, receipts=receipts)
+    else:
+        put_back(world, monday / "ledger.sqlite")
+        recovered(world)
+    run_batch(world, site, "b2", 1)
+    deliver(world, site)
+    for _ in range(2):
+        with suppress(Refused, LedgerCorrupt):
+            site.ledger.record_receipt(late, public_key=key)
+    assert len(site.ledger.alarms()) == (not by_receipt)
+    if not by_receipt:
+        site.ledger.recover(world.ledger.ledger_id)
+    for number in (3, 4):
+        run_batch(world, site, f"b{number}", number)
+        deliver(world, site, in_spite_of=(Refused,))
+        site.reopen()
+    counted_again = not by_receipt  # nothing shows this site that the late receipt and the row are of one release
+    assert len(world.answers.drawn) == world.ledger.spent(POOL).releases == 4
+    assert site.ledger.spent().releases == site.ledger.books.spent_in(world.study.id).releases == 4 + counted_again
+    assert site.ledger.alarms() == ()
+    assert verify(site.path, server_key=key).ok
+
+
+def test_a_row_that_names_a_lost_release_without_charging_it_makes_no_late_receipt_free(
+    world: World, site: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, monday = world.key.public_key(), saved(world, tmp_path / "monday")
+    late = run_batch(world, site, "b1", 1)
+    receipts = receipts_of(world.ledger, "bergen")
+    rolled_back(world, monday)
+    monkeypatch.setattr(Books, "_recovered", lambda *_: None)
+    recovered(world, receipts=receipts)
+    run_batch(world, site, "b2", 1)
+    deliver(world, site)
+    assert "recovered" in {link.kind for receipt in site.ledger.receipts() for link in receipt.links}
+    assert site.ledger.spent().releases == 1
+    with pytest.raises(LedgerCorrupt, match="rolled back"):
+        site.ledger.record_receipt(late, public_key=key)
+    site.ledger.recover(world.ledger.ledger_id)
+    assert site.ledger.spent().releases == 2
+    run_batch(world, site, "b3", 2)
+    with pytest.raises(LedgerCorrupt, match="lacks charges"):
+        deliver(world, site, in_spite_of=(Refused,))
 
 
 def test_a_ledger_of_a_version_that_counted_less_opens_and_accepts_no_more(
