@@ -544,11 +544,11 @@ class Aggregator:
                 opened.refused[query_id] = error.reason
                 continue
             opened.codes[query_id], opened.signatures[query_id] = code, signature
+        opened.refuse_lacking(tuple(by_id))
         if opened.refused:
             query_id, reason = next(iter(opened.refused.items()))
-            count = len(opened.refused)
             self._events.emit(
-                "code-refused", batch=batch.id, site=site.name, query=query_id, reason=reason, codes=count
+                "code-refused", batch=batch.id, site=site.name, query=query_id, reason=reason, codes=len(opened.refused)
             )
         return opened
 

@@ -23,6 +23,8 @@ SITES_CHARGED = (
     "if the same offer is repeated, no site charges it again"
 )
 """Part of an error text: which ledgers have charged an offer that misses the quorum."""
+LACKING = "missing"
+"""Reason why a site's code counts as the zero code: its reply has other codes of the batch, but not this one."""
 _PUT_BACK = (
     "restore the newest keys/sealing.key and the sealing.key.retired-… beside it (if they are lost: `consilium ledger "
     "rotate-sealing-key --lost`)"
@@ -146,7 +148,7 @@ class Batch:
         """
         refused = set() if opened is None else set(opened.refused.values())
         others = sorted(refused - {UNOPENED})
-        unusable = opened is None or bool(others)
+        unusable = opened is None or bool(refused - {UNOPENED, LACKING})
         if message is not None and unusable and (answer is None or answer.codes):
             self.declined.add(site)
         return next(iter((*others, *refused)), "")
@@ -158,7 +160,7 @@ class Opened:
 
     Attributes:
         codes: Int64 code by query id; masked in a sealed study.
-        refused: By query id, a one-word reason why its code was refused.
+        refused: By query id, a one-word reason why its code was refused, or that the reply lacks it.
         signatures: By query id, the site's signature over its masked code; empty in an open study.
     """
 
@@ -166,10 +168,20 @@ class Opened:
     refused: dict[str, str]
     signatures: dict[str, bytes] = field(default_factory=dict)
 
+    def refuse_lacking(self, queries: Sequence[str]) -> None:
+        """Enter queries whose codes are not in the reply as refused. An honest site sends all codes or none.
+
+        Args:
+            queries: Ids of all queries of the batch.
+        """
+        self.refused.update(
+            (query, LACKING) for query in queries if query not in self.codes.keys() | self.refused.keys()
+        )
+
     @property
     def by_a_key(self) -> bool:
         """True if a sealing key of the server opened at least one code, used or refused."""
-        return bool(self.codes) or bool(set(self.refused.values()) - {UNOPENED, WRONG_SIZE})
+        return bool(self.codes) or bool(set(self.refused.values()) - {UNOPENED, WRONG_SIZE, LACKING})
 
 
 class Answering:

@@ -129,6 +129,8 @@ def test_some_of_the_codes_are_a_sites_last_word_on_all_of_them(open_sum: Federa
     open_sum.core().run(open_sum.transport)
     assert asked == [1, 1, 1]
     assert {event["codes"] for event in open_sum.events("reply-received") if event["site"] == "site-0"} == {1}
+    told = [(event["site"], event["reason"], event["codes"]) for event in open_sum.events("code-refused")]
+    assert told == [("site-0", "missing", 1)] * 3, "it chose which queries to answer, and is named for it each time"
 
 
 def test_a_silent_site_is_waited_for_once_in_a_run_of_several_rounds(
