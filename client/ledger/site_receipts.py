@@ -227,8 +227,7 @@ def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
         ReceiptContradiction: If a release is neither paid nor covered by an exception, or if the receipt charges too
             much as lost.
     """
-    known = books.known.of(receipt.ledger_id)
-    lost = never_receipted(receipt, known).mu_squared
+    lost = never_receipted(receipt, books.known.counted_in(receipt)).mu_squared
     if lost and books.spent().mu_squared + lost > books.limit + books.open_to_loss():
         raise ReceiptContradiction(
             "the receipt charges as lost more than this site's cap and its accepted queries without a receipt allow; "

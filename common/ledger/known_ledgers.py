@@ -5,12 +5,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 
+from common.errors import InvalidInput
 from common.ledger.charges import NOTHING, Roster, Spend
-from common.ledger.receipts import Known, Receipt, never_receipted
+from common.ledger.receipts import Known, Receipt, never_receipted, row_hashes
 from common.ledger.records import recovered_bodies
 from common.ledger.rows import Position
+
+MAX_BODIES = 1 << 12
+"""Most rows ``recovered`` that are computed for one contradicting receipt. Without the limit a dishonest server could
+fill the site's memory.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Owed:
+    """A receipt that contradicted the site's record: its rows, its charges, and which rows can charge each release."""
+
+    head: Position
+    previous: Position
+    charges: Spend
+    bodies: tuple[frozenset[str], ...]
 
 
 class KnownLedgers(dict[str, Known]):
@@ -24,6 +41,7 @@ class KnownLedgers(dict[str, Known]):
     def __init__(self) -> None:
         super().__init__()
         self.recovered: dict[str, int] = {}
+        self._owed: dict[str, list[_Owed]] = {}
 
     def of(self, ledger_id: str) -> Known:
         """Return what is known of one ledger.
@@ -36,6 +54,33 @@ class KnownLedgers(dict[str, Known]):
         """
         return self.get(ledger_id, Known())
 
+    def counted_in(self, receipt: Receipt) -> Known:
+        """Return what is known of a receipt's ledger, with only those owed charges that the receipt's totals contain.
+
+        A contradicting receipt's charges are contained if its head is a row of the receipt's own history, or if rows of
+        kind ``recovered`` charge its releases. The server may have lost the other ones, unnoticed.
+
+        Args:
+            receipt: A genuine receipt with consistent parts.
+
+        Returns:
+            The knowledge before the receipt.
+        """
+        waiting = self._owed.get(receipt.ledger_id)
+        if not waiting:
+            return self.of(receipt.ledger_id)
+        at, previous = receipt.previous, {one.head: one.previous for one in waiting}
+        history = {Position(*row) for row in row_hashes(receipt).items()}
+        while at in previous and at not in history:
+            history.add(at)
+            at = previous[at]
+        shown = self.recovered.keys() | {link.body_sha256 for link in receipt.links if link.kind == "recovered"}
+        owed = NOTHING
+        for one in waiting:
+            if one.head in history or (one.bodies and not any(shown.isdisjoint(bodies) for bodies in one.bodies)):
+                owed += one.charges
+        return replace(self.of(receipt.ledger_id), owed=owed)
+
     def accept(self, receipt: Receipt, *, row: int) -> Spend:
         """Enter an accepted receipt.
 
@@ -47,7 +92,8 @@ class KnownLedgers(dict[str, Known]):
             The charges that :func:`~common.ledger.receipts.never_receipted` finds in it.
         """
         known = self.of(receipt.ledger_id)
-        lost = never_receipted(receipt, known)
+        lost = never_receipted(receipt, self.counted_in(receipt))
+        self._owed.pop(receipt.ledger_id, None)
         shown = (known.spend + known.owed).beyond(receipt.before)  # contradicting receipts showed these lost charges
         unshown = known.unshown.beyond(shown) + lost
         position = Position(receipt.head.seq, receipt.head.hash)
@@ -55,7 +101,7 @@ class KnownLedgers(dict[str, Known]):
         self.recovered |= {link.body_sha256: row for link in receipt.links if link.kind == "recovered"}
         return lost
 
-    def owe(self, receipt: Receipt, charges: Spend) -> None:
+    def owe(self, receipt: Receipt, charges: Spend, rosters: Mapping[str, Roster]) -> None:
         """Enter the charges of a genuinely signed receipt that contradicted the site's record.
 
         The receipt is not accepted, so the site's last known position and total of the server's ledger stay. After a
@@ -64,12 +110,24 @@ class KnownLedgers(dict[str, Known]):
         Args:
             receipt: The receipt.
             charges: The charges of those of its releases that the site had accepted.
+            rosters: Known rosters, by the SHA-256 of their rows' bodies.
         """
+        bodies, left = list[frozenset[str]](), MAX_BODIES
+        try:
+            for _, found in recovered_bodies(receipt, rosters):
+                bodies.append(frozenset(islice(found, left)))
+                left -= len(bodies[-1])
+        except (KeyError, InvalidInput):  # the receipt names a roster that nobody showed, or contradicts itself
+            bodies.clear()
+        head = Position(receipt.head.seq, receipt.head.hash)
+        owed = _Owed(head, receipt.previous, charges, tuple(bodies))
+        self._owed.setdefault(receipt.ledger_id, []).append(owed)
         known = self.of(receipt.ledger_id)
         self[receipt.ledger_id] = replace(known, owed=known.owed + charges, losses=known.losses + receipt.losses)
 
     def owe_nothing(self) -> None:
         """Forget the charges of contradicting receipts, because this site's own ledger was the older copy."""
+        self._owed.clear()
         for ledger_id, known in self.items():
             self[ledger_id] = replace(known, owed=NOTHING)
 

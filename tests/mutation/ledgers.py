@@ -58,6 +58,15 @@ ROWS = (
     ),
     row(
         "restores",
+        "a release that the server lost again hides one that it charged as lost",
+        "common/ledger/known_ledgers.py",
+        "if one.head in history or (one.bodies and not any(shown.isdisjoint(bodies) for bodies in one.bodies)):",
+        "if one:",
+        OF_SITE
+        + "test_a_lost_release_is_charged_though_the_server_has_lost_one_more_that_a_contradicting_receipt_shows",
+    ),
+    row(
+        "restores",
         "a charge that may be one of the lost ones is demanded again for ever",
         "common/ledger/receipts.py",
         "known.owed.beyond(known.unshown)",

@@ -529,6 +529,30 @@ def test_a_release_is_charged_though_its_receipt_comes_after_that_of_a_second_re
     assert site.ledger.alarms() == ()
 
 
+def test_a_lost_release_is_charged_though_the_server_has_lost_one_more_that_a_contradicting_receipt_shows(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
+    """The totals of the recovered ledger are as large as the site's receipts add up to, but of other releases."""
+    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
+    site.ledger.record_receipt(run_batch(world, site, "b0", 9), public_key=key)
+    run_batch(world, site, "b1", 1)
+    elsewhere = receipts_of(world.ledger, "bergen")
+    ledger_world.rolled_back(world, old)
+    world.reopen()
+    told = run_batch(world, site, "b2", 2)
+    with pytest.raises(LedgerCorrupt, match="rolled back"):
+        site.ledger.record_receipt(told, public_key=key)
+    ledger_world.rolled_back(world, old)
+    world.reopen()
+    world.ledger.recover(elsewhere)
+    site.ledger.recover(world.ledger.ledger_id)
+    site.ledger.record_receipt(run_batch(world, site, "b3", 1), public_key=key)
+    assert len(world.answers.drawn) == 4
+    assert site.ledger.spent().releases == site.ledger.books.spent_in(world.study.id).releases == 4
+    site.reopen()
+    assert site.ledger.spent().releases == 4
+
+
 def test_a_finished_training_has_drawn_all_its_steps_whatever_its_rows_count(site: Hospital) -> None:
     """Its teacher is there, so no step of it is left to be drawn for its charge."""
     event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1), Fraction(4), steps=4)
