@@ -230,7 +230,7 @@ class SiteFile(OpenLedger[SiteBooks]):
             studies={study: books.spent_in(study) for study in books.studies},
             day=day,
             queries=books.per_day.get(day, 0),
-            pending=tuple(one.query_id for one in books.reservations.without_receipt()),
+            pending=tuple(books.reservations.unreleased()),
             patients=tuple(record for _, record in books.teachers.patients.values()),
             left=tuple(sorted(study for study, decision in books.paused.items() if decision == "withdraw")),
             sealing_keys={old: tuple(sorted(new)) for old, new in sorted(books.sealing_keys.items())},

@@ -88,6 +88,10 @@ class Reservations(dict[str, Reservation]):
         """
         return (one for query_id, one in self.items() if query_id not in self.receipted)
 
+    def unreleased(self) -> Iterator[str]:
+        """Return the ids of the accepted queries without a receipt that no contradicting receipt shows as released."""
+        return (one.query_id for one in self.without_receipt() if self.awaits_release(one.query_id))
+
     def pay(self, query_id: str) -> None:
         """Count a further payment, if the query was paid for before. Its first payment is the entry itself.
 

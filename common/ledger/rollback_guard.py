@@ -171,7 +171,7 @@ class SiteLedgerStanding(KeptStanding):
         studies: Total by study, under the study's protection.
         day: UTC date on which the newest queries were accepted.
         queries: Number of queries accepted on that day.
-        pending: Ids of accepted queries without a receipt.
+        pending: Ids of accepted queries that no receipt shows as released, also none that raised an alarm.
         patients: The recorded withdrawals of patients, who are named by keyed hashes.
         left: Ids of studies from which the site withdrew for good.
         sealing_keys: The keys that replaced each sealing key of a server, by the replaced key.

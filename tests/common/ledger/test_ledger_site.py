@@ -1021,6 +1021,31 @@ def test_without_a_standing_every_study_waits_for_a_person(site: Hospital, tmp_p
     assert site.ledger.stopped(site.study.id) is None
 
 
+def test_a_query_that_a_contradicting_receipt_showed_is_charged_again_after_a_restore_of_both_ledgers(
+    site: Hospital, world: World, tmp_path: Path
+) -> None:
+    """The site's own copy lacks the acceptance and the alarm; the server has forgotten the release, unnoticed."""
+    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
+    site.ledger.record_receipt(run_batch(world, site, "b0", 9), public_key=key)
+    held = site.ledger.receipts()
+    backup(site.path, tmp_path / "copy")
+    ledger_world.rolled_back(world, old)
+    world.reopen()
+    told = run_batch(world, site, "b1", 1)
+    with pytest.raises(LedgerCorrupt, match="rolled back"):
+        site.ledger.record_receipt(told, public_key=key)
+    site.ledger.recover(world.ledger.ledger_id)
+    put_back(site, tmp_path / "copy")
+    reopen_restored(site, charge=True)
+    site.ledger.decide(site.study.id, "resume")
+    ledger_world.rolled_back(world, old)
+    world.reopen()
+    world.ledger.recover(held)
+    site.ledger.recover(world.ledger.ledger_id)
+    run_batch(world, site, "b2", 1)
+    assert len(world.answers.drawn) == site.ledger.spent().releases == 3
+
+
 def test_receipts_of_lost_acceptances_are_part_of_what_was_charged_and_no_more(
     site: Hospital, world: World, tmp_path: Path
 ) -> None:
