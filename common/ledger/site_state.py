@@ -380,9 +380,7 @@ class SiteBooks(RowState):
                 f"the receipt is for study {receipt.study_id[:12]}, to which this site never consented"
             )
         if receipt.declaration.pool != self.declared.declaration.pool:
-            raise ReceiptContradiction(
-                f"the receipt charges pool {receipt.declaration.pool!r}, which is not this site's"
-            )
+            raise ReceiptContradiction(f"the receipt charges pool {receipt.declaration.pool!r}, not this site's")
         if receipt.declaration.protection != self.declared.declaration.protection:
             raise ReceiptContradiction(
                 "the receipt states another unit or relation for this site's pool than this site's ledger does"
