@@ -27,20 +27,20 @@ from client.teachers.teacher import Teachers
 from common.data.msd import read_dataset
 from common.data.volume import load_label, load_volume
 from common.errors import Refused
+from common.measured_gain import Score, over_best
 from common.metrics import score
 from common.models.fit import predict
 from common.objects import json_bytes
 from common.privacy.mechanism import QuerySpec
 from common.protocols.site_protocol import Encoder
 from common.protocols.vote import vote_of
-from common.worth import Score, over_best
-from consilium.demo.options import DemoOptions, Places
-from consilium.demo.run import Watch, _prepared, _Stopwatch
-from consilium.memory.asked import Asked, Drawn, answers_to, released
+from consilium.demo.options import DemoFolders, DemoOptions
+from consilium.demo.run import DemoProgress, _prepared, _Stopwatch
+from consilium.memory.asked import AnswerInMemory, Asked, answers_to, released
 from server.protocols.query_protocol import protocol_of
 from server.protocols.rounds import FRAMES
-from server.public.kept import KeptInMemory
-from server.public.material import START_FILE, Public
+from server.public.material import START_FILE, PublicMaterial
+from server.public.public_files import FilesInMemory
 
 PUSHES = (1, 2, 3, 4)
 """Length of the push in units of m·R; a push of five is refused as a spoiled sum."""
@@ -59,8 +59,8 @@ class World:
         codes: Codes by site, voter and volume.
     """
 
-    places: Places
-    public: Public
+    places: DemoFolders
+    public: PublicMaterial
     codes: Sequence[Sequence[Sequence[Float[np.ndarray, "l"]]]]
 
     @classmethod
@@ -71,7 +71,7 @@ class World:
             out: Folder of the demo.
             seed: Seed of phantoms, split and training.
         """
-        quiet = Watch(*[lambda *_: None] * 5)
+        quiet = DemoProgress(*[lambda *_: None] * 5)
         seconds = _Stopwatch(out / "seconds.json", quiet)
         places, *_, teach, _ = _prepared(out, DemoOptions(seed=seed, simulated=True), watch=quiet, seconds=seconds)
         teach()
@@ -91,7 +91,9 @@ class World:
         """All voters of every site."""
         return [range(len(site)) for site in self.codes]
 
-    def ask(self, picks: Picks, *, push: float = 0.0, kind: str = "") -> tuple[Public, tuple[Drawn, ...]]:
+    def ask(
+        self, picks: Picks, *, push: float = 0.0, kind: str = ""
+    ) -> tuple[PublicMaterial, tuple[AnswerInMemory, ...]]:
         """Return the study's answers by these voters, with fresh noise.
 
         Args:
@@ -156,9 +158,9 @@ class World:
             yield f"draw {number}: {found.sentence} {'; '.join(weighed.warnings) or 'no warning'}"
 
 
-def _before(public: Public) -> KeptInMemory:
+def _before(public: PublicMaterial) -> FilesInMemory:
     """Return what a study has stored before any query: its start, and the first round's frame."""
-    kept = KeptInMemory()
+    kept = FilesInMemory()
     start, frames = public.kept.read(START_FILE), public.kept.read(FRAMES)
     assert start is not None
     assert frames is not None
@@ -167,7 +169,7 @@ def _before(public: Public) -> KeptInMemory:
     return kept
 
 
-def _encoder(public: Public, query: QuerySpec) -> Encoder:
+def _encoder(public: PublicMaterial, query: QuerySpec) -> Encoder:
     from common.codecs import load_codec
     from common.protocols.site_protocol import site_protocol
 

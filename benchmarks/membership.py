@@ -29,7 +29,7 @@ import torch
 from scipy.stats import norm, rankdata
 
 from client.records.journal import TrainingJournal, TrainingPlan
-from client.training.contract import Part
+from client.training.contract import VoterData
 from client.training.private.clipped_sums import silent
 from client.training.private.engine import run
 from client.training.private.settings import defaults
@@ -39,7 +39,7 @@ from common.config import DataConfig, TrainingConfig
 from common.models.fit import one_hot, soft_dice_ce
 from common.privacy.gaussian import rounded_gaussian
 from common.privacy.training import MAX_MULTIPLIER, Neighbours, Sampling, TrainingEvent, plan_noise
-from research.mlp import Shape, forward
+from research.mlp import NetworkShape, forward
 from research.mlp_strategies import MlpSgd
 from research.roles import Cases, load_cases
 
@@ -62,7 +62,7 @@ def confidences(x: torch.Tensor, y: torch.Tensor, member: np.ndarray, epsilon: f
         event = TrainingEvent(Sampling.POISSON, RATE, MAX_MULTIPLIER, STEPS)
     else:
         event = plan_noise(epsilon=epsilon, delta=DELTA, rate=RATE, steps=STEPS, neighbours=Neighbours.ADD_REMOVE)
-    net = MlpSgd(Shape((x.shape[1], 32, 2)), x[rows], y[rows], clip=1.0, rate=lambda s, t: 0.02, seed=seed)
+    net = MlpSgd(NetworkShape((x.shape[1], 32, 2)), x[rows], y[rows], clip=1.0, rate=lambda s, t: 0.02, seed=seed)
     plan = TrainingPlan(event, epsilon or 8.0, DELTA, Neighbours.ADD_REMOVE, len(rows))
     run(net, TrainingJournal(plan), noise=silent if epsilon is None else rounded_gaussian)
     _, preacts = forward([w.detach() for w in net.weights], x, "relu")
@@ -78,7 +78,7 @@ SMALL = TrainingConfig(channels=(4, 8, 16), steps=400)
 def patient_scores(cases: Cases, member: np.ndarray, epsilon: float | None, seed: int) -> np.ndarray:
     """Return minus the loss of every patient, by a teacher trained on the members; see :func:`confidences`."""
     own, classes = cases[np.flatnonzero(member)], len(VOLUMES.labels)
-    part = Part(own.images, own.labels, classes)
+    part = VoterData(own.images, own.labels, classes)
     if epsilon is None:
         model = StandardTrainer().train(part, SMALL, seed=seed).model
     else:

@@ -25,9 +25,9 @@ import torch
 from torch.func import grad, vmap
 
 from client.records.journal import TrainingJournal
-from client.training.contract import Part
+from client.training.contract import VoterData
 from client.training.private import teachers
-from client.training.private.clipped_sums import Parts, integer_sum
+from client.training.private.clipped_sums import ClippingPlan, integer_sum
 from client.training.private.mac import Penalty, VolumeMac, coordinates, objective
 from client.training.private.teachers import Setup, train_privately
 from common.config import TrainingConfig
@@ -77,7 +77,7 @@ class SecondOrder(VolumeMac):
         self.last = blocks[-1]
         r = (((1 - how.share) / len(blocks)) ** -0.5,) * len(blocks)
         names, clips = (*blocks, tuple(f"{name}.c" for name in self.last)), (s.clip,) * len(blocks)
-        self.parts = Parts(names, (*clips, CURVATURE), (*r, how.share**-0.5))
+        self.parts = ClippingPlan(names, (*clips, CURVATURE), (*r, how.share**-0.5))
         self.curvature: dict[str, torch.Tensor] = {}
 
     def total(self, batch: np.ndarray) -> Mapping[str, torch.Tensor]:
@@ -158,7 +158,7 @@ def dice(source: BenchData, cache: Path, *, begun: bool, seed: int, how: How) ->
     made = (lambda setup: SecondOrder(setup, how)) if how.use else teachers.mac
     with patch.object(teachers, "registered", lambda _name: made):
         journal = TrainingJournal(settings.plan(patients=len(site)))
-        part = Part(site.images, site.labels, classes)
+        part = VoterData(site.images, site.labels, classes)
         model = train_privately(part, NETWORK, settings, journal, seed=seed, start=start).model
     held = zip(roles.held_out.images, roles.held_out.labels, strict=True)
     found = [dice_per_class(predict(model, x).argmax(axis=0).astype(np.uint8), y, classes) for x, y in held]

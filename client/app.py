@@ -109,7 +109,7 @@ def _timeout_s(body: bytes) -> float:
     return max(asked) + 10.0 if asked else OFFER_TIMEOUT_S
 
 
-class Abandoned(Exception):
+class MessageAbandoned(Exception):
     """The SuperNode abandoned a message before it was complete, so no answer is needed."""
 
 
@@ -190,7 +190,7 @@ class Launcher:
                 message, context = self._input(client)
                 push_message(client, answer(message, socket=self._socket), context)
                 push_task_output(client, context, SubStatus.COMPLETED, "")
-            except Abandoned:
+            except MessageAbandoned:
                 log.info("event=task-abandoned")
                 push_task_output(client, None, SubStatus.FAILED, "abandoned")
             finally:
@@ -212,7 +212,7 @@ class Launcher:
                 except TimeoutError:
                     self._newer = self._acquire()
                     if self._newer:
-                        raise Abandoned from None
+                        raise MessageAbandoned from None
                     if self._stop.is_set():  # the task's token expires, and the SuperNode reports the failure
                         raise RuntimeError("stopped while waiting for a message") from None
         finally:

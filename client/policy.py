@@ -159,7 +159,7 @@ class AllowLists:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class SharingPolicy:
     """What a site lets the server's operator know besides its answers; by default nothing.
 
     Attributes:
@@ -201,7 +201,7 @@ class SiteConfig:
     allow: AllowLists = AllowLists()
     study: str = "study.toml"
     dataset: DatasetSettings = field(default_factory=DatasetSettings)
-    share: Sharing = Sharing()
+    share: SharingPolicy = SharingPolicy()
     root: Path = field(default=Path())
     books: str = "."
     holder: str = ""
@@ -290,7 +290,7 @@ def _load_site(path: Path, directory: Path) -> SiteConfig:
     server = read_section(ServerFacts, document.pop("server"), where="server")
     owned = owned or {"caps": read_section(Caps, document.pop("caps"), where="caps")}
     allow = read_section(AllowLists, document.pop("allow", {}), where="allow")
-    share = read_section(Sharing, document.pop("share", {}), where="share")
+    share = read_section(SharingPolicy, document.pop("share", {}), where="share")
     for key, value in document.items():
         if not isinstance(value, str):
             raise InvalidInput(key, value=value, limit="a text in quotes")

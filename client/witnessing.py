@@ -31,7 +31,7 @@ from common.errors import Refused
 from common.ledger.keys import public_hex
 from common.witness.memory import HEADS, SHOWN, HeadMemory, blinded
 from common.witness.merkle import has_leaf, prove_growth, root
-from common.witness.messages import Growth, HeadSaid, PeerHead, WitnessReply, WitnessRequest
+from common.witness.messages import ConsistencyProof, HeadReply, PeerHead, WitnessReply, WitnessRequest
 from common.witness.notes import CheckpointNote, note_in, origin_of, witness_name
 
 log = logging.getLogger(__name__)
@@ -131,25 +131,25 @@ class Witnessing:
             return b"", self._told("contradicts", note)
         return self._cosign(note), ""
 
-    def _peer(self, head: PeerHead, peers: Mapping[str, str]) -> HeadSaid:
+    def _peer(self, head: PeerHead, peers: Mapping[str, str]) -> HeadReply:
         key, note = peers.get(head.site), _read(head.note, "")
         if key is None or note is None:
-            return HeadSaid(head.site, b"", "unknown" if key is None else "unsigned", 0)
+            return HeadReply(head.site, b"", "unknown" if key is None else "unsigned", 0)
         alone = _signed_alone(note, (key,))
         if not note.origin.startswith(origin_of("site", "")) or alone is None:
-            return HeadSaid(head.site, b"", "unsigned", self.memory.size(note.origin))
+            return HeadReply(head.site, b"", "unsigned", self.memory.size(note.origin))
         if note.origin == origin_of("site", self._ledger.ledger_id):  # this site's ledger id, signed with another key
-            return HeadSaid(head.site, b"", self._told("contradicts", note), 0)
+            return HeadReply(head.site, b"", self._told("contradicts", note), 0)
         others = [other for site, other in peers.items() if site != head.site]
         name = self.memory.place(note, key, others=others)
         size = self.memory.size(name)
         other = self.memory.other_ledger(alone, key, name=name)
         problem = "contradicts" if other else self.memory.judge(alone, head.growths, name=name)
         if problem:
-            return HeadSaid(head.site, b"", self._told(problem, note), size)
+            return HeadReply(head.site, b"", self._told(problem, note), size)
         line = self._cosign(note, name=name)
         self.memory.keep(note, name=name)
-        return HeadSaid(head.site, line, "", note.size)
+        return HeadReply(head.site, line, "", note.size)
 
     def _cosign(self, note: CheckpointNote, *, name: str = "") -> bytes:
         self.memory.remember(note, name=name)  # before the signature leaves
@@ -176,7 +176,7 @@ class Witnessing:
             return []
         return [site for site, key in peers.items() if checked.cosigned_at(name=witness_name(site), key=key) is None]
 
-    def _own(self, request: WitnessRequest) -> tuple[bytes, tuple[Growth, ...]]:
+    def _own(self, request: WitnessRequest) -> tuple[bytes, tuple[ConsistencyProof, ...]]:
         origin, key = origin_of("site", self._ledger.ledger_id), self._ledger.public_key
         told = _read(request.own, origin)
         if told is not None and told.is_signed(key):
@@ -184,7 +184,9 @@ class Witnessing:
         leaves = blinded(self._ledger.row_hashes(kinds=SHOWN), self.memory.folder, make=True)
         note = CheckpointNote(origin, len(leaves), root(leaves)).signed(self._ledger.sign, key=key)
         sizes = sorted({since for since in request.own_since if 0 < since <= len(leaves)})
-        return note.render().encode(), tuple(Growth(since, tuple(prove_growth(leaves, since))) for since in sizes)
+        return note.render().encode(), tuple(
+            ConsistencyProof(since, tuple(prove_growth(leaves, since))) for since in sizes
+        )
 
     def _told(self, problem: str, note: CheckpointNote) -> str:
         if problem == "contradicts":

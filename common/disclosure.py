@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from common.canonical import canonical_bytes, parse_canonical
-from common.document import Count, Filed, Sha256
+from common.document import Count, Sha256, StoredDocument
 from common.errors import InvalidInput
 from common.fingerprints import fingerprint_of
 from common.ledger.charges import SiteName
@@ -68,7 +68,7 @@ class Disclosure(Signed):
 
 
 @dataclass(frozen=True, slots=True)
-class SealedDisclosure(Filed):
+class SealedDisclosure(StoredDocument):
     """A disclosure as a file: site, draw (attempt at a sealed sum) and auditor in plain text, the rest encrypted to the
     auditor's key.
     """

@@ -78,7 +78,7 @@ class Document:
         """
 
 
-class Filed(Document):
+class StoredDocument(Document):
     """Base class of documents that are stored in a file of their own, as canonical bytes."""
 
     __slots__ = ()

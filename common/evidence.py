@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from numpy.typing import NDArray
 
 from common.canonical import canonical_bytes, sha256_bytes
-from common.document import Count, Document, Filed, Sha256
+from common.document import Count, Document, Sha256, StoredDocument
 from common.envelope import Sign
 from common.errors import InvalidInput
 from common.ledger.charges import SiteName
@@ -82,7 +82,7 @@ def is_word_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Word(Document):
+class SignedCode(Document):
     """The masked code of one query as little-endian bytes, and the site's signature over its hash."""
 
     query: Sha256
@@ -98,19 +98,19 @@ class Word(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class SiteWords(Filed):
+class SiteCodes(StoredDocument):
     """All masked codes that one site sent for one roster (one attempt at a sealed sum)."""
 
     SCHEMA: ClassVar = ("words of a site", 1)
 
     site: SiteName
     roster: Sha256
-    words: Annotated[tuple[Word, ...], Count("queries of a draw", least=1, most=MAX_QUERIES)]
+    words: Annotated[tuple[SignedCode, ...], Count("queries of a draw", least=1, most=MAX_QUERIES)]
 
     @classmethod
     def of(
         cls, site: str, roster: str, words: Mapping[str, NDArray[np.uint64]], signatures: Mapping[str, bytes]
-    ) -> SiteWords:
+    ) -> SiteCodes:
         """Return a document with the masked codes that a site sent.
 
         Args:
@@ -122,12 +122,12 @@ class SiteWords(Filed):
         Returns:
             The document.
         """
-        found = (Word(query, one.astype("<u8").tobytes(), signatures[query]) for query, one in words.items())
+        found = (SignedCode(query, one.astype("<u8").tobytes(), signatures[query]) for query, one in words.items())
         return cls(site, roster, tuple(found))
 
 
 @dataclass(frozen=True, slots=True)
-class DrawEvidence(Filed):
+class DrawEvidence(StoredDocument):
     """The evidence of one draw (attempt at a sealed sum) for an auditor: its sites, queries and signed masked codes."""
 
     SCHEMA: ClassVar = ("evidence of a draw", 1)
@@ -135,7 +135,7 @@ class DrawEvidence(Filed):
 
     roster: MaskedRoster
     queries: Annotated[tuple[QuerySpec, ...], Count("queries of a draw", least=1, most=MAX_QUERIES)]
-    sites: Annotated[tuple[SiteWords, ...], Count("sites of a draw", most=MAX_MEMBERS)]
+    sites: Annotated[tuple[SiteCodes, ...], Count("sites of a draw", most=MAX_MEMBERS)]
 
     def check(self) -> None:
         """Check that sites, queries and masked codes belong to this draw (attempt at a sealed sum).

@@ -20,7 +20,7 @@ from monai.metrics import compute_dice, compute_hausdorff_distance
 from scipy import ndimage
 
 from common.errors import InvalidInput
-from common.worth import Score
+from common.measured_gain import Score
 
 # MONAI 1.6 uses an argument that it has deprecated itself.
 warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)

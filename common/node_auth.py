@@ -115,7 +115,7 @@ def signed_headers(key: ec.EllipticCurvePrivateKey, *, method: str, path: str, n
     return {KEY: node_key_line(key.public_key()), TIME: stamp, SIGNATURE: b64encode(signature).decode()}
 
 
-class Gatekeeper:
+class RequestAdmission:
     """Decides which requests are admitted. It reads the list again whenever the file changes, so a revocation takes
     effect at once.
 

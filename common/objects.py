@@ -26,7 +26,7 @@ _ROOM_BYTES = 1 << 20
 """A disk without room for so many bytes counts as full."""
 
 
-class Inside:
+class PathInside:
     """Attribute that gives a path below a folder, which another attribute of the same object holds.
 
     Args:

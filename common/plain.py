@@ -104,7 +104,7 @@ class PlainFormatter(logging.Formatter):
         return plain_lines(super().format(record))
 
 
-class OnceASecond(logging.Filter):
+class OncePerSecond(logging.Filter):
     """Passes each message up to level WARNING at most once a second, and every message above this level. It is for
     messages that unauthenticated senders cause. Messages are equal if their format strings are.
     """

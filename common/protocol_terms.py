@@ -31,7 +31,7 @@ MAX_JOINT_ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Prospects:
+class GainFactors:
     """Facts by which the planner predicts the gain of a protocol whose queries cover all public volumes.
 
     They were measured on the tasks in docs/utility.md.
@@ -90,7 +90,7 @@ class ProtocolTerms:
     teacher: Mapping[str, Any] = field(default_factory=dict)
     student: Mapping[str, Any] = field(default_factory=dict)
     scattered: Mapping[str, Any] = field(default_factory=dict)
-    prospects: Prospects | None = None
+    prospects: GainFactors | None = None
 
 
 PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
@@ -105,7 +105,7 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
             teacher={"steps": 100},
             student={"steps": 1200, "augmentation": "wide"},
             scattered={"steps": 400, "augmentation": "wide-mirror"},
-            prospects=Prospects(
+            prospects=GainFactors(
                 query="an appearance query",
                 knowledge="what structures look like",
                 placed=False,
@@ -126,7 +126,7 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
             one_public=True,
             teacher={"steps": 150, "learning_rate": 5e-3},
             student={"steps": 1200},
-            prospects=Prospects(
+            prospects=GainFactors(
                 query="a joint query",
                 knowledge="what teachers know beyond public data",
                 placed=True,

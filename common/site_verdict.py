@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeVar
 
-from common.document import Filed, Key, OneOf, Sha256
+from common.document import Key, OneOf, Sha256, StoredDocument
 from common.errors import InvalidInput
 from common.ledger.charges import SiteName
 from common.ledger.keys import Signed, signing_public_key
@@ -32,7 +32,7 @@ MAX_VERDICT_BYTES = 4_096
 MAX_VERDICTS = 4_096
 
 
-class StatementOnStudent(Signed, Filed):
+class StatementOnStudent(Signed, StoredDocument):
     """Base of a hospital's signed statement about a student, identified by its study and its bundle's SHA-256."""
 
     __slots__ = ()

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from common.canonical import check_hash
-from common.document import Count, Filed, Key, Sha256
+from common.document import Count, Key, Sha256, StoredDocument
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import Signed
 from common.ledger.rows import START, Link, SignedHead, Time, check_time, linked_hashes
@@ -38,7 +38,7 @@ def _check_kinds(links: tuple[Link, ...]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class StudentStatement(Signed, Filed):
+class StudentStatement(Signed, StoredDocument):
     """A signed statement about a student.
 
     Attributes:

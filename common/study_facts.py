@@ -12,10 +12,10 @@ from types import MappingProxyType
 
 from common.config import Study
 from common.ledger.charges import StudyTerms, charge_of
-from common.ledger.server_state import Books
+from common.ledger.server_state import ServerBooks
 from common.ledger.spending import Spending, of_pool, of_pool_in_study, of_study
+from common.measured_gain import MeasuredGain
 from common.study_mechanism import study_mechanism
-from common.worth import Worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class StudyFacts:
     room: int | None = None
     quorum_room: int | None = None
     pools: Mapping[str, PoolFacts] = field(default_factory=dict)
-    gain: Worth | None = None
+    gain: MeasuredGain | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pools", MappingProxyType(dict(self.pools)))
@@ -125,10 +125,10 @@ class StudyFacts:
 
 def study_facts(
     study: Study,
-    books: Books | None = None,
+    books: ServerBooks | None = None,
     *,
     doubt: str | None = None,
-    gain: Worth | None = None,
+    gain: MeasuredGain | None = None,
     asked: Collection[str] | None = None,
     revoked: Collection[str] = (),
 ) -> StudyFacts:
@@ -148,7 +148,7 @@ def study_facts(
     Returns:
         What the study promised, what was spent of it, and how many answers the budgets still have room for.
     """
-    privacy, books = study.privacy, books or Books()
+    privacy, books = study.privacy, books or ServerBooks()
     mechanism, protection = study_mechanism(study, dimension=1), privacy.protection
     cost = charge_of(mechanism, protection, protection)
     answers = books.answers(study.id) if study.id in books.studies else 0
@@ -178,7 +178,12 @@ def study_facts(
 
 
 def recorded_facts(
-    study_id: str, books: Books, *, planned: int | None, doubt: str | None = None, gain: Worth | None = None
+    study_id: str,
+    books: ServerBooks,
+    *,
+    planned: int | None,
+    doubt: str | None = None,
+    gain: MeasuredGain | None = None,
 ) -> StudyFacts:
     """Return the figures of a study in the ledger, from the terms that the ledger contains.
 

@@ -18,7 +18,7 @@ from common.data.box import Box, Point
 from common.data.dataset import Case
 from common.data.dicom import slices_of
 from common.data.dicom_seg import Algorithm, refers_to, write_segmentation
-from common.data.dicom_study import Series, pick, series_in
+from common.data.dicom_study import DicomSeries, pick, series_in
 from common.data.dicom_uncertainty import uncertainty_of, write_uncertainty
 from common.data.input_ranges import odd_sizes
 from common.errors import InvalidInput
@@ -44,7 +44,7 @@ class Segmented:
     """
 
     file: Path
-    series: tuple[Series, ...]
+    series: tuple[DicomSeries, ...]
     weights: str
     voxels: Mapping[str, int]
     centre: str = ""
@@ -141,7 +141,7 @@ def predict_dicom(
     return Segmented(target, series, weights, voxels, algorithm.centre, unlike, odd, unsure)
 
 
-def _target(out: Path, series: Sequence[Series], weights: str, box: Box | None, *, ending: str = "seg") -> Path:
+def _target(out: Path, series: Sequence[DicomSeries], weights: str, box: Box | None, *, ending: str = "seg") -> Path:
     """Return the file to write, whose name no other series or box has.
 
     The name contains the first series' number, the series' UID (a hash of all UIDs for several channels) and the centre
@@ -162,7 +162,7 @@ def _target(out: Path, series: Sequence[Series], weights: str, box: Box | None, 
     return target
 
 
-def _chosen(found: Sequence[Series], bundle: Bundle, chosen: Sequence[str]) -> tuple[Series, ...]:
+def _chosen(found: Sequence[DicomSeries], bundle: Bundle, chosen: Sequence[str]) -> tuple[DicomSeries, ...]:
     """Return one series for each of the student's channels, all in the same frame of reference."""
     channels = bundle.data.channels
     if len(channels) == 1:
@@ -189,7 +189,7 @@ def _chosen(found: Sequence[Series], bundle: Bundle, chosen: Sequence[str]) -> t
     return series
 
 
-def _alone(series: Series, folder: Path) -> Path:
+def _alone(series: DicomSeries, folder: Path) -> Path:
     """Link the series' files into a folder of their own, because a series is read from a folder."""
     folder.mkdir()
     for number, file in enumerate(series.files):

@@ -20,11 +20,11 @@ from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
 from common.protocols.frame import Frame, plan_frame
-from consilium.memory.asked import Drawn
+from consilium.memory.asked import AnswerInMemory
 from research.asked import Vote, ask, noised
 from research.bench import Bench
-from research.kept import array_hash
 from research.setting import RECIPE
+from research.stored_results import array_hash
 from research.utility import BenchAnswers
 from server.protocols.joint.belief import estimated_codes
 from server.protocols.joint.kernel import coordinates
@@ -165,7 +165,7 @@ def _unshrunk(
             number=number,
         )
         votes = [quantise(frame.encode(each), radius_int=query.mechanism.radius_int) for each in codes]
-        seen = observation(Drawn(query, _drawn(bench, variant, query, votes), len(codes)), frame)
+        seen = observation(AnswerInMemory(query, _drawn(bench, variant, query, votes), len(codes)), frame)
         final = frame.estimate(replace(seen, variance=np.zeros_like(seen.variance)))
         frame = replace(frame.after(seen, noise_std=bench.noise_std, radius=study.codec.radius), centre=final)
     return final

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int64
 from common.privacy.mechanism import Mechanism, QuerySpec
 from common.privacy.quantise import quantise
 from common.protocols.site_protocol import Encoder
-from consilium.memory.asked import Drawn, answers_to, released
-from server.public.material import Public
+from consilium.memory.asked import AnswerInMemory, answers_to, released
+from server.public.material import PublicMaterial
 
 Vote = Callable[[Encoder, QuerySpec, int], Float[np.ndarray, "d"]]
 """A function of encoder, query and voter's number that returns the voter's code for the query, before clipping."""
@@ -36,7 +36,7 @@ def noised(votes: Sequence[Int64[np.ndarray, "d"]], mechanism: Mechanism) -> Int
     return released(codes, mechanism)
 
 
-def ask(public: Public, vote: Vote, *, voters: int, draw: Draw) -> tuple[Drawn, ...]:
+def ask(public: PublicMaterial, vote: Vote, *, voters: int, draw: Draw) -> tuple[AnswerInMemory, ...]:
     """Return the noisy answers to all queries of a study, in order.
 
     Args:

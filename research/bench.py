@@ -29,10 +29,10 @@ from common.objects import ObjectStore, write_atomically
 from common.protocols.appearance import AppearanceEncoder, window_of
 from common.protocols.frame import Frame
 from common.study_mechanism import study_mechanism
-from research.kept import ResultFolder, array_hash, weights_hash
 from research.roles import CaseRoles, Cases
 from research.scores import at_site, own_cases, scored
 from research.setting import PER_VOLUME, RECIPE, Setting, study_of
+from research.stored_results import ResultFolder, array_hash, weights_hash
 from server.protocols.appearance.labels import LABELS, placed
 from server.protocols.appearance.look import first_frame
 from server.protocols.joint.kernel import MAX_ROWS, MAX_WEIGHTS, tangent_kernel
@@ -49,9 +49,9 @@ from server.protocols.public_start import (
     refine_paired,
 )
 from server.protocols.rounds import FRAMES, keep_frame
-from server.public.kept import KeptInFolder
-from server.public.material import START_FILE, CodecRecord, Public
+from server.public.material import START_FILE, CodecRecord, PublicMaterial
 from server.public.paired import Paired
+from server.public.public_files import FilesInFolder
 
 
 class Bench:
@@ -190,7 +190,7 @@ class Bench:
             write_atomically(path, frame.to_bytes())
         return Frame.from_bytes(path.read_bytes())
 
-    def public(self, folder: Path, *, start: Start | None, frame: Frame | None) -> Public:
+    def public(self, folder: Path, *, start: Start | None, frame: Frame | None) -> PublicMaterial:
         """Return the study's public material, stored in a folder as in a study's directory.
 
         Volumes are named by the hash of their voxels and are not in the object store.
@@ -205,8 +205,8 @@ class Bench:
         codec = CodecRecord(objects.put(self.codec.to_bytes()), self.codec.dimension)
         looked_at = self.setting.recipe == "appearance"
         images = {array_hash(image): image for image in self.images}
-        kept, paired = KeptInFolder(folder), self.paired or ()
-        public = Public(self.study, codec, tuple(images), objects, kept, paired, images=images)
+        kept, paired = FilesInFolder(folder), self.paired or ()
+        public = PublicMaterial(self.study, codec, tuple(images), objects, kept, paired, images=images)
         if looked_at and start is not None:
             save_weights(folder / START_FILE, start.model)
         if looked_at and not (folder / FRAMES).exists():
@@ -217,7 +217,7 @@ class Bench:
         return public
 
     @contextmanager
-    def asking(self, start: Start, frame: Frame) -> Iterator[Public]:
+    def asking(self, start: Start, frame: Frame) -> Iterator[PublicMaterial]:
         """Yield the public material of a study whose joint query begins with this frame, in a temporary folder."""
         with tempfile.TemporaryDirectory(prefix="consilium-bench-") as folder:
             yield self.public(Path(folder), start=start, frame=frame)

@@ -28,7 +28,7 @@ from common.errors import InvalidInput
 from common.models.checkpoint import load_checkpoint, save_checkpoint
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.training import MAX_MULTIPLIER, Sampling, TrainingEvent, epsilon_of, plan_noise
-from research.mlp import Shape, forward, output_loss
+from research.mlp import NetworkShape, forward, output_loss
 from research.mlp_strategies import MlpBbb, MlpMac, MlpSgd
 from research.private_pca import Projection, private_pca
 from research.recipes import DELTA, RELATION, Cell, Recipe
@@ -180,7 +180,7 @@ def build(cell: Cell, x: torch.Tensor, y: torch.Tensor) -> MlpSgd | MlpMac | Mlp
     """
     recipe, seed, rate = cell.recipe, cell.seed, cell.recipe.schedule()
     hidden = (recipe.hidden,) if cell.data == "mnist" else (300, 100, 20, 100, 300)
-    shape = Shape((x.shape[1], *hidden, y.shape[1]), recipe.activation, recipe.output, recipe.initial)
+    shape = NetworkShape((x.shape[1], *hidden, y.shape[1]), recipe.activation, recipe.output, recipe.initial)
     if recipe.method == "dp-mac":
         return MlpMac(shape, x, y, recipe.terms(), rate=rate, seed=seed)
     if recipe.method == "dp-bbb":

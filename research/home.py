@@ -15,13 +15,13 @@ import torch
 
 from client.adapting.adapt import STRENGTH, chosen_way, cross_validated
 from client.adapting.material import Patient
+from client.adapting.methods import Method, usual
 from client.adapting.networks import Networks, Terms
-from client.adapting.ways import Way, usual
 from client.training.voter import LabelledScan
 from research.bench import Bench
-from research.kept import Numbers, array_hash
 from research.roles import Cases
 from research.scores import at_site
+from research.stored_results import NumbersFile, array_hash
 
 HOME, CHOSEN = "home", "home-chosen"
 """Names of two optional parts. Both measure every way of adapting. The second one also measures the way that `site
@@ -30,7 +30,7 @@ adapt` chooses by cross-validation.
 
 
 def measure_home(
-    bench: Bench, student: torch.nn.Module, part: str, cell: Numbers, report: Callable[[str], None]
+    bench: Bench, student: torch.nn.Module, part: str, cell: NumbersFile, report: Callable[[str], None]
 ) -> dict[str, float]:
     """Return the Dice of every hospital's networks on the held-out cases.
 
@@ -56,7 +56,7 @@ def measure_home(
         report(f"{part}: {site}")
         patients = patients_of(cases)
         networks, count = make([scan for patient in patients for scan in patient.scans]), at_site("home patients", site)
-        for way in Way:
+        for way in Method:
             if at_site(f"home {way}", site) not in cell.values():
                 dice = bench.dice(networks.of(way), bench.roles.held_out)
                 cell.add({at_site(f"home {way}", site): dice, count: float(len(patients))})

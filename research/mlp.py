@@ -18,7 +18,7 @@ from math import sqrt
 import torch
 from jaxtyping import Float
 
-from client.training.private.clipped_sums import Parts
+from client.training.private.clipped_sums import ClippingPlan
 from common.errors import InvalidInput
 from research.grid import SUMMED_NORM, grid_sum
 
@@ -28,7 +28,7 @@ INITIALS = ("he", "glorot")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class NetworkShape:
     """The structure of a network.
 
     Attributes:
@@ -71,7 +71,7 @@ Layers = list[torch.Tensor]
 """One tensor for each layer."""
 
 
-def initial_weights(shape: Shape, *, seed: int, dtype: torch.dtype = torch.float32) -> Layers:
+def initial_weights(shape: NetworkShape, *, seed: int, dtype: torch.dtype = torch.float32) -> Layers:
     """Draw initial weights; no data is used, so the seed may be public.
 
     ``he``: uniform with variance 2 / inputs for ReLU, else 1 / inputs. ``glorot``: normal with variance 2 / (inputs +
@@ -175,7 +175,9 @@ def output_bend(u: torch.Tensor, output: str) -> torch.Tensor:
     return torch.full_like(u, 2.0) if output == "mse" else bend(u, "softplus")
 
 
-def backprop(weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor, shape: Shape) -> tuple[Layers, Layers]:
+def backprop(
+    weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor, shape: NetworkShape
+) -> tuple[Layers, Layers]:
     """Return input i and factor v of every layer: i ⊗ v is the gradient of an example's loss by the layer's weights.
 
     Args:
@@ -199,7 +201,7 @@ def rank_one_norms(inputs: torch.Tensor, factors: torch.Tensor) -> Float[torch.T
 def clipped_layer_sum(
     inputs: Sequence[torch.Tensor],
     factors: Sequence[torch.Tensor],
-    parts: Parts,
+    parts: ClippingPlan,
     names: Sequence[str],
     *,
     beside: int = 0,

@@ -15,13 +15,13 @@ import torch
 from jaxtyping import Float, Int64
 
 from client.training.private.bbb import PosteriorDescent, Prior, WeightPosterior
-from client.training.private.clipped_sums import Parts, one_part
+from client.training.private.clipped_sums import ClippingPlan, one_part
 from client.training.private.descent import Rate, descend
 from common.errors import InvalidInput
 from research.grid import SUMMED_NORM, grid_sum
 from research.mlp import (
     Layers,
-    Shape,
+    NetworkShape,
     act,
     backprop,
     clipped_layer_sum,
@@ -47,7 +47,7 @@ class _Descending:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: NetworkShape,
         x: Float[torch.Tensor, "n d"],
         y: Float[torch.Tensor, "n k"],
         *,
@@ -80,7 +80,7 @@ class MlpSgd(_Descending):
 
     def __init__(
         self,
-        shape: Shape,
+        shape: NetworkShape,
         x: Float[torch.Tensor, "n d"],
         y: Float[torch.Tensor, "n k"],
         *,
@@ -92,7 +92,7 @@ class MlpSgd(_Descending):
     ) -> None:
         super().__init__(shape, x, y, rate=rate, seed=seed, optimizer=optimizer)
         layers = tuple((name,) for name in shape.names)
-        self.parts = Parts(layers, (clip,) * len(layers)) if per_layer else one_part(shape.names, clip)
+        self.parts = ClippingPlan(layers, (clip,) * len(layers)) if per_layer else one_part(shape.names, clip)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
         """Return the integer sum of the batch's clipped gradients, by layer. # sensitive until noised"""
@@ -163,7 +163,7 @@ class MlpMac(_Descending):
 
     def __init__(
         self,
-        shape: Shape,
+        shape: NetworkShape,
         x: Float[torch.Tensor, "n d"],
         y: Float[torch.Tensor, "n k"],
         terms: MacTerms,
@@ -187,7 +187,7 @@ class MlpMac(_Descending):
         return 1 + (self.terms.curvature_clip is not None) + (self.terms.value_bound is not None)
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> ClippingPlan:
         """Clipping norms of the parts of a release: one part for each of M coefficients of each of K layers.
 
         Each part is divided by its clipping norm and by √(MK), so that all parts of one example together have norm at
@@ -205,7 +205,7 @@ class MlpMac(_Descending):
             if self.terms.value_bound is not None:
                 names.append((f"{name}.a",))
                 clips.append(self.terms.value_bound if bounds is None else min(self.terms.value_bound, bounds[2]))
-        return Parts(tuple(names), tuple(clips))
+        return ClippingPlan(tuple(names), tuple(clips))
 
     def _bounds(self, k: int) -> tuple[float, float, float]:
         assert self.terms.t is not None
@@ -282,7 +282,7 @@ class MlpMac(_Descending):
         bound = {name: (parts.clips[k], parts.shares[k]) for k, (name,) in enumerate(parts.names)}
         with torch.no_grad():
             terms = self.layer_terms(x, y, self.coordinates(x, y))
-            first = Parts(
+            first = ClippingPlan(
                 tuple((name,) for name in names),
                 tuple(bound[name][0] for name in names),
                 tuple(bound[name][1] for name in names),
@@ -334,7 +334,7 @@ class MlpBbb:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: NetworkShape,
         x: Float[torch.Tensor, "n d"],
         y: Float[torch.Tensor, "n k"],
         *,
@@ -374,7 +374,7 @@ class MlpBbb:
 
 
 def coordinate_gradients(
-    weights: Sequence[torch.Tensor], first: torch.Tensor, y: torch.Tensor, z: Layers, shape: Shape
+    weights: Sequence[torch.Tensor], first: torch.Tensor, y: torch.Tensor, z: Layers, shape: NetworkShape
 ) -> Layers:
     """Return the gradient of Σ_k‖z_k − f_k(z_{k−1})‖² + output loss by every coordinate z_k.
 

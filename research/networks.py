@@ -21,9 +21,9 @@ from common.config import DataConfig, TrainingConfig
 from common.intervals import mean_interval
 from common.models.fit import fit, one_hot, predict
 from research.bench import Bench
-from research.kept import Numbers
 from research.scores import named
 from research.setting import Setting, settings_json
+from research.stored_results import NumbersFile
 
 WIDTHS = {
     "unet": (16, 32, 64),
@@ -47,7 +47,7 @@ def measure_networks(bench: Bench, seconds: float, report: Callable[[str], None]
         seconds: Processor seconds of each training.
         report: Called with each network's name.
     """
-    cell = Numbers(bench.kept.file("networks", [repr(bench.setting), seconds, bench.seed, WIDTHS], ".json"))
+    cell = NumbersFile(bench.kept.file("networks", [repr(bench.setting), seconds, bench.seed, WIDTHS], ".json"))
     patients = np.concatenate([site.images for site in bench.roles.private])
     labels = np.concatenate([site.labels for site in bench.roles.private])
     targets = np.stack([one_hot(label, bench.classes) for label in labels])

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from client.records.journal import TrainingJournal, TrainingPlan
-from client.training.contract import Part
+from client.training.contract import VoterData
 from client.training.private.settings import PrivateSettings, defaults
 from client.training.private.strategies_3d import layer_parts
 from client.training.private.teachers import train_privately
@@ -31,9 +31,9 @@ from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of
 from common.study_mechanism import study_mechanism
 from research.bench import Bench
-from research.kept import Numbers
 from research.scores import named
 from research.setting import Setting, settings_json, study_of
+from research.stored_results import NumbersFile
 from research.utility import PAPER_CLIP, PARTS, Report, run_part
 
 ALGORITHMS = {"Algorithm 1": "paper-pca", "Algorithm 2": "paper-ae"}
@@ -57,7 +57,7 @@ def measure_pate(bench: Bench, report: Report) -> dict[str, float]:
             for key, value in run_part(at, part, report).items():
                 own = part != "bounds" or key.partition("|")[0] == "non_private"  # the other bounds ask nobody
                 values[f"{name}: {key}" if own else key] = value
-    cell = Numbers(bench.kept.file("pate", [repr(bench.setting), bench.seed], ".json"))
+    cell = NumbersFile(bench.kept.file("pate", [repr(bench.setting), bench.seed], ".json"))
     for arm in DP_SGD:
         if arm not in cell.values():
             report(arm)
@@ -85,7 +85,7 @@ def dp_sgd(bench: Bench, arm: str) -> dict[str, float]:
     settings = replace(own, clip=PAPER_CLIP, per_layer=True, neighbours=Neighbours.REPLACE_ONE, steps=steps)
     plan = settings.plan(patients=len(images)) if arm == DP_SGD[1] else printed_plan(bench, settings, len(images))
     trained = train_privately(
-        Part(images, labels, bench.classes), setting.teacher, settings, TrainingJournal(plan), seed=bench.seed
+        VoterData(images, labels, bench.classes), setting.teacher, settings, TrainingJournal(plan), seed=bench.seed
     )
     costs = {
         f"{arm}|{_COST}|{relation}": epsilon_of(plan.event, delta=setting.delta, neighbours=relation)

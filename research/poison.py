@@ -33,12 +33,12 @@ from common.protocols.joint import FrameEncoder
 from common.protocols.site_protocol import Encoder
 from research.asked import ask as ask_study
 from research.bench import Bench
-from research.kept import Numbers, weights_hash
 from research.setting import Setting, settings_json
+from research.stored_results import NumbersFile, weights_hash
 from research.table import heading, paired
 from server.protocols.decode import labels_of
 from server.protocols.joint.belief import estimated_codes
-from server.protocols.plausible import Plausible
+from server.protocols.plausible import PlausibilityTest
 from server.protocols.public_start import TEMPERATURE, Start
 from server.protocols.rounds import surprise
 
@@ -123,7 +123,7 @@ class Outcome:
     """
 
     codes: Float[np.ndarray, "n l"]
-    plausible: Plausible
+    plausible: PlausibilityTest
 
 
 def ask(bench: Bench, start: Start, frame: Frame, vote: Vote, *, draw: int) -> Outcome:
@@ -148,7 +148,7 @@ def ask(bench: Bench, start: Start, frame: Frame, vote: Vote, *, draw: int) -> O
 
     with bench.asking(start, frame) as public:
         answers = ask_study(public, sent, voters=bench.voters, draw=noised)
-        return Outcome(estimated_codes(public, answers)[1], Plausible(*surprise(public, answers)))
+        return Outcome(estimated_codes(public, answers)[1], PlausibilityTest(*surprise(public, answers)))
 
 
 def _noise(bench: Bench, number: int, draw: int, size: int, noise_std: Fraction) -> Int64[np.ndarray, "d"]:
@@ -180,7 +180,7 @@ def measure(bench: Bench, report: Callable[[str], None]) -> dict[str, float]:
     frame = bench.frame(start)
     erased = np.stack([_erased(bench, model) for model in teachers[: MOST_POISONED * setting.voters]])
     parts = [repr(setting), bench.seed, sha256_bytes(frame.to_bytes()), DRAWS]
-    cell = Numbers(bench.kept.file("poison", parts, ".json"))
+    cell = NumbersFile(bench.kept.file("poison", parts, ".json"))
 
     def keep(name: str, each: Sequence[Float[np.ndarray, "n l"]], *, warned: float) -> None:
         values = {

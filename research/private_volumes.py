@@ -29,7 +29,7 @@ from jaxtyping import Float
 
 from client.records.journal import TrainingJournal
 from client.teachers.teacher import Posterior, averaged
-from client.training.contract import Part
+from client.training.contract import VoterData
 from client.training.private.blocks import blocks_of
 from client.training.private.clipped_sums import integer_sum
 from client.training.private.gradients import plain_weights, segmentation_loss
@@ -167,7 +167,7 @@ def _cell(
         start = bench.start_file()
     plan = settings.plan(patients=len(site))
     classes, clock = len(data.labels), time.process_time()
-    part = Part(site.images, site.labels, classes)
+    part = VoterData(site.images, site.labels, classes)
     done = train_privately(part, terms.network, settings, TrainingJournal(plan), seed=seed, start=start)
     seconds = time.process_time() - clock
     answer: Callable[[np.ndarray], np.ndarray] = lambda image: predict(done.model, image)  # noqa: E731

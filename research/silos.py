@@ -17,7 +17,7 @@ from threading import Barrier
 import torch
 
 from client.records.journal import TrainingJournal
-from client.training.contract import Part
+from client.training.contract import VoterData
 from client.training.private.descent import cosine
 from client.training.private.engine import run
 from client.training.private.gradients import Weights, load_weights_into
@@ -48,7 +48,7 @@ def at_silos(
     setting = bench.setting
     settings = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta, begun=start is not None)
     settings = replace(settings, neighbours=Neighbours.REPLACE_ONE)
-    parts = [Part(site.images, site.labels, bench.classes) for site in bench.roles.private]
+    parts = [VoterData(site.images, site.labels, bench.classes) for site in bench.roles.private]
     journals = [TrainingJournal(settings.plan(patients=len(part.images))) for part in parts]
     silos = [_silo(bench, part, settings, start, key=own.key) for part, own in zip(parts, journals, strict=True)]
     rates = iter([cosine(settings.learning_rate)(step, settings.steps) for step in range(settings.steps)])
@@ -76,7 +76,7 @@ def at_silos(
     return [_network(bench, silo.weights) for silo in silos], _network(bench, _mean(silos))
 
 
-def _silo(bench: Bench, part: Part, settings: PrivateSettings, start: Start | None, *, key: bytes) -> VolumeSgd:
+def _silo(bench: Bench, part: VoterData, settings: PrivateSettings, start: Start | None, *, key: bytes) -> VolumeSgd:
     """Return a DP-SGD trainer for a hospital's patients.
 
     It begins at the public start if there is one, otherwise at the same random weights at every hospital.

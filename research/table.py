@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from client.adapting.ways import Way
+from client.adapting.methods import Method
 from common.intervals import mean_interval
 from common.metrics import mean_present
 from common.privacy.figures import delta_text, epsilon_text
@@ -150,14 +150,14 @@ def home(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
         there = [row for row in rows if at_site("home patients", site) in row]
         columns = {
             way: [row[at_site(f"home {way}", site)] for row in there]
-            for way in (*map(str, Way), "chosen")
+            for way in (*map(str, Method), "chosen")
             if at_site(f"home {way}", site) in there[0]
         }
         found[site] = {
             "patients": mean_present([row[at_site("home patients", site)] for row in there]),
             "seeds": len(there),
             "ways": {
-                way: {"each": each, "mean": mean_present(each), "over_own": paired(each, columns[Way.OWN])}
+                way: {"each": each, "mean": mean_present(each), "over_own": paired(each, columns[Method.OWN])}
                 for way, each in columns.items()
             },
         }
@@ -281,7 +281,7 @@ def _home_table(document: dict[str, Any]) -> Table:
         table.add_column(header, justify="left" if not header else "right")
     for site, row in document.items():
         cells = [
-            f"{one['mean']:.4f}" + ("" if way == Way.OWN else f" {_gain(one['over_own'])}")
+            f"{one['mean']:.4f}" + ("" if way == Method.OWN else f" {_gain(one['over_own'])}")
             for way, one in row["ways"].items()
         ]
         table.add_row(site, f"{row['patients']:g}", *cells)

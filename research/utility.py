@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 
 from client.records.journal import TrainingJournal
-from client.training.contract import Part
+from client.training.contract import VoterData
 from client.training.private.settings import defaults
 from client.training.private.teachers import train_privately
 from common.canonical import sha256_bytes
@@ -26,21 +26,21 @@ from common.models.fit import fit, one_hot, predict
 from common.privacy.mechanism import QuerySpec
 from common.privacy.training import Neighbours
 from common.protocols.site_protocol import Encoder
-from consilium.memory.asked import Drawn
+from consilium.memory.asked import AnswerInMemory
 from research.asked import ask, noised
 from research.bench import Bench, hard
 from research.home import CHOSEN, HOME, measure_home
-from research.kept import Numbers, array_hash, weights_hash
 from research.roles import Cases
 from research.scores import at_site, scored
 from research.setting import CENTRAL, CENTRAL_PAPER, SHARED, SILOS, SILOS_MEAN
 from research.silos import at_silos
+from research.stored_results import NumbersFile, array_hash, weights_hash
 from server.postprocess.networks import fit_once
 from server.protocols.public_start import Start
-from server.protocols.query_protocol import FitFiles, Lesson, protocol_of
+from server.protocols.query_protocol import FitFiles, StudentData, protocol_of
 from server.protocols.stored_labels import StoredLabels, as_stored
 from server.protocols.student_fit import train_student
-from server.public.material import Public
+from server.public.material import PublicMaterial
 
 Report = Callable[[str], None]
 PAPER_CLIP = 4.0
@@ -81,7 +81,7 @@ def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
     teachers = bench.teachers(start)
     named = [repr(bench.setting), bench.seed, bench.codec_hash, "" if start is None else weights_hash(start.model)]
     named += bench.schooling
-    cell = Numbers(bench.kept.file("cell", [*named, part], ".json"))
+    cell = NumbersFile(bench.kept.file("cell", [*named, part], ".json"))
     if part == "bounds":
         bounds(bench, teachers, start, cell, report)
     report("frame")
@@ -112,9 +112,9 @@ class BenchAnswers:
         self.folder, self.public = folder, bench.public(folder, start=start, frame=frame)
         self.protocol = protocol_of(bench.study)
         self._rows = {volume: row for row, volume in enumerate(self.public.volumes)}
-        self.answers: tuple[Drawn, ...] = ask(self.public, self._vote, voters=bench.voters, draw=self._draw)
+        self.answers: tuple[AnswerInMemory, ...] = ask(self.public, self._vote, voters=bench.voters, draw=self._draw)
         labels = self._labels(self.folder, self.public, self.answers)
-        self._lesson = Lesson(self.public, self.answers, labels, seed=bench.seed)
+        self._student_data = StudentData(self.public, self.answers, labels, seed=bench.seed)
 
     def arm(self, name: str) -> dict[str, float]:
         """Return an arm's metrics on the held-out cases; for the student also those of the labels on the public
@@ -123,7 +123,7 @@ class BenchAnswers:
         bench = self._bench
         values = bench.scored(name, self._network(name))
         if name == "student":
-            labels = hard(np.stack(list(self._lesson.labels.values())))
+            labels = hard(np.stack(list(self._student_data.labels.values())))
             values |= scored("labels", labels, bench.roles.public.labels[: len(labels)], bench.study.data)
         return values
 
@@ -153,12 +153,14 @@ class BenchAnswers:
             told, recipe = np.stack(list(stored.values())), bench.setting.student
             return train_student(bench.images, told, recipe, seed=bench.seed, start=self._start.model)[0]
         files = FitFiles.at(self.folder / "networks", name)
-        return self.protocol.finish(replace(self._lesson, labels=stored)).train(files, lambda _step, _loss: None)
+        return self.protocol.finish(replace(self._student_data, labels=stored)).train(files, lambda _step, _loss: None)
 
     def trained(self, name: str) -> torch.nn.Module:
         """Return the network of an arm, trained once and stored."""
-        lesson = replace(self._lesson, trained=self.trained)
-        training = self.protocol.finish(lesson) if name == "student" else self.protocol.control(lesson, name)
+        student_data = replace(self._student_data, trained=self.trained)
+        training = (
+            self.protocol.finish(student_data) if name == "student" else self.protocol.control(student_data, name)
+        )
         assert training is not None  # a benchmark asks about at least two volumes
         files = FitFiles.at(self.folder / "networks", name)
         fit_once(training, files=files, on_step=lambda _step, _loss: None)
@@ -184,9 +186,9 @@ class BenchAnswers:
         public = self._bench.public(folder, start=self._start, frame=None)
         drawn = ask(public, self._vote, voters=self._bench.voters, draw=lambda _query, votes: np.sum(votes, axis=0))
         labels = self._labels(folder, public, drawn)
-        lesson = Lesson(public, drawn, labels, seed=self._bench.seed)
+        student_data = StudentData(public, drawn, labels, seed=self._bench.seed)
         files = FitFiles.at(folder, "student")
-        return self.protocol.finish(lesson).train(files, lambda _step, _loss: None)
+        return self.protocol.finish(student_data).train(files, lambda _step, _loss: None)
 
     def _vote(self, encoder: Encoder, query: QuerySpec, voter: int) -> Float[np.ndarray, "d"]:
         if voter >= len(self._codes):  # a voter without patients
@@ -197,14 +199,16 @@ class BenchAnswers:
         parts = [repr(self._bench.setting), self._bench.seed, query.id, array_hash(*votes)]
         return self._bench.kept.array("release", parts, lambda: noised(votes, query.mechanism))
 
-    def _labels(self, folder: Path, public: Public, answers: Sequence[Drawn]) -> StoredLabels:
+    def _labels(self, folder: Path, public: PublicMaterial, answers: Sequence[AnswerInMemory]) -> StoredLabels:
         labels = StoredLabels(folder / "labels", public.volumes)
         for label in self.protocol.aggregate(public, answers).labels():
             labels.store(label.volume, label.probabilities)
         return labels
 
 
-def bounds(bench: Bench, teachers: list[torch.nn.Module], start: Start | None, cell: Numbers, report: Report) -> None:
+def bounds(
+    bench: Bench, teachers: list[torch.nn.Module], start: Start | None, cell: NumbersFile, report: Report
+) -> None:
     """Score the networks that the student is compared with besides its controls, and add their metrics to ``cell``.
 
     They are the teachers, a network trained on all patients and, if the setting asks for it, networks trained with
@@ -300,7 +304,7 @@ def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> t
     if layer_clip is not None:
         settings = replace(settings, clip=layer_clip, per_layer=True)
     return train_privately(
-        Part(pooled.images, pooled.labels, bench.classes),
+        VoterData(pooled.images, pooled.labels, bench.classes),
         setting.teacher,
         settings,
         TrainingJournal(settings.plan(patients=len(pooled))),

@@ -24,7 +24,7 @@ from jaxtyping import Float
 
 from client.records.journal import TrainingJournal
 from client.teachers.teacher import Posterior, averaged
-from client.training.contract import Part
+from client.training.contract import VoterData
 from client.training.private.settings import PrivateSettings, defaults
 from client.training.private.teachers import train_privately
 from client.training.standard import StandardTrainer
@@ -191,7 +191,7 @@ def _trained(cell: VolumeCell, roles: CaseRoles, cache: Path, checkpoint: Path |
         assert begun is not None
         return lambda image: predict(begun.model, image), {}
     start = bench.start_file() if cell.begun else None
-    part = Part(site.images, site.labels, classes)
+    part = VoterData(site.images, site.labels, classes)
     settings = cell.settings()
     if settings is None:
         trained = StandardTrainer(start=start).train(part, NETWORK, seed=cell.seed)

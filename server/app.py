@@ -5,7 +5,7 @@ run and names the folder of the core's socket in an environment variable. The Se
 and ignores the run's configuration. It ends when the core ends, and when the ServerApp ends the core's run ends too.
 Each site's reply is read separately (:mod:`server.aggregation.inbox`), so a reply that is unreadable or incomplete
 delays no other site. Everything that the core asks of the ServerApp has a kind
-(:class:`~server.aggregation.relay.Kind`); an unknown kind is refused.
+(:class:`~server.aggregation.relay.FrameKind`); an unknown kind is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from server.aggregation.inbox import Inbox, SuperLinkCalls, superlink_calls
 from server.aggregation.relay import (
     FOLDER,
     SAME_VERSION,
-    Kind,
+    FrameKind,
     RelayFrame,
     connect,
     lifeline,
@@ -53,12 +53,12 @@ def main(grid: Grid, context: Context) -> None:
         RuntimeError: If the core ended the run with an error, so that Flower records the run as failed.
     """
     with _core(Path(os.environ[FOLDER])) as core, lifeline(core):
-        send(core, RelayFrame(Kind.RUN, context.run_id))
+        send(core, RelayFrame(FrameKind.RUN, context.run_id))
         try:
             status = relay(core, grid, superlink_calls(grid))
         except Exception:  # Flower keeps no log of a ServerApp, so the core logs the error
             with contextlib.suppress(OSError):
-                send(core, RelayFrame(Kind.FAILED, body=traceback.format_exc()[-4_000:].encode()))
+                send(core, RelayFrame(FrameKind.FAILED, body=traceback.format_exc()[-4_000:].encode()))
             raise
     if status:
         raise RuntimeError("the run failed; the study's event log states the reason")
@@ -83,21 +83,23 @@ def relay(core: socket.socket, grid: Grid, post: SuperLinkCalls) -> int:
     while True:
         asked = receive(core)
         match asked.kind:
-            case Kind.ONLINE:
-                send(core, RelayFrame(Kind.NODES, body=pack_nodes(frozenset(grid.get_node_ids()))))
-            case Kind.BODY:
+            case FrameKind.ONLINE:
+                send(core, RelayFrame(FrameKind.NODES, body=pack_nodes(frozenset(grid.get_node_ids()))))
+            case FrameKind.BODY:
                 bodies[asked.number] = asked.body
-            case Kind.PUSH:
+            case FrameKind.PUSH:
                 inbox.close()
                 inbox = Inbox(post, _push(grid, bodies, ttl_s=asked.number / 1000))
                 bodies = {}
-                send(core, RelayFrame(Kind.DONE))
-            case Kind.PULL:
+                send(core, RelayFrame(FrameKind.DONE))
+            case FrameKind.PULL:
                 for node_id, reply in inbox.arrived(last=asked.number > 0):
-                    kind, body = (Kind.REPLY, reply) if isinstance(reply, bytes) else (Kind.PROBLEM, reply.encode())
+                    kind, body = (
+                        (FrameKind.REPLY, reply) if isinstance(reply, bytes) else (FrameKind.PROBLEM, reply.encode())
+                    )
                     send(core, RelayFrame(kind, node_id, body))
-                send(core, RelayFrame(Kind.DONE))
-            case Kind.END:
+                send(core, RelayFrame(FrameKind.DONE))
+            case FrameKind.END:
                 return asked.number
             case _:
                 raise InvalidInput(

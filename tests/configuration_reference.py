@@ -22,7 +22,7 @@ SITE: dict[str, type] = {
     "server": policy.ServerFacts,
     "caps": policy.Caps,
     "allow": policy.AllowLists,
-    "share": policy.Sharing,
+    "share": policy.SharingPolicy,
     "dataset": DatasetSettings,
 }
 OF_A_DIRECTORY = {"server", "caps", "allow", "dataset", "share", "root", "holder"}

@@ -13,7 +13,7 @@ from common.config import Study, TrainingConfig, render_study
 from common.events import EventLog
 from common.models.unet import build_unet, save_weights
 from server.postprocess.bundle import export_student
-from server.public.said import STUDENTS, said_file
+from server.public.statement_files import STUDENTS, said_file
 from server.study.workspace import Workspace
 from tests.federation import GRID, Federation, make_study
 

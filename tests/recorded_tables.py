@@ -16,7 +16,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from client.adapting.ways import MANY_PATIENTS, Way, usual
+from client.adapting.methods import MANY_PATIENTS, Method, usual
 from common.privacy.figures import epsilon_text
 from research.recipes import PUBLISHED
 
@@ -223,8 +223,8 @@ def ways_at_home() -> str:
                 for ways in there.values()
             ),
         ]
-        for way in Way
-        if way is not Way.OWN
+        for way in Method
+        if way is not Method.OWN
     ]
     return markdown(["mean gain over `own`", *head], rows)
 

@@ -9,8 +9,8 @@ import numpy as np
 from common.config import CodecConfig
 from common.ledger.charges import Spend
 from common.ledger.spending import Spending
+from common.measured_gain import Score
 from common.study_mechanism import study_mechanism
-from common.worth import Score
 from consilium.reports.report_facts import (
     CaseDice,
     DaemonFact,

@@ -23,7 +23,7 @@ from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
 from client.foreign import bring
-from client.foreign.watch import Usage
+from client.foreign.watch import ResourceUsage
 from client.records.declared import ForeignKind
 from common.admission import read_request
 from common.sockets import free_port
@@ -167,7 +167,7 @@ def test_a_teacher_that_was_added_is_told_of_as_shown(monkeypatch: pytest.Monkey
     lines = output_of("docs/deployment.md", "consilium site teacher add bundle.zip")
     shares = {name: float(share) / 100 for name, share in re.findall(r"(\w+) ([\d.]+)%", lines[1])}
     assert sum(shares.values()) == pytest.approx(1, abs=0.001)
-    used = Usage(processes=1, memory_bytes=412 << 20)
+    used = ResourceUsage(processes=1, memory_bytes=412 << 20)
     added = SimpleNamespace(
         declared=SimpleNamespace(kind=ForeignKind.BUNDLE, served="0" * 64), shares=shares, used=used
     )

@@ -2,7 +2,7 @@
 
 `consilium site adapt` calls it. The student's guarantee is not affected by what a hospital trains from it and keeps.
 The result has no guarantee: its bundle states that it was trained on patients and must not leave. A *way* is one method
-of making the network (:mod:`client.adapting.ways`). Steps:
+of making the network (:mod:`client.adapting.methods`). Steps:
 
 1. Take the student that was fetched from the server, the hospital's patients without withdrawn ones, and the public
    volumes about which the study asked this site.
@@ -32,13 +32,10 @@ from client.adapting.adapted import Adapted, Figures
 from client.adapting.folder import FOLDER, NAME, REPORT
 from client.adapting.folder import TRAININGS as KEPT
 from client.adapting.material import Material, Patient, SitePatients, material_of, own_patients, public_material
-from client.adapting.networks import Networks, Terms
-from client.adapting.report import write_report
-from client.adapting.seen_bundle import check_place, write_seen_bundle
-from client.adapting.ways import (
+from client.adapting.methods import (
     TEACHERS,
     TRAININGS,
-    Way,
+    Method,
     by_choice,
     choose,
     filled,
@@ -48,13 +45,16 @@ from client.adapting.ways import (
     usual,
     ways_with,
 )
+from client.adapting.networks import Networks, Terms
+from client.adapting.report import write_report
+from client.adapting.seen_bundle import check_place, write_seen_bundle
 from client.policy import SiteConfig, load_site
 from client.site.books import writing_teachers
 from client.site.deals import patients_seen
 from client.site.enrolment import study_start
 from client.teachers.comparison import OWN_TEACHERS, Answer, codec_of, references
 from client.teachers.evaluation_input import NOT_USED, load_bundle, parts_of
-from client.teachers.fit_of_cases import Fit, fit_of
+from client.teachers.fit_of_cases import FitScores, fit_of
 from client.teachers.pulled_student import STUDENT_DIR
 from client.training.voter import LabelledScan
 from common.config import Study, TrainingConfig, load_study
@@ -92,7 +92,7 @@ class AdaptOptions:
     site_dir: Path
     student: Path | None = None
     data: Path | None = None
-    way: Way | None = None
+    way: Method | None = None
     steps: int | None = None
     learning_rate: float | None = None
     strength: float = STRENGTH
@@ -113,7 +113,7 @@ Row = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class UntrainedScores:
     """The scores of the networks that need no training.
 
     Attributes:
@@ -124,12 +124,12 @@ class Before:
     """
 
     rows: Mapping[str, Sequence[Sequence[Row]]]
-    fit: Fit
+    fit: FitScores
     no_teachers: str
 
 
 @dataclass(slots=True)
-class Folds:
+class CrossValidation:
     """The result of a cross-validation; empty if there were too few patients for one.
 
     Attributes:
@@ -217,7 +217,7 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
 
 def _scored_before(
     options: AdaptOptions, config: SiteConfig, study: Study, bundle: Bundle, found: SitePatients, material: Material
-) -> Before:
+) -> UntrainedScores:
     """Score the networks that need no training, each on every case once, and find out whether the cases fit them.
 
     The site's own teachers are scored if one of two conditions holds:
@@ -238,13 +238,13 @@ def _scored_before(
     compared = [one for one in others if one.public or with_teachers]
     student = partial(predict, bundle.network, patch=bundle.patch, amp=study.student.amp)
     rows: dict[str, list[list[Row]]] = {
-        name: [[] for _ in material.patients] for name in (Way.STUDENT, *(one.name for one in compared))
+        name: [[] for _ in material.patients] for name in (Method.STUDENT, *(one.name for one in compared))
     }
     for place, patient in enumerate(material.patients):
         for case, scan in zip(patient.cases, patient.scans, strict=True):
             image, truth = read(scan.image), read(scan.label)
             use = parts.get(case.id, NOT_USED)
-            answers: dict[str, Answer | None] = {Way.STUDENT: student}
+            answers: dict[str, Answer | None] = {Method.STUDENT: student}
             answers |= {one.name: one.untrained(*use) for one in compared}
             for name, answer in answers.items():
                 drawn = None if answer is None else answer(image).argmax(axis=0).astype(np.uint8)
@@ -256,8 +256,8 @@ def _scored_before(
     unseen = "every patient trained the only one that could answer"
     why = unseen if parts else "it is not known which patients trained them"
     why = next((one.reason for one in missing if one.name == OWN_TEACHERS), why)
-    return Before(
-        {Way.STUDENT: rows[Way.STUDENT], **teachers},
+    return UntrainedScores(
+        {Method.STUDENT: rows[Method.STUDENT], **teachers},
         fit_of(options.site_dir, config, study, others, dice, elsewhere=elsewhere, accepted=options.even_if_unfit),
         no_teachers="" if teachers else why,
     )
@@ -318,7 +318,7 @@ def _adapt(
     bundle: Bundle,
     material: Material,
     terms: Terms,
-    before: Before,
+    before: UntrainedScores,
     out: Path,
     report: Path,
     progress: Progress,
@@ -347,7 +347,7 @@ def _adapt(
         by_choice=mean_interval(_there(by_choice(means, checked.of, default=default)))
         if folds and options.way is None
         else None,
-        ahead={each: _ahead(means, way, each) for each in (Way.STUDENT, Way.OWN, TEACHERS) if each in means},
+        ahead={each: _ahead(means, way, each) for each in (Method.STUDENT, Method.OWN, TEACHERS) if each in means},
         student=bundle.weights,
         bundle=out,
         report=report,
@@ -372,7 +372,7 @@ def _adapt(
     return write_report(result, patients, means.get(way, []), unseen=unseen)
 
 
-def chosen_way(checked: Folds, *, default: Way) -> Way:
+def chosen_way(checked: CrossValidation, *, default: Method) -> Method:
     """Return the way of making the network that `site adapt` takes by itself.
 
     Args:
@@ -395,7 +395,7 @@ def cross_validated(
     terms: Terms,
     *,
     before: Mapping[str, Sequence[Sequence[Row]]] = MappingProxyType({}),
-) -> Folds:
+) -> CrossValidation:
     """Score every way of making the network by cross-validation over patients.
 
     Each patient is scored by networks that were trained without the patients of the same fold.
@@ -407,11 +407,11 @@ def cross_validated(
         before: Scores by network, patient and scan that are known already; these networks do not predict again.
 
     Returns:
-        The scores; none if the patients are too few (:func:`~client.adapting.ways.folds_for`).
+        The scores; none if the patients are too few (:func:`~client.adapting.methods.folds_for`).
     """
     folds = folds_for(len(patients))
     if not folds:
-        return Folds()
+        return CrossValidation()
     of = fold_of([patient.name for patient in patients], folds=folds)
     ways = ways_with(public=bool(terms.public))
     rows: dict[str, list[Row]] = {name: [()] * len(patients) for name in dict.fromkeys((*ways, *before))}
@@ -423,12 +423,12 @@ def cross_validated(
                 known = {name: scans[place] for name, scans in before.items()}
                 for name, row in scored(patient, models, terms, known=known).items():
                     rows[name][place] = row
-    return Folds(of, rows)
+    return CrossValidation(of, rows)
 
 
 def scored(
     patient: Patient,
-    models: Mapping[Way, torch.nn.Module],
+    models: Mapping[Method, torch.nn.Module],
     terms: Terms,
     *,
     known: Mapping[str, Sequence[Row]] = MappingProxyType({}),
@@ -473,7 +473,7 @@ def _figures(name: str, rows: Sequence[Row], structures: Sequence[str]) -> Figur
     )
 
 
-def _ahead(means: Mapping[str, Sequence[float]], way: Way, other: str) -> tuple[float, float | None] | None:
+def _ahead(means: Mapping[str, Sequence[float]], way: Method, other: str) -> tuple[float, float | None] | None:
     """Return the mean paired difference in Dice over patients, with half of its 95 % interval.
 
     It is None if no patient has both values.

@@ -1,7 +1,7 @@
 """Describes the result of an adaptation: which network was chosen and why, its scores, and what they do not show.
 
 A *way* is one method of making the hospital's network, from the student or from its own patients alone
-(:mod:`client.adapting.ways`).
+(:mod:`client.adapting.methods`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client.adapting.ways import LEAST_FOR_FOLDS, MANY_PATIENTS, TEACHERS, WORDS, Way, usual
+from client.adapting.methods import LEAST_FOR_FOLDS, MANY_PATIENTS, TEACHERS, WORDS, Method, usual
 from common.data.dataset import Problem
 from common.plain import joined
 from common.wording import many
@@ -35,7 +35,7 @@ class Figures:
     """The Dice of one network; each patient was scored by a network that had not seen that patient.
 
     Attributes:
-        way: The way of making the network, or :data:`~client.adapting.ways.TEACHERS`.
+        way: The way of making the network, or :data:`~client.adapting.methods.TEACHERS`.
         interval: Mean Dice over patients with half of its 95 % interval; None if no patient has a score.
         structures: Such an interval for each structure, by its name.
         patients: Number of patients with a score.
@@ -93,7 +93,7 @@ class Adapted:
     """
 
     site: str
-    way: Way
+    way: Method
     forced: bool
     patients: int
     cases: int

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from client.adapting.ways import TRAININGS, HomeTraining, Way
+from client.adapting.methods import TRAININGS, HomeTraining, Method
 from client.training.voter import LabelledScan
 from common.canonical import digest, sha256_bytes, sha256_file
 from common.config import DataConfig, TrainingConfig
@@ -68,7 +68,7 @@ class Networks:
         self._terms, self._folder, self._scans, self._on_step = terms, folder, tuple(scans), on_step
         self._made: dict[HomeTraining, torch.nn.Module] = {}
 
-    def of(self, way: Way) -> torch.nn.Module:
+    def of(self, way: Method) -> torch.nn.Module:
         """Return the network that one way of adapting makes, ready to predict.
 
         Args:
@@ -78,15 +78,15 @@ class Networks:
             The network.
         """
         match way:
-            case Way.STUDENT:
+            case Method.STUDENT:
                 return self._terms.student
-            case Way.HALF_WAY:
+            case Method.HALF_WAY:
                 return _mean_weights([self._terms.student, self._once(HomeTraining.TRAINED_ON)])
-            case Way.MERGED:
-                return _mean_weights([self.of(Way.HALF_WAY), self._once(HomeTraining.REHEARSED)])
-            case Way.AVERAGED:
+            case Method.MERGED:
+                return _mean_weights([self.of(Method.HALF_WAY), self._once(HomeTraining.REHEARSED)])
+            case Method.AVERAGED:
                 return Averaged([self._once(HomeTraining.OWN), self._once(HomeTraining.TRAINED_ON)]).eval()
-            case Way.AVERAGED_REHEARSED:
+            case Method.AVERAGED_REHEARSED:
                 return Averaged([self._once(HomeTraining.OWN), self._once(HomeTraining.REHEARSED)]).eval()
         (only,) = TRAININGS[way]
         return self._once(only)
@@ -108,7 +108,7 @@ class Networks:
             return model.to(best_device()).eval()
         scans = self._scans
         if training is HomeTraining.REHEARSED:
-            half_way = self.of(Way.HALF_WAY)
+            half_way = self.of(Method.HALF_WAY)
             model.load_state_dict(half_way.state_dict())
             scans = beside_public(scans, labelled(terms.public, half_way, terms.recipe))
         elif training is not HomeTraining.OWN:
@@ -145,7 +145,7 @@ class Networks:
         else:
             facts["student"] = sha256_bytes(weights_to_bytes(terms.student))
         if training is HomeTraining.REHEARSED:
-            facts |= {"public": list(terms.public), "begins": str(Way.HALF_WAY)}
+            facts |= {"public": list(terms.public), "begins": str(Method.HALF_WAY)}
         if training is HomeTraining.NEAR:
             facts["strength"] = repr(terms.strength)
         return digest("adapted-training", facts)[:32]

@@ -38,7 +38,7 @@ from common.config import Study, load_study
 from common.data.dataset import Problem
 from common.errors import InvalidInput
 from common.models.bundle_configs import inference, metadata_of
-from common.models.bundle_facts import BundlePrivacy, Libraries
+from common.models.bundle_facts import BundlePrivacy, LibraryVersions
 from common.models.student_bundle import (
     FILES,
     INFERENCE,
@@ -230,7 +230,7 @@ def _write(target: Path, task: VoterTask, result: PrivatelyAdapted, study: Study
                 owner=site,
                 source=f"patients of {site}, and the student of the study {study.name}",
                 dice={},
-                libraries=Libraries.here(),
+                libraries=LibraryVersions.here(),
                 inputs=None,
             )
         ),

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from client.adapting.adapted import Adapted, shown
 from client.adapting.material import Patient
-from client.adapting.ways import WORDS
+from client.adapting.methods import WORDS
 from client.teachers.evaluation_pictures import case_picture
 from common.models.bundle import Bundle
 from common.objects import write_atomically

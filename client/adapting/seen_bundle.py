@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from client.adapting.adapted import SEEN, Adapted, shown
-from client.adapting.ways import WORDS
+from client.adapting.methods import WORDS
 from client.records.seen_patients import SEEN_FILE
 from common.config import Study, TrainingConfig
 from common.errors import InvalidInput
 from common.models.averaged import Averaged
 from common.models.bundle import SECOND, SEEN_WEIGHTS, Bundle
 from common.models.bundle_configs import inference, metadata_of
-from common.models.bundle_facts import Libraries
+from common.models.bundle_facts import LibraryVersions
 from common.models.student_bundle import INFERENCE, LICENCE, METADATA, PRIVACY, README, WEIGHTS, as_json, write_bundle
 from common.models.unet import weights_to_bytes
 from common.plain import RESEARCH_ONLY
@@ -114,7 +114,7 @@ def _metadata(result: Adapted, study: Study, bundle: Bundle) -> dict[str, object
         owner=result.site,
         source=f"{many(result.patients, 'patient')} of {result.site}, and the student of the study {study.name}",
         dice={} if figures is None else {"cross_validated_dice": figures[0]},
-        libraries=Libraries.here(),
+        libraries=LibraryVersions.here(),
         inputs=bundle.inputs,
     )
 

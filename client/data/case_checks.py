@@ -40,7 +40,7 @@ class CaseVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class CheckedCase:
     """One case's verdict.
 
     Attributes:
@@ -104,7 +104,7 @@ def examine(
     *,
     repeated: Collection[str] = (),
     on_case: Callable[[int], None] = lambda done: None,
-) -> tuple[Examined, ...]:
+) -> tuple[CheckedCase, ...]:
     """Examine every case of a dataset that was matched to a study.
 
     Args:
@@ -119,11 +119,11 @@ def examine(
     known = {problem.case: problem for problem in dataset.problems}
     cases = {case.id: case for case in dataset.cases}
     seen: dict[str, int] = {}
-    results: list[Examined] = []
+    results: list[CheckedCase] = []
     for number, name in enumerate(sorted(known.keys() | cases.keys()), start=1):
         if name in known:
             reason, remedy = _split(known[name].reason)
-            results.append(Examined(number, name, CaseVerdict.BROKEN, (reason,), remedy))
+            results.append(CheckedCase(number, name, CaseVerdict.BROKEN, (reason,), remedy))
         else:
             one = _examine(number, cases[name], dataset, data, seen, results)
             out = one.verdict is CaseVerdict.DOUBLED and name in repeated
@@ -133,8 +133,8 @@ def examine(
 
 
 def _examine(
-    number: int, case: Case, dataset: Dataset, data: DataConfig, seen: dict[str, int], before: list[Examined]
-) -> Examined:
+    number: int, case: Case, dataset: Dataset, data: DataConfig, seen: dict[str, int], before: list[CheckedCase]
+) -> CheckedCase:
     try:
         if case.label is None:
             volume = load_case(case, data)
@@ -143,7 +143,7 @@ def _examine(
             example = load_example(case, data)
     except Exception as error:  # noqa: BLE001  # as in training
         reason, remedy = _split(why_unread(error))
-        return Examined(number, case.id, CaseVerdict.BROKEN, (reason,), remedy)
+        return CheckedCase(number, case.id, CaseVerdict.BROKEN, (reason,), remedy)
     voxel_ml = math.prod(data.spacing_mm) / 1000
     counts = np.bincount(example.label.ravel(), minlength=len(data.labels))[1:]
     content = hashlib.sha256(example.volume.image.tobytes()).hexdigest()
@@ -152,7 +152,7 @@ def _examine(
     if same != number:
         patients = {dataset.patient_of(before[same - 1].case), dataset.patient_of(case.id)}
         whose = "of another patient: that patient would count twice" if len(patients) > 1 else "of the same patient"
-        return Examined(
+        return CheckedCase(
             number,
             case.id,
             CaseVerdict.DOUBLED,
@@ -162,10 +162,10 @@ def _examine(
         )
     findings = dict.fromkeys(example.notes)
     verdict = CaseVerdict.ODD if findings else CaseVerdict.GOOD
-    return Examined(number, case.id, verdict, tuple(findings), "", sizes, example.volume.foreign)
+    return CheckedCase(number, case.id, verdict, tuple(findings), "", sizes, example.volume.foreign)
 
 
-def _compared(results: list[Examined], data: DataConfig) -> Iterator[Examined]:
+def _compared(results: list[CheckedCase], data: DataConfig) -> Iterator[CheckedCase]:
     """Yield every verdict; a case is odd if one of its structures is far from the median of the cases that have it."""
     sizes = np.array([r.volumes_ml for r in results if r.volumes_ml and r.verdict is not CaseVerdict.BROKEN])
     if len(sizes) < LEAST_CASES_TO_COMPARE:

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 from client.data.layouts import indexed
 from client.policy import SiteConfig, load_site
 from common.config import DataConfig
-from common.data.dataset import Dataset, Doubled, PatientIdentity, Problem
+from common.data.dataset import Dataset, DuplicateCases, PatientIdentity, Problem
 from common.document import LATER, Document
 from common.errors import InvalidInput, Refused
 from common.objects import write_json
@@ -45,7 +45,7 @@ class CaseRecord(Document):
     patients: int
     patient_identity: PatientIdentity
     problems: tuple[Problem, ...]
-    doubled: Annotated[tuple[Doubled, ...], LATER] = ()
+    doubled: Annotated[tuple[DuplicateCases, ...], LATER] = ()
 
     @property
     def left_out(self) -> int:

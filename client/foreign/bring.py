@@ -24,15 +24,15 @@ import nibabel as nib
 import numpy as np
 
 from client.foreign.teacher import MODEL, ForeignTeacher, hashes, read_command
-from client.foreign.watch import Usage
+from client.foreign.watch import ResourceUsage
 from client.policy import load_site
 from client.records.declared import (
     DECLARED,
     Activation,
-    Declared,
     ForeignKind,
     Intensity,
     LabelOf,
+    TeacherDeclaration,
     check_unit,
     has_foreign,
     read_labels,
@@ -50,7 +50,7 @@ _INCOMING = "incoming"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Brought:
+class AddTeacherOptions:
     """The options of `site teacher add`. An option that is None or empty is read from the model, else from the study.
 
     Attributes:
@@ -85,7 +85,7 @@ class Brought:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddedTeacher:
     """The teacher that was added, with the result of its trial run on a volume of random noise.
 
     Attributes:
@@ -94,12 +94,12 @@ class Added:
         used: The most processes, memory, disk and files that the program used while it computed this answer.
     """
 
-    declared: Declared
+    declared: TeacherDeclaration
     shares: dict[str, float]
-    used: Usage
+    used: ResourceUsage
 
 
-def add(site_dir: Path, brought: Brought) -> Added:
+def add(site_dir: Path, brought: AddTeacherOptions) -> AddedTeacher:
     """Add a teacher for one voter. A running worker keeps the teachers it loaded until it is restarted.
 
     Args:
@@ -132,7 +132,7 @@ def add(site_dir: Path, brought: Brought) -> Added:
             write_json(folder / DECLARED, declared.to_json(), mode=0o600)
     shares = trial.mean(axis=(1, 2, 3))
     named = {name: round(float(s), 4) for name, s in zip(study.data.labels, shares, strict=True)}
-    return Added(declared, named, used)
+    return AddedTeacher(declared, named, used)
 
 
 def remove(site_dir: Path, voter: int) -> None:
@@ -176,7 +176,7 @@ def _incoming(folder: Path) -> Iterator[Path]:
             folder.rmdir()
 
 
-def _declare(brought: Brought, incoming: Path, data: DataConfig) -> Declared:
+def _declare(brought: AddTeacherOptions, incoming: Path, data: DataConfig) -> TeacherDeclaration:
     if (brought.source is None) == (brought.command is None):
         raise InvalidInput("teacher to add", limit="either a model's file or folder, or --command, but not both")
     command: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ def _declare(brought: Brought, incoming: Path, data: DataConfig) -> Declared:
         named = [path for word in command if (path := Path(word)).is_absolute() and path.is_file()]
         files = hashes(incoming, [*named, *_existing(brought.models)])
     labels = read_labels(brought.labels) if brought.labels else _own_labels(kind, incoming / MODEL, data)
-    return Declared(
+    return TeacherDeclaration(
         kind=kind,
         labels=labels,
         channels=tuple(name.strip() for name in brought.channels.split(",")) if brought.channels else data.channels,

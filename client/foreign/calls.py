@@ -41,7 +41,7 @@ Line = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class SystemCalls:
     """The numbers of the listed system calls on one kind of machine, by the calls' names."""
 
     machine: int
@@ -51,7 +51,7 @@ class Calls:
 
 
 @cache
-def known_calls(machine: str) -> Calls:
+def known_calls(machine: str) -> SystemCalls:
     """Read the lists of ``calls.toml`` for a machine.
 
     Args:
@@ -66,7 +66,7 @@ def known_calls(machine: str) -> Calls:
         kind: {name: numbers[column] for name, numbers in table.items() if numbers[column] >= 0}
         for kind, table in lists.items()
     }
-    return Calls(MACHINES[machine], own["allowed"], own["pretended"], own["checked"])
+    return SystemCalls(MACHINES[machine], own["allowed"], own["pretended"], own["checked"])
 
 
 def call_filter(machine: str, *, scoped_signals: bool, group: int) -> bytes:
@@ -138,7 +138,7 @@ def _block(name: str, *, scoped_signals: bool, group: int) -> list[Line]:
     are restricted only if Landlock does not confine them.
 
     Args:
-        name: Name of the system call, one of :attr:`Calls.checked`.
+        name: Name of the system call, one of :attr:`SystemCalls.checked`.
         scoped_signals: True if Landlock confines signals; see :func:`call_filter`.
         group: Process id of the program, which is also the id of its process group.
     """

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from client.foreign.calls import MACHINES, call_filter
-from client.foreign.watch import MAX_ENTRIES, Usage, measure, tasks_of_user
+from client.foreign.watch import MAX_ENTRIES, ResourceUsage, measure, tasks_of_user
 from common.errors import DaemonFailed, InvalidInput
 from common.objects import read_regular
 from common.process import base_env
@@ -52,7 +52,7 @@ _LAST_WORDS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Confinement:
+class ResourceLimits:
     """Limits on what a program and all its children may use together.
 
     Attributes:
@@ -70,12 +70,12 @@ class Confinement:
     disk_bytes: int = SCRATCH_BYTES
 
     @property
-    def most(self) -> Usage:
+    def most(self) -> ResourceUsage:
         """The limits on processes, memory, bytes and number of files."""
-        return Usage(MAX_PROCESSES, self.memory_gib << 30, self.disk_bytes, MAX_ENTRIES)
+        return ResourceUsage(MAX_PROCESSES, self.memory_gib << 30, self.disk_bytes, MAX_ENTRIES)
 
 
-def run_confined(argv: Sequence[str], within: Confinement, *, cwd: Path, log: Path) -> Usage:
+def run_confined(argv: Sequence[str], within: ResourceLimits, *, cwd: Path, log: Path) -> ResourceUsage:
     """Run a program until it ends, confined as the module's docstring describes.
 
     Args:
@@ -138,10 +138,12 @@ _REMEDY = (
 )
 
 
-def _watched(process: subprocess.Popen[bytes], within: Confinement, log: Path) -> tuple[int | None, Usage, str]:
+def _watched(
+    process: subprocess.Popen[bytes], within: ResourceLimits, log: Path
+) -> tuple[int | None, ResourceUsage, str]:
     """Return the exit status (None if time was up), the peak use of each resource, and which limit was exceeded."""
     written, most = [*map(Path, within.writes)], within.most
-    deadline, peak = time.monotonic() + within.timeout_s, Usage()
+    deadline, peak = time.monotonic() + within.timeout_s, ResourceUsage()
     while True:
         try:
             status: int | None = process.wait(min(LOOK_EVERY_S, max(0.0, deadline - time.monotonic())))
@@ -216,7 +218,7 @@ def _landlock_version() -> int:
     return int(_libc().syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1)))
 
 
-def _restrict_files(within: Confinement) -> None:
+def _restrict_files(within: ResourceLimits) -> None:
     """Let Landlock forbid everything except reading ``reads`` and writing below ``writes``."""
     libc, version = _libc(), _landlock_version()
     most = _MOST_BY_VERSION.get(version, (1 << 16) - 1)
@@ -259,7 +261,7 @@ def _drop_capabilities() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def _limit(within: Confinement) -> None:
+def _limit(within: ResourceLimits) -> None:
     memory, cpu = within.memory_gib << 30, within.timeout_s * (os.cpu_count() or 1)
     limits = {
         resource.RLIMIT_CORE: 0,
@@ -287,7 +289,7 @@ def main() -> None:
     ORDER is JSON with the command and its confinement.
     """
     order = json.loads(sys.argv[1])
-    within, argv = Confinement(**order["within"]), order["argv"]
+    within, argv = ResourceLimits(**order["within"]), order["argv"]
     libc = _libc()
     if libc.prctl(1, int(signal.SIGKILL), 0, 0, 0) != 0 or libc.prctl(38, 1, 0, 0, 0) != 0:
         sys.exit("prctl failed")

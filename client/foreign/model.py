@@ -30,7 +30,7 @@ from monai.transforms import (
     Spacing,
 )
 
-from client.records.declared import Activation, Declared, ForeignKind, Intensity
+from client.records.declared import Activation, ForeignKind, Intensity, TeacherDeclaration
 from common.errors import ConsiliumError, InvalidInput
 
 LARGEST_STEP = 32
@@ -60,7 +60,7 @@ def _find_weights(bundle: Path) -> Path:
     raise InvalidInput("MONAI bundle without a model", value=bundle.name, limit="models/model.pt or models/model.ts")
 
 
-def answer(declared: Declared, model: Path, image: Path) -> MetaTensor:
+def answer(declared: TeacherDeclaration, model: Path, image: Path) -> MetaTensor:
     """Predict one volume, on the voxel grid that the model's preprocessing produces.
 
     Args:
@@ -101,7 +101,7 @@ def _activated(raw: torch.Tensor, activation: Activation) -> torch.Tensor:
 Made = tuple[torch.nn.Module, MetaTensor, Inferer]
 
 
-def _torchscript(declared: Declared, model: Path, image: Path, device: torch.device) -> Made:
+def _torchscript(declared: TeacherDeclaration, model: Path, image: Path, device: torch.device) -> Made:
     steps: list[Any] = [LoadImage(image_only=True), EnsureChannelFirst()]
     steps.append(Orientation(axcodes="RAS", labels=(("L", "R"), ("P", "A"), ("I", "S"))))
     steps += [Spacing(pixdim=declared.spacing_mm, mode="bilinear", padding_mode="border")]
@@ -114,7 +114,7 @@ def _torchscript(declared: Declared, model: Path, image: Path, device: torch.dev
     return torch.jit.load(str(model), map_location=device), Compose(steps)(str(image)), inferer
 
 
-def _bundle(declared: Declared, model: Path, image: Path, device: torch.device) -> Made:
+def _bundle(declared: TeacherDeclaration, model: Path, image: Path, device: torch.device) -> Made:
     from monai.bundle import ConfigParser
 
     os.chdir(model)
@@ -154,7 +154,7 @@ def main() -> None:
     """Predict one volume: ``python -m client.foreign.model DECLARED MODEL IN OUT``."""
     declared, model, image, out = sys.argv[1:]
     try:
-        probabilities = answer(Declared.read(Path(declared)), Path(model), Path(image))
+        probabilities = answer(TeacherDeclaration.read(Path(declared)), Path(model), Path(image))
     except ConsiliumError as error:
         sys.exit(str(error))
     except Exception as error:  # noqa: BLE001  # report any error of the model in one line

@@ -29,9 +29,9 @@ from jaxtyping import Float
 from monai.data import MetaTensor
 from monai.transforms import SpatialResample
 
-from client.foreign.confined import SCRATCH_BYTES, Confinement, read_plain_file, run_confined
-from client.foreign.watch import Usage
-from client.records.declared import DECLARED, Declared, ForeignKind
+from client.foreign.confined import SCRATCH_BYTES, ResourceLimits, read_plain_file, run_confined
+from client.foreign.watch import ResourceUsage
+from client.records.declared import DECLARED, ForeignKind, TeacherDeclaration
 from common.canonical import sha256_bytes, sha256_file
 from common.config import DataConfig
 from common.data.nifti import Scan, read_nifti
@@ -62,7 +62,7 @@ class ForeignTeacher:
         kept: Recent answers by the volume's hash. # sensitive
     """
 
-    declared: Declared
+    declared: TeacherDeclaration
     folder: Path
     data: DataConfig
     kept: OrderedDict[str, np.ndarray] = field(default_factory=OrderedDict)
@@ -81,7 +81,7 @@ class ForeignTeacher:
         Raises:
             InvalidInput: If a file is not as declared, or labels or channels are not the study's.
         """
-        declared = Declared.read(folder / DECLARED)
+        declared = TeacherDeclaration.read(folder / DECLARED)
         declared.label_numbers(data)
         made = cls(declared, folder, data)
         made.check_files()
@@ -126,7 +126,7 @@ class ForeignTeacher:
             self.kept.popitem(last=False)
         return answer
 
-    def run(self, content: bytes) -> tuple[Float[np.ndarray, "k x y z"], Usage]:
+    def run(self, content: bytes) -> tuple[Float[np.ndarray, "k x y z"], ResourceUsage]:
         """Predict a public volume on the study's grid, and measure what the program used. # sensitive
 
         Args:
@@ -147,7 +147,7 @@ class ForeignTeacher:
                 folder.mkdir()
             self._write_input(read_nifti(content, channels=len(self.data.channels)), given)
             argv = self._argv(given, out)
-            within = Confinement(
+            within = ResourceLimits(
                 reads=(str(given), str(self.folder), *_runtime(argv[0], self.declared)),
                 writes=(str(home), str(out)),
                 timeout_s=self.declared.timeout_s,
@@ -247,7 +247,7 @@ def _files(path: Path) -> Iterator[Path]:
         yield path
 
 
-def _runtime(program: str, declared: Declared) -> tuple[str, ...]:
+def _runtime(program: str, declared: TeacherDeclaration) -> tuple[str, ...]:
     """Return the paths that a program may read besides its input: the program's own files and its environment."""
     if declared.kind is not ForeignKind.COMMAND:
         return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, *(path for path in sys.path if path))))

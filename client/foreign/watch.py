@@ -22,7 +22,7 @@ _BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ResourceUsage:
     """What a group of processes uses.
 
     Attributes:
@@ -37,7 +37,7 @@ class Usage:
     disk_bytes: int = 0
     entries: int = 0
 
-    def peak(self, other: Usage) -> Usage:
+    def peak(self, other: ResourceUsage) -> ResourceUsage:
         """Return the larger of two measurements for each resource.
 
         Args:
@@ -46,9 +46,9 @@ class Usage:
         Returns:
             The maximum.
         """
-        return Usage(*map(max, astuple(self), astuple(other)))
+        return ResourceUsage(*map(max, astuple(self), astuple(other)))
 
-    def over(self, limit: Usage) -> str:
+    def over(self, limit: ResourceUsage) -> str:
         """Describe the first resource (processes, memory, bytes of files, number of files) used beyond its limit.
 
         Args:
@@ -72,7 +72,7 @@ class Usage:
         return f"{self.processes} process{'' if self.processes == 1 else 'es'}, {mib}"
 
 
-def measure(group: int, written: Sequence[Path], *, memory_limit: int) -> Usage:
+def measure(group: int, written: Sequence[Path], *, memory_limit: int) -> ResourceUsage:
     """Measure what a process group uses.
 
     At first a page that several processes share is counted for each of them, which is quick. If this sum exceeds the
@@ -94,7 +94,7 @@ def measure(group: int, written: Sequence[Path], *, memory_limit: int) -> Usage:
     counts = [_below(folder, seen) for folder in written]
     files, entries = sum(bytes_ for bytes_, _ in counts), sum(found for _, found in counts)
     files += sum(_deleted_bytes(member, seen) for member in members)
-    return Usage(len(members), memory, files, entries)
+    return ResourceUsage(len(members), memory, files, entries)
 
 
 def tasks_of_user() -> int:

@@ -25,7 +25,7 @@ from pathlib import Path
 from client.site.node_link import NodeLink, write_link
 from common.engine import flower_env
 from common.errors import SAME_VERSION, DaemonFailed, InvalidInput
-from common.objects import Inside, shared, write_atomically
+from common.objects import PathInside, shared, write_atomically
 from common.pki import NodeKeys
 from common.process import DaemonSpec, ProcessGroup, base_env, plain_text, proxy_env
 from common.reading import parse_json, parsing
@@ -112,13 +112,13 @@ class SiteNode:
                     remedy="put it back, or set the site up again",
                 )
 
-    secret = Inside("runtime.secret", of="folder")
+    secret = PathInside("runtime.secret", of="folder")
     """File of the secret shared by SuperNode and launcher, so that no other process gets the node's messages."""
-    home = Inside("flower", of="folder")
+    home = PathInside("flower", of="folder")
     """Flower's home folder of this node."""
-    log = Inside("logs/supernode.log", of="folder")
+    log = PathInside("logs/supernode.log", of="folder")
     """The SuperNode's log."""
-    contact = Inside("logs/supernode.contact", of="folder")
+    contact = PathInside("logs/supernode.contact", of="folder")
     """File that is touched at every heartbeat that the server accepts."""
 
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from client.data.case_checks import CaseVerdict, Examined, examine
+from client.data.case_checks import CaseVerdict, CheckedCase, examine
 from client.data.cases import delta_warning
 from client.data.layouts import DatasetSettings, match_study, open_dataset
-from client.operations.findings import Checkup, State, fail, failure, note, unnamed_failure
+from client.operations.findings import CheckResult, State, fail, failure, note, unnamed_failure
 from client.operations.readiness import check_site
 from client.policy import load_site
 from client.records.patient_deal import check_listed
 from client.records.scan_patients import check_scans
 from client.site.books import slots_file
 from common.config import DataConfig, load_study
-from common.data.dataset import Case, Dataset, Doubled, PatientIdentity
+from common.data.dataset import Case, Dataset, DuplicateCases, PatientIdentity
 from common.data.patients import counted_once, scans_by_patient
 from common.data.volume import Volume, load_case, load_label
 from common.errors import InvalidInput
@@ -51,7 +51,7 @@ def look(
     label_map: Path | None,
     report: Path | None,
     on_case: Callable[[int, int], None],
-) -> list[Checkup]:
+) -> list[CheckResult]:
     """Check a site's directory, then its data. Options that are None are read from ``site.toml``.
 
     Args:
@@ -102,7 +102,7 @@ def check_data(
     slots: Path | None = None,
     pictures: Path | None = None,
     on_case: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Checkup]:
+) -> list[CheckResult]:
     """Check everything about a dataset that can be checked before training.
 
     Args:
@@ -138,7 +138,7 @@ def check_data(
     usable = good + odd + doubled
     also = f"{doubled} used although another case has the same voxels, " if doubled else ""
     findings.append(
-        Checkup(
+        CheckResult(
             "cases",
             State.OK if usable else State.FAIL,
             f"{len(results)} cases: {good} good, {odd} odd and used, {also}{broken} left out; "
@@ -152,7 +152,7 @@ def check_data(
         findings.append(fail("cases", "no case with a label map is usable", remedy))
     if dataset.unlisted:
         findings.append(
-            Checkup(
+            CheckResult(
                 "cases",
                 State.NOTE,
                 f"{len(dataset.unlisted)} more in imagesTr or labelsTr, which dataset.json does not list; no voter "
@@ -169,7 +169,7 @@ def check_data(
     return findings
 
 
-def _doubled(pair: Doubled) -> Checkup:
+def _doubled(pair: DuplicateCases) -> CheckResult:
     return fail(
         "patients",
         "one scan occurs under two patients, so the guarantee for one patient does not cover this person",
@@ -178,13 +178,13 @@ def _doubled(pair: Doubled) -> Checkup:
     )
 
 
-def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path | None) -> Checkup:
+def _case(result: CheckedCase, case: Case | None, data: DataConfig, pictures: Path | None) -> CheckResult:
     picture = ""
     if pictures is not None and case is not None and (shown := _readable(case, data)) is not None:
         path = pictures / f"case-{result.number:04d}.png"
         write_atomically(path, _drawn(*shown, data, title=f"case {result.number}"), mode=0o600)
         picture = f"{pictures.name}/{path.name}"
-    return Checkup(
+    return CheckResult(
         "case",
         _STATES[result.verdict],
         "; ".join(result.findings),
@@ -195,16 +195,16 @@ def _case(result: Examined, case: Case | None, data: DataConfig, pictures: Path 
     )
 
 
-def _patients(dataset: Dataset) -> Checkup:
+def _patients(dataset: Dataset) -> CheckResult:
     count = len(dataset.patients_listed)
     state = State.NOTE if dataset.patient_identity is PatientIdentity.FILE else State.OK
     remedy = "if patients have several scans, put a patients.csv beside the data" if state is State.NOTE else ""
     cases = len(dataset.listed) + len(dataset.unnamed)
     text = f"{many(count, 'patient')} in {many(cases, 'labelled case')}: {dataset.patient_identity.sentence}"
-    return Checkup("patients", state, text, remedy)
+    return CheckResult("patients", state, text, remedy)
 
 
-def _assignable(dataset: Dataset, slots: Path | None) -> list[Checkup]:
+def _assignable(dataset: Dataset, slots: Path | None) -> list[CheckResult]:
     """Report patients whom training would refuse to assign to voters."""
     scans = scans_by_patient(dataset)
     try:
@@ -216,14 +216,14 @@ def _assignable(dataset: Dataset, slots: Path | None) -> list[Checkup]:
     return []
 
 
-def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[Checkup]:
+def _delta(dataset: Dataset, stated: StatedBudget | None) -> list[CheckResult]:
     if stated is None:
         return []
     warning = delta_warning(stated, patients=len(dataset.patients_listed))
     return [] if warning is None else [note("delta", warning, "ask the consortium for a smaller δ")]
 
 
-def _modality(channels: tuple[str, ...], data: DataConfig, settings: DatasetSettings) -> list[Checkup]:
+def _modality(channels: tuple[str, ...], data: DataConfig, settings: DatasetSettings) -> list[CheckResult]:
     """Report a single channel that the dataset names by another modality; match_study accepts any single name."""
     if len(channels) != 1 or len(data.channels) != 1 or channels[0] in settings.channels:
         return []
@@ -241,7 +241,7 @@ def _modality(channels: tuple[str, ...], data: DataConfig, settings: DatasetSett
     ]
 
 
-def _foreign(results: Sequence[Examined], data: DataConfig) -> list[Checkup]:
+def _foreign(results: Sequence[CheckedCase], data: DataConfig) -> list[CheckResult]:
     """Report scans whose DICOM header or Hounsfield values show another modality than the study's channels name."""
     usable = [result for result in results if result.verdict is not CaseVerdict.BROKEN]
     found = [result for result in usable if result.foreign]
@@ -249,7 +249,7 @@ def _foreign(results: Sequence[Examined], data: DataConfig) -> list[Checkup]:
         return []
     kinds = ", ".join(sorted(frozenset().union(*(result.foreign for result in found))))
     return [
-        Checkup(
+        CheckResult(
             "modality",
             State.FAIL if len(found) == len(usable) else State.NOTE,
             f"{len(found)} of {len(usable)} usable cases are {kinds} by their DICOM header or values; allowed: the "

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from client.adapting.ways import LEAST_FOR_FOLDS, TEACHERS, Way
+from client.adapting.methods import LEAST_FOR_FOLDS, TEACHERS, Method
 from client.teachers.comparison import ALL, OWN_TEACHERS
 from client.teachers.pulled_student import STUDENT_DIR
 from common.canonical import sha256_file
 from common.errors import InvalidInput
+from common.measured_gain import MeasuredGain
 from common.models.student_bundle import WEIGHTS
 from common.reading import parse_json
-from common.worth import Worth
 
 _UNKNOWN = f"Not known whether it is better than {OWN_TEACHERS}"
-_OTHERS = {TEACHERS: OWN_TEACHERS, Way.OWN: "a network trained on this site's patients alone"}
+_OTHERS = {TEACHERS: OWN_TEACHERS, Method.OWN: "a network trained on this site's patients alone"}
 """The networks that an adapted one is compared with; the first that the report has is quoted."""
 
 
@@ -112,7 +112,7 @@ def adapted_verdict(report: Path) -> str:
             return f"{_UNKNOWN}: a comparison needs at least {LEAST_FOR_FOLDS} patients."
         other = next(way for way in _OTHERS if told["ahead"].get(way) is not None)
         gain, half = told["ahead"][other]["mean"], told["ahead"][other]["half_width"]
-        compared = Worth(gain, 0.0, _OTHERS[other], gain, half, 0)
+        compared = MeasuredGain(gain, 0.0, _OTHERS[other], gain, half, 0)
     except (InvalidInput, OSError, KeyError, TypeError, ValueError, AttributeError, StopIteration):
         return f"{_UNKNOWN}: the report of `consilium site adapt` does not say so."
     if told["way"] == other:

@@ -39,7 +39,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkup:
+class CheckResult:
     """The finding of one check.
 
     Attributes:
@@ -66,7 +66,7 @@ class Checkup:
         return self.state is State.OK
 
 
-def fine(check: str, text: str) -> Checkup:
+def fine(check: str, text: str) -> CheckResult:
     """Return a finding that nothing is wrong.
 
     Args:
@@ -76,10 +76,10 @@ def fine(check: str, text: str) -> Checkup:
     Returns:
         The finding.
     """
-    return Checkup(check, State.OK, text)
+    return CheckResult(check, State.OK, text)
 
 
-def note(check: str, text: str, remedy: str = "") -> Checkup:
+def note(check: str, text: str, remedy: str = "") -> CheckResult:
     """Return a finding that somebody should know of.
 
     Args:
@@ -90,10 +90,10 @@ def note(check: str, text: str, remedy: str = "") -> Checkup:
     Returns:
         The finding.
     """
-    return Checkup(check, State.NOTE, text, remedy)
+    return CheckResult(check, State.NOTE, text, remedy)
 
 
-def fail(check: str, text: str, remedy: str, *, subject: str = "") -> Checkup:
+def fail(check: str, text: str, remedy: str, *, subject: str = "") -> CheckResult:
     """Return a finding that must be repaired.
 
     Args:
@@ -105,10 +105,10 @@ def fail(check: str, text: str, remedy: str, *, subject: str = "") -> Checkup:
     Returns:
         The finding.
     """
-    return Checkup(check, State.FAIL, text, remedy, subject=subject)
+    return CheckResult(check, State.FAIL, text, remedy, subject=subject)
 
 
-def failure(check: str, error: Exception, remedy: str) -> Checkup:
+def failure(check: str, error: Exception, remedy: str) -> CheckResult:
     """Report an error that ended a check.
 
     If a full or failing disk or a missing permission caused the error, the finding states that cause with its own
@@ -132,7 +132,7 @@ def failure(check: str, error: Exception, remedy: str) -> Checkup:
     return fail(check, text, own or remedy)
 
 
-def unnamed_failure(check: str, error: InvalidInput | OSError, remedy: str = "") -> Checkup:
+def unnamed_failure(check: str, error: InvalidInput | OSError, remedy: str = "") -> CheckResult:
     """Report an error about a dataset, with the error's value on the terminal only.
 
     The value may name a case or a table, so the report without names omits it.
@@ -153,7 +153,7 @@ def unnamed_failure(check: str, error: InvalidInput | OSError, remedy: str = "")
     return fail(check, text, error.remedy or remedy, subject=", ".join(map(str, names)))
 
 
-def exit_code(findings: Iterable[Checkup]) -> int:
+def exit_code(findings: Iterable[CheckResult]) -> int:
     """Return the exit code of `site doctor`.
 
     Args:
@@ -165,7 +165,7 @@ def exit_code(findings: Iterable[Checkup]) -> int:
     return NEEDS_REPAIR if any(finding.state is State.FAIL for finding in findings) else 0
 
 
-def to_text(findings: Iterable[Checkup]) -> str:
+def to_text(findings: Iterable[CheckResult]) -> str:
     """Format the findings with their subjects for the administrator's terminal.
 
     Args:
@@ -185,7 +185,7 @@ def to_text(findings: Iterable[Checkup]) -> str:
     return joined(lines)
 
 
-def to_json(findings: Iterable[Checkup]) -> str:
+def to_json(findings: Iterable[CheckResult]) -> str:
     """Format the findings as JSON without their subjects, for a machine or another person.
 
     Args:
@@ -212,7 +212,7 @@ def to_json(findings: Iterable[Checkup]) -> str:
 _WORDS = {State.FAIL: "repair", State.NOTE: "know", State.OK: "ok"}
 
 
-def write_report(directory: Path, findings: Iterable[Checkup]) -> tuple[Path, Path]:
+def write_report(directory: Path, findings: Iterable[CheckResult]) -> tuple[Path, Path]:
     """Write ``doctor.json`` and ``doctor.html`` without subjects; the page begins with what must be repaired.
 
     Args:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from client.data.cases import check_index
 from client.operations.daemons import DOCTOR, daemon_standings, no_daemons, trouble, was_let_in
-from client.operations.findings import TROUBLE, Checkup, State, fail, failure, fine, note, unnamed_failure
+from client.operations.findings import TROUBLE, CheckResult, State, fail, failure, fine, note, unnamed_failure
 from client.operations.staff_decisions import has_consented
 from client.policy import SiteConfig, load_site
 from client.records.served import retired_voters
@@ -56,7 +56,7 @@ _HERE = "the line `network` or `admission` of this report names the cause; the S
 _NO_OBJECT = "/public/" + "0" * 64
 
 
-def check_site(directory: Path, *, now: datetime | None = None, starting: bool = False) -> tuple[Checkup, ...]:
+def check_site(directory: Path, *, now: datetime | None = None, starting: bool = False) -> tuple[CheckResult, ...]:
     """Run all checks of a site's directory; checks that are not possible are left out.
 
     Args:
@@ -88,7 +88,7 @@ def check_site(directory: Path, *, now: datetime | None = None, starting: bool =
     return tuple(findings)
 
 
-def _data(config: SiteConfig) -> Checkup:
+def _data(config: SiteConfig) -> CheckResult:
     path, remedy = config.path(config.data), "put the data back, or correct `data` in site.toml"
     try:
         check_data_folder(path)
@@ -120,7 +120,7 @@ def check_newest(directory: Path) -> None:
                 raise LedgerCorrupt(f"{lost}; to fix: {_RECOVER}")
 
 
-def _ledger(config: SiteConfig) -> list[Checkup]:
+def _ledger(config: SiteConfig) -> list[CheckResult]:
     """Check that the ledger is the newest copy and no receipt contradicts it; report consent, pause or withdrawal."""
     try:
         study = joined_study(config)
@@ -144,21 +144,21 @@ def _ledger(config: SiteConfig) -> list[Checkup]:
     return [*found, fine("consent", f"on record for study {study.name}")]
 
 
-def _unconsented(study: Study) -> Checkup:
+def _unconsented(study: Study) -> CheckResult:
     text = f"no consent to study {study.name} is on record: this site trains and answers nothing"
     return fail("consent", text, "`consilium site consent`")
 
 
-def _daemons(directory: Path) -> list[Checkup]:
+def _daemons(directory: Path) -> list[CheckResult]:
     found = []
     for one in daemon_standings(directory):
         state = {"ready": State.OK, "ended": State.FAIL, "offline": State.FAIL}.get(one.state, State.NOTE)
         said, remedy = trouble(one, directory)
-        found.append(Checkup("daemon", state, said, _HERE if remedy == DOCTOR else remedy))
+        found.append(CheckResult("daemon", state, said, _HERE if remedy == DOCTOR else remedy))
     return found or [note("daemons", no_daemons(directory), "`consilium site up`")]
 
 
-def _keys(folder: Path) -> Checkup:
+def _keys(folder: Path) -> CheckResult:
     try:
         if not (folder / "node").exists():
             return fail("keys", f"{folder / 'node'} is missing", "put it back, or set the site up again")
@@ -169,7 +169,7 @@ def _keys(folder: Path) -> Checkup:
     return fine("keys", f"the node key {node_fingerprint(public)} is readable by {whose}")
 
 
-def _authority(config: SiteConfig, now: datetime) -> Checkup:
+def _authority(config: SiteConfig, now: datetime) -> CheckResult:
     path = config.path(config.server.root_certificates)
     try:
         until = expires(path)
@@ -178,7 +178,7 @@ def _authority(config: SiteConfig, now: datetime) -> Checkup:
     return _valid("authority", path.name, until, now, remedy="ask the consortium for a new kit")
 
 
-def _valid(check: str, what: str, until: datetime, now: datetime, *, remedy: str) -> Checkup:
+def _valid(check: str, what: str, until: datetime, now: datetime, *, remedy: str) -> CheckResult:
     if until < now:
         return fail(check, f"{what} expired on {until:%Y-%m-%d}", remedy)
     if until - now < timedelta(days=RENEW_DAYS):
@@ -186,7 +186,7 @@ def _valid(check: str, what: str, until: datetime, now: datetime, *, remedy: str
     return fine(check, f"{what} is valid until {until:%Y-%m-%d}")
 
 
-def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
+def _server(config: SiteConfig, now: datetime) -> list[CheckResult]:
     """Check everything that one signed request to the server shows."""
     proxy = proxy_env().get("https_proxy", "")
     way = f"{config.server.superlink}" + (f" through the proxy {proxy_name(proxy)}" if proxy else ", no proxy set")
@@ -235,7 +235,7 @@ def _server(config: SiteConfig, now: datetime) -> list[Checkup]:
     return findings
 
 
-def _unknown(config: SiteConfig) -> Checkup:
+def _unknown(config: SiteConfig) -> CheckResult:
     """Report a key that was not admitted yet, with the fingerprint to read out, or one that was revoked."""
     if was_let_in(config.root):
         return fail(
@@ -271,7 +271,7 @@ def proxy_name(proxy: str) -> str:
     return proxy.rpartition("//")[2].rpartition("@")[2].strip("/")
 
 
-def _unreachable(error: Exception, way: str, *, proxy: str, host: str) -> Checkup:
+def _unreachable(error: Exception, way: str, *, proxy: str, host: str) -> CheckResult:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     match reason:
         case ssl.SSLCertVerificationError():
@@ -316,7 +316,7 @@ def _unreachable(error: Exception, way: str, *, proxy: str, host: str) -> Checku
             return fail("network", f"{way}: {type(reason).__name__}", remedy)
 
 
-def _clock(date: str, now: datetime) -> Checkup:
+def _clock(date: str, now: datetime) -> CheckResult:
     try:
         ahead_s = (now - parsedate_to_datetime(date)).total_seconds()
     except (ValueError, TypeError):  # no date, or one without a time zone
@@ -328,7 +328,7 @@ def _clock(date: str, now: datetime) -> Checkup:
     return fail("clock", f"{abs(ahead_s):.0f} s {word} the server's", "set the clock, for example by NTP")
 
 
-def _disk(directory: Path) -> Checkup:
+def _disk(directory: Path) -> CheckResult:
     if not os.access(directory, os.W_OK):
         return fail("disk", f"user {os.getuid()} cannot write here", "run the command as the site's own user")
     free = shutil.disk_usage(directory).free
@@ -356,7 +356,7 @@ def _has_teachers(config: SiteConfig) -> bool:
     return (folder / "slots.json").exists() or bool(list(folder.glob("voter-*")))
 
 
-def _teachers(config: SiteConfig, *, load: bool) -> Checkup:
+def _teachers(config: SiteConfig, *, load: bool) -> CheckResult:
     """Check the teachers that a worker would load.
 
     A voter without a teacher sends the zero code; if no voter has one, no worker starts.
@@ -407,7 +407,7 @@ def _consent_first(config: SiteConfig) -> str:
         return ""
 
 
-def _peers(directory: Path) -> list[Checkup]:
+def _peers(directory: Path) -> list[CheckResult]:
     """Check that enough other hospitals are confirmed for a sealed sum, and that none of their keys has changed."""
     try:
         view = look(directory)
@@ -415,11 +415,11 @@ def _peers(directory: Path) -> list[Checkup]:
         return [failure("peers", error, "restore the site's files, then run `consilium site peers`")]
     if not view.sealed:
         return []
-    found = [Checkup("peers", State.FAIL if it.stops else State.NOTE, it.text, it.remedy) for it in view.problems()]
+    found = [CheckResult("peers", State.FAIL if it.stops else State.NOTE, it.text, it.remedy) for it in view.problems()]
     return found or [fine("peers", f"{len(view.standing(PeerTrust.CONFIRMED))} confirmed")]
 
 
-def _gpu(memory: Callable[[], tuple[int, int] | None] | None = None) -> Checkup:
+def _gpu(memory: Callable[[], tuple[int, int] | None] | None = None) -> CheckResult:
     """Check free GPU memory; ``memory`` returns free and total bytes, by default as torch reports them."""
     found = (memory or _gpu_memory)()
     if found is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from client.adapting.folder import FOLDER, TRAININGS, adapted_bundles
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
-from client.records.patient_deal import Place, Slots, save_slots
+from client.records.patient_deal import PatientSlot, Slots, save_slots
 from client.records.served import RETIRED, trained_hash, training_record
 from client.records.voter_files import voter_directory
 from client.site.books import (
@@ -58,7 +58,7 @@ class Withdrawal:
         adapted: Adapted bundles that may have been trained on the patient.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[PatientSlot, ...]
     directories: tuple[Path, ...]
     releases: int
     repeated: bool
@@ -231,7 +231,7 @@ class _Seat:
     """
 
     found: dict[Path, Slots]
-    places: dict[Path, Place]
+    places: dict[Path, PatientSlot]
     sits: set[Path]
 
 

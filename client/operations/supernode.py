@@ -55,7 +55,7 @@ def main() -> None:
     FleetHttpClient.SendNodeHeartbeat = noting(FleetHttpClient.SendNodeHeartbeat, contact)
     flower = fleet_http_connection
     flower.make_simple_http_retry_invoker = repeating(flower.make_simple_http_retry_invoker)
-    waits = Waits()
+    waits = ShorterWaits()
     supernode_loop.time = waits
     supernode_loop.pull_objects = functools.partial(pull_objects, initial_backoff=FIRST_WAIT_S)
     supernode_loop._push_messages = waits.busy_after(supernode_loop._push_messages)
@@ -65,7 +65,7 @@ def main() -> None:
     os._exit(LOST)  # Flower's local API has a thread that would keep the process running
 
 
-class Waits:
+class ShorterWaits:
     """Takes the place of the module ``time`` in Flower's main loop, and makes the loop's waits shorter after a reply.
 
     Args:

@@ -63,7 +63,7 @@ class LabelOf(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Declared(Document):
+class TeacherDeclaration(Document):
     """The content of ``foreign.json``: what a teacher is made of, what it reads and writes, and its limits.
 
     Attributes:
@@ -107,7 +107,7 @@ class Declared(Document):
         return digest("foreign-teacher", self.to_json())
 
     @classmethod
-    def read(cls, path: Path) -> Declared:
+    def read(cls, path: Path) -> TeacherDeclaration:
         """Read a declaration.
 
         Args:

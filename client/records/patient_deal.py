@@ -64,7 +64,7 @@ Shuffle = Callable[[Sequence[str]], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PatientSlot:
     """The slot of a patient, now or before a withdrawal.
 
     Attributes:
@@ -142,7 +142,7 @@ class Slots(Document):
         """
         return case in self.order or self.subject(case) in {subject for _, subject in self.withdrawn}
 
-    def place(self, case: str) -> Place:
+    def place(self, case: str) -> PatientSlot:
         """Find the slot of a case, or the slot it had before it was withdrawn.
 
         Args:
@@ -165,7 +165,7 @@ class Slots(Document):
                 limit="a patient who was assigned to a voter",
                 remedy="give the name of the patient, or of one of the patient's cases, as the dataset lists it",
             )
-        return Place(slot=slot, voter=slot % self.voters, subject=subject)
+        return PatientSlot(slot=slot, voter=slot % self.voters, subject=subject)
 
     def without(self, case: str) -> Slots:
         """Return slots from which a case is withdrawn: its slot is empty and its name is deleted.

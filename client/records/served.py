@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from client.records.declared import DECLARED, Declared, has_foreign
+from client.records.declared import DECLARED, TeacherDeclaration, has_foreign
 from client.records.voter_files import voter_directory
 from common.canonical import digest, sha256_file
 from common.errors import InvalidInput
@@ -76,7 +76,7 @@ def found_in(teachers: Path, *, voters: int) -> tuple[str, ...]:
             found.append(trained_hash(directory))
             continue
         try:
-            found.append(Declared.read(directory / DECLARED).served)
+            found.append(TeacherDeclaration.read(directory / DECLARED).served)
         except InvalidInput:
             found.append(sha256_file(directory / DECLARED))
     return tuple(found)

@@ -52,7 +52,7 @@ OnWait = Callable[[str], None]
 """Called with a sentence about each wait for the server: before the first try, and after each try that failed."""
 
 
-class NotThere(InvalidInput):
+class ObjectNotFound(InvalidInput):
     """The server answered that it does not have the object."""
 
 
@@ -113,7 +113,7 @@ class PublicObjects:
         """
         try:
             return self._said("students", study_id, limit=MAX_STATEMENT_BYTES)
-        except NotThere as error:
+        except ObjectNotFound as error:
             raise InvalidInput(
                 "this study has no student yet", remedy="pull again when the consortium's run has ended"
             ) from error
@@ -175,7 +175,7 @@ class PublicObjects:
                 if status == 416:  # the partial file is not a beginning of the object
                     partial.unlink(missing_ok=True)
                 if status == 404:
-                    raise NotThere(
+                    raise ObjectNotFound(
                         "public object cannot be fetched", value=path, remedy="tell the server's operator"
                     ) from error
                 if clock:

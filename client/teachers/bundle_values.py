@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from common.config import Study, TrainingConfig
 from common.data.input_ranges import InputRanges
 from common.errors import InvalidInput
-from common.models.bundle_facts import BundlePrivacy, Libraries, checked_figures
+from common.models.bundle_facts import BundlePrivacy, LibraryVersions, checked_figures
 from common.models.student_bundle import FILES, INFERENCE, METADATA, PRIVACY, WEIGHTS, bundle_files
 from common.models.unet import network_for, recipe_of, weights_from_bytes, weights_to_bytes
 from common.reading import parse_json, parsing
@@ -47,7 +47,7 @@ class BundleValues:
     weights: bytes
     privacy: BundlePrivacy
     figures: Mapping[str, float]
-    libraries: Libraries
+    libraries: LibraryVersions
     inputs: InputRanges | None
 
 
@@ -76,7 +76,7 @@ def read_values(files: Mapping[str, bytes]) -> BundleValues:
             weights=files[WEIGHTS],
             privacy=BundlePrivacy.from_json(parse_json(files[PRIVACY], what=PRIVACY)),
             figures=checked_figures(described["eval_metrics"]),
-            libraries=Libraries(
+            libraries=LibraryVersions(
                 monai=described["monai_version"],
                 pytorch=described["pytorch_version"],
                 numpy=described["numpy_version"],

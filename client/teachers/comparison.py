@@ -30,11 +30,11 @@ from common.codecs import load_codec, shapes
 from common.config import Study
 from common.errors import InvalidInput
 from common.intervals import mean_interval
+from common.measured_gain import GainVerdict, MeasuredGain
 from common.models.fit import predict
 from common.models.unet import load_weights, network_for
 from common.objects import ObjectStore
 from common.reading import lenient_json
-from common.worth import GainWord, Worth
 
 Answer = Callable[[Float[np.ndarray, "c x y z"]], Float[np.ndarray, "k x y z"]]
 """A function from a volume to its class probabilities, both on the study's grid."""
@@ -74,7 +74,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingComparison:
     """A reference with which this site cannot compare, and the reason."""
 
     name: str
@@ -133,19 +133,21 @@ class CaseComparison:
     who: str = "student"
 
     @property
-    def worth(self) -> Worth:
-        """The comparison as a :class:`~common.worth.Worth`, which gives the verdict and the text of a report."""
-        return Worth(self.student, self.other, self.reference, self.difference, self.half_width, self.cases, self.who)
+    def worth(self) -> MeasuredGain:
+        """The comparison as a :class:`~common.measured_gain.MeasuredGain`, which gives the verdict and the text of a report."""
+        return MeasuredGain(
+            self.student, self.other, self.reference, self.difference, self.half_width, self.cases, self.who
+        )
 
     @property
-    def word(self) -> GainWord:
+    def word(self) -> GainVerdict:
         """The verdict: proven better, proven worse, or not proven. A difference that is not finite is not proven."""
-        return self.worth.word if math.isfinite(self.difference) else GainWord.NOT_PROVEN
+        return self.worth.word if math.isfinite(self.difference) else GainVerdict.NOT_PROVEN
 
     @property
     def alarming(self) -> bool:
         """True if the student is proven worse than a model made from public data only."""
-        return self.public and self.word is GainWord.WORSE
+        return self.public and self.word is GainVerdict.WORSE
 
     @property
     def figures(self) -> str:
@@ -175,7 +177,7 @@ MEAN_SHAPE = "the public mean shape"
 OWN_TEACHERS = "this site's own teachers"
 
 
-def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list[Reference], list[Missing]]:
+def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list[Reference], list[MissingComparison]]:
     """Collect the models with which this site can compare a student, from its own directory.
 
     The mean shape is left out if there is a public start, which knows more than the mean shape and is harder to beat.
@@ -189,7 +191,7 @@ def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list
         The references, and those that are missing with reasons.
     """
     found: list[Reference] = []
-    missing: list[Missing] = []
+    missing: list[MissingComparison] = []
     for name, load, public in (
         (PUBLIC_START, partial(_start, site_dir, study), True),
         (MEAN_SHAPE, partial(_mean_shape, site_dir, study, codec), True),
@@ -202,7 +204,7 @@ def references(site_dir: Path, study: Study, *, codec: str | None) -> tuple[list
             answer, without = own if isinstance(own, tuple) else (own, lambda _voter: None)
             found.append(Reference(name, _at(answer, study.data.finer), public, partial(_without, without, study)))
         except InvalidInput as error:
-            missing.append(Missing(name, str(error)))
+            missing.append(MissingComparison(name, str(error)))
     return found, missing
 
 

@@ -35,7 +35,7 @@ from client.teachers.comparison import (
     Answer,
     CaseComparison,
     MissedStructure,
-    Missing,
+    MissingComparison,
     Reference,
     codec_of,
     compare,
@@ -44,7 +44,7 @@ from client.teachers.comparison import (
 )
 from client.teachers.evaluation_input import NOT_USED, PARTS, load_bundle, parts_of
 from client.teachers.evaluation_pictures import case_picture, reliability_picture
-from client.teachers.fit_of_cases import CHECK, Fit, fit_of
+from client.teachers.fit_of_cases import CHECK, FitScores, fit_of
 from client.teachers.pulled_student import STUDENT_DIR
 from common import site_verdict
 from common.calibration import NOTHING, Reliability, reliability
@@ -52,13 +52,13 @@ from common.config import DataConfig, load_study
 from common.data.msd import Case, Problem
 from common.data.volume import load_example
 from common.errors import InvalidInput
+from common.measured_gain import GainVerdict
 from common.metrics import dice_per_class, hd95_mm, mean_present
 from common.models.bundle import Bundle
 from common.models.fit import predict
 from common.models.native import load_native, on_native
 from common.objects import finite, write_atomically
 from common.plain import RESEARCH_ONLY
-from common.worth import GainWord
 
 EVALUATION_SCHEMA = 3
 
@@ -157,9 +157,9 @@ class Evaluation:
     native: bool = False
     missed: tuple[MissedStructure, ...] = ()
     comparisons: tuple[CaseComparison, ...] = ()
-    missing: tuple[Missing, ...] = ()
+    missing: tuple[MissingComparison, ...] = ()
     reliability: Mapping[str, Reliability] = field(default_factory=dict)
-    fit: Fit = field(default_factory=Fit)
+    fit: FitScores = field(default_factory=FitScores)
     trained_on: tuple[str, ...] = ()
     adapted: bool = False
     elsewhere: bool = False
@@ -199,7 +199,7 @@ class Evaluation:
             return None
         if self.alarms:
             return site_verdict.WORSE
-        proven = all(one.word is GainWord.PROVEN for one in compared)
+        proven = all(one.word is GainVerdict.PROVEN for one in compared)
         return site_verdict.BETTER if proven else site_verdict.NOT_BETTER
 
     @property
@@ -209,7 +209,7 @@ class Evaluation:
         They advise this site which network to use. They do not change the verdict, because no other hospital has these
         teachers.
         """
-        own = [one for one in self.comparisons if not one.public and one.word is GainWord.WORSE]
+        own = [one for one in self.comparisons if not one.public and one.word is GainVerdict.WORSE]
         sure, theirs = (self.reliability.get(name, NOTHING).error for name in (f"the {self.who}", OWN_TEACHERS))
         less_sure = f"Less well calibrated than {OWN_TEACHERS}: calibration error {sure:.3f} against {theirs:.3f}."
         return (*(one.sentence() for one in own), *([less_sure] if sure > theirs + LESS_SURE else []))
@@ -420,20 +420,22 @@ def evaluate(
 
 def _compared(
     found: Sequence[Reference], scores: Mapping[str, Mapping[str, CaseScore]], structures: Sequence[str], *, who: str
-) -> tuple[list[CaseComparison], list[Missing]]:
+) -> tuple[list[CaseComparison], list[MissingComparison]]:
     """Compare the student with each reference on cases that the reference was not trained on.
 
     References without such a case are returned as well, with the reason.
     """
     comparisons: list[CaseComparison] = []
-    missing: list[Missing] = []
+    missing: list[MissingComparison] = []
     for reference in found:
         of = scores[reference.name]
         ours, theirs = [scores[STUDENT][case].dice for case in of], [score.dice for score in of.values()]
         comparisons += compare(reference, structures, ours, theirs, who=who)
         if not ours:
             missing.append(
-                Missing(reference.name, "its only voter was trained on all these cases; give other cases with --data")
+                MissingComparison(
+                    reference.name, "its only voter was trained on all these cases; give other cases with --data"
+                )
             )
     return comparisons, missing
 

@@ -48,7 +48,7 @@ CHECK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class FitScores:
     """Scores that show whether cases fit the models of a site.
 
     Attributes:
@@ -128,7 +128,7 @@ def fit_of(
     *,
     elsewhere: bool,
     accepted: bool,
-) -> Fit:
+) -> FitScores:
     """Return the scores that show whether cases fit the site's own teachers and the public models.
 
     For cases from elsewhere, the site's own teachers are scored on the site's own cases too.
@@ -146,7 +146,7 @@ def fit_of(
         The scores.
     """
     own = next((one for one in found if one.name == OWN_TEACHERS), None)
-    return Fit(
+    return FitScores(
         here=tuple(dice.get(OWN_TEACHERS, ())),
         home=_level_at_home(site_dir, config, study, own) if own is not None and elsewhere else (),
         public={name: mean_present(each) for name, each in dice.items() if name != OWN_TEACHERS},

@@ -51,7 +51,7 @@ _TALK = "keep the statement, and talk to the other sites before you talk to the 
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PulledStudent:
     """A student that passed all checks.
 
     Attributes:
@@ -76,7 +76,7 @@ def pull(
     to_evaluate: bool = False,
     on_bytes: OnBytes = lambda count: None,
     on_wait: OnWait = lambda said: None,
-) -> Pulled:
+) -> PulledStudent:
     """Fetch the statement and the bundle of the site's study, check both, and unpack the bundle.
 
     If a call is interrupted, the next call continues its download.
@@ -132,7 +132,7 @@ def pull(
     write_atomically(out / STATEMENT, statement.render())
     privacy = study.privacy
     cost = statement.guarantee(privacy.budget, privacy.protection, privacy.accountant)
-    return Pulled(bundle=target, statement=statement, guarantee=cost, receipts=receipts, gate=gate)
+    return PulledStudent(bundle=target, statement=statement, guarantee=cost, receipts=receipts, gate=gate)
 
 
 def check_statement(

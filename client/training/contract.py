@@ -21,7 +21,7 @@ from common.privacy.training import TrainingEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class VoterData:
     """One voter's patients, as a trainer receives them.
 
     Attributes:
@@ -47,7 +47,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedVoter:
     """The result of a trainer.
 
     Attributes:
@@ -76,8 +76,8 @@ class Trainer(Protocol):
     """
 
     def train(
-        self, part: Part, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None
-    ) -> Trained:
+        self, part: VoterData, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None
+    ) -> TrainedVoter:
         """Train a new network.
 
         A private trainer always runs all its steps, so that their number does not depend on the patients.

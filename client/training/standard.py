@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from client.training.contract import Part, Trained
+from client.training.contract import TrainedVoter, VoterData
 from common.config import TrainingConfig
 from common.models.fit import OnStep, best_device, fit
 from common.models.unet import build_unet, load_weights
@@ -26,13 +26,13 @@ class StandardTrainer:
 
     def train(
         self,
-        part: Part,
+        part: VoterData,
         recipe: TrainingConfig,
         *,
         seed: int,
         checkpoint: Path | None = None,
         on_step: OnStep | None = None,
-    ) -> Trained:
+    ) -> TrainedVoter:
         """Train a UNet on the voter's patients, from the public start or from random weights.
 
         Raises:
@@ -58,4 +58,4 @@ class StandardTrainer:
             checkpoint=checkpoint,
             on_step=on_step,
         )
-        return Trained(model=model, steps=result.steps, loss=result.loss, seconds=result.seconds)
+        return TrainedVoter(model=model, steps=result.steps, loss=result.loss, seconds=result.seconds)

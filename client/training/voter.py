@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from client.records.voter_files import TRAIN_SCHEMA
-from client.training.contract import Part, Trained, Trainer
+from client.training.contract import TrainedVoter, Trainer, VoterData
 from client.training.private.settings import STRATEGIES
 from client.training.private.trainer import private_trainer
 from client.training.standard import StandardTrainer
@@ -105,7 +105,7 @@ def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> Vot
     filled = sum(map(bool, training)), sum(map(bool, held_out))
     report = VoterReport(task.voter, trained_on=filled[0], held_out=filled[1], empty_slots=len(slots) - sum(filled))
     checkpoint = task.directory / "checkpoint.pt"
-    result: Trained | None = None
+    result: TrainedVoter | None = None
     if any(training) or task.private is not None:
         try:
             result = trainer_of(task.trainer)(task).train(
@@ -128,7 +128,7 @@ def _train_voter(task: VoterTask, cache: VolumeCache, *, on_step: OnStep) -> Vot
     return VoterOutcome(report, problems)
 
 
-def _forget(result: Trained, absent: tuple[int, ...]) -> None:
+def _forget(result: TrainedVoter, absent: tuple[int, ...]) -> None:
     """Set the network's weights on channels that the site does not have to zero.
 
     Public volumes have these channels, but the network has never seen them. Which channels are absent is the site's own
@@ -141,7 +141,7 @@ def _forget(result: Trained, absent: tuple[int, ...]) -> None:
                 weights[:, list(absent)] = 0
 
 
-def _saved(report: VoterReport, result: Trained, task: VoterTask, held_out: list[LabelledScan]) -> VoterReport:
+def _saved(report: VoterReport, result: TrainedVoter, task: VoterTask, held_out: list[LabelledScan]) -> VoterReport:
     """Save the weights, score them on the voter's held-out patients, and return the completed report."""
     dice = _dice(result.model, held_out, recipe=task.recipe, structures=task.data.members)
     return dataclasses.replace(
@@ -231,14 +231,14 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
     return usable, tuple(problems)
 
 
-def _part(slots: Sequence[tuple[LabelledScan, ...]], task: VoterTask) -> Part:
+def _part(slots: Sequence[tuple[LabelledScan, ...]], task: VoterTask) -> VoterData:
     """Collect the volumes of these patients, each with its patient's position among them.
 
     Without patients the arrays are empty and have the same other dimensions.
     """
     examples = list(chain(*slots))
     grid, channels = task.data.grid, len(task.data.channels)
-    return Part(
+    return VoterData(
         images=together([one.image for one in examples]) if examples else np.zeros((0, channels, *grid), np.float32),
         labels=together([one.label for one in examples]) if examples else np.zeros((0, *grid), np.uint8),
         classes=len(task.data.labels),
@@ -294,7 +294,7 @@ def _guarantees(task: VoterTask, event: TrainingEvent | None) -> tuple[str, ...]
     return tuple(str(guarantee_of(event, delta=task.private.delta, neighbours=relation)) for relation in Neighbours)
 
 
-def _record(task: VoterTask, report: VoterReport, identity: str, *, result: Trained | None) -> None:
+def _record(task: VoterTask, report: VoterReport, identity: str, *, result: TrainedVoter | None) -> None:
     deviations = None if result is None else result.deviations
     posterior = task.directory / "posterior.pt"
     if deviations is None:

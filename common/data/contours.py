@@ -29,7 +29,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filled:
+class FilledContour:
     """The inside of one contour: the part of the slice [i, j] that it covers, and which of its voxels lie inside."""
 
     place: tuple[slice, slice]
@@ -52,7 +52,7 @@ def effort(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> int:
     return int((high - low).clip(0).sum()) + (i1 - i0) * (j1 - j0)
 
 
-def fill(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> Filled:
+def fill(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> FilledContour:
     """Return the voxels of a slice whose centre lies inside a closed contour.
 
     Args:
@@ -86,10 +86,12 @@ def fill(points: Float[np.ndarray, "n 2"], shape: tuple[int, int]) -> Filled:
         at = np.ceil(x0 + (row - y0) / (y1 - y0) * (x1 - x0)).astype(np.int64)
         np.add.at(crossed, (row - j0, np.clip(at, i0, i1) - i0), 1)
     inside = (np.cumsum(crossed, axis=1)[:, :-1] % 2 == 1).T
-    return Filled((slice(i0, i1), slice(j0, j1)), inside)
+    return FilledContour((slice(i0, i1), slice(j0, j1)), inside)
 
 
-def combine(contours: Sequence[Filled], shape: tuple[int, int], *, crossing: bool = False) -> Bool[np.ndarray, "i j"]:
+def combine(
+    contours: Sequence[FilledContour], shape: tuple[int, int], *, crossing: bool = False
+) -> Bool[np.ndarray, "i j"]:
     """Return the voxels of a structure in a slice: those that lie inside an odd number of its contours.
 
     Args:

@@ -89,7 +89,7 @@ class Problem(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Doubled(Document):
+class DuplicateCases(Document):
     """Two cases of two patients whose image files have the same content. Shown at the site only, never sent."""
 
     case: str
@@ -166,7 +166,7 @@ class Dataset:
     label_values: tuple[int, ...] = ()
     regions: tuple[str, ...] = ()
     absent: tuple[int, ...] = ()
-    doubled: tuple[Doubled, ...] = ()
+    doubled: tuple[DuplicateCases, ...] = ()
     unnamed: Mapping[str, str] = field(default_factory=dict)
     unlisted: tuple[Problem, ...] = ()
     synthetic: bool = False

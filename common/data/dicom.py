@@ -15,7 +15,7 @@ import numpy as np
 
 from common.data.dicom_header import read_pixels
 from common.data.geometry import LPS_TO_RAS, check_affine
-from common.data.nifti import ANY_ROOM, Scan, VoxelRoom
+from common.data.nifti import ANY_ROOM, Scan, VolumeLimits
 from common.errors import InvalidInput
 from common.names import modality_in
 from common.registry import optional
@@ -30,7 +30,7 @@ _MODALITIES = ("CT", "PT", "US", "MR")
 """DICOM's codes of the modalities that a study's channel can name. Other codes, such as OT, name no modality."""
 
 
-def read_series(folder: Path, *, room: VoxelRoom = ANY_ROOM) -> Scan:
+def read_series(folder: Path, *, room: VolumeLimits = ANY_ROOM) -> Scan:
     """Read the DICOM series in a folder.
 
     Args:
@@ -102,7 +102,7 @@ def _simpleitk() -> Any:
     return optional("SimpleITK", user="reading a folder of DICOM", install="'SimpleITK>=2.4'")
 
 
-def _check_headers(folder: Path, room: VoxelRoom) -> None:
+def _check_headers(folder: Path, room: VolumeLimits) -> None:
     """Check every file's header before SimpleITK opens a file: one series, slices of one size, and together at most
     ``room`` voxels.
     """
@@ -132,7 +132,7 @@ def _check_one(series: int) -> None:
         )
 
 
-def _check_size(sitk: Any, files: tuple[str, ...], room: VoxelRoom) -> None:
+def _check_size(sitk: Any, files: tuple[str, ...], room: VolumeLimits) -> None:
     """Check from the headers that all slices have one size, and together at most ``room`` voxels."""
     sizes = set()
     for file in files:

@@ -18,7 +18,7 @@ import numpy as np
 from common.data.dicom_header import check_elements
 from common.data.dicom_study import highdicom
 from common.data.geometry import LPS_TO_RAS
-from common.data.nifti import Scan, VoxelRoom
+from common.data.nifti import Scan, VolumeLimits
 from common.errors import InvalidInput
 
 ENDING = ".dcm"
@@ -27,7 +27,7 @@ OFF_VOXELS = 0.05
 """Largest distance of a Segmentation's voxel from the image's voxel, in voxels."""
 
 
-def read_segmentation(path: Path, *, room: VoxelRoom) -> Scan:
+def read_segmentation(path: Path, *, room: VolumeLimits) -> Scan:
     """Read a Segmentation: segment numbers [1, i, j, k] with their affine in RAS+.
 
     Args:

@@ -25,7 +25,7 @@ _TAGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class DicomSeries:
     """One series: its files sorted by name, and the facts that its headers give."""
 
     uid: str
@@ -53,7 +53,7 @@ def highdicom() -> Any:
     return optional("highdicom", user="DICOM", install=_PACKAGES)
 
 
-def series_in(folder: Path) -> tuple[Series, ...]:
+def series_in(folder: Path) -> tuple[DicomSeries, ...]:
     """Find every series of the one study below ``folder``.
 
     Args:
@@ -95,9 +95,9 @@ def _head(path: Path) -> dict[str, str]:
         return dict.fromkeys(_TAGS, "")
 
 
-def _series(files: Sequence[tuple[Path, dict[str, str]]]) -> Series:
+def _series(files: Sequence[tuple[Path, dict[str, str]]]) -> DicomSeries:
     head = files[0][1]
-    return Series(
+    return DicomSeries(
         uid=head["SeriesInstanceUID"],
         study=head["StudyInstanceUID"],
         description=head["SeriesDescription"],
@@ -109,7 +109,7 @@ def _series(files: Sequence[tuple[Path, dict[str, str]]]) -> Series:
     )
 
 
-def pick(series: Sequence[Series], *, named: str) -> Series:
+def pick(series: Sequence[DicomSeries], *, named: str) -> DicomSeries:
     """Return the series to segment.
 
     Args:

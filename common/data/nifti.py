@@ -98,7 +98,7 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class VoxelRoom:
+class VolumeLimits:
     """Limits on the size of a volume file.
 
     Attributes:
@@ -112,10 +112,10 @@ class VoxelRoom:
     remedy: str = "crop or downsample the scan"
 
 
-ANY_ROOM = VoxelRoom()
+ANY_ROOM = VolumeLimits()
 
 
-def read_nifti(content: bytes, *, channels: int | None, room: VoxelRoom = ANY_ROOM) -> Scan:
+def read_nifti(content: bytes, *, channels: int | None, room: VolumeLimits = ANY_ROOM) -> Scan:
     """Read one file, with its intensities scaled by slope and intercept.
 
     Args:
@@ -134,7 +134,7 @@ def read_nifti(content: bytes, *, channels: int | None, room: VoxelRoom = ANY_RO
         return _read(content, channels=channels, room=room)
 
 
-def read_nifti_file(path: Path, *, channels: int | None, room: VoxelRoom = ANY_ROOM) -> Scan:
+def read_nifti_file(path: Path, *, channels: int | None, room: VolumeLimits = ANY_ROOM) -> Scan:
     """Read a file as :func:`read_nifti` reads its bytes; add a note if the file's name contradicts its compression.
 
     Args:
@@ -169,7 +169,7 @@ def read_nifti_file(path: Path, *, channels: int | None, room: VoxelRoom = ANY_R
     return replace(scan, notes=(*scan.notes, note))
 
 
-def _read(content: bytes, *, channels: int | None, room: VoxelRoom) -> Scan:
+def _read(content: bytes, *, channels: int | None, room: VolumeLimits) -> Scan:
     packed = content[:2] == _GZIP
     source = _Source(content, packed=packed)
     header, least_offset = _header(source)
@@ -268,7 +268,7 @@ def _header(source: _Source) -> tuple[nib.Nifti1Header, int]:
     raise InvalidInput("file is no NIfTI file", remedy="copy or export it again")
 
 
-def _shape(header: nib.Nifti1Header, channels: int | None, room: VoxelRoom) -> tuple[int, int, int, int]:
+def _shape(header: nib.Nifti1Header, channels: int | None, room: VolumeLimits) -> tuple[int, int, int, int]:
     """Return the shape [i, j, k, c].
 
     i, j and k are the sizes of the three spatial axes. The number c of channels is the size of the one later axis that

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.canonical import digest, sha256_file
 from common.data.access import entries
-from common.data.dataset import Case, Dataset, Doubled, PatientIdentity, Problem
+from common.data.dataset import Case, Dataset, DuplicateCases, PatientIdentity, Problem
 from common.errors import InvalidInput
 from common.reading import read_text
 
@@ -282,7 +282,7 @@ def counted_once(dataset: Dataset) -> Dataset:
         dataset,
         cases=tuple(case for case in dataset.cases if case.id not in copies),
         problems=(*dataset.problems, *problems),
-        doubled=tuple(Doubled(case, same_as) for case, same_as in between),
+        doubled=tuple(DuplicateCases(case, same_as) for case, same_as in between),
     )
 
 

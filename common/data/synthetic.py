@@ -6,7 +6,7 @@ smooth deformation vary between patients, so that the mean shape is a poor segme
 the same brightness, partial volume, a bias field and Rician noise make brightness alone a poor segmentation too.
 
 Each hospital has its own scanner: contrast, noise, voxel spacing and axis order. A case depends only on the seed and
-its number. A :class:`Drawing` sets how cluttered the images are and where annotators draw the border between the two
+its number. A :class:`PhantomImaging` sets how cluttered the images are and where annotators draw the border between the two
 structures. Each set of phantoms (a collection) has one Drawing, so two collections may differ in clutter and in border.
 """
 
@@ -51,7 +51,7 @@ class Scanner:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class PhantomImaging:
     """Settings by which a collection's phantoms are imaged and annotated, apart from scanners and anatomy.
 
     Attributes:
@@ -73,7 +73,7 @@ class Drawing:
     shift_mm: float = 3.5
 
 
-PLAIN = Drawing()
+PLAIN = PhantomImaging()
 
 
 def study_data(structures: int = 2) -> DataConfig:
@@ -111,7 +111,7 @@ def scanner_of(hospital: int, *, seed: int) -> Scanner:
 
 
 def phantom(
-    rng: np.random.Generator, scanner: Scanner, *, structures: int = 2, drawing: Drawing = PLAIN
+    rng: np.random.Generator, scanner: Scanner, *, structures: int = 2, drawing: PhantomImaging = PLAIN
 ) -> tuple[Int16[np.ndarray, "x y z"], UInt8[np.ndarray, "x y z"], Float[np.ndarray, "4 4"]]:
     """Make one random phantom and the image that the scanner would record of it.
 
@@ -149,7 +149,7 @@ def write_phantoms(
     seed: int,
     hospitals: int = 1,
     structures: int = 2,
-    drawing: Drawing = PLAIN,
+    drawing: PhantomImaging = PLAIN,
     first: int = 0,
     on_case: Callable[[int], None] | None = None,
 ) -> Dataset:
@@ -203,7 +203,7 @@ def write_phantoms(
 
 
 def _into_patient(
-    points: Float[np.ndarray, "3 x y z"], rng: np.random.Generator, drawing: Drawing
+    points: Float[np.ndarray, "3 x y z"], rng: np.random.Generator, drawing: PhantomImaging
 ) -> Float[np.ndarray, "3 x y z"]:
     """Transform scanner coordinates to the patient's own, both in mm: a smooth deformation, then pose and size."""
     shape = points.shape[1:]

@@ -42,7 +42,7 @@ from common.data.nifti import (
     IMAGE_RATIO,
     MAX_NATIVE_VOXELS,
     Scan,
-    VoxelRoom,
+    VolumeLimits,
     read_nifti,
     read_nifti_file,
 )
@@ -356,7 +356,7 @@ def save_label(
     nib.save(image, path)
 
 
-def room_for(data: DataConfig) -> VoxelRoom:
+def room_for(data: DataConfig) -> VolumeLimits:
     """Return the limits on the size of a scan that this study accepts.
 
     Args:
@@ -372,11 +372,11 @@ def room_for(data: DataConfig) -> VoxelRoom:
     voxels = min(MAX_NATIVE_VOXELS, max(ROOM_VOXELS, MOST_OF_A_GRID * grid))
     if (free := free_memory_bytes()) is not None and free // BYTES_A_VOXEL < voxels:
         remedy = "give the program more memory, or crop or downsample the scan"
-        return VoxelRoom(max(free // BYTES_A_VOXEL, SMALL_VOXELS), IMAGE_RATIO, remedy)
-    return VoxelRoom(voxels, IMAGE_RATIO)
+        return VolumeLimits(max(free // BYTES_A_VOXEL, SMALL_VOXELS), IMAGE_RATIO, remedy)
+    return VolumeLimits(voxels, IMAGE_RATIO)
 
 
-def _label_room(data: DataConfig, volume: Volume | None) -> VoxelRoom:
+def _label_room(data: DataConfig, volume: Volume | None) -> VolumeLimits:
     """Return the size limits of a label map, which may be twice as fine as its image on each axis."""
     most = room_for(data)
     voxels = most.voxels if volume is None else min(most.voxels, max(SMALL_VOXELS, 8 * math.prod(volume.native_shape)))
@@ -409,7 +409,7 @@ def _label_scan(
     return scan, {}
 
 
-def _scan(path: Path, *, channels: int | None, room: VoxelRoom) -> Scan:
+def _scan(path: Path, *, channels: int | None, room: VolumeLimits) -> Scan:
     """Read a file or a DICOM folder."""
     if os.path.isdir(path):
         return dicom.read_series(path, room=room)

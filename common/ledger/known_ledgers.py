@@ -10,7 +10,7 @@ from itertools import islice
 
 from common.errors import InvalidInput
 from common.ledger.charges import NOTHING, Roster, Spend
-from common.ledger.receipts import Known, Receipt, never_receipted, row_hashes
+from common.ledger.receipts import KnownLedger, Receipt, never_receipted, row_hashes
 from common.ledger.records import recovered_bodies
 from common.ledger.rows import Position
 
@@ -30,7 +30,7 @@ class _Owed:
     bodies: tuple[frozenset[str], ...]
 
 
-class KnownLedgers(dict[str, Known]):
+class KnownLedgers(dict[str, KnownLedger]):
     """What receipts have shown of each server ledger, by the ledger's id.
 
     Attributes:
@@ -43,7 +43,7 @@ class KnownLedgers(dict[str, Known]):
         self.recovered: dict[str, int] = {}
         self._owed: dict[str, list[_Owed]] = {}
 
-    def of(self, ledger_id: str) -> Known:
+    def of(self, ledger_id: str) -> KnownLedger:
         """Return what is known of one ledger.
 
         Args:
@@ -52,9 +52,9 @@ class KnownLedgers(dict[str, Known]):
         Returns:
             The knowledge; that of an empty ledger if no receipt has come.
         """
-        return self.get(ledger_id, Known())
+        return self.get(ledger_id, KnownLedger())
 
-    def counted_in(self, receipt: Receipt) -> Known:
+    def counted_in(self, receipt: Receipt) -> KnownLedger:
         """Return what is known of a receipt's ledger, with only those owed charges that the receipt's totals contain.
 
         A contradicting receipt's charges are contained if its head is a row of the receipt's own history, or if rows of
@@ -97,7 +97,7 @@ class KnownLedgers(dict[str, Known]):
         shown = (known.spend + known.owed).beyond(receipt.before)  # contradicting receipts showed these lost charges
         unshown = known.unshown.beyond(shown) + lost
         position = Position(receipt.head.seq, receipt.head.hash)
-        self[receipt.ledger_id] = Known(position, receipt.after, unshown=unshown)
+        self[receipt.ledger_id] = KnownLedger(position, receipt.after, unshown=unshown)
         self.recovered |= {link.body_sha256: row for link in receipt.links if link.kind == "recovered"}
         return lost
 

@@ -247,7 +247,7 @@ def _without_roster(item: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownLedger:
     """A site's knowledge of one ledger of the server, from the receipts that the site accepted.
 
     Attributes:
@@ -395,7 +395,7 @@ def _check_release(receipt: Receipt, item: ReceiptedRelease, study: StudyTerms, 
         raise ReceiptContradiction("the event does not follow from the release's mechanism", row=item.seq)
 
 
-def check_continuity(receipt: Receipt, known: Known) -> None:
+def check_continuity(receipt: Receipt, known: KnownLedger) -> None:
     """Check that a receipt directly follows the site's last one.
 
     After a recovery of the server's ledger the next receipt may begin at any row, but its totals must not be below
@@ -433,7 +433,7 @@ def check_continuity(receipt: Receipt, known: Known) -> None:
         )
 
 
-def never_receipted(receipt: Receipt, known: Known) -> Spend:
+def never_receipted(receipt: Receipt, known: KnownLedger) -> Spend:
     """Return charges that the server marked lost without sending this site a receipt.
 
     The site charges itself once for each query that it accepts. Suppose the server loses an answer before the site has

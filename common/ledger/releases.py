@@ -17,7 +17,7 @@ from common.privacy.mechanism import Mechanism
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class ExceededLimit:
     """The limit that a planned release would exceed.
 
     Attributes:
@@ -76,7 +76,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveredCharge:
     """A charge whose row this ledger lost, known from a site's receipt. ``head`` is the receipt's head, if it was
     recorded. ``charged`` is False if another row charges the release already.
     """

@@ -38,7 +38,7 @@ from common.ledger.records import (
     StudyRecord,
     kept_of,
 )
-from common.ledger.releases import AnswerRow, ChargedTotals, Obstacle, Recovered, Release, Releases
+from common.ledger.releases import AnswerRow, ChargedTotals, ExceededLimit, RecoveredCharge, Release, Releases
 from common.ledger.rows import Row
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.privacy.accounting import MAX_POOL_COORDINATES, admits, max_mu_squared
@@ -46,7 +46,7 @@ from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Mechanism
 
 
-class Books(RowState):
+class ServerBooks(RowState):
     """Totals and rules of a server's ledger. Rows are entered through :meth:`enter`, in order, each once."""
 
     role = "server"
@@ -62,7 +62,7 @@ class Books(RowState):
         self.named: dict[str, Roster] = {}
         self.recovered_draws: dict[str, int] = {}
         self.reused: dict[str, dict[str, None]] = {}
-        self.recovered: dict[str, tuple[int, Recovered]] = {}
+        self.recovered: dict[str, tuple[int, RecoveredCharge]] = {}
         self.lost: dict[int, LostRecord] = {}
         self.refusals: dict[tuple[str, str, tuple[str, ...]], int] = {}
         self.notes: dict[str, int] = {}
@@ -192,7 +192,7 @@ class Books(RowState):
 
     # --- rules
 
-    def plan(self, mechanism: Mechanism, *, study_id: str, roster: Roster) -> ChargedTotals | Obstacle:
+    def plan(self, mechanism: Mechanism, *, study_id: str, roster: Roster) -> ChargedTotals | ExceededLimit:
         """Return the totals after a release, or the first limit that the release would exceed.
 
         Args:
@@ -218,17 +218,17 @@ class Books(RowState):
             spend, limit = self.spent(entry.pool), self._limits[entry.pool]
             after = whole.after(spend, cost, limit)
             if after is None:
-                return Obstacle("pool-budget", entry.pool, cost, limit - spend.mu_squared)
+                return ExceededLimit("pool-budget", entry.pool, cost, limit - spend.mu_squared)
             if after.coordinates > MAX_POOL_COORDINATES:
-                return Obstacle("coordinates", entry.pool, cost, limit - spend.mu_squared)
+                return ExceededLimit("coordinates", entry.pool, cost, limit - spend.mu_squared)
             inside = self.spent_in(study_id, entry.pool)
             after_inside = within.after(inside, own, allowed)
             if after_inside is None:
-                return Obstacle("study-budget", entry.pool, own, allowed - inside.mu_squared)
+                return ExceededLimit("study-budget", entry.pool, own, allowed - inside.mu_squared)
             pools[entry.pool], studies[study_id, entry.pool] = after, after_inside
         return ChargedTotals(pools, studies)
 
-    def plan_reuse(self, query_id: str, *, study_id: str) -> ChargedTotals | Obstacle:
+    def plan_reuse(self, query_id: str, *, study_id: str) -> ChargedTotals | ExceededLimit:
         """Return a study's totals after it uses another study's answer, for which the pools have paid already.
 
         Args:
@@ -246,7 +246,7 @@ class Books(RowState):
         for entry in release.roster:
             inside = self.spent_in(study_id, entry.pool)
             if not admits(inside.mu_squared, cost, allowed):
-                return Obstacle("study-budget", entry.pool, cost, allowed - inside.mu_squared)
+                return ExceededLimit("study-budget", entry.pool, cost, allowed - inside.mu_squared)
             studies[study_id, entry.pool] = inside.plus(cost, release.mechanism.dimension)
         return ChargedTotals({}, studies)
 
@@ -415,7 +415,7 @@ class Books(RowState):
                     limit="the privacy event computed from the query's mechanism and the study's protection",
                 )
             planned = self.plan(mechanism, study_id=study.id, roster=roster)
-            if isinstance(planned, Obstacle):
+            if isinstance(planned, ExceededLimit):
                 raise InvalidInput(f"the release exceeds a limit ({planned.reason}) of pool {planned.pool!r}")
             charge = planned
         self._apply(charge)
@@ -475,7 +475,7 @@ class Books(RowState):
             _ = self.pools[entry.pool]
         if (by := record.charged) is not None:
             _ = self.lost[by]
-        found = Recovered(study.id, mechanism, roster, head, charged=by is None)
+        found = RecoveredCharge(study.id, mechanism, roster, head, charged=by is None)
         self._set(self.recovered, release_hash, (row.seq, found))
         if release.draw is not None:
             self._set(self.recovered_draws, release.query_id, max(release.draw, self.last_draw(release.query_id)))
@@ -511,7 +511,7 @@ class Books(RowState):
             if len(self.releases[query_id].roster) < self.studies[record.study_id].quorum:
                 raise InvalidInput("roster of a reused answer", limit="at least as many sites as the study's quorum")
             planned = charge or self.plan_reuse(query_id, study_id=record.study_id)
-            if isinstance(planned, Obstacle):
+            if isinstance(planned, ExceededLimit):
                 raise InvalidInput(f"the reused answer exceeds a limit ({planned.reason}) of pool {planned.pool!r}")
             self._apply(planned)
         self._set(self.reused, record.study_id, {**known, **dict.fromkeys(record.query_ids)})

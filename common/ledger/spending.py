@@ -15,7 +15,7 @@ from math import floor
 from typing import Protocol
 
 from common.ledger.charges import NOTHING, Spend
-from common.ledger.server_state import Books
+from common.ledger.server_state import ServerBooks
 from common.privacy.accounting import ACCOUNTANTS, MAX_PLD_EPSILON, Guarantee, guarantee, max_mu_squared
 from common.privacy.consent import (
     group_guarantees,
@@ -232,7 +232,7 @@ class Spending:
         )
 
 
-def of_study(books: Books, study_id: str, *, doubt: str | None = None) -> Spending:
+def of_study(books: ServerBooks, study_id: str, *, doubt: str | None = None) -> Spending:
     """Return the spending of a study on the pool on which it spent most.
 
     Args:
@@ -251,7 +251,7 @@ def of_study(books: Books, study_id: str, *, doubt: str | None = None) -> Spendi
     return Spending.of(books.studies[study_id], worst, largest_roster=books.largest_roster(study_id), doubt=doubt)
 
 
-def of_pool_in_study(books: Books, study_id: str, pool: str, *, doubt: str | None = None) -> Spending:
+def of_pool_in_study(books: ServerBooks, study_id: str, pool: str, *, doubt: str | None = None) -> Spending:
     """Return the spending of a study on one pool.
 
     Args:
@@ -269,7 +269,7 @@ def of_pool_in_study(books: Books, study_id: str, pool: str, *, doubt: str | Non
     return Spending.of(books.studies[study_id], books.spent_in(study_id, pool), doubt=doubt)
 
 
-def of_pool(books: Books, pool: str, *, doubt: str | None = None) -> Spending:
+def of_pool(books: ServerBooks, pool: str, *, doubt: str | None = None) -> Spending:
     """Return the spending of all studies together on a pool, under the pool's own budget.
 
     Args:

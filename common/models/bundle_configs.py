@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from common.config import Study, TrainingConfig
 from common.data.input_ranges import InputRanges
-from common.models.bundle_facts import BundlePrivacy, Libraries
+from common.models.bundle_facts import BundlePrivacy, LibraryVersions
 from common.models.fit import WINDOW_OVERLAP, inferer_of
 from common.models.unet import definition
 from common.plain import RESEARCH_ONLY
@@ -39,7 +39,12 @@ They come without warranty of any kind and are not a medical device.
 
 
 def metadata(
-    study: Study, privacy: BundlePrivacy, *, dice: Mapping[str, float], libraries: Libraries, inputs: InputRanges | None
+    study: Study,
+    privacy: BundlePrivacy,
+    *,
+    dice: Mapping[str, float],
+    libraries: LibraryVersions,
+    inputs: InputRanges | None,
 ) -> dict[str, object]:
     """Return ``configs/metadata.json`` of a student: the fields of MONAI's bundle specification, and the input ranges.
 
@@ -72,7 +77,7 @@ def metadata_of(
     owner: str,
     source: str,
     dice: Mapping[str, float],
-    libraries: Libraries,
+    libraries: LibraryVersions,
     inputs: InputRanges | None,
 ) -> dict[str, object]:
     """Return ``configs/metadata.json`` of any network for this study's data.

@@ -166,7 +166,7 @@ class BundlePrivacy:
 
 
 @dataclass(frozen=True, slots=True)
-class Libraries:
+class LibraryVersions:
     """Versions of the libraries with which the student was trained. The bundle's metadata states them."""
 
     monai: str
@@ -184,7 +184,7 @@ class Libraries:
                 )
 
     @classmethod
-    def here(cls) -> Libraries:
+    def here(cls) -> LibraryVersions:
         """Return the versions in this process."""
         return cls(
             monai=monai.__version__,

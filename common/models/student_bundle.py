@@ -21,7 +21,7 @@ from common.config import Study
 from common.data.input_ranges import InputRanges
 from common.errors import InvalidInput
 from common.models.bundle_configs import LICENSE, inference, metadata, readme
-from common.models.bundle_facts import BundlePrivacy, Libraries, checked_figures
+from common.models.bundle_facts import BundlePrivacy, LibraryVersions, checked_figures
 from common.models.unet import weights_to_bytes
 from common.objects import write_atomically
 
@@ -37,7 +37,7 @@ def bundle_files(
     weights: bytes,
     privacy: BundlePrivacy,
     dice: Mapping[str, float] | None = None,
-    libraries: Libraries | None = None,
+    libraries: LibraryVersions | None = None,
     inputs: InputRanges | None = None,
 ) -> dict[str, bytes]:
     """Return every file of a bundle by its path. Equal arguments give equal bytes.
@@ -59,7 +59,7 @@ def bundle_files(
     figures = checked_figures(dice or {})
     return {
         METADATA: as_json(
-            metadata(study, privacy, dice=figures, libraries=libraries or Libraries.here(), inputs=inputs)
+            metadata(study, privacy, dice=figures, libraries=libraries or LibraryVersions.here(), inputs=inputs)
         ),
         INFERENCE: as_json(inference(study)),
         PRIVACY: as_json(privacy.to_json()),

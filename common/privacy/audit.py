@@ -112,7 +112,7 @@ class StudyUnderAudit:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """The result of one test: a measured value, its limit, and whether the value broke the limit.
 
     Attributes:
@@ -131,7 +131,7 @@ class Finding:
     meaning: str
 
     @classmethod
-    def at_most(cls, test: str, measured: float, limit: float, what: str) -> Finding:
+    def at_most(cls, test: str, measured: float, limit: float, what: str) -> AuditFinding:
         """Return the finding of a test that alarms if the measured value is above the limit.
 
         Args:
@@ -146,7 +146,7 @@ class Finding:
         return cls(test, measured, limit, measured > limit, f"{what}; at most")
 
     @classmethod
-    def at_least(cls, test: str, measured: float, limit: float, what: str) -> Finding:
+    def at_least(cls, test: str, measured: float, limit: float, what: str) -> AuditFinding:
         """Return the finding of a test that alarms if the measured value is below the limit.
 
         Args:
@@ -169,7 +169,7 @@ class AuditOutcome:
 
     __slots__ = ()
 
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
 
     @property
     def exceeded(self) -> bool:
@@ -205,7 +205,7 @@ class AuditReport(AuditOutcome):
     study: StudyUnderAudit
     runs: int
     confidence: float
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
 
     @property
     def mu_lower_bound(self) -> float:
@@ -356,7 +356,9 @@ def audit(
             residuals.append(noise)
         bound = mu_lower_bound(statistics[0], statistics[1], confidence=confidence)
         findings.append(
-            Finding(f"pair {pair}", bound, study.claimed_mu, bound > study.claimed_mu, "measured μ at least; claimed")
+            AuditFinding(
+                f"pair {pair}", bound, study.claimed_mu, bound > study.claimed_mu, "measured μ at least; claimed"
+            )
         )
     scaled = np.concatenate(residuals) / study.claimed_noise_std
     findings += [
@@ -399,7 +401,7 @@ def mu_lower_bound(first: Float[np.ndarray, "runs"], second: Float[np.ndarray, "
     return float(_bounds(first[half:], second[half:], np.array([best]), alpha)[0])
 
 
-def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> Finding:
+def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> AuditFinding:
     """Test standardised noise by its smallest singular value: finds too little noise in any direction, or noise used
     twice.
 
@@ -424,10 +426,10 @@ def spectral_finding(name: str, rows: Float[np.ndarray, "n samples"]) -> Finding
     n, samples = rows.shape
     smallest = sqrt(max(0.0, float(np.linalg.eigvalsh(rows @ rows.T / samples)[0])))
     limit = 1 - sqrt(n / samples) - sqrt(2 * log(1 / _NOISE_ALPHA) / samples)
-    return Finding.at_least(f"spectrum over {name}", smallest, limit, "least noise, in claimed σ")
+    return AuditFinding.at_least(f"spectrum over {name}", smallest, limit, "least noise, in claimed σ")
 
 
-def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> Finding:
+def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> AuditFinding:
     """Test noise by its Kolmogorov distance to the rounded Gaussian of the claimed σ: finds too little and too much
     noise.
 
@@ -456,7 +458,7 @@ def residual_finding(noise: Float[np.ndarray, "..."], noise_std: float) -> Findi
     below = np.abs(empirical - counts / noise.size - stats.norm.cdf((values - 0.5) / noise_std)).max()
     distance = float(max(above, below))
     limit = sqrt(log(2 / _NOISE_ALPHA) / 2 / noise.size)
-    return Finding.at_most("noise distribution", distance, limit, "distance from the claimed noise")
+    return AuditFinding.at_most("noise distribution", distance, limit, "distance from the claimed noise")
 
 
 def _check_confidence(confidence: float) -> None:
@@ -464,7 +466,7 @@ def _check_confidence(confidence: float) -> None:
         raise InvalidInput("confidence", value=confidence, limit="0.5 to below 1")
 
 
-def _filter_finding(study: StudyUnderAudit, serve: Service) -> Finding:
+def _filter_finding(study: StudyUnderAudit, serve: Service) -> AuditFinding:
     """Test the budget filter: the service must answer all planned queries, and must refuse one more."""
     codes = _codes(study, "constant", 1)
     if (answered := len(serve(codes))) != study.queries:
@@ -475,7 +477,7 @@ def _filter_finding(study: StudyUnderAudit, serve: Service) -> Finding:
         answered = len(serve([*codes, codes[-1]]))
     except BudgetExceeded:
         answered = study.queries
-    return Finding.at_most("budget filter", answered, study.queries, "queries answered from one budget")
+    return AuditFinding.at_most("budget filter", answered, study.queries, "queries answered from one budget")
 
 
 def _direction(study: StudyUnderAudit, pair: str) -> Float[np.ndarray, "n l"]:

@@ -136,7 +136,7 @@ EXCHANGED = Protection(Unit.PATIENT, Relation.REPLACE_ONE)
 
 
 @dataclass(frozen=True, slots=True)
-class Combined:
+class PatientGuarantee:
     """The guarantee of one patient under replace-one, and how it was derived.
 
     Attributes:
@@ -212,7 +212,7 @@ def combine(
     *,
     every_release_used_it: bool,
     adapted: TrainingGuarantee | None = None,
-) -> Combined:
+) -> PatientGuarantee:
     """Return one patient's guarantee from its site's trainings and the federation's releases.
 
     If trainings and releases have the same relation, the sum of their ε at the sum of their δ always holds (basic
@@ -249,27 +249,27 @@ def combine(
         if not holds
     )
     if not reasons and adapted is not None:
-        return Combined(training.epsilon, training.delta, EXCHANGED, TRAINED)
+        return PatientGuarantee(training.epsilon, training.delta, EXCHANGED, TRAINED)
     if not reasons:
-        return Combined(min(training.epsilon, alone.epsilon), alone.delta, EXCHANGED, SMALLER)
+        return PatientGuarantee(min(training.epsilon, alone.epsilon), alone.delta, EXCHANGED, SMALLER)
     both = _sum_up(training.epsilon, alone.epsilon), _sum_up(training.delta, alone.delta)
     if str(training.neighbours) != relation or both[1] >= 1:
         return _apart(alone, adapted, reasons)
-    return Combined(*both, EXCHANGED, SUM, reasons)
+    return PatientGuarantee(*both, EXCHANGED, SUM, reasons)
 
 
-def _apart(alone: Guarantee, adapted: TrainingGuarantee | None, reasons: tuple[str, ...]) -> Combined:
+def _apart(alone: Guarantee, adapted: TrainingGuarantee | None, reasons: tuple[str, ...]) -> PatientGuarantee:
     """Return the releases' guarantee, which holds however the teachers were trained.
 
     If networks may leave the hospital, the guarantee of their trainings (``adapted``) is added to it.
     """
     if adapted is None:
-        return Combined(alone.epsilon, alone.delta, EXCHANGED, APART, reasons)
+        return PatientGuarantee(alone.epsilon, alone.delta, EXCHANGED, APART, reasons)
     both = _sum_up(adapted.epsilon, alone.epsilon), _sum_up(adapted.delta, alone.delta)
-    return Combined(*both, EXCHANGED, WITH_ADAPTED, reasons)
+    return PatientGuarantee(*both, EXCHANGED, WITH_ADAPTED, reasons)
 
 
-def worst(sites: Collection[Combined]) -> Combined:
+def worst(sites: Collection[PatientGuarantee]) -> PatientGuarantee:
     """Return the guarantee of the site whose patients are protected least.
 
     Args:

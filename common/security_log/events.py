@@ -232,7 +232,7 @@ KINDS: dict[str, SecurityKind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundEvent:
     """An event read from a source.
 
     Attributes:
@@ -246,7 +246,7 @@ class Found:
     facts: Mapping[str, str | int]
 
 
-def log_record(found: Found, *, party: str, name: str, source: str, position: int) -> dict[str, Any]:
+def log_record(found: FoundEvent, *, party: str, name: str, source: str, position: int) -> dict[str, Any]:
     """Return an event as the JSON object of a log line.
 
     Args:

@@ -27,7 +27,7 @@ from common.ledger.records import parse_record
 from common.ledger.rows import Row, check_link, format_time
 from common.objects import write_atomically
 from common.reading import parse_json
-from common.security_log.events import KINDS, Found, log_record
+from common.security_log.events import KINDS, FoundEvent, log_record
 from common.security_log.sinks import Sink
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Source(Protocol):
 
     name: str
 
-    def after(self, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
+    def after(self, place: Place) -> Iterator[tuple[int, FoundEvent | None, Place]]:
         """Iterate over the entries after a place.
 
         Args:
@@ -79,7 +79,7 @@ class LedgerSource:
     def __init__(self, path: Path, *, role: str, read: ReadRow) -> None:
         self.name, self._path, self._role, self._read = "ledger", path, role, read
 
-    def after(self, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
+    def after(self, place: Place) -> Iterator[tuple[int, FoundEvent | None, Place]]:
         """Iterate over the committed rows after a place; see :meth:`Source.after`.
 
         Args:
@@ -98,28 +98,32 @@ class LedgerSource:
         except (LedgerCorrupt, InvalidInput, sqlite3.Error) as error:
             if _TOLD not in place:
                 row = error.row if isinstance(error, LedgerCorrupt) and error.row is not None else 0
-                yield row, Found("ledger-changed", format_time(utc_now()), {"row": row}), [*(place or [0, ""]), _TOLD]
+                yield (
+                    row,
+                    FoundEvent("ledger-changed", format_time(utc_now()), {"row": row}),
+                    [*(place or [0, ""]), _TOLD],
+                )
 
-    def _rows(self, chain: Chain, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
+    def _rows(self, chain: Chain, place: Place) -> Iterator[tuple[int, FoundEvent | None, Place]]:
         before: Row | None = None
         if place and (seq := int(place[0])):
             found = chain.rows_between(seq - 1, seq)
             if found and found[0].hash == place[1]:
                 before = found[0]
             else:
-                yield seq, Found("ledger-changed", format_time(utc_now()), {"row": seq}), []
+                yield seq, FoundEvent("ledger-changed", format_time(utc_now()), {"row": seq}), []
         while rows := chain.rows_between(at := before.seq if before else 0, at + ROWS_AT_ONCE):
             for row in rows:
                 check_link(self._role, row, before)
                 yield row.seq, self._event(row), [row.seq, row.hash]
                 before = row
 
-    def _event(self, row: Row) -> Found | None:
+    def _event(self, row: Row) -> FoundEvent | None:
         try:
             found = self._read(parse_record(self._role, row.kind, row.body))
         except ConsiliumError:
             found = "unreadable", {}
-        return None if found is None else Found(found[0], row.time_utc, found[1])
+        return None if found is None else FoundEvent(found[0], row.time_utc, found[1])
 
 
 class LinesSource:
@@ -131,10 +135,10 @@ class LinesSource:
         name: Name of the source in the log; by default the file's name.
     """
 
-    def __init__(self, path: Path, *, read: Callable[[str], Found | None], name: str = "") -> None:
+    def __init__(self, path: Path, *, read: Callable[[str], FoundEvent | None], name: str = "") -> None:
         self.name, self._path, self._read = name or path.name, path, read
 
-    def after(self, place: Place) -> Iterator[tuple[int, Found | None, Place]]:
+    def after(self, place: Place) -> Iterator[tuple[int, FoundEvent | None, Place]]:
         """Iterate over the complete lines after a place; see :meth:`Source.after`.
 
         After a rotation the rest of ``NAME.1`` comes first. A line that ``read`` cannot parse yields no event.
@@ -159,7 +163,7 @@ class LinesSource:
                 offset = 0
             yield from self._lines(self._path, now.st_ino, offset)
 
-    def _lines(self, path: Path, inode: int, offset: int) -> Iterator[tuple[int, Found | None, Place]]:
+    def _lines(self, path: Path, inode: int, offset: int) -> Iterator[tuple[int, FoundEvent | None, Place]]:
         with path.open("rb") as stream:
             stream.seek(offset)
             for line in stream:
@@ -309,12 +313,12 @@ class LogFollower:
             with contextlib.suppress(OSError):
                 write_atomically(_failing_file(self._state), text.encode(), mode=0o640)
 
-    def _record(self, found: Found, source: str, position: int) -> dict[str, Any]:
+    def _record(self, found: FoundEvent, source: str, position: int) -> dict[str, Any]:
         of = {"party": self._party, "name": self._name, "source": source, "position": position}
         try:
             return log_record(found, **of)  # type: ignore[arg-type]
         except InvalidInput:
-            return log_record(Found("unreadable", format_time(utc_now()), {}), **of)  # type: ignore[arg-type]
+            return log_record(FoundEvent("unreadable", format_time(utc_now()), {}), **of)  # type: ignore[arg-type]
 
     def _save(self) -> None:
         if self._state is not None:
@@ -351,7 +355,7 @@ def utc_time(text: str) -> str:
     return format_time(datetime.fromisoformat(text).astimezone(UTC))
 
 
-def daemon_fact(line: str) -> Found | None:
+def daemon_fact(line: str) -> FoundEvent | None:
     """Return the event of a line of ``daemons.jsonl``, which records the states of daemons.
 
     Args:
@@ -370,7 +374,7 @@ def daemon_fact(line: str) -> Found | None:
     facts: dict[str, str | int] = {"daemon": str(fact["daemon"]).partition(" ")[0]}
     if event != "daemon-ended":
         facts["pid"] = fact["pid"]
-    return Found(event, utc_time(fact["time"]), facts)
+    return FoundEvent(event, utc_time(fact["time"]), facts)
 
 
 Known = Mapping[tuple[str, str], tuple[str, re.Pattern[str]]]
@@ -378,7 +382,7 @@ Known = Mapping[tuple[str, str], tuple[str, re.Pattern[str]]]
 and a pattern for the rest of the line, whose named groups are the event's facts."""
 
 
-def logged_event(line: str, known: Known) -> Found | None:
+def logged_event(line: str, known: Known) -> FoundEvent | None:
     """Return the event of a line of a daemon's own log (:class:`common.plain.PlainFormatter`).
 
     Args:
@@ -398,7 +402,7 @@ def logged_event(line: str, known: Known) -> Found | None:
     forms = KINDS[kind[0]].fields
     given = {name: value for name, value in said.groupdict().items() if value is not None}
     facts: dict[str, str | int] = {name: int(text) if forms[name] == "count" else text for name, text in given.items()}
-    return Found(kind[0], utc_time(f"{words[0]} {words[1].replace(',', '.')}"), facts)
+    return FoundEvent(kind[0], utc_time(f"{words[0]} {words[1].replace(',', '.')}"), facts)
 
 
 def once(sources: Sequence[Source], *, party: str, name: str, sink: Sink) -> int:

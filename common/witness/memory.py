@@ -20,7 +20,7 @@ from common.errors import InvalidInput
 from common.objects import write_atomically, write_json
 from common.reading import naming_file, parse_json
 from common.witness.merkle import grew
-from common.witness.messages import Growth
+from common.witness.messages import ConsistencyProof
 from common.witness.notes import MAX_NOTE_BYTES, CheckpointNote, note_in, origin_of
 
 FOLDER = "witnesses"
@@ -152,7 +152,7 @@ class HeadMemory:
             return note.origin
         return apart(note.origin, key)
 
-    def judge(self, note: CheckpointNote, growths: tuple[Growth, ...], *, name: str = "") -> str:
+    def judge(self, note: CheckpointNote, growths: tuple[ConsistencyProof, ...], *, name: str = "") -> str:
         """Decide whether a new head, signed by its ledger, continues the newest head of that ledger that this party
         countersigned.
 

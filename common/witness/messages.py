@@ -46,7 +46,7 @@ Problem = Annotated[str, OneOf("why a head was not countersigned", PROBLEMS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Growth(Document):
+class ConsistencyProof(Document):
     """A Merkle proof that the first ``since`` rows of a ledger are the same in an earlier head and in its new head."""
 
     since: Rows
@@ -61,7 +61,7 @@ class PeerHead(Document):
 
     site: SiteName
     note: Note
-    growths: Annotated[tuple[Growth, ...], Count("proofs of a head", most=MAX_WITNESSES)]
+    growths: Annotated[tuple[ConsistencyProof, ...], Count("proofs of a head", most=MAX_WITNESSES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class WitnessRequest(Document):
     study: Sha256
     ledger: SiteName
     note: Note
-    growth: Growth
+    growth: ConsistencyProof
     held_row: Rows
     held: Proof
     heads: Annotated[
@@ -102,7 +102,7 @@ class WitnessRequest(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class HeadSaid(Document):
+class HeadReply(Document):
     """A site's reply about the head of one peer's ledger: a signature line, or the reason why there is none.
 
     ``site`` is the peer's name. ``size`` is the number of rows in the newest head of that ledger that the replying site
@@ -137,9 +137,9 @@ class WitnessReply(Document):
     problem: Problem
     size: Rows
     held_row: Rows
-    heads: Annotated[tuple[HeadSaid, ...], Count("heads of a reply", most=MAX_WITNESSES)]
+    heads: Annotated[tuple[HeadReply, ...], Count("heads of a reply", most=MAX_WITNESSES)]
     own: Note
-    own_growths: Annotated[tuple[Growth, ...], Count("proofs of a reply", most=MAX_WITNESSES)]
+    own_growths: Annotated[tuple[ConsistencyProof, ...], Count("proofs of a reply", most=MAX_WITNESSES)]
 
     def check(self) -> None:
         """Refuse a reply that has both a signature line and a problem, or neither, and a note that is too long."""

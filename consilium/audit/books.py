@@ -16,16 +16,16 @@ import numpy as np
 from jaxtyping import Int64
 
 from common.config import Study
-from common.privacy.audit import Finding
+from common.privacy.audit import AuditFinding
 from common.privacy.claim import claimed_epsilon
 from consilium.audit.sealed import left_of_noise, masked_findings
-from consilium.audit.service import AuditedRelease, Life, Service, frame_of, read_life
+from consilium.audit.service import AuditedRelease, AuditedRun, Service, frame_of, read_life
 
 _ROUNDING = 1e-9
 _SPARE = 1e-6  # share of a release, for the rounding of a budget for a whole number of releases
 
 
-def life_findings(service: Service, life: Life, *, ended: str | None) -> list[Finding]:
+def life_findings(service: Service, life: AuditedRun, *, ended: str | None) -> list[AuditFinding]:
     """Check the ledgers after a run, before further queries are asked.
 
     Args:
@@ -62,7 +62,7 @@ def allowed(service: Service) -> dict[str, int]:
     return {site: min(planned, floor(limit / cost + _SPARE)) for site, limit in service.limits().items()}
 
 
-def noise_of(service: Service, life: Life, *, turn: int = 0) -> list[Int64[np.ndarray, "l"]]:
+def noise_of(service: Service, life: AuditedRun, *, turn: int = 0) -> list[Int64[np.ndarray, "l"]]:
     """Return the noise added to the sum of the sites' codes in each release, in order.
 
     In a sealed sum it is the noise that remains unknown to a party that knows the shares of the assumed colluders.
@@ -105,7 +105,7 @@ class _Account:
         self.by_study[study.id] = self.by_study.get(study.id, 0.0) + cost
 
 
-def further_findings(service: Service) -> list[Finding]:
+def further_findings(service: Service) -> list[AuditFinding]:
     """Ask further queries after the study's end, and check that exactly those that fit the budgets are answered.
 
     The audit asks for the stored answers again, for one query more, for a query that costs a hundredth of all planned
@@ -146,17 +146,17 @@ def further_findings(service: Service) -> list[Finding]:
     told = [(after.spent[name], spent_by_rows(service, after, name)) for name in server]
     told += [(after.sites[name].spent, accepted_by_rows(service, after, name)) for name in sites]
     return [
-        Finding.at_most("answers asked for again", changed, 0, "stored answers that changed"),
+        AuditFinding.at_most("answers asked for again", changed, 0, "stored answers that changed"),
         *(
-            Finding.at_most(f"beyond a budget, {who}", passed[who], 0, "further queries that were answered")
+            AuditFinding.at_most(f"beyond a budget, {who}", passed[who], 0, "further queries that were answered")
             for who in ("server", "sites")
         ),
-        Finding.at_most("within the budgets", short, 0, "further queries that were refused"),
+        AuditFinding.at_most("within the budgets", short, 0, "further queries that were refused"),
         apart("sums over studies", told),
     ]
 
 
-def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> list[Finding]:
+def liar_findings(service: Service, life: AuditedRun, *, refused: int, ended: str) -> list[AuditFinding]:
     """Check a run in which the last site sent a code whose norm is above the bound for a site.
 
     In an open study the code must be refused, and count as zero if the other sites still form a quorum. In a sealed
@@ -184,17 +184,19 @@ def liar_findings(service: Service, life: Life, *, refused: int, ended: str) -> 
         honest = np.sum([expected[site.name] for site in service.sites[:-1]], axis=0)
         distance = max(distance, abs(float((release.answer - honest)[0]) / release.noise_std))
     return [
-        Finding(
+        AuditFinding(
             "lying site", refused, 1, not fine, f"codes beyond m·R{' in sums' * sealed} refused{_why(ended)}; exactly"
         ),
-        Finding.at_most("lying site's share", distance, 9.0, "distance of the answer from the honest sites' sum, in σ"),
+        AuditFinding.at_most(
+            "lying site's share", distance, 9.0, "distance of the answer from the honest sites' sum, in σ"
+        ),
     ]
 
 
 # --- one by one
 
 
-def _end(service: Service, life: Life, ended: str) -> Finding:
+def _end(service: Service, life: AuditedRun, ended: str) -> AuditFinding:
     """Check that the study ends when its budgets end, and that every site is in all releases that its pool allows."""
     room = allowed(service)
     quorum, planned = service.study.privacy.quorum, service.subject.queries
@@ -204,7 +206,7 @@ def _end(service: Service, life: Life, ended: str) -> Finding:
     beyond = max((counts[site] - min(room[site], expected) for site in room), key=abs, default=0)
     beyond = beyond or len(own) - expected
     fine = ended == "" or (ended == "QuorumNotReached" and expected < planned)
-    return Finding(
+    return AuditFinding(
         "releases of a run",
         beyond,
         0,
@@ -213,7 +215,7 @@ def _end(service: Service, life: Life, ended: str) -> Finding:
     )
 
 
-def _draws(service: Service, life: Life) -> Finding:
+def _draws(service: Service, life: AuditedRun) -> AuditFinding:
     """Check that no pool is charged for more draws than its budget allows.
 
     A draw is one attempt at a sealed sum. A draw without an answer costs the same as one with an answer.
@@ -222,10 +224,10 @@ def _draws(service: Service, life: Life) -> Finding:
     most, cost = service.subject.limit.mu_squared, service.subject.cost
     room = {site: floor(min(limit, most) / cost + _SPARE) for site, limit in service.limits().items()}
     beyond = max((counts[site] - room[site] for site in room), default=0)
-    return Finding.at_most("draws of a run", beyond, 0, "draws charged to a pool beyond its budget")
+    return AuditFinding.at_most("draws of a run", beyond, 0, "draws charged to a pool beyond its budget")
 
 
-def _statements(service: Service, life: Life) -> Finding:
+def _statements(service: Service, life: AuditedRun) -> AuditFinding:
     """Check the facts stated in each release (dimension, radius, voters, study), and that no code is missing."""
     subject, wrong = service.subject, 0
     voters = service.study.privacy.voters_per_site
@@ -235,25 +237,27 @@ def _statements(service: Service, life: Life) -> Finding:
         stated = (release.dimension, release.radius, release.voters_per_site, release.answer.shape)
         wrong += stated != (size, subject.radius, voters, (size,))
         wrong += any(release.query not in life.sites[site].codes for site in release.roster)
-    return Finding.at_most("terms of releases", wrong, 0, "releases with other terms than the study, or without a code")
+    return AuditFinding.at_most(
+        "terms of releases", wrong, 0, "releases with other terms than the study, or without a code"
+    )
 
 
-def _noise_on_record(service: Service, life: Life) -> Finding:
+def _noise_on_record(service: Service, life: AuditedRun) -> AuditFinding:
     stds = [row.noise_std for row in life.charged]
     stds += [std for site in life.sites.values() for std in site.accepted.values()]
     least = min(stds, default=service.subject.claimed_noise_std) / service.subject.claimed_noise_std
-    return Finding(
+    return AuditFinding(
         "noise in the rows", least, 1.0, least < 1 - _ROUNDING, "smallest σ in any row, in claimed σ; at least"
     )
 
 
-def _sums(service: Service, life: Life) -> list[Finding]:
+def _sums(service: Service, life: AuditedRun) -> list[AuditFinding]:
     server = [(life.spent[site.name], spent_by_rows(service, life, site.name)) for site in service.sites]
     sites = [(record.spent, accepted_by_rows(service, life, site)) for site, record in life.sites.items()]
     return [apart("server ledger's sums", server), apart("site ledgers' sums", sites)]
 
 
-def _codes(service: Service, life: Life) -> Finding:
+def _codes(service: Service, life: AuditedRun) -> AuditFinding:
     """Check that every stored code is the sum of its voters' clipped codes, as computed here.
 
     Truncation may change a coordinate by one grid step of 2⁻¹⁶ for each voter.
@@ -264,10 +268,12 @@ def _codes(service: Service, life: Life) -> Finding:
             if (code := life.sites[site].codes.get(release.query)) is not None:
                 off = np.abs(code - expected).max()
                 worst = max(worst, float(off) / release.voters_per_site)
-    return Finding.at_most("codes", worst, 1.0, "distance of a code from the expected one, in steps of 2^-16 a voter")
+    return AuditFinding.at_most(
+        "codes", worst, 1.0, "distance of a code from the expected one, in steps of 2^-16 a voter"
+    )
 
 
-def _mu(service: Service, life: Life) -> list[Finding]:
+def _mu(service: Service, life: AuditedRun) -> list[AuditFinding]:
     subject = service.subject
     study = max((spent_by_rows(service, life, site.name) for site in service.sites), default=0.0)
     pools = max(spent_by_rows(service, life, site) / limit for site, limit in service.limits().items())
@@ -275,21 +281,21 @@ def _mu(service: Service, life: Life) -> list[Finding]:
     epsilon = claimed_epsilon(spent, subject.limit.delta, accountant=subject.limit.accountant) if spent else 0.0
     share = life.epsilon.get(service.study.id, 0.0) / epsilon if epsilon else 1.0
     return [
-        Finding(
+        AuditFinding(
             "μ of what was released",
             spent,
             subject.claimed_mu,
             spent > subject.claimed_mu * (1 + _ROUNDING),
             "computed from the ledger's rows; claimed",
         ),
-        Finding(
+        AuditFinding(
             "share of a pool's budget",
             pools,
             1.0,
             pools > 1 + _ROUNDING,
             "largest spent share of a pool's Σμ²; at most",
         ),
-        Finding(
+        AuditFinding(
             "reported ε",
             share,
             1.0,
@@ -299,24 +305,24 @@ def _mu(service: Service, life: Life) -> list[Finding]:
     ]
 
 
-def _receipts(service: Service, life: Life) -> Finding:
+def _receipts(service: Service, life: AuditedRun) -> AuditFinding:
     """Check that every site has receipts for all its releases, and that the last receipt states their cost."""
     missing = 0
     for site, record in life.sites.items():
         owed = {release.query for release in _own(service, life) if site in release.roster}
         missing += len(owed - record.receipted)
         missing += not isclose(record.receipted_mu_squared, spent_by_rows(service, life, site), rel_tol=_ROUNDING)
-    return Finding.at_most("receipts", missing, 0, "missing receipts, and last receipts with a wrong sum")
+    return AuditFinding.at_most("receipts", missing, 0, "missing receipts, and last receipts with a wrong sum")
 
 
 # --- helpers
 
 
-def _own(service: Service, life: Life) -> list[AuditedRelease]:
+def _own(service: Service, life: AuditedRun) -> list[AuditedRelease]:
     return [release for release in life.releases if release.study == service.study.id]
 
 
-def spent_by_rows(service: Service, life: Life, site: str) -> float:
+def spent_by_rows(service: Service, life: AuditedRun, site: str) -> float:
     """Return the Σμ² that a site was charged, from the claimed sensitivity and the noise stated in the ledger's rows.
 
     Attempts at a sealed sum that gave no answer are included.
@@ -333,7 +339,7 @@ def spent_by_rows(service: Service, life: Life, site: str) -> float:
     return float(sum((reach / row.noise_std) ** 2 for row in life.charged if site in row.roster))
 
 
-def accepted_by_rows(service: Service, life: Life, site: str) -> float:
+def accepted_by_rows(service: Service, life: AuditedRun, site: str) -> float:
     """Return the Σμ² of everything that a site accepted.
 
     Args:
@@ -359,7 +365,7 @@ def _expected(service: Service, release: AuditedRelease) -> dict[str, Int64[np.n
     return expected
 
 
-def apart(name: str, told_and_own: list[tuple[float, float]]) -> Finding:
+def apart(name: str, told_and_own: list[tuple[float, float]]) -> AuditFinding:
     """Report the largest relative difference between a ledger's sums and the sums computed here.
 
     Args:
@@ -370,7 +376,7 @@ def apart(name: str, told_and_own: list[tuple[float, float]]) -> Finding:
         The finding.
     """
     worst = max((abs(told - own) / max(own, 1e-300) if told != own else 0.0) for told, own in told_and_own)
-    return Finding.at_most(name, worst, _ROUNDING, "relative difference between the ledger's sum and the audit's")
+    return AuditFinding.at_most(name, worst, _ROUNDING, "relative difference between the ledger's sum and the audit's")
 
 
 def _why(ended: str) -> str:

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from common.disclosure import SealedDisclosure
-from common.document import Count, Document, Filed, OneOf, Sha256
+from common.document import Count, Document, OneOf, Sha256, StoredDocument
 from common.errors import InvalidInput, Refused
 from common.evidence import DrawEvidence, is_word_of
 from common.ledger.charges import SiteName
@@ -70,7 +70,7 @@ class SiteFinding(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement(Signed, Filed):
+class Judgement(Signed, StoredDocument):
     """The auditor's signed judgement of one draw (attempt at a sealed sum).
 
     Attributes:

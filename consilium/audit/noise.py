@@ -18,7 +18,7 @@ from jaxtyping import Float, Int64
 from scipy.fft import dctn, irfft, rfft
 from scipy.stats import chi2, norm
 
-from common.privacy.audit import Finding, residual_finding, spectral_finding
+from common.privacy.audit import AuditFinding, residual_finding, spectral_finding
 
 ALPHA = 1e-5
 """False alarm rate of one finding."""
@@ -35,7 +35,7 @@ rounding, and the number of squares in each sum.
 """
 
 
-def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> tuple[Finding, ...]:
+def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> tuple[AuditFinding, ...]:
     """Run every test of this module on the noise of several runs of a study.
 
     Args:
@@ -76,7 +76,7 @@ def noise_findings(noise: Int64[np.ndarray, "runs queries l"], noise_std: float)
     return tuple(findings)
 
 
-def variance_finding(scaled: Float[np.ndarray, "runs queries l"]) -> Finding:
+def variance_finding(scaled: Float[np.ndarray, "runs queries l"]) -> AuditFinding:
     """Test the standard deviation of all noise values against the claimed one, by a two-sided χ² test.
 
     Args:
@@ -88,7 +88,7 @@ def variance_finding(scaled: Float[np.ndarray, "runs queries l"]) -> Finding:
     n = scaled.size
     measured = sqrt(float((scaled**2).sum()) / n)
     low, high = (sqrt(chi2.ppf(q, n) / n) for q in (ALPHA / 2, 1 - ALPHA / 2))
-    return Finding(
+    return AuditFinding(
         "variance", measured, low, not low <= measured <= high, f"σ measured over {n} draws, in claimed σ; at least"
     )
 
@@ -105,7 +105,7 @@ def smallest_fault(draws: int) -> float:
     return 1 - float(norm.isf(ALPHA / 2) + norm.isf(0.05)) / sqrt(2 * draws)
 
 
-def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> Finding:
+def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> AuditFinding:
     """Find stretches of noise values whose absolute values occur a second time in the sequence, at any position.
 
     Independent draws repeat a given stretch of length w with probability at most p^w, where p is the probability of the
@@ -122,10 +122,10 @@ def repeated_stretches(values: Int64[np.ndarray, "n"], noise_std: float) -> Find
         for place in range(length):  # one 64-bit hash for each stretch; collisions are rarer than equal stretches
             marks += _scramble(sizes[place : place + marks.size] + mixed[place])
         repeated = marks.size - np.unique(marks).size
-    return Finding.at_most("noise used twice", repeated, 0, f"stretches of {length} draws seen before")
+    return AuditFinding.at_most("noise used twice", repeated, 0, f"stretches of {length} draws seen before")
 
 
-def coincidences(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
+def coincidences(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> AuditFinding:
     """Find noise values that are used again in another order, by counting pairs of equal absolute values in each run.
 
     The expected number of such pairs among n values is n²/2·Σp², where p are the probabilities of the absolute values;
@@ -141,7 +141,7 @@ def coincidences(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -
     for run in noise:
         counts = np.unique(np.abs(run), return_counts=True)[1].astype(np.int64)
         worst = max(worst, int((counts * (counts - 1) // 2).sum()))
-    return Finding.at_most("values dealt again", worst, limit, "pairs of equal size in a run")
+    return AuditFinding.at_most("values dealt again", worst, limit, "pairs of equal size in a run")
 
 
 def _scramble(values: np.ndarray) -> np.ndarray:
@@ -248,17 +248,17 @@ def _over(value: np.ndarray | float, length: np.ndarray | float) -> np.ndarray:
     return np.divide(value, length, out=np.zeros(np.shape(value)), where=np.asarray(length) > 0)
 
 
-def _least_likely(name: str, groups: Iterable[_Sums], what: str) -> Finding:
+def _least_likely(name: str, groups: Iterable[_Sums], what: str) -> AuditFinding:
     """Test whether the lowest two-sided p-value of all sums of squares is below ALPHA divided by their number."""
     lowest, tests = 1.0, 0
     for most, least, squares in groups:
         tests += least.size
         lowest = min(lowest, 2 * float(chi2.cdf(most.min(), squares)), 2 * float(chi2.sf(least.max(), squares)))
     limit = ALPHA / tests
-    return Finding.at_least(name, lowest, limit, what)
+    return AuditFinding.at_least(name, lowest, limit, what)
 
 
-def _remainders(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> Finding:
+def _remainders(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) -> AuditFinding:
     """Test whether remainders of the noise are uniform: noise without random low bits would not hide a sum's low bits.
 
     The test is χ² over the remainders of the noise modulo 3, 5 and 7, and over those of ⌊noise/2^k⌋ modulo 16 (four
@@ -274,10 +274,10 @@ def _remainders(noise: Int64[np.ndarray, "runs queries l"], noise_std: float) ->
             lowest = min(lowest, float(chi2.sf(((counts - expected) ** 2).sum() / expected, cells - 1)))
             tests += 1
     limit = ALPHA / max(tests, 1) / 10  # χ² of counts is approximate
-    return Finding.at_least("remainders", lowest, limit, "lowest p of remainders at any scale")
+    return AuditFinding.at_least("remainders", lowest, limit, "lowest p of remainders at any scale")
 
 
-def _largest(name: str, parts: Iterable[np.ndarray]) -> Finding:
+def _largest(name: str, parts: Iterable[np.ndarray]) -> AuditFinding:
     """Test whether the largest absolute value of several standard normals is too large.
 
     The level is ALPHA divided by their number, so the normals may depend on each other.
@@ -288,4 +288,4 @@ def _largest(name: str, parts: Iterable[np.ndarray]) -> Finding:
             tests += values.size
             largest = max(largest, float(np.abs(values).max()))
     limit = float(norm.isf(ALPHA / 2 / max(tests, 1)))
-    return Finding.at_most(name, largest, limit, f"largest of {tests} correlations, in spreads")
+    return AuditFinding.at_most(name, largest, limit, f"largest of {tests} correlations, in spreads")

@@ -34,14 +34,14 @@ from scipy.stats import chi2
 
 from common.canonical import check_integer
 from common.privacy.accounting import MAX_EPSILON
-from common.privacy.audit import AuditOutcome, Finding
+from common.privacy.audit import AuditFinding, AuditOutcome
 from common.privacy.claim import claimed_epsilon
 from consilium.audit.books import allowed, further_findings, liar_findings, life_findings, noise_of
 from consilium.audit.noise import ALPHA, noise_findings, smallest_fault
-from consilium.audit.service import Life, Service, read_life
+from consilium.audit.service import AuditedRun, Service, read_life
 from consilium.audit.subject import Limit, Subject, shrunk
 from consilium.audit.whole_life import whole_life
-from consilium.audit.world import ABSENT, FAILS, World
+from consilium.audit.world import ABSENT, FAILS, VoterAnswers
 
 FALSE_ALARM = 20 * ALPHA
 DRAWS = 200_000
@@ -51,12 +51,12 @@ MOST_LIVES = 1_000
 PARTS = ("books", "life", "exchange", "noise")
 
 WORLDS = (
-    World("near+"),
-    World("far-"),
-    World(ABSENT, others=(ABSENT,)),
-    World("near+", others=("near+",)),
-    World("far+", others=("far-", "inside")),
-    World(FAILS),
+    VoterAnswers("near+"),
+    VoterAnswers("far-"),
+    VoterAnswers(ABSENT, others=(ABSENT,)),
+    VoterAnswers("near+", others=("near+",)),
+    VoterAnswers("far+", others=("far-", "inside")),
+    VoterAnswers(FAILS),
 )
 """The worlds in which the noise is measured. The voters of the audited unit give the same predictions as the other
 voters or different ones, or they are absent, or they fail.
@@ -79,7 +79,7 @@ class ServiceReport(AuditOutcome):
     subject: Subject
     lives: int
     draws: int
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
 
     @property
     def summary(self) -> str:
@@ -180,7 +180,7 @@ class _Audit:
     draws: int
     stops: bool
     progress: Progress
-    worst: dict[str, Finding] = field(default_factory=dict)
+    worst: dict[str, AuditFinding] = field(default_factory=dict)
     done: int = 0
     measured: int = 0
     _moved: float = 0.0
@@ -188,14 +188,14 @@ class _Audit:
     def follow_the_books(self) -> None:
         """Run the study and ask further queries; also run it with other budgets, fewer sites and a lying site."""
         subject, small = self.subject, shrunk(self.subject)
-        self._follow(subject, World("near+"), further=True)
-        self._follow(small, World("far-"), further=True, wider=True)
-        self._follow(small, World("near+", others=("aside",)), tight="server")
-        self._follow(small, World("near+", others=("aside",)), tight="site")
-        self._follow(small, World("near+"), sites=small.study.privacy.quorum)
+        self._follow(subject, VoterAnswers("near+"), further=True)
+        self._follow(small, VoterAnswers("far-"), further=True, wider=True)
+        self._follow(small, VoterAnswers("near+", others=("aside",)), tight="server")
+        self._follow(small, VoterAnswers("near+", others=("aside",)), tight="site")
+        self._follow(small, VoterAnswers("near+"), sites=small.study.privacy.quorum)
         for far in (True, False):
             with _folder() as root:
-                service = Service(root, small, World("near+"))
+                service = Service(root, small, VoterAnswers("near+"))
                 if min(allowed(service).values()) >= 1:
                     refused, ended = service.live_with_a_liar(far=far)
                     self._add(liar_findings(service, read_life(service), refused=refused, ended=ended))
@@ -210,7 +210,7 @@ class _Audit:
         small = shrunk(self.subject)
         for sites in {small.study.privacy.quorum, len(small.limits)}:
             with _folder() as root:
-                service = Service(root, small, World("near+", others=("aside",)), sites=sites)
+                service = Service(root, small, VoterAnswers("near+", others=("aside",)), sites=sites)
                 self._add(whole_life(service))
             self._lived()
 
@@ -224,7 +224,7 @@ class _Audit:
             lives = {}
             for word in words:
                 with _folder() as root, _stream(b"audit") as entropy:
-                    service = Service(root, subject, World(word))
+                    service = Service(root, subject, VoterAnswers(word))
                     life = self._live(service)
                     lives[word] = noise_of(service, life), [release.answer for release in life.releases]
                     self._add([_entropy_used(service, life, entropy.drawn)])
@@ -245,7 +245,7 @@ class _Audit:
             self._lived()
         shortest = min(len(one) for one in noise)
         if shortest == 0:
-            self._add([Finding("noise", 0, 1, True, "releases in the shortest run; at least")])
+            self._add([AuditFinding("noise", 0, 1, True, "releases in the shortest run; at least")])
             return
         size = min(vector.size for one in noise for vector in one)  # differs only if there is a fault
         together = np.array([[vector[:size] for vector in one[:shortest]] for one in noise])
@@ -255,12 +255,16 @@ class _Audit:
         most = sqrt(float((together.astype(float) ** 2).sum()) / chi2.ppf(ALPHA, together.size))
         mu = self._moved * sqrt(small.study.privacy.charges) / max(most, 1e-300)
         self._add(
-            [Finding(MEASURED, mu, small.claimed_mu, mu > small.claimed_mu, "lower bound by the measurements; claimed")]
+            [
+                AuditFinding(
+                    MEASURED, mu, small.claimed_mu, mu > small.claimed_mu, "lower bound by the measurements; claimed"
+                )
+            ]
         )
 
     # --- helpers
 
-    def _live(self, service: Service) -> Life:
+    def _live(self, service: Service) -> AuditedRun:
         """Run the study to its end, check its ledgers, and return their contents."""
         ended = service.live()
         life = read_life(service)
@@ -270,7 +274,7 @@ class _Audit:
     def _follow(
         self,
         subject: Subject,
-        world: World,
+        world: VoterAnswers,
         *,
         further: bool = False,
         wider: bool = False,
@@ -296,7 +300,7 @@ class _Audit:
                 self._add(further_findings(service))
         self._lived()
 
-    def _movement(self, subject: Subject, answers: dict[str, list[np.ndarray]]) -> Finding:
+    def _movement(self, subject: Subject, answers: dict[str, list[np.ndarray]]) -> AuditFinding:
         """Measure the largest distance between the first answers in two neighbouring worlds.
 
         The sensitivity must bound it.
@@ -310,7 +314,7 @@ class _Audit:
                 moved = max(moved, sqrt(sum(int(value) ** 2 for value in apart)))
         self._moved = max(self._moved, moved)
         share = moved / subject.reach
-        return Finding(
+        return AuditFinding(
             "movement",
             share,
             1.0,
@@ -321,7 +325,7 @@ class _Audit:
     def _lives(self, subject: Subject) -> int:
         return min(MOST_LIVES, max(len(WORLDS), ceil(self.draws / (subject.queries * subject.dimension))))
 
-    def _add(self, findings: Iterable[Finding]) -> None:
+    def _add(self, findings: Iterable[AuditFinding]) -> None:
         """Keep the worst result of each test: an alarm, or else the value nearest its limit."""
         for finding in findings:
             known = self.worst.get(finding.test, finding)
@@ -342,10 +346,10 @@ def _limit(subject: Subject, releases: float) -> Limit:
     return Limit(claimed_epsilon(sqrt(releases * subject.cost), delta, accountant=accountant), delta, accountant)
 
 
-def _same_noise(lives: Iterable[list[np.ndarray]]) -> Finding:
+def _same_noise(lives: Iterable[list[np.ndarray]]) -> AuditFinding:
     first, *others = lives
     differing = sum(not _alike(first, other) for other in others)
-    return Finding.at_most(
+    return AuditFinding.at_most(
         "noise comes from the system's entropy",
         differing,
         0,
@@ -363,7 +367,7 @@ def _alike(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     return len(one) == len(other)
 
 
-def _entropy_used(service: Service, life: Life, drawn: int) -> Finding:
+def _entropy_used(service: Service, life: AuditedRun, drawn: int) -> AuditFinding:
     """Check that the number of random bits read (8 for each of ``drawn`` bytes) is at least the entropy of the noise.
 
     Noise of standard deviation σ has log₂(σ√(2πe)) bits of entropy for each coordinate.
@@ -374,7 +378,7 @@ def _entropy_used(service: Service, life: Life, drawn: int) -> Finding:
         std = release.noise_std / sqrt(shares - (colluders or 0))
         bits += shares * release.dimension * log2(std * sqrt(2 * pi * e))
     share = 8 * drawn / bits if bits else 1.0
-    return Finding.at_least(
+    return AuditFinding.at_least(
         "entropy read", share, 1.0, "random bits read from the operating system for each bit of noise"
     )
 

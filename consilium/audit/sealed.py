@@ -20,8 +20,8 @@ from jaxtyping import Int64, UInt64
 from common.canonical import parse_canonical
 from common.ledger.keys import load_signing_key
 from common.masking import MaskedRoster, mask_private_key, masks, pair_mask
-from common.privacy.audit import Finding
-from consilium.audit.service import AuditedRelease, Life, Service, read_rows, vector
+from common.privacy.audit import AuditFinding
+from consilium.audit.service import AuditedRelease, AuditedRun, Service, read_rows, vector
 
 READABLE_BITS = 49
 """A vector counts as not uniform if the magnitude of each of its numbers has fewer than this many bits, of 63. A
@@ -40,7 +40,7 @@ class _Draw:
 
 
 def left_of_noise(
-    service: Service, life: Life, releases: list[AuditedRelease], *, turn: int = 0
+    service: Service, life: AuditedRun, releases: list[AuditedRelease], *, turn: int = 0
 ) -> list[Int64[np.ndarray, "l"]]:
     """Return the noise of each release that remains without the shares of the colluding sites.
 
@@ -75,7 +75,7 @@ def largest_bits(words: Int64[np.ndarray, "l"]) -> float:
     return log2(max(float(np.abs(words.astype(float)).max()), 1.0))
 
 
-def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Finding]:
+def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[AuditFinding]:
     """Check that a site's masked codes look uniform to the server together with as many sites as may collude.
 
     The masked codes themselves and their differences to the site's earlier ones are checked.
@@ -99,7 +99,7 @@ def masked_findings(service: Service, releases: list[AuditedRelease]) -> list[Fi
     looked_at += [one - other for one, other in pairs if one.size == other.size]
     bits = min(map(largest_bits, looked_at), default=63.0)
     what = "bits of a site's masked codes and of their differences, as the server and t sites see them"
-    return [Finding.at_least("masked words", bits, READABLE_BITS, what)]
+    return [AuditFinding.at_least("masked words", bits, READABLE_BITS, what)]
 
 
 def _colluders(service: Service, release: AuditedRelease, *, turn: int) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ from common.protocols.frame import Frame
 from common.sealing import SealContext, seal
 from common.sealing_rotation import load_sealing_keys
 from consilium.audit.subject import Limit, Subject
-from consilium.audit.world import SiteVoters, World
+from consilium.audit.world import SiteVoters, VoterAnswers
 from consilium.in_process import Sites, Wire, site_config
 from server.aggregation.pipeline import collect
 from server.aggregation.sealed_sums import aggregator_of
@@ -71,7 +71,7 @@ class Service:
         self,
         root: Path,
         subject: Subject,
-        world: World,
+        world: VoterAnswers,
         *,
         sites: int | None = None,
         server_limits: Sequence[Limit] | None = None,
@@ -443,7 +443,7 @@ class SiteRecord:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Life:
+class AuditedRun:
     """The contents of the server's and the sites' ledgers after one complete run of the study.
 
     Attributes:
@@ -461,7 +461,7 @@ class Life:
     epsilon: Mapping[str, float]
 
 
-def read_life(service: Service) -> Life:
+def read_life(service: Service) -> AuditedRun:
     """Read the ledger files by SQL, and the totals that the ledger objects compute.
 
     Args:
@@ -483,7 +483,7 @@ def read_life(service: Service) -> Life:
     with Ledger.open(service.workspace.ledger_file) as ledger:
         spent = {site.name: float(ledger.spent(site.pool).mu_squared) for site in service.sites}
         epsilon = {study: ledger.study_spending(study).by(gate).epsilon for study in ledger.books.studies}
-    return Life(releases=releases, charged=charged, sites=sites, spent=spent, epsilon=epsilon)
+    return AuditedRun(releases=releases, charged=charged, sites=sites, spent=spent, epsilon=epsilon)
 
 
 def frame_of(service: Service, release: AuditedRelease) -> Frame | None:

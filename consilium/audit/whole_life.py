@@ -33,7 +33,7 @@ from common.envelope import body_of
 from common.errors import ConsiliumError
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.messages import CodesReply, CodesRequest, Offer
-from common.privacy.audit import Finding
+from common.privacy.audit import AuditFinding
 from common.sealing import SealContext, unseal
 from common.sealing_rotation import load_sealing_keys
 from consilium.audit.books import accepted_by_rows, apart, life_findings, spent_by_rows
@@ -85,7 +85,7 @@ class EventfulWire(Wire):
         return iter([Reply(r.node_id, None, "deadline") if r.node_id in lost else r for r in replies])
 
 
-def whole_life(service: Service) -> list[Finding]:
+def whole_life(service: Service) -> list[AuditFinding]:
     """Run a study with the faults that the module describes, and check the ledgers and the sites' masked codes.
 
     The server waits for a lost draw as long as the study's settings say.
@@ -127,7 +127,7 @@ def whole_life(service: Service) -> list[Finding]:
         found += _asked_again(service, messages, sent=sent)
         told, own = read_site(service, 0).spent, accepted_by_rows(service, life, service.sites[0].name)
         share, what = told / own if own else 1.0, "its spent total, relative to the cost of all that it accepted"
-        found.append(Finding("restored site's sums", share, 1.0, told < own * (1 - 1e-9), f"{what}; at least"))
+        found.append(AuditFinding("restored site's sums", share, 1.0, told < own * (1 - 1e-9), f"{what}; at least"))
     _replace(service, copies[0])
     shutil.copy(_standing_of(copies[0]), standing)
     (standing.parent / DECLINED).unlink(missing_ok=True)
@@ -135,19 +135,19 @@ def whole_life(service: Service) -> list[Finding]:
     return found
 
 
-def _reused(service: Service) -> list[Finding]:
+def _reused(service: Service) -> list[AuditFinding]:
     """Check that another study of the ledger gets the same stored answers, without a charge."""
     before = read_life(service)
     changed = service.ask_again(replace(service.study, name=f"{service.study.name[:56]}-reuse"))
     after = read_life(service)
     moved = [(after.spent[name], spent_by_rows(service, before, name)) for name in before.spent]
     return [
-        Finding.at_most("answers used again", changed, 0, "stored answers that changed for another study"),
+        AuditFinding.at_most("answers used again", changed, 0, "stored answers that changed for another study"),
         apart("sums after reuse", moved),
     ]
 
 
-def _asked_again(service: Service, messages: Sequence[bytes], *, sent: Mapping[str, bytes]) -> list[Finding]:
+def _asked_again(service: Service, messages: Sequence[bytes], *, sent: Mapping[str, bytes]) -> list[AuditFinding]:
     """Ask the restored first site everything again, and compare its replies with ``sent``, its earlier replies."""
     rows, _ = read_rows(service.site_file(0), "codes")
     masked = {(body["query_id"], body["draw"]) for kind, body in rows if kind == "masked"}
@@ -175,9 +175,9 @@ def _asked_again(service: Service, messages: Sequence[bytes], *, sent: Mapping[s
                     changed += not np.array_equal(words, vector(before))
     difference = "bits of the difference of its words before and after"
     return [
-        Finding.at_most("restored site's words", answered, 0, "repeated sums to which it sent other words"),
-        Finding.at_least(DIFFERENCE, bits, READABLE_BITS, difference),
-        Finding.at_most("restored site's codes", changed, 0, "codes that differ from those it sent"),
+        AuditFinding.at_most("restored site's words", answered, 0, "repeated sums to which it sent other words"),
+        AuditFinding.at_least(DIFFERENCE, bits, READABLE_BITS, difference),
+        AuditFinding.at_most("restored site's codes", changed, 0, "codes that differ from those it sent"),
     ]
 
 

@@ -14,7 +14,7 @@ from consilium.audit.subject import Subject
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class VoterAnswers:
     """The answer that each voter gives.
 
     Attributes:
@@ -52,7 +52,7 @@ class SiteVoters:
     """The voters of one site, with the interface that a worker calls."""
 
     subject: Subject
-    world: World
+    world: VoterAnswers
     site: int
 
     def predict(self, volume: bytes) -> Sequence[Ask]:

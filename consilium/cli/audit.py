@@ -25,7 +25,7 @@ from server.study.workspace import Workspace
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from common.privacy.audit import AuditReport, Finding, StudyUnderAudit
+    from common.privacy.audit import AuditFinding, AuditReport, StudyUnderAudit
     from consilium.audit.run import ServiceReport
     from consilium.audit.subject import Subject
 
@@ -203,7 +203,7 @@ def _print(reports: dict[str, ServiceReport | AuditReport]) -> None:
         screen.print(report.summary)
 
 
-def _table(name: str, findings: tuple[Finding, ...]) -> Table:
+def _table(name: str, findings: tuple[AuditFinding, ...]) -> Table:
     from rich.table import Table
 
     table = Table("", "test", "measured", "limit", "what was measured", title=_TITLES[name], title_justify="left")

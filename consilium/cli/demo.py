@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from consilium.demo.options import DemoOptions
-    from consilium.demo.run import Watch
+    from consilium.demo.run import DemoProgress
 
 
 app = typer.Typer(add_completion=False)
@@ -112,18 +112,18 @@ def _say(out: Path, report: Path, *, dashboard: bool) -> None:
 
 
 @contextmanager
-def watching(console: Console) -> Iterator[Watch]:
+def watching(console: Console) -> Iterator[DemoProgress]:
     """Show progress bars on a console while the demo runs.
 
     Args:
         console: The console.
 
     Returns:
-        A context with a :class:`Watch` that the demo reports its progress to.
+        A context with a :class:`DemoProgress` that the demo reports its progress to.
     """
     from rich.progress import TaskID
 
-    from consilium.demo.run import Watch
+    from consilium.demo.run import DemoProgress
     from server.aggregation.progress import StudyProgress, stage_bars
 
     tasks: dict[str, TaskID] = {}
@@ -140,7 +140,7 @@ def watching(console: Console) -> Iterator[Watch]:
         def finish(name: str) -> None:
             bars.update(tasks[name], completed=bars.tasks[tasks[name]].total)
 
-        yield Watch(
+        yield DemoProgress(
             start=start,
             advance=advance,
             finish=finish,

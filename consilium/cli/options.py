@@ -319,12 +319,14 @@ def counting(
         TransferSpeedColumn,
     )
 
-    from server.aggregation.progress import Bars
+    from server.aggregation.progress import ProgressBars
 
     columns: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
     if of_bytes:
         columns = (DownloadColumn(), TransferSpeedColumn())
-    bar = Bars(TextColumn(plain(title), markup=False), BarColumn(), *columns, console=console(stderr=True), show=show)
+    bar = ProgressBars(
+        TextColumn(plain(title), markup=False), BarColumn(), *columns, console=console(stderr=True), show=show
+    )
 
     def on_done(done: int, of: int | None = total) -> None:
         if not bar.task_ids:  # start at the first count, so that an early error has no bar above it

@@ -22,7 +22,7 @@ from consilium.cli.options import PLAIN, AsJson, file_to_write
 from consilium.cli.say import console, json_text, say
 
 if TYPE_CHECKING:
-    from consilium.reports.plan_report import About
+    from consilium.reports.plan_report import PlannedStudy
     from server.planning.planner import Plan
     from server.planning.recommend import Recommendation, Rehearsal
 
@@ -150,7 +150,7 @@ def plan_command(
         --label-maps split/public/label-maps --cases split/validation
     """
     from consilium.cli.study_words import say_files
-    from consilium.reports.plan_report import About, check_chart, write_chart
+    from consilium.reports.plan_report import PlannedStudy, check_chart, write_chart
     from server.planning.planner import plan
     from server.planning.public_shapes import read_shapes
     from server.planning.recommend import NOT_REHEARSED, REHEARSED, check_voters, recommend, study_prospects
@@ -218,7 +218,7 @@ def plan_command(
     if not described:  # one study in all rows: the recommended one
         result = planned(queries=JOINT_ROUNDS, voters_per_site=advised.voters)
     framed = not described or (terms is not None and terms.codec.terms.framed)
-    about = About.RECOMMENDED if not described else About.FRAMED if framed else About.SEPARATE
+    about = PlannedStudy.RECOMMENDED if not described else PlannedStudy.FRAMED if framed else PlannedStudy.SEPARATE
     own = None if terms is None else study_prospects(terms, hospitals=result.hospitals)
     _print(result, advised, own, patients=patients, remark=remark, about=about, as_json=as_json)
 
@@ -276,7 +276,7 @@ def _print(
     *,
     patients: int | None,
     remark: str,
-    about: About,
+    about: PlannedStudy,
     as_json: bool,
 ) -> None:
     from consilium.reports.plan_report import delta_warning, plan_table

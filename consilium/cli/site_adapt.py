@@ -108,13 +108,13 @@ def adapt(
     from client.adapting.adapt import AdaptOptions
     from client.adapting.adapt import adapt as adapt_student
     from client.adapting.adapted import text
+    from client.adapting.methods import Method
     from client.adapting.private import adapt_privately
-    from client.adapting.ways import Way
     from client.teachers.pulled_student import STATEMENT, STUDENT_DIR, check_pulled
     from client.training.command import PrivateOptions
 
-    if way is not None and way not in tuple(Way):
-        raise InvalidInput("--way", value=way, limit=", ".join(Way))
+    if way is not None and way not in tuple(Method):
+        raise InvalidInput("--way", value=way, limit=", ".join(Method))
     torch.set_num_threads(threads)
     pulled = {"--lambda": None if strength == STRENGTH else strength}
     if strategy is None:
@@ -123,7 +123,7 @@ def adapt(
         private |= {"--relation": None if relation == RELATION else relation}
         if unread := [name for name, value in private.items() if value is not None]:
             raise InvalidInput(", ".join(unread), limit="only together with --strategy", remedy="add --strategy dp-sgd")
-        if way not in (None, Way.NEAR) and pulled["--lambda"] is not None:
+        if way not in (None, Method.NEAR) and pulled["--lambda"] is not None:
             raise InvalidInput("--lambda", value=strength, limit="only with --way near, or without --way")
     if strategy is not None:
         chosen = {"--student": student, "--data": data, "--way": way, "--replace": replace or None, **pulled}
@@ -155,7 +155,7 @@ def adapt(
         site_dir,
         student,
         data,
-        None if way is None else Way(way),
+        None if way is None else Method(way),
         steps,
         learning_rate,
         strength,

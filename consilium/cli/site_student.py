@@ -15,7 +15,7 @@ from consilium.cli.say import json_text, say
 
 if TYPE_CHECKING:
     from client.teachers.evaluation import Evaluation
-    from client.teachers.pulled_student import Pulled
+    from client.teachers.pulled_student import PulledStudent
 
 student_app = typer.Typer(no_args_is_help=True, help="Fetch the study's student to this site.")
 
@@ -78,7 +78,7 @@ def pull(
     say(f"next: `consilium site evaluate{' --verdict FILE' if to_evaluate else ''}`")
 
 
-def _say_gate(site_dir: Path, pulled: Pulled) -> None:
+def _say_gate(site_dir: Path, pulled: PulledStudent) -> None:
     """Print the hospitals' verdicts, and whether this site's is among them."""
     from client.teachers.pulled_student import own_verdict
 

@@ -78,7 +78,7 @@ def add(
         --command 'env nnUNet_results=/models/nnunet nnUNetv2_predict -i {input_dir} -o {output_dir} -d 4 -c 3d_fullres
         -npp 0 -nps 0'
     """
-    from client.foreign.bring import Brought
+    from client.foreign.bring import AddTeacherOptions
     from client.foreign.bring import add as add_teacher
     from client.records.declared import Activation, Intensity
 
@@ -89,7 +89,7 @@ def add(
         raise InvalidInput(
             "--activation or --intensity", limit=f"{', '.join(Activation)}; {', '.join(Intensity)}", value=str(error)
         ) from error
-    brought = Brought(
+    brought = AddTeacherOptions(
         source=source,
         command=command,
         voter=voter,

@@ -405,7 +405,7 @@ def _print_end(workspace: Workspace, *, as_json: bool) -> None:
 
 
 def _print_worth(workspace: Workspace, *, warned: bool) -> None:
-    from common.worth import ONE_RUN, GainWord
+    from common.measured_gain import ONE_RUN, GainVerdict
     from server.study.read_facts import read_measured
 
     found = read_measured(workspace.root, workspace.study().id)
@@ -417,7 +417,7 @@ def _print_worth(workspace: Workspace, *, warned: bool) -> None:
         )
         return
     say(f"Dice on the validation set: {found.line()}\n{ONE_RUN}")
-    if found.worth.word is GainWord.PROVEN and warned:
+    if found.worth.word is GainVerdict.PROVEN and warned:
         say(
             "the warning above is about the answers alone. The student was measured afterwards; the measurement does "
             "not show that all sites answered honestly"

@@ -50,7 +50,7 @@ def say_outlook(study: Study, *, hospitals: int, workspace: Workspace | None = N
         InvalidInput: If ``workspace`` is given and holds no fitted codec.
     """
     from server.planning.codec_spread import codec_stds
-    from server.planning.planner import Outlook, plan
+    from server.planning.planner import PlanVerdict, plan
     from server.planning.recommend import NOT_REHEARSED, recommend, study_prospects
     from server.protocols.query_protocol import protocol_of
 
@@ -75,7 +75,7 @@ def say_outlook(study: Study, *, hospitals: int, workspace: Workspace | None = N
                 say(f"recommended instead: {advised.summary}")
             return expected.worth_asking
         if study.codec.terms.prospects:
-            say(f"plan: {protocol_of(study).agenda(study).plan}; `consilium plan --label-maps` predicts the gain")
+            say(f"plan: {protocol_of(study).query_plan(study).plan}; `consilium plan --label-maps` predicts the gain")
             return True
         found = plan(
             **terms,
@@ -90,9 +90,9 @@ def say_outlook(study: Study, *, hospitals: int, workspace: Workspace | None = N
         say(f"plan: {error}")
         return True
     say(f"plan: {found.summary}")
-    if found.verdict is not Outlook.INFORMATIVE:
+    if found.verdict is not PlanVerdict.INFORMATIVE:
         say(f"recommended instead: {advised.summary} (`consilium plan --study` shows more)")
-    return found.verdict is not Outlook.PRIOR
+    return found.verdict is not PlanVerdict.PRIOR
 
 
 def say_left_out(what: str, dataset: Dataset, *, err: bool = False) -> None:

@@ -26,12 +26,12 @@ from common.data.msd import Case, case_id, nifti_files, read_dataset
 from common.data.split import read_left_out
 from common.data.volume import load_label, load_volume
 from common.events import read_events
+from common.measured_gain import Score
 from common.metrics import Structures, dice_per_class, hd95_mm, mean_present, score
 from common.models.fit import one_hot, predict
 from common.privacy.accounting import Guarantee
-from common.worth import Score
 from consilium.demo.federation import Federation
-from consilium.demo.options import DemoOptions, Places, dataset_of
+from consilium.demo.options import DemoFolders, DemoOptions, dataset_of
 from consilium.reports.report_facts import (
     CaseDice,
     DaemonFact,
@@ -79,7 +79,7 @@ class TeachersTested:
     sums: Sequence[np.ndarray]
 
 
-def score_teachers(places: Places) -> TeachersTested:
+def score_teachers(places: DemoFolders) -> TeachersTested:
     """Score every trained teacher on the test cases. This needs no result of the study, so both can run at once.
 
     Args:
@@ -96,7 +96,7 @@ def score_teachers(places: Places) -> TeachersTested:
 
 
 def report_facts(
-    places: Places,
+    places: DemoFolders,
     tested: TeachersTested,
     *,
     source: Path,
@@ -182,7 +182,7 @@ def report_facts(
 
 
 def _teachers(
-    places: Places, study: Study, images: Sequence[np.ndarray], truths: Sequence[np.ndarray]
+    places: DemoFolders, study: Study, images: Sequence[np.ndarray], truths: Sequence[np.ndarray]
 ) -> tuple[list[NamedScore], list[np.ndarray]]:
     """Return every teacher's score, and for each image the sum of all teachers' probabilities."""
     classes = len(study.data.labels)
@@ -211,7 +211,7 @@ def _stage_seconds(workspace: Workspace) -> dict[str, float]:
     return total
 
 
-def _site(places: Places, name: str, *, released: Guarantee) -> SiteFact:
+def _site(places: DemoFolders, name: str, *, released: Guarantee) -> SiteFact:
     facts = facts_of(places.sites / name)
     return SiteFact(
         name=name,
@@ -253,7 +253,7 @@ def _label(case: Case, study: Study) -> np.ndarray:
     return load_label(case.label, study.data, mapping=dict(case.label_map))
 
 
-def _mean_shape(places: Places, study: Study) -> np.ndarray:
+def _mean_shape(places: DemoFolders, study: Study) -> np.ndarray:
     maps = nifti_files(places.split / "public" / "label-maps", what="public label maps")
     classes = len(study.data.labels)
     total: np.ndarray = sum(
@@ -263,7 +263,7 @@ def _mean_shape(places: Places, study: Study) -> np.ndarray:
     return total
 
 
-def _public_truths(places: Places, study: Study, dataset: Dataset) -> dict[str, np.ndarray]:
+def _public_truths(places: DemoFolders, study: Study, dataset: Dataset) -> dict[str, np.ndarray]:
     """Return the true label maps of the public volumes by content hash. The study itself never reads them."""
     cases = {case.id: case for case in dataset.labelled}
     truths = {}
@@ -275,7 +275,7 @@ def _public_truths(places: Places, study: Study, dataset: Dataset) -> dict[str, 
 
 
 def _public_pictures(
-    places: Places, released: Released, student: torch.nn.Module, truths: Mapping[str, np.ndarray]
+    places: DemoFolders, released: Released, student: torch.nn.Module, truths: Mapping[str, np.ndarray]
 ) -> Iterator[Picture]:
     """Yield four pictures of each of a few public volumes, each picture with another label map.
 
@@ -300,7 +300,7 @@ def _public_pictures(
             yield Picture(f"public volume {volume[:8]}: {STEPS[name]}", "public", image[0], {**known, name: found})
 
 
-def _votes(places: Places, image: np.ndarray) -> np.ndarray:
+def _votes(places: DemoFolders, image: np.ndarray) -> np.ndarray:
     """Return the sum of all teachers' class probabilities for an image."""
     total: np.ndarray = np.zeros(1)
     for site in sorted(site.name for site in places.workspace.sites()):

@@ -11,7 +11,7 @@ from common.canonical import MAX_INTEGER
 from common.data.dataset import Dataset
 from common.errors import InvalidInput
 from common.messages import MAX_VOLUMES
-from common.objects import Inside
+from common.objects import PathInside
 from common.privacy.accounting import MAX_EPSILON
 from common.privacy.mechanism import MAX_VOTERS_PER_SITE
 from common.privacy.training import MAX_STEPS, Neighbours
@@ -173,20 +173,20 @@ def dataset_of(source: Path, options: DemoOptions) -> Dataset:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class DemoFolders:
     """The folders below a demo's output directory."""
 
     root: Path
 
-    source = Inside("data/all")
+    source = PathInside("data/all")
     """Folder of the phantoms."""
-    atlas = Inside("data/atlas")
+    atlas = PathInside("data/atlas")
     """Folder of the phantoms whose label maps are public and whose images are not."""
-    split = Inside("data/split")
+    split = PathInside("data/split")
     """Folder of the data split into hospitals, public and test parts."""
-    sites = Inside("sites")
+    sites = PathInside("sites")
     """Folder of the hospitals' directories."""
-    dashboard = Inside("dashboard")
+    dashboard = PathInside("dashboard")
     """The dashboard's state directory."""
 
     @property

@@ -41,7 +41,7 @@ from common.data.split import (
     without_channel,
     write_split,
 )
-from common.data.synthetic import Drawing, write_phantoms
+from common.data.synthetic import PhantomImaging, write_phantoms
 from common.errors import InvalidInput, Refused
 from common.locks import take
 from common.names import is_utf8
@@ -50,7 +50,7 @@ from common.process import ProcessGroup
 from common.protocol_terms import CODECS
 from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import enrolled, joined, serving, write_server, write_sites
-from consilium.demo.options import MOST_HOSPITALS, DemoOptions, Places, dataset_of
+from consilium.demo.options import MOST_HOSPITALS, DemoFolders, DemoOptions, dataset_of
 from consilium.demo.simulation import simulate
 from consilium.demo.terms import PATIENTS, VOLUMES, check_terms, terms
 from consilium.demo.training import train_all
@@ -62,7 +62,7 @@ HOSPITALS = 3  # unless the options or the data state a number
 MAPS = 24  # of phantoms, public
 TESTED = 45
 """Number of phantoms for testing. With this many, the gain's interval is at most half as wide as the gain."""
-CLINIC = Drawing(cut_mm=(-2.5, 4.0), clutter=0.0, noise=0.5, size=1.25, shift_mm=6.0)
+CLINIC = PhantomImaging(cut_mm=(-2.5, 4.0), clutter=0.0, noise=0.5, size=1.25, shift_mm=6.0)
 """Settings of the hospitals' phantoms. Their structures vary so much in position that a mean shape, or another volume's
 answer, is a poor label."""
 ATLAS = replace(CLINIC, border_mm=6.0)
@@ -77,7 +77,7 @@ SCORING_NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class DemoProgress:
     """The functions to which a demo reports its progress.
 
     Attributes:
@@ -95,7 +95,7 @@ class Watch:
     say: Callable[[str], None]
 
 
-def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool = True) -> Path:
+def run_demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboard: bool = True) -> Path:
     """Run or resume a demo. A simulation has no daemons and no dashboard.
 
     Args:
@@ -117,7 +117,7 @@ def run_demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: b
         return _demo(out, options, watch=watch, show_dashboard=show_dashboard)
 
 
-def _demo(out: Path, options: DemoOptions, *, watch: Watch, show_dashboard: bool) -> Path:
+def _demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboard: bool) -> Path:
     import_libraries()  # beside the preparation, which uses one core
     from consilium.demo.evaluate import report_facts, score_teachers  # imported late: needs torch and matplotlib
     from consilium.reports.study_report import write_report
@@ -172,15 +172,15 @@ def _prepared(
     out: Path,
     options: DemoOptions,
     *,
-    watch: Watch,
+    watch: DemoProgress,
     seconds: _Stopwatch,
     serve: Callable[[Workspace], ProcessGroup | None] = lambda _: None,
-) -> tuple[Places, Path, dict[str, Path], Callable[[], None], ProcessGroup | None]:
+) -> tuple[DemoFolders, Path, dict[str, Path], Callable[[], None], ProcessGroup | None]:
     """Prepare data, study and sites; return also a function that trains the teachers, and the result of ``serve``.
 
     ``serve`` is called as soon as the server can start, so that it starts while the rest is prepared.
     """
-    places = Places(out)
+    places = DemoFolders(out)
     _claim(out, options)
     with seconds.stage("data"):
         source = _data(places, options, on_case=partial(watch.advance, "reading cases"), tell=watch.say)
@@ -281,7 +281,7 @@ def _check_claim(out: Path, options: DemoOptions) -> None:
 
 
 def _data(
-    places: Places,
+    places: DemoFolders,
     options: DemoOptions,
     *,
     on_case: Callable[[int, int], None] = lambda done, total: None,
@@ -327,7 +327,7 @@ def _counts(dataset: Dataset, options: DemoOptions) -> SplitCounts:
     )
 
 
-def _phantoms(places: Places, options: DemoOptions) -> tuple[Dataset, Split]:
+def _phantoms(places: DemoFolders, options: DemoOptions) -> tuple[Dataset, Split]:
     """Make the hospitals' phantoms and split them; return the dataset and the split.
 
     The public label maps are of other phantoms, whose border between structures is drawn elsewhere (:data:`ATLAS`).
@@ -350,7 +350,7 @@ def _phantoms(places: Places, options: DemoOptions) -> tuple[Dataset, Split]:
     return dataset, replace(split, label_maps=read_dataset(places.atlas).labelled)
 
 
-def _created(places: Places, options: DemoOptions) -> list[int]:
+def _created(places: DemoFolders, options: DemoOptions) -> list[int]:
     """Create the study and its server, unless they exist; return the number of patients of each hospital."""
     workspace = places.workspace
     patients = [_patients(folder) for folder in sorted((places.split / "sites").iterdir())]
@@ -361,7 +361,7 @@ def _created(places: Places, options: DemoOptions) -> list[int]:
     return patients
 
 
-def _published(places: Places, options: DemoOptions, patients: Sequence[int], watch: Watch) -> None:
+def _published(places: DemoFolders, options: DemoOptions, patients: Sequence[int], watch: DemoProgress) -> None:
     """Publish the public volumes and the validation cases, and fit the codec, unless it was done before."""
     workspace = places.workspace
     if not (workspace.root / "public.json").exists():
@@ -380,7 +380,7 @@ def _published(places: Places, options: DemoOptions, patients: Sequence[int], wa
         )
 
 
-def _label_maps(places: Places) -> tuple[Path, ...]:
+def _label_maps(places: DemoFolders) -> tuple[Path, ...]:
     return nifti_files(places.split / "public" / "label-maps", what="public label maps")
 
 
@@ -392,7 +392,7 @@ def _patients(folder: Path) -> int:
 class _Stopwatch:
     """Measures the seconds spent in each stage of a demo, added up over resumptions, and stores them in a file."""
 
-    def __init__(self, path: Path, watch: Watch) -> None:
+    def __init__(self, path: Path, watch: DemoProgress) -> None:
         self._path, self._watch, self._writing = path, watch, Lock()
         self.seconds: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 

@@ -27,7 +27,7 @@ from common.data.synthetic import study_data
 from common.errors import InvalidInput
 from common.privacy.mechanism import HONEST_SITES
 from common.protocol_terms import PLAIN, suited, terms_of
-from consilium.demo.options import DemoOptions, Places
+from consilium.demo.options import DemoFolders, DemoOptions
 from consilium.reports.report_facts import SIMULATION
 from server.planning.public_shapes import LEAST_MAPS, mean_shape_dice, read_maps
 from server.planning.recommend import protocol_for, recommend, training_for
@@ -43,7 +43,7 @@ MOST_VOXELS = 1 << 16
 """Largest number of voxels of the grid in a demo without phantoms; with more of them the demo would take too long."""
 
 
-def terms(options: DemoOptions, places: Places, maps: Sequence[Path], patients: Sequence[int]) -> Study:
+def terms(options: DemoOptions, places: DemoFolders, maps: Sequence[Path], patients: Sequence[int]) -> Study:
     """Make the study from the options. The planner chooses the settings that the options leave open.
 
     Args:

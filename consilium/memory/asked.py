@@ -37,10 +37,10 @@ from common.wording import many
 from consilium.memory.given import Teacher, images_given, probabilities_given, sites_given
 from consilium.memory.networks import Controls, Network
 from server.protocols.controls import CONTROLS
-from server.protocols.query_protocol import STUDENT_SEED, Lesson, check_study, protocol_of
+from server.protocols.query_protocol import STUDENT_SEED, StudentData, check_study, protocol_of
 from server.protocols.stored_labels import LabelsInMemory
-from server.public.kept import KeptInMemory
-from server.public.material import START_FILE, CodecRecord, Public
+from server.public.material import START_FILE, CodecRecord, PublicMaterial
+from server.public.public_files import FilesInMemory
 
 HELD = (
     "one person held every teacher, code and draw of noise here: this is what such a study would guarantee, and this "
@@ -49,7 +49,7 @@ HELD = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
+class AnswerInMemory:
     """A noisy answer to a query (:class:`~server.protocols.query_protocol.Answer`) that is stored in no ledger.
 
     Attributes:
@@ -102,8 +102,8 @@ class Asked:
     [(2, 8, 8, 8), (2, 8, 8, 8)]
     """
 
-    public: Public
-    answers: tuple[Drawn, ...]
+    public: PublicMaterial
+    answers: tuple[AnswerInMemory, ...]
     sites: int
 
     @property
@@ -142,7 +142,7 @@ class Asked:
         Returns:
             The trained network.
         """
-        training = protocol_of(self.study).finish(self._lesson(seed))
+        training = protocol_of(self.study).finish(self._student_data(seed))
         return self._network(training.train(None, _quietly), seed)
 
     def controls(self, *, seed: int = STUDENT_SEED) -> Controls:
@@ -155,9 +155,9 @@ class Asked:
             The controls by name.
         """
         protocol, networks = protocol_of(self.study), dict[str, Network]()
-        lesson = replace(self._lesson(seed), trained=lambda name: networks[name].model)
+        student_data = replace(self._student_data(seed), trained=lambda name: networks[name].model)
         for name in CONTROLS:  # in this order, because the last control may be trained on the first one's predictions
-            training = protocol.control(lesson, name)
+            training = protocol.control(student_data, name)
             if training is not None:
                 networks[name] = self._network(training.train(None, _quietly), seed)
         return Controls(self.study, networks)
@@ -167,9 +167,9 @@ class Asked:
         found = protocol_of(self.study).aggregate(self.public, self.answers).labels()
         return LabelsInMemory({label.volume: label.probabilities for label in found})
 
-    def _lesson(self, seed: int) -> Lesson:
+    def _student_data(self, seed: int) -> StudentData:
         check_integer("seed", seed, least=0, most=MAX_INTEGER)
-        return Lesson(self.public, self.answers, self._labels, seed=seed)
+        return StudentData(self.public, self.answers, self._labels, seed=seed)
 
     def _network(self, model: object, seed: int) -> Network:
         fresh, data = self.public.kept.read(START_FILE) is None, self.study.data
@@ -215,10 +215,10 @@ def ask(
     images = images_given(volumes, shape=shape, what="volume")
     public = _public(study, codec, images)
     protocol = protocol_of(study)
-    agenda = protocol.agenda(study)
+    query_plan = protocol.query_plan(study)
     check_study(study)
-    agenda.check_volumes(len(images))
-    if len(asked := agenda.asked(public.volumes)) != len(images):
+    query_plan.check_volumes(len(images))
+    if len(asked := query_plan.asked(public.volumes)) != len(images):
         raise InvalidInput("volumes", value=len(images), limit=f"{len(asked)}, the number that the study asks about")
     protocol.prepare(lambda: public, sites=len(sites), on_stage=lambda *_: None)
     spent: list[Mechanism] = []
@@ -239,12 +239,12 @@ def ask(
 
 
 def answers_to(
-    public: Public,
+    public: PublicMaterial,
     *,
     codes: Callable[[Encoder, QuerySpec], Sequence[Int64[np.ndarray, "d"]]],
     draw: Callable[[QuerySpec, Sequence[Int64[np.ndarray, "d"]]], Int64[np.ndarray, "d"]],
     voters: int,
-) -> tuple[Drawn, ...]:
+) -> tuple[AnswerInMemory, ...]:
     """Ask every query of a study's protocol, in order.
 
     Args:
@@ -257,16 +257,16 @@ def answers_to(
         The answers.
     """
     codec, site = load_codec(public.objects.get(public.codec.sha256)), site_protocol(public.study)
-    answers: dict[str, Drawn] = {}
+    answers: dict[str, AnswerInMemory] = {}
     for queries in protocol_of(public.study).configure(public, answers.get):
         for query in (each for each in queries if each.id not in answers):
             encoder = site.encoder(query, codec, fetch=public.objects.get)
-            answers[query.id] = Drawn(query, frozen(draw(query, codes(encoder, query)), np.int64), voters)
+            answers[query.id] = AnswerInMemory(query, frozen(draw(query, codes(encoder, query)), np.int64), voters)
     return tuple(answers.values())
 
 
 def _site_code(
-    encoder: Encoder, query: QuerySpec, public: Public, *, teachers: Sequence[Teacher], who: str
+    encoder: Encoder, query: QuerySpec, public: PublicMaterial, *, teachers: Sequence[Teacher], who: str
 ) -> Int64[np.ndarray, "d"]:
     """Return one site's integer code for a query, the sum of its teachers' codes. # sensitive until noised"""
     total, data = np.zeros(query.mechanism.dimension, dtype=np.int64), public.study.data
@@ -310,7 +310,7 @@ def released(
     return unmasked(total, mechanism, sites=len(codes))
 
 
-def _public(study: Study, codec: Codec, images: Sequence[Float[np.ndarray, "c x y z"]]) -> Public:
+def _public(study: Study, codec: Codec, images: Sequence[Float[np.ndarray, "c x y z"]]) -> PublicMaterial:
     objects, named = ObjectsInMemory(), dict[str, np.ndarray]()
     for number, image in enumerate(images, start=1):
         name = digest("volume-in-memory", {"shape": list(image.shape), "voxels": sha256_bytes(image.tobytes())})
@@ -321,7 +321,7 @@ def _public(study: Study, codec: Codec, images: Sequence[Float[np.ndarray, "c x 
             )
         named[name] = image
     record = CodecRecord(objects.put(codec.to_bytes()), codec.dimension)
-    return Public(study, record, tuple(named), objects, KeptInMemory(), images=named)
+    return PublicMaterial(study, record, tuple(named), objects, FilesInMemory(), images=named)
 
 
 def _check_in_memory(study: Study, codec: Codec) -> None:

@@ -25,7 +25,7 @@ from consilium.memory.given import array_given, images_given, label_map_given, l
 if TYPE_CHECKING:
     import torch
 
-    from common.worth import Score, Worth
+    from common.measured_gain import MeasuredGain, Score
 
 SEED = 0
 STUDENT = "student"
@@ -119,10 +119,10 @@ class Comparison:
     """
 
     scores: Mapping[str, Score]
-    gain: Worth | None
+    gain: MeasuredGain | None
 
     def __str__(self) -> str:
-        from common.worth import case_mean
+        from common.measured_gain import case_mean
 
         cases = len(self.scores[STUDENT].cases)
         means = (f"{name.replace('_', ' ')} {case_mean(score):.3f}" for name, score in self.scores.items())

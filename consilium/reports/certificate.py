@@ -110,7 +110,7 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class WrittenCertificate:
     """A written certificate.
 
     Attributes:
@@ -133,7 +133,7 @@ class Issued:
     anchored: bool
 
 
-def issue_certificate(workspace: Workspace, out: Path, sources: Sources, *, copy: bool = True) -> Issued:
+def issue_certificate(workspace: Workspace, out: Path, sources: Sources, *, copy: bool = True) -> WrittenCertificate:
     """Write ``certificate.json`` and ``certificate.pdf``, and a copy of both in the study's directory.
 
     Args:
@@ -160,7 +160,7 @@ def issue_certificate(workspace: Workspace, out: Path, sources: Sources, *, copy
             _write(workspace.certificate_dir, document, page)
     except OSError:  # the study is mounted read-only
         kept = False
-    return Issued(
+    return WrittenCertificate(
         pdf=out / "certificate.pdf",
         json=out / "certificate.json",
         guaranteed=read_guarantee(facts["guarantee"]),
@@ -296,13 +296,13 @@ def _measured(workspace: Workspace) -> dict[str, Any]:
 
 
 def _study_facts(study: Study, *, sites: int, spending: Spending) -> dict[str, Any]:
-    privacy, agenda = study.privacy, protocol_of(study).agenda(study)
+    privacy, query_plan = study.privacy, protocol_of(study).query_plan(study)
     return {
         "name": study.name,
         "id": study.id,
         "structures": list(study.data.labels[1:]),
-        "asked_about": f"{agenda.which} public volumes",
-        "a_sum_for": agenda.each,
+        "asked_about": f"{query_plan.which} public volumes",
+        "a_sum_for": query_plan.each,
         "budget_epsilon": privacy.epsilon,
         "delta": privacy.delta,
         "accountant": str(privacy.accountant),

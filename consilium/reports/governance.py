@@ -31,7 +31,7 @@ from server.study.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class ChargedQuery:
     """One charged query, for the record of the data that left the hospitals.
 
     Attributes:
@@ -66,7 +66,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentStatement:
     """A statement about the student that a hospital sent by consent, under no ε.
 
     Attributes:
@@ -112,7 +112,7 @@ def papers(
     return make.assessment(), make.checklist(), make.registry(), make.egress(), make.processing()
 
 
-def _left(ledger: Ledger, study: str) -> Iterator[Left]:
+def _left(ledger: Ledger, study: str) -> Iterator[ChargedQuery]:
     named: dict[str, Roster] = {}
     for row in ledger.rows():
         if row.kind not in ("roster", "release"):
@@ -124,26 +124,26 @@ def _left(ledger: Ledger, study: str) -> Iterator[Left]:
             sites = tuple(entry.site for entry in record.roster_in(named))
             mu_squared = parse_rational(str(record.event["mu_squared"]))
             size = record.query.mechanism.dimension
-            yield Left(row.time_utc, row.seq, record.query_id, sites, size, mu_squared, record.draw)
+            yield ChargedQuery(row.time_utc, row.seq, record.query_id, sites, size, mu_squared, record.draw)
 
 
-def _sent(workspace: Workspace) -> tuple[Sent, ...]:
+def _sent(workspace: Workspace) -> tuple[SentStatement, ...]:
     """Return all stored verdicts and figures on any student of the study, in the order of their times."""
     found = [
-        Sent(one.time_utc, one.site, "verdict", one.word)
+        SentStatement(one.time_utc, one.site, "verdict", one.word)
         for one in read_kept(workspace.verdicts_dir, SiteVerdict.parse)
     ]
     for figures in read_kept(workspace.figures_dir, SiteFigures.parse):
         dice = ", ".join(f"{one.structure} {one.hundredths / 100:.2f}" for one in figures.dice)
-        found.append(Sent(figures.time_utc, figures.site, "figures", f"mean Dice: {dice}"))
+        found.append(SentStatement(figures.time_utc, figures.site, "figures", f"mean Dice: {dice}"))
     return tuple(sorted(found, key=lambda one: (one.time, one.site, one.kind)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Papers:
     facts: dict[str, Any]
-    left: tuple[Left, ...]
-    sent: tuple[Sent, ...]
+    left: tuple[ChargedQuery, ...]
+    sent: tuple[SentStatement, ...]
     made: datetime
     sealed: bool
 

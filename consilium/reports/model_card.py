@@ -18,7 +18,7 @@ from common.models.bundle import open_bundle
 from common.models.student_bundle import README
 from common.plain import RESEARCH_ONLY
 from common.wording import many
-from server.public.kept import read_record
+from server.public.public_files import read_record
 from server.study.evaluated import evaluated
 from server.study.workspace import Workspace
 

@@ -36,7 +36,7 @@ def delta_warning(plan: Plan, *, patients: int | None) -> str | None:
     return None if units is None else warn_about(plan.budget.delta, unit=unit, units=units)
 
 
-class About(StrEnum):
+class PlannedStudy(StrEnum):
     """The study that a plan is about.
 
     All rows of the plan's table are about this study. A row about another study says so.
@@ -52,7 +52,9 @@ class About(StrEnum):
     SEPARATE = "separate queries about each volume"
 
 
-def plan_table(plan: Plan, *, recommended: str, about: About, patients: int | None = None, study: str = "") -> Table:
+def plan_table(
+    plan: Plan, *, recommended: str, about: PlannedStudy, patients: int | None = None, study: str = ""
+) -> Table:
     """Return the plan as a table with two columns. Every ε has accountant, δ, unit and relation.
 
     Args:
@@ -68,7 +70,7 @@ def plan_table(plan: Plan, *, recommended: str, about: About, patients: int | No
     table = Table(title="Privacy plan", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column()
-    other = "another study than the one above: " if about is About.SEPARATE else ""
+    other = "another study than the one above: " if about is PlannedStudy.SEPARATE else ""
     rows: list[tuple[str, str]] = [("plan of", about), ("guarantee", str(plan.guarantees[0]))]
     rows += [("", str(other)) for other in plan.guarantees[1:]]
     if plan.known_twice is not None:
@@ -83,9 +85,9 @@ def plan_table(plan: Plan, *, recommended: str, about: About, patients: int | No
         ("noise multiplier z", noise_text(plan.noise_multiplier)),
         *_sealed_rows(plan),
         *_trade_rows(plan),
-        *(_separate_rows(plan) if about is About.SEPARATE else []),
+        *(_separate_rows(plan) if about is PlannedStudy.SEPARATE else []),
         *([("this study", study)] if study else []),
-        ("verdict" if about is About.RECOMMENDED else "recommended", f"{other}{recommended}"),
+        ("verdict" if about is PlannedStudy.RECOMMENDED else "recommended", f"{other}{recommended}"),
         ("accountants", plan.accountant_note),
     ]
     for name, value in rows:

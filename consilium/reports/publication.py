@@ -23,7 +23,7 @@ from consilium.reports.model_card import model_card
 from server.ledger.backup import backup
 from server.protocols.rounds import FRAMES
 from server.public.material import START_FILE
-from server.public.said import STUDENTS, said_file
+from server.public.statement_files import STUDENTS, said_file
 from server.study.evaluated import figures_on
 from server.study.gate import gate_state
 from server.study.read_facts import facts_of

@@ -16,7 +16,7 @@ from common.config import Study
 from common.data.dataset import Problem
 from common.errors import InvalidInput
 from common.ledger.spending import Spending
-from common.worth import ONE_RUN, GainWord, Score, Worth, case_mean, over_best
+from common.measured_gain import ONE_RUN, GainVerdict, MeasuredGain, Score, case_mean, over_best
 from consilium.reports.report_pictures import Picture
 from server.study.consent_text import BatchRoster
 
@@ -167,7 +167,7 @@ class ReportFacts:
         return Score(tuple(map(_mean, columns)), _mean([teacher.score.mean for teacher in self.teachers]))
 
     @property
-    def worth(self) -> Worth | None:
+    def worth(self) -> MeasuredGain | None:
         """The student's gain over the best of its controls; None if no control was scored."""
         return over_best(self.student, self.controls)
 
@@ -181,7 +181,7 @@ class ReportFacts:
         found, most = self.worth, case_mean(self.ensemble)
         if found is None:
             return "What the budget bought could not be measured: no control was scored."
-        if not (math.isfinite(most) and most > found.other and found.word is GainWord.PROVEN):
+        if not (math.isfinite(most) and most > found.other and found.word is GainVerdict.PROVEN):
             return found.sentence
         share = min(1.0, found.gain / (most - found.other))
         return f"{found.sentence} That is {share:.0%} of the way to all teachers together without noise."

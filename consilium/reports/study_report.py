@@ -20,6 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from common.case_pictures import OUTLINES
 from common.config import Study
 from common.intervals import mean_interval
+from common.measured_gain import Score
 from common.objects import finite, write_atomically
 from common.plain import RESEARCH_ONLY
 from common.privacy.calibration import noise_multiplier
@@ -28,7 +29,6 @@ from common.privacy.mechanism import AccountantName
 from common.protocol_terms import protocol_name, terms_of
 from common.study_mechanism import sealed_sentences, study_mechanism
 from common.wording import duration
-from common.worth import Score
 from consilium.reports.report_facts import CONTROLS, ReportFacts
 from consilium.reports.report_pictures import draw_pictures
 from server.study.consent_text import BatchRoster, sealed_facts
@@ -283,7 +283,7 @@ def _beside(facts: ReportFacts) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Attendance:
+class AttendancePeriod:
     """Consecutive releases in which the same hospitals took part.
 
     Attributes:
@@ -297,14 +297,14 @@ class Attendance:
     roster: tuple[str, ...]
 
 
-def _attendance(releases: Sequence[BatchRoster]) -> tuple[Attendance, ...]:
+def _attendance(releases: Sequence[BatchRoster]) -> tuple[AttendancePeriod, ...]:
     """Return the columns of the table that shows which hospitals took part in which releases."""
     columns = []
     for roster, group in groupby(enumerate(releases, start=1), key=lambda item: item[1].roster):
         items = list(group)
         first, last = items[0][0], items[-1][0]
         numbers = f"{first}–{last}" if last > first else str(first)
-        columns.append(Attendance(numbers, sum(release.queries for _, release in items), roster))
+        columns.append(AttendancePeriod(numbers, sum(release.queries for _, release in items), roster))
     return tuple(columns)
 
 

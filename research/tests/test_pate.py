@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from client.records.journal import TrainingJournal, TrainingPlan
-from client.training.contract import Part
+from client.training.contract import VoterData
 from client.training.private.settings import PrivateSettings
 from common.config import TrainingConfig
 from common.privacy.mechanism import Unit
@@ -58,7 +58,7 @@ def test_dp_sgd_clips_every_layer_to_4_with_the_noise_that_its_name_says(
     given: list[tuple[PrivateSettings, TrainingPlan, int]] = []
 
     def train(
-        part: Part, _recipe: object, settings: PrivateSettings, journal: TrainingJournal, **_: object
+        part: VoterData, _recipe: object, settings: PrivateSettings, journal: TrainingJournal, **_: object
     ) -> SimpleNamespace:
         given.append((settings, journal.plan, len(part.images)))
         return SimpleNamespace(model=None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from client.records.journal import TrainingJournal
-from client.training.private.engine import Spent, run
+from client.training.private.engine import TrainingOutcome, run
 from client.training.private.strategies_3d import VolumeSgd
 from common.config import TrainingConfig
 from common.privacy.mechanism import Unit
@@ -35,9 +35,9 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
 def test_the_stronger_the_pull_the_nearer_the_hospitals_and_each_spends_its_whole_plan(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spent: list[Spent] = []
+    spent: list[TrainingOutcome] = []
 
-    def noted(*given: object, **more: object) -> Spent:
+    def noted(*given: object, **more: object) -> TrainingOutcome:
         spent.append(run(*given, **more))  # type: ignore[arg-type]
         return spent[-1]
 
@@ -56,7 +56,7 @@ def test_the_stronger_the_pull_the_nearer_the_hospitals_and_each_spends_its_whol
 def test_a_hospital_whose_training_fails_ends_the_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[VolumeSgd] = []
 
-    def failing(silo: VolumeSgd, journal: TrainingJournal, **more: object) -> Spent:
+    def failing(silo: VolumeSgd, journal: TrainingJournal, **more: object) -> TrainingOutcome:
         begun.append(silo)
         if len(begun) == 2:
             raise RuntimeError("no memory")

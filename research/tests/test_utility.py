@@ -19,7 +19,7 @@ from rich.console import Console
 from scipy import stats
 
 from client.adapting import adapt
-from client.adapting.ways import Way
+from client.adapting.methods import Method
 from client.training.voter import LabelledScan
 from common.config import DataConfig, TrainingConfig
 from common.data.synthetic import write_phantoms
@@ -34,7 +34,6 @@ from research.ablation import VARIANTS, ablate, likeness, student
 from research.asked import noised
 from research.bench import Bench
 from research.home import CHOSEN, HOME, patients_of
-from research.kept import array_hash
 from research.roles import Cases
 from research.scores import at_site, named
 from research.setting import (
@@ -49,6 +48,7 @@ from research.setting import (
     mean_noise,
     study_of,
 )
+from research.stored_results import array_hash
 from research.table import ablation_summary, render, render_ablation, summary
 from research.tests.patients import DATA, balls, deal
 from research.utility import OFFSETS, BenchAnswers, run, run_part
@@ -202,11 +202,11 @@ def test_each_hospital_adapts_the_student_in_every_way_and_as_the_product_choose
     large, small = document["home"].values()
     assert (large["patients"], small["patients"]) == (6, 3)
     for site in (large, small):
-        assert site["ways"].keys() == {*Way, "chosen"}
+        assert site["ways"].keys() == {*Method, "chosen"}
         assert site["ways"]["student"]["each"] == [row["student"]] * 2
         assert site["ways"]["own"]["over_own"] == {"mean": 0.0, "half_width": 0.0}
     assert small["ways"]["chosen"]["each"] == small["ways"]["merged"]["each"]
-    assert large["ways"]["chosen"]["mean"] in [large["ways"][way]["mean"] for way in Way]
+    assert large["ways"]["chosen"]["mean"] in [large["ways"][way]["mean"] for way in Method]
     text = io.StringIO()
     render(document, Console(file=text, width=200))
     assert "at home: Dice" in text.getvalue()

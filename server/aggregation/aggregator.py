@@ -29,7 +29,7 @@ from common.canonical import digest
 from common.config import Study
 from common.errors import LedgerCorrupt, QuorumNotReached, Refused
 from common.events import EventLog
-from common.evidence import SiteWords
+from common.evidence import SiteCodes
 from common.ledger.charges import RosterEntry, charge_of
 from common.messages import (
     AnyMessage,
@@ -45,7 +45,7 @@ from common.privacy.mechanism import AccountantName, QuerySpec
 from common.privacy.quantise import within
 from common.privacy.release import CodeSum
 from common.sealing import SealContext, SealingKeys, unseal
-from server.aggregation.batch import SITES_CHARGED, Answering, Batch, Next, Opened, issued_now, unusable_codes
+from server.aggregation.batch import SITES_CHARGED, Answering, Batch, Decrypted, Remaining, issued_now, unusable_codes
 from server.aggregation.exchange import Questions, Transport, VerifiedReply, exchange
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_draws import StoredAnswer
@@ -93,7 +93,7 @@ class Aggregator:
         retry_pause_s: float = 5.0,
         before: int = 0,
         keep_status: Callable[[Site, str], None] = lambda site, text: None,
-        keep_words: Callable[[SiteWords], None] = lambda words: None,
+        keep_words: Callable[[SiteCodes], None] = lambda words: None,
         after: Aggregator | None = None,
     ) -> None:
         self._study, self._queries, self._sites = study, tuple(queries), sites
@@ -149,7 +149,7 @@ class Aggregator:
                 break
         self._send_receipts(transport, silent=self._silent)
 
-    def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
+    def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Remaining:
         """Request and release one batch (steps 1 to 4).
 
         Returns:
@@ -159,7 +159,7 @@ class Aggregator:
         ahead = self._plan(later, before=batch, roster=roster)
         sums = self._collect(batch, roster, ahead, transport)  # steps 2 and 3
         answered = self._release(batch, roster, sums)  # step 4
-        return Next((*batch.queries[answered:], *later), ahead, budget_ended=answered < len(batch.queries))
+        return Remaining((*batch.queries[answered:], *later), ahead, budget_ended=answered < len(batch.queries))
 
     def _check_registered(self) -> None:
         if (registered := len(self._sites())) < self._study.privacy.quorum:
@@ -384,7 +384,7 @@ class Aggregator:
         ahead: Batch | None,
         transport: Transport,
         missing: Callable[[str], tuple[str, ...]],
-        take: Callable[[str, Opened], None],
+        take: Callable[[str, Decrypted], None],
     ) -> int:
         """Ask sites for their missing codes until none is missing or ``patience_s`` has passed.
 
@@ -423,7 +423,7 @@ class Aggregator:
         roster: Sequence[Site],
         ahead: Batch | None,
         transport: Transport,
-        take: Callable[[str, Opened], None],
+        take: Callable[[str, Decrypted], None],
         *,
         until: float,
     ) -> None:
@@ -520,7 +520,7 @@ class Aggregator:
 
     def _open_reply(
         self, message: CodesReply | None, problem: str, *, batch: Batch, attempt: int, site: Site
-    ) -> Opened | None:
+    ) -> Decrypted | None:
         by_id = {query.id: query for query in batch.queries}
         if (
             message is not None
@@ -531,7 +531,7 @@ class Aggregator:
         if message is None or problem:
             self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason=problem)
             return None
-        opened = Opened({}, {})
+        opened = Decrypted({}, {})
         signatures = message.signatures or (b"",) * len(message.codes)
         for (query_id, sealed), signature in zip(message.codes, signatures, strict=True):
             query = by_id[query_id]

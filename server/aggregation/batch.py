@@ -132,7 +132,7 @@ class Batch:
         )
 
     def note_unusable(
-        self, site: str, message: AnyMessage | None, answer: CodesReply | None, opened: Opened | None
+        self, site: str, message: AnyMessage | None, answer: CodesReply | None, opened: Decrypted | None
     ) -> str:
         """Note in :attr:`declined` if a site's reply to a request for codes contains no codes that can be used.
 
@@ -155,7 +155,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class Decrypted:
     """The decrypted codes of one reply. # sensitive until noised
 
     Attributes:
@@ -202,7 +202,7 @@ class Answering:
         self.heard: set[str] = set()
         """Names of the sites that sent at least one code that was added."""
 
-    def take(self, site: str, opened: Opened) -> None:
+    def take(self, site: str, opened: Decrypted) -> None:
         """Add the codes of one reply of a site. # sensitive
 
         Args:
@@ -230,7 +230,7 @@ class Answering:
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class Remaining:
     """The work that is left after a batch.
 
     Attributes:

@@ -31,7 +31,7 @@ from common.plain import log_to_stderr
 from common.sockets import listen
 from server.aggregation.exchange import Reply
 from server.aggregation.pipeline import run_study
-from server.aggregation.relay import SAME_VERSION, Kind, RelayFrame, lifeline, receive, send, unpack_nodes
+from server.aggregation.relay import SAME_VERSION, FrameKind, RelayFrame, lifeline, receive, send, unpack_nodes
 from server.study.workspace import Workspace
 
 POLL_S = 0.3
@@ -65,8 +65,8 @@ class RelayTransport:
     def online(self) -> frozenset[int]:
         """Return the ids of the nodes that are connected now."""
         with _relay_needed():
-            send(self._connection, RelayFrame(Kind.ONLINE))
-            return unpack_nodes(_only(Kind.NODES, self._receive(), what="the ServerApp's answer to ONLINE").body)
+            send(self._connection, RelayFrame(FrameKind.ONLINE))
+            return unpack_nodes(_only(FrameKind.NODES, self._receive(), what="the ServerApp's answer to ONLINE").body)
 
     def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
         """Send one body to each node, and yield exactly one reply for each node, in the order of arrival.
@@ -84,9 +84,9 @@ class RelayTransport:
         until = time.monotonic() + timeout_s
         with _relay_needed():
             for node_id, body in bodies.items():
-                send(self._connection, RelayFrame(Kind.BODY, node_id, body))
-            send(self._connection, RelayFrame(Kind.PUSH, round((timeout_s + TTL_MARGIN_S) * 1000)))
-            _only(Kind.DONE, self._receive(), what="the ServerApp's answer to PUSH")
+                send(self._connection, RelayFrame(FrameKind.BODY, node_id, body))
+            send(self._connection, RelayFrame(FrameKind.PUSH, round((timeout_s + TTL_MARGIN_S) * 1000)))
+            _only(FrameKind.DONE, self._receive(), what="the ServerApp's answer to PUSH")
         waiting, last = set(bodies), False
         while waiting and not last:
             last = time.monotonic() >= until
@@ -101,7 +101,7 @@ class RelayTransport:
 
     def _receive(self) -> RelayFrame:
         frame = receive(self._connection)
-        if frame.kind is Kind.FAILED:
+        if frame.kind is FrameKind.FAILED:
             said = frame.body[-MAX_SAID:].decode("utf-8", "replace")
             log.error("event=relay-failed said=%s", ascii(said))
             raise EOFError("the relay has failed")
@@ -114,9 +114,9 @@ class RelayTransport:
         """
         left = set(nodes)
         with _relay_needed():
-            send(self._connection, RelayFrame(Kind.PULL, int(last)))
-            while (frame := self._receive()).kind is not Kind.DONE:
-                if frame.kind not in (Kind.REPLY, Kind.PROBLEM) or frame.number not in left:
+            send(self._connection, RelayFrame(FrameKind.PULL, int(last)))
+            while (frame := self._receive()).kind is not FrameKind.DONE:
+                if frame.kind not in (FrameKind.REPLY, FrameKind.PROBLEM) or frame.number not in left:
                     raise InvalidInput(
                         "kind of the ServerApp's answer to PULL",
                         value=frame.kind,
@@ -127,12 +127,12 @@ class RelayTransport:
                 try:
                     yield _reply(frame)
                 except GeneratorExit:  # the caller stopped reading: read the rest, so that the next frame is in turn
-                    while self._receive().kind is not Kind.DONE:
+                    while self._receive().kind is not FrameKind.DONE:
                         pass
                     raise
 
 
-def _only(kind: Kind, frame: RelayFrame, *, what: str) -> RelayFrame:
+def _only(kind: FrameKind, frame: RelayFrame, *, what: str) -> RelayFrame:
     """Return the frame if it is of the given kind; otherwise raise InvalidInput, which names it as ``what``."""
     if frame.kind is not kind:
         raise InvalidInput(f"kind of {what}", value=frame.kind, limit=kind.name, remedy=SAME_VERSION)
@@ -140,7 +140,7 @@ def _only(kind: Kind, frame: RelayFrame, *, what: str) -> RelayFrame:
 
 
 def _reply(frame: RelayFrame) -> Reply:
-    if frame.kind is Kind.REPLY:
+    if frame.kind is FrameKind.REPLY:
         return Reply(node_id=frame.number, body=frame.body)
     word = frame.body[:32].decode("ascii", "replace")
     return Reply(
@@ -173,14 +173,14 @@ def run(study: Path, connection: socket.socket) -> int:
         connection.settimeout(HELLO_S)
         with lifeline(connection):
             with _relay_needed():
-                hello = _only(Kind.RUN, receive(connection), what="what the ServerApp sends first")
+                hello = _only(FrameKind.RUN, receive(connection), what="what the ServerApp sends first")
             try:
                 run_study(Workspace(study), RelayTransport(connection), run=str(hello.number))
             except ConsiliumError as error:
                 log.error("event=run-failed cause=%s", error)
                 status = 1
             with contextlib.suppress(OSError):
-                send(connection, RelayFrame(Kind.END, status))
+                send(connection, RelayFrame(FrameKind.END, status))
         connection.settimeout(HELLO_S)
         with contextlib.suppress(OSError, EOFError, InvalidInput):
             receive(connection)  # wait until the ServerApp has closed, so that it never finds the core gone
@@ -239,13 +239,13 @@ def _answered(connection: socket.socket) -> bool:
     connection.settimeout(HELLO_S)
     try:
         first = connection.recv(1, socket.MSG_PEEK)
-        if first == bytes([Kind.PING]):
+        if first == bytes([FrameKind.PING]):
             receive(connection)
-            send(connection, RelayFrame(Kind.DONE))
+            send(connection, RelayFrame(FrameKind.DONE))
     except (OSError, EOFError, InvalidInput):
         return True
     connection.settimeout(None)
-    return first in (b"", bytes([Kind.PING]))
+    return first in (b"", bytes([FrameKind.PING]))
 
 
 def main() -> None:

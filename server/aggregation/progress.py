@@ -50,7 +50,7 @@ LINE_EVERY_S = 60.0
 """Seconds between two lines about a stage if there is no terminal; further lines are printed at its start and end."""
 
 
-class Bars(Progress):
+class ProgressBars(Progress):
     """Progress bars on a terminal, or lines where there is none.
 
     Drawing starts at the first bar, so that an early error prints no blank line.
@@ -127,7 +127,7 @@ def stage_bars(console: Console) -> Progress:
     Returns:
         The bars, a context manager that stops drawing at its end.
     """
-    return Bars(
+    return ProgressBars(
         TextColumn("{task.description:<12}", markup=False),
         BarColumn(),
         TaskProgressColumn(),

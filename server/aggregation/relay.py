@@ -34,7 +34,7 @@ _HEAD = struct.Struct(">BQI")
 _NODE = struct.Struct(">Q")
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kind of a frame. The text below each request's kind names the kinds that answer it."""
 
     RUN = 1
@@ -76,7 +76,7 @@ class RelayFrame:
         body: The frame's content, at most :data:`MAX_BODY` bytes.
     """
 
-    kind: Kind
+    kind: FrameKind
     number: int = 0
     body: bytes = b""
 
@@ -109,13 +109,13 @@ def receive(connection: socket.socket) -> RelayFrame:
         OSError: If the socket fails or its timeout passes.
     """
     kind, number, length = _HEAD.unpack(_exactly(connection, _HEAD.size))
-    if kind not in Kind.__members__.values() or length > MAX_BODY:
+    if kind not in FrameKind.__members__.values() or length > MAX_BODY:
         raise InvalidInput(
             "kind and body length of a frame between core and ServerApp",
             value=(kind, length),
             limit=f"a known kind, and a body of at most {MAX_BODY} bytes",
         )
-    return RelayFrame(Kind(kind), number, _exactly(connection, length))
+    return RelayFrame(FrameKind(kind), number, _exactly(connection, length))
 
 
 def pack_nodes(nodes: frozenset[int]) -> bytes:
@@ -205,8 +205,8 @@ def answers(folder: Path) -> bool:
     try:
         with connect(folder) as connection:
             connection.settimeout(2.0)
-            send(connection, RelayFrame(Kind.PING))
-            return receive(connection).kind is Kind.DONE
+            send(connection, RelayFrame(FrameKind.PING))
+            return receive(connection).kind is FrameKind.DONE
     except (OSError, EOFError, InvalidInput):
         return False
 

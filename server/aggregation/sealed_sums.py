@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from common.config import Study
 from common.errors import QuorumNotReached, Refused
-from common.evidence import SiteWords, is_word_of
+from common.evidence import SiteCodes, is_word_of
 from common.ledger.charges import RosterEntry
 from common.masking import MaskedRoster, Member, is_signed
 from common.messages import Offer
@@ -39,7 +39,7 @@ from common.privacy.shares import Length, unmasked
 from common.public_keys import point_of
 from common.wording import many
 from server.aggregation.aggregator import Aggregator
-from server.aggregation.batch import SITES_CHARGED, Batch, Next, Opened, unusable_codes
+from server.aggregation.batch import SITES_CHARGED, Batch, Decrypted, Remaining, unusable_codes
 from server.aggregation.exchange import Transport
 from server.ledger.recovery import RECOVERED
 from server.ledger.server_draws import Draw, StoredAnswer
@@ -83,15 +83,15 @@ class _Sum:
 
     draw: Draw
     missing: set[str]
-    keep: Callable[[SiteWords], None]
+    keep: Callable[[SiteCodes], None]
     totals: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
 
-    def add(self, site: str, opened: Opened) -> None:
+    def add(self, site: str, opened: Decrypted) -> None:
         """Add one site's masked codes, once, and only if there is one for every query."""
         if site not in self.missing or opened.codes.keys() != {query.id for query in self.draw.queries}:
             return
         sent = {query: words.view(np.uint64) for query, words in opened.codes.items()}
-        self.keep(SiteWords.of(site, self.draw.roster.id, sent, opened.signatures))
+        self.keep(SiteCodes.of(site, self.draw.roster.id, sent, opened.signatures))
         self.missing.discard(site)
         for query, words in opened.codes.items():
             total = self.totals.setdefault(query, np.zeros(words.size, dtype=np.uint64))
@@ -210,7 +210,7 @@ class SealedSums(Aggregator):
         self._noted_draws[batch.id] = offered
         return again
 
-    def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Next:
+    def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Remaining:
         """Make one draw (steps 1 to 4).
 
         If the draw is lost, its queries are put behind ``later``, because sites may have accepted the next batch, which
@@ -225,7 +225,7 @@ class SealedSums(Aggregator):
             if not self._spent_at_sites(batch):
                 raise
             self._events.emit("budget-refused", batch=batch.id, queries=[query.id for query in batch.queries])
-            return Next((*batch.queries, *later), None, budget_ended=True)
+            return Remaining((*batch.queries, *later), None, budget_ended=True)
         entries = tuple(RosterEntry(site=site.name, pool=site.pool) for site in roster)
         # step 2
         result = self._ledger.charge_draw(study_id=self._study.id, roster=entries, masks=masks, queries=batch.queries)
@@ -236,7 +236,7 @@ class SealedSums(Aggregator):
         if result.draw is not None and not self._completed(batch, result.draw, roster, ahead, transport):
             left += result.draw.queries
             ahead = None if self._ledger.open_draws(self._study.id) else ahead  # an open draw ends the run
-        return Next((*later, *left), ahead, budget_ended=bool(result.refused))
+        return Remaining((*later, *left), ahead, budget_ended=bool(result.refused))
 
     def _spent_at_sites(self, batch: Batch) -> bool:
         """Return whether the quorum was missed because too many sites declined for lack of budget in their own ledgers.

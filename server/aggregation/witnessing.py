@@ -25,7 +25,7 @@ from common.objects import write_json
 from common.reading import parse_json
 from common.witness.memory import HeadMemory, apart
 from common.witness.merkle import prove_growth, prove_leaf, root
-from common.witness.messages import MAX_SIZES, Growth, PeerHead, WitnessReply, WitnessRequest
+from common.witness.messages import MAX_SIZES, ConsistencyProof, PeerHead, WitnessReply, WitnessRequest
 from common.witness.notes import CheckpointNote, note_in, origin_of, parse_signature, witness_name
 from server.aggregation.exchange import Transport, exchange
 from server.ledger.server_ledger import Ledger
@@ -40,7 +40,7 @@ _SITES = "sites.json"
 
 
 @dataclass(frozen=True, slots=True)
-class SiteKnown(Document):
+class KnownWitness(Document):
     """What the server knows of a site as a witness.
 
     Attributes:
@@ -77,7 +77,7 @@ class Witnesses:
         before = self.memory.note(origin)
         self._note = before.with_signatures(note.signatures) if before is not None and before.same_head(note) else note
         self._heads = {name: head for name, one in self._known.items() if (head := self.memory.note(one.own))}
-        self._growths: dict[str, tuple[Growth, ...]] = {}
+        self._growths: dict[str, tuple[ConsistencyProof, ...]] = {}
         self._sizes: dict[str, tuple[int, ...]] = {}
         self._said: dict[str, WitnessReply] = {}
         self._strays: set[str] = set()
@@ -109,7 +109,7 @@ class Witnesses:
             self._tell(site)
 
     def _request(self, site: Site) -> WitnessRequest:
-        known = self._known.get(site.name, SiteKnown())
+        known = self._known.get(site.name, KnownWitness())
         since = known.sizes.get(self._note.origin, 0)
         own = self._heads.get(site.name)
         stored = self._asked - self._said.keys()  # a site that was recovered gives another head than the stored one
@@ -120,7 +120,7 @@ class Witnesses:
             study=self._study,
             ledger=self._ledger.ledger_id,
             note=self._note.render().encode(),
-            growth=Growth(since, self._proof(since)),
+            growth=ConsistencyProof(since, self._proof(since)),
             held_row=known.held_row,
             held=tuple(prove_leaf(self._leaves, known.held_row - 1)),
             heads=tuple(PeerHead(name, note.render().encode(), self._growths.get(name, ())) for name, note in others),
@@ -145,7 +145,7 @@ class Witnesses:
         if len({one.site for one in reply.heads}) < len(reply.heads):
             return
         self._said[site.name] = reply
-        known = self._known.get(site.name, SiteKnown())
+        known = self._known.get(site.name, KnownWitness())
         sizes = {**known.sizes, self._note.origin: reply.size}
         if reply.line:
             self._note = _signed_by(site, self._note, reply.line)
@@ -170,7 +170,7 @@ class Witnesses:
             growths = {one.since: one for one in reply.own_growths if one.since in self._sizes.get(site.name, ())}
             if growths or not same:
                 self._growths[site.name] = tuple(growths.values())
-        self._known[site.name] = SiteKnown(own, reply.held_row, sizes)
+        self._known[site.name] = KnownWitness(own, reply.held_row, sizes)
 
     def _name(self, site: Site, note: CheckpointNote) -> str:
         """Return the name under which the head of a site's own ledger is stored.
@@ -233,11 +233,11 @@ def _own_head(site: Site, text: bytes) -> CheckpointNote | None:
     return next((one for one in alone if one.is_signed(site.answer_key)), None)
 
 
-def _load(memory: HeadMemory) -> dict[str, SiteKnown]:
+def _load(memory: HeadMemory) -> dict[str, KnownWitness]:
     """Return the stored facts about the sites; if they cannot be read, an empty dict, so that all sites are asked."""
     path = memory.folder / _SITES
     try:
         data: Mapping[str, object] = parse_json(path.read_bytes(), what="record of the witnesses")
-        return {str(name): SiteKnown.from_json(item) for name, item in data.items()}
+        return {str(name): KnownWitness.from_json(item) for name, item in data.items()}
     except (OSError, InvalidInput, AttributeError):
         return {}

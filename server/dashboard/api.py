@@ -44,8 +44,8 @@ from server.dashboard.pictures import (
     read_facts,
     voxels,
 )
-from server.dashboard.planning import Wishes
-from server.dashboard.reports import HandedReport
+from server.dashboard.planning import PlannerForm
+from server.dashboard.reports import HospitalReport
 from server.dashboard.rows import (
     KINDS,
     MAX_TEXT,
@@ -58,7 +58,7 @@ from server.dashboard.rows import (
     row_page,
 )
 from server.dashboard.screens import LIVE
-from server.dashboard.security import Decider, Gate, SignedIn
+from server.dashboard.security import Decider, SessionReader, SignedIn
 from server.dashboard.service import DashboardService, Here
 from server.dashboard.tables import attached, csv_lines, csv_response, flat_label, flat_site, json_lines
 from server.dashboard.views.overview import Overview
@@ -80,7 +80,7 @@ RowNumber = Annotated[int, InPath(ge=1, le=MAX_INTEGER, description="Number of a
 
 
 @dataclass(frozen=True, slots=True)
-class Me:
+class SignedInUser:
     """The signed-in user.
 
     Attributes:
@@ -95,7 +95,7 @@ class Me:
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionWish:
+class DecisionRequest:
     """A decision about a label, as sent by a user.
 
     Attributes:
@@ -117,7 +117,7 @@ class ListedSite:
     """
 
     standing: SiteView
-    report: HandedReport | None
+    report: HospitalReport | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,9 @@ routes = APIRouter(prefix="/api", responses={401: {"description": "Not signed in
 
 
 @routes.get("/me", tags=["session"])
-def me(session: SignedIn) -> Me:
+def me(session: SignedIn) -> SignedInUser:
     """Return the signed-in user, the role, and the token for ``X-CSRF-Token``."""
-    return Me(session.user, str(session.role), session.csrf)
+    return SignedInUser(session.user, str(session.role), session.csrf)
 
 
 # --- study
@@ -377,7 +377,7 @@ def decisions(service: Here) -> list[Decision]:
     tags=["labels"],
     responses={403: {"description": "No token, or not an operator"}, 404: _NONE},
 )
-def decide(service: Here, session: Decider, volume: Volume, wish: DecisionWish) -> Decision:
+def decide(service: Here, session: Decider, volume: Volume, wish: DecisionRequest) -> Decision:
     """Accept or reject the current label of a volume.
 
     If the newest decision about this label is the same, it is returned and nothing is stored. Answers 404 if the volume
@@ -437,10 +437,10 @@ def bundle_zip(service: Here) -> Response:
         503: {"description": "Too many plans are waiting"},
     },
 )
-async def plan_(service: Here, wishes: Annotated[Wishes, Query()]) -> dict[str, Any]:
+async def plan_(service: Here, form: Annotated[PlannerForm, Query()]) -> dict[str, Any]:
     """Return the plan for the given values: noise, information bound, expected error, verdict and advice."""
     stds = await asyncio.to_thread(codec_stds, service.follower.workspace)
-    return (await service.desk.plan(wishes, service.follower.study, stds)).to_json()
+    return (await service.planner_queue.plan(form, service.follower.study, stds)).to_json()
 
 
 # --- live
@@ -468,7 +468,7 @@ async def stream(request: Request, session: SignedIn, live: LivePages, page: Pag
         raise HTTPException(
             429, f"you have {MOST_STREAMS} open streams, the largest number; request /api/blocks/{page} instead"
         )
-    gate: Gate = request.app.state.gate
+    gate: SessionReader = request.app.state.gate
     events = live.stream(page, user=session.user, allowed=lambda: gate.session(request) is not None)
     return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 

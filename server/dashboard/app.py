@@ -36,11 +36,11 @@ from server.dashboard.live import Live
 from server.dashboard.oidc import Provider, Settings
 from server.dashboard.read_model import Follower
 from server.dashboard.screens import HERE, environment, error_page, live_blocks
-from server.dashboard.security import Gate, SecureHeaders, SmallBodies, admitted, for_machines
+from server.dashboard.security import SecureHeaders, SessionReader, SmallBodies, admitted, for_machines
 from server.dashboard.service import Certifier, DashboardService
-from server.dashboard.sign_in import Door, SignInLog, dashboard_sources
+from server.dashboard.sign_in import SignInContext, SignInLog, dashboard_sources
 from server.dashboard.views.study import epsilon_curve
-from server.operations.exact import Hosts, KnownHosts, OneLength
+from server.operations.exact import Hosts, KnownHosts, SingleContentLength
 from server.postprocess.decisions import DecisionStore
 from server.study.workspace import Workspace
 
@@ -135,16 +135,16 @@ def create_app(options: Options) -> FastAPI:
         openapi_url=None,
     )
     app.state.service, app.state.templates, app.state.live = service, templates, live
-    app.state.gate = Gate(cookie=f"consilium-{follower.study.id[:8]}", lookup=sessions.get)
+    app.state.gate = SessionReader(cookie=f"consilium-{follower.study.id[:8]}", lookup=sessions.get)
     provider = None if options.oidc is None else Provider(options.oidc, clock=options.clock)
     log = SignInLog(options.state, now=options.now)
     throttle = Throttle(clock=options.clock)
-    app.state.door = Door(users, sessions, throttle, secure=options.secure, log=log, provider=provider)
+    app.state.sign_in = SignInContext(users, sessions, throttle, secure=options.secure, log=log, provider=provider)
     app.state.security_log = _security_log(options, follower.study.name)
     app.state.metrics_token = options.metrics_token
     app.add_middleware(SmallBodies)
     app.add_middleware(KnownHosts, hosts=options.hosts)
-    app.add_middleware(OneLength)
+    app.add_middleware(SingleContentLength)
     app.add_middleware(SecureHeaders, secure=options.secure)
     for subject in (sign_in, health, api, pages):
         app.include_router(subject.routes)

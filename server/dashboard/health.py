@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from common.errors import InvalidInput
 from server.dashboard.metrics import exposition
 from server.dashboard.read_model import SILENT_S
-from server.dashboard.security import Gate
+from server.dashboard.security import SessionReader
 from server.dashboard.service import Here
 
 routes = APIRouter(include_in_schema=False)
@@ -34,10 +34,10 @@ async def health(request: Request, service: Here) -> JSONResponse:
     Returns:
         JSON with each check; status 200 if all hold, else 503.
     """
-    follower, door = service.follower, request.app.state.door
+    follower, sign_in = service.follower, request.app.state.sign_in
     following = follower.problem is None and follower.silent_s < SILENT_S
     try:
-        door.users.users()
+        sign_in.users.users()
         users = True
     except (InvalidInput, OSError):
         users = False
@@ -69,7 +69,7 @@ def metrics(request: Request, service: Here) -> Response:
     """
     given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
     token: str | None = request.app.state.metrics_token
-    gate: Gate = request.app.state.gate
+    gate: SessionReader = request.app.state.gate
     if not (token and hmac.compare_digest(given, token.encode())) and gate.session(request) is None:
         raise HTTPException(
             401,

@@ -23,7 +23,7 @@ from common.planes import PlaneName
 from server.dashboard.pictures import PictureLayer, draw
 from server.dashboard.screens import HERE, environment, error_page, viewer_planes
 from server.dashboard.security import SecureHeaders, SmallBodies
-from server.operations.exact import KnownHosts, OneLength
+from server.operations.exact import KnownHosts, SingleContentLength
 
 COOKIE = "consilium-site"
 LAYERS: tuple[PictureLayer, ...] = ("label", "student", "own", "adapted", "none")
@@ -80,7 +80,7 @@ def create_hospital_app(page: OwnPage, *, key: str) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(admitted)])
     app.add_middleware(SmallBodies)
     app.add_middleware(KnownHosts, hosts=lambda: ())
-    app.add_middleware(OneLength)
+    app.add_middleware(SingleContentLength)
     app.add_middleware(SecureHeaders, secure=False)
 
     @app.get("/", response_class=HTMLResponse)

@@ -154,7 +154,7 @@ def published(workspace: Workspace, study: Study) -> tuple[str, ...]:
     """
     if not workspace.published():
         return ()
-    return protocol_of(study).agenda(study).asked(workspace.volumes())
+    return protocol_of(study).query_plan(study).asked(workspace.volumes())
 
 
 def labels_page(service: DashboardService) -> LabelsPage:
@@ -171,7 +171,7 @@ def labels_page(service: DashboardService) -> LabelsPage:
     decided = standing(service.decided(), study.id)
     answers, student = follower.facts().answers, student_hash(workspace)
     volumes = published(workspace, study)
-    answered = protocol_of(study).agenda(study).labelled(answers, asked=len(volumes))
+    answered = protocol_of(study).query_plan(study).labelled(answers, asked=len(volumes))
     found = []
     stale = False
     for number, volume in enumerate(volumes, start=1):

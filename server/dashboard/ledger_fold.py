@@ -29,7 +29,7 @@ from common.ledger.records import LostRecord, RecoveredRecord, RefusalRecord, Re
 from common.ledger.rollback_guard import ServerStanding, kept_standing, lies_with_its_key, standing_path
 from common.ledger.rows import Position, Row, check_link
 from common.ledger.sealed_records import AnswerRecord
-from common.ledger.server_state import Books
+from common.ledger.server_state import ServerBooks
 from common.ledger.sqlite_file import connect
 
 ROWS_A_STEP = 250
@@ -162,7 +162,7 @@ class LedgerFold:
         self._clear()
 
     def _clear(self) -> None:
-        self.books = Books()
+        self.books = ServerBooks()
         self.last: Row | None = None
         self.points: list[SpendingPoint] = []
         self.batches: dict[str, BatchSeen] = {}

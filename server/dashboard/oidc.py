@@ -129,7 +129,7 @@ def _check_address(what: str, address: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Vouched:
+class AuthenticatedUser:
     """A user whom the provider authenticated.
 
     Attributes:
@@ -201,7 +201,7 @@ class Provider:
         }
         return str(asked["url"]), self._sealed.encrypt(json.dumps(pending).encode()).decode()
 
-    def finish(self, *, state: str, code: str, browser: str) -> tuple[Vouched, str]:
+    def finish(self, *, state: str, code: str, browser: str) -> tuple[AuthenticatedUser, str]:
         """Finish a sign-in.
 
         Args:
@@ -311,7 +311,7 @@ class Provider:
             return InvalidInput(f"{self.host} does not answer", value=type(error).__name__, remedy="try again later")
         return {name: value for name, value in found.items() if name != "jwks"}
 
-    def _vouched(self, claims: Any) -> Vouched:
+    def _vouched(self, claims: Any) -> AuthenticatedUser:
         name = claims.get(self.settings.name_claim)
         if not isinstance(name, str) or not USER_NAME.fullmatch(name):
             raise InvalidInput(
@@ -327,7 +327,7 @@ class Provider:
         roles = self.settings.roles
         for role, given in ((Role.OPERATOR, roles.operator), (Role.PRIVACY_OFFICER, roles.privacy_officer)):
             if values & set(given):
-                return Vouched(PREFIX + name, role)
+                return AuthenticatedUser(PREFIX + name, role)
         raise InvalidInput(
             f"{name} has no role here",
             limit="a user with a role that [roles] in the OIDC settings lists",

@@ -23,7 +23,7 @@ from common.ledger.rows import SignedHead
 from common.privacy.coalitions import trade_sentences
 from server.dashboard.labels import labels_page, take_decisions
 from server.dashboard.pictures import DOWNLOADS, LAYERS, VolumeFacts, label_hash, picture_key, student_hash
-from server.dashboard.planning import Wishes, wishes_of
+from server.dashboard.planning import PlannerForm, form_of
 from server.dashboard.rows import KINDS, MAX_TEXT, RowPage, in_words, newest_head, row_detail, row_page
 from server.dashboard.screens import NAVIGATION, OnScreen, viewer_planes
 from server.dashboard.security import Decider, Form
@@ -308,22 +308,22 @@ def _decide(service: DashboardService, user: str, form: Form, volumes: list[str]
 
 @routes.get("/planner")
 async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
-    follower, desk = screen.service.follower, screen.service.desk
+    follower, planner_queue = screen.service.follower, screen.service.planner_queue
     stds = await asyncio.to_thread(codec_stds, follower.workspace)
-    own = wishes_of(follower.study, hospitals=len(follower.admitted), stds=stds)
-    wishes, problem = own, ""
+    own = form_of(follower.study, hospitals=len(follower.admitted), stds=stds)
+    form, problem = own, ""
     if request.query_params:
         try:
-            wishes = _read_wishes(request.query_params, own)
+            form = _read_form(request.query_params, own)
         except InvalidInput as error:
             problem = str(error)
     try:
-        result = await desk.plan(wishes, follower.study, stds)
+        result = await planner_queue.plan(form, follower.study, stds)
     except InvalidInput as error:
-        problem, result = str(error), await desk.plan(own, follower.study, stds)
+        problem, result = str(error), await planner_queue.plan(own, follower.study, stds)
     facts = {
         "own": own,
-        "wishes": wishes,
+        "form": form,
         "plan": result.to_json(),
         "problem": problem,
         "spectrum": bool(stds),
@@ -332,11 +332,11 @@ async def planner(request: Request, screen: OnScreen) -> HTMLResponse:
     return await asyncio.to_thread(screen.show, "planner", facts)
 
 
-def _read_wishes(given: Mapping[str, str], own: Wishes) -> Wishes:
+def _read_form(given: Mapping[str, str], own: PlannerForm) -> PlannerForm:
     """Return the values of the planner's form; ``own`` has those of missing fields. Refuse numbers out of range."""
-    values = {name: given.get(name, getattr(own, name)) for name in Wishes.model_fields}
+    values = {name: given.get(name, getattr(own, name)) for name in PlannerForm.model_fields}
     try:
-        return Wishes(**values)
+        return PlannerForm(**values)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -28,7 +28,7 @@ from common.errors import ConsiliumError, InvalidInput
 from common.objects import write_atomically
 from common.planes import PLANES, PlaneName
 from common.reading import lenient_json
-from server.protocols.posterior import DRAWS, Doubt
+from server.protocols.posterior import DRAWS, LabelUncertainty
 from server.protocols.query_protocol import protocol_of
 from server.protocols.stored_labels import read_label
 from server.study.workspace import Workspace
@@ -134,7 +134,7 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
 
     study, student = workspace.study(), student_hash(workspace)
     model: Any = None
-    doubts: dict[str, Doubt] | None = None
+    doubts: dict[str, LabelUncertainty] | None = None
     made = 0
     for volume in workspace.volumes():
         if (label := label_hash(workspace, volume)) is None:
@@ -165,7 +165,7 @@ def make_pictures(workspace: Workspace, out: Path) -> int:
     return made
 
 
-def _doubts(workspace: Workspace) -> dict[str, Doubt]:
+def _doubts(workspace: Workspace) -> dict[str, LabelUncertainty]:
     """Return the uncertainty of each volume's label; an empty dict if no verified copy of the ledger can be made."""
     from server.ledger.backup import backup
     from server.postprocess.labels import read_released

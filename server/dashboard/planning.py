@@ -27,7 +27,7 @@ MOST_DIMENSION = 4096
 MOST_WAITING = 6
 
 
-class Wishes(BaseModel, frozen=True):
+class PlannerForm(BaseModel, frozen=True):
     """The values that a user enters on the Planner page.
 
     ``dimension`` is the length l of a code. If the study's codec has codes of this length, the plan uses the standard
@@ -49,7 +49,7 @@ class Wishes(BaseModel, frozen=True):
     spare_draws: int = Field(0, ge=0, le=1000, description="In a sealed study, draws (attempted sums) that may be lost")
 
 
-def wishes_of(study: Study, *, hospitals: int, stds: Sequence[float]) -> Wishes:
+def form_of(study: Study, *, hospitals: int, stds: Sequence[float]) -> PlannerForm:
     """Return the planner's values for a study's own settings, without checking them against the form's limits.
 
     Args:
@@ -61,7 +61,7 @@ def wishes_of(study: Study, *, hospitals: int, stds: Sequence[float]) -> Wishes:
         The values; ``hospitals`` is at least the study's quorum.
     """
     privacy = study.privacy
-    return Wishes.model_construct(
+    return PlannerForm.model_construct(
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         queries=privacy.planned_queries,
@@ -78,18 +78,18 @@ def wishes_of(study: Study, *, hospitals: int, stds: Sequence[float]) -> Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class WishedPlan:
+class PlannerResult:
     """The values of the Planner page's form, with the plan for them.
 
     Attributes:
-        wishes: The values that were planned with.
+        form: The values that were planned with.
         plan: Noise, information and verdict for these values.
         uses_codec_spectrum: True if the study's codec has the planned length, so that its spectrum was used.
         components_above_noise: Number of coordinates whose standard deviation exceeds the noise; None without a
             spectrum.
     """
 
-    wishes: Wishes
+    form: PlannerForm
     plan: Plan
     uses_codec_spectrum: bool
     components_above_noise: int | None
@@ -109,16 +109,16 @@ class WishedPlan:
             },
             "uses_codec_spectrum": self.uses_codec_spectrum,
             "components_above_noise": self.components_above_noise,
-            "wishes": self.wishes.model_dump(mode="json"),
+            "form": self.form.model_dump(mode="json"),
         }
 
 
 @lru_cache(maxsize=512)
-def planned(wishes: Wishes, study: Study, stds: tuple[float, ...]) -> WishedPlan:
+def planned(form: PlannerForm, study: Study, stds: tuple[float, ...]) -> PlannerResult:
     """Return the plan for these values.
 
     Args:
-        wishes: The values.
+        form: The values.
         study: The study, whose clipping norm is used.
         stds: The result of `codec_stds`; without effect if codes of another length are planned.
 
@@ -128,36 +128,36 @@ def planned(wishes: Wishes, study: Study, stds: tuple[float, ...]) -> WishedPlan
     Raises:
         InvalidInput: If these values cannot be combined.
     """
-    fits = len(stds) == wishes.dimension
+    fits = len(stds) == form.dimension
     result = plan(
-        budget=Budget(epsilon=wishes.epsilon, delta=wishes.delta),
-        accountant=wishes.accountant,
-        protection=Protection(unit=wishes.unit, relation=wishes.relation),
-        queries=wishes.queries,
-        hospitals=wishes.hospitals,
-        voters_per_site=wishes.voters,
+        budget=Budget(epsilon=form.epsilon, delta=form.delta),
+        accountant=form.accountant,
+        protection=Protection(unit=form.unit, relation=form.relation),
+        queries=form.queries,
+        hospitals=form.hospitals,
+        voters_per_site=form.voters,
         radius=study.codec.radius,
-        dimension=wishes.dimension,
+        dimension=form.dimension,
         spectrum=[std**2 for std in stds] if fits else None,
-        colluders=None if wishes.aggregation == "open" else wishes.colluders,
-        spare_draws=0 if wishes.aggregation == "open" else wishes.spare_draws,
+        colluders=None if form.aggregation == "open" else form.colluders,
+        spare_draws=0 if form.aggregation == "open" else form.spare_draws,
     )
     above = sum(std > result.noise_per_coordinate for std in stds) if fits else None
-    return WishedPlan(wishes, result, fits, above)
+    return PlannerResult(form, result, fits, above)
 
 
-class Desk:
+class PlannerQueue:
     """Computes plans for all users, one at a time in a thread, so that other pages stay responsive."""
 
     def __init__(self) -> None:
         self._one = asyncio.Semaphore(1)
         self._waiting = 0
 
-    async def plan(self, wishes: Wishes, study: Study, stds: tuple[float, ...]) -> WishedPlan:
+    async def plan(self, form: PlannerForm, study: Study, stds: tuple[float, ...]) -> PlannerResult:
         """Compute the plan for these values in a thread; see :func:`planned`.
 
         Args:
-            wishes: The values.
+            form: The values.
             study: The study, whose clipping norm is used.
             stds: The result of `codec_stds`.
 
@@ -175,7 +175,7 @@ class Desk:
         self._waiting += 1
         try:
             async with self._one:
-                return await asyncio.to_thread(planned, wishes, study, stds)
+                return await asyncio.to_thread(planned, form, study, stds)
         finally:
             self._waiting -= 1
 

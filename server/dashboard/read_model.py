@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from common.config import Study, load_study
 from common.errors import InvalidInput
+from common.measured_gain import MeasuredGain
 from common.study_facts import StudyFacts, study_facts
-from common.worth import Worth
 from server.dashboard.event_fold import EventFold
 from server.dashboard.ledger_fold import STANDING_MISSING, LedgerFold, file_stamp
 from server.study.read_facts import measured_files, read_measured
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 SILENT_S = 60.0
 """Seconds without a completed pass after which the study counts as not being followed."""
 
-_Seen = tuple[int, str | None, Worth | None, tuple[str, ...], tuple[str, ...]]
+_Seen = tuple[int, str | None, MeasuredGain | None, tuple[str, ...], tuple[str, ...]]
 
 
 class Follower:
@@ -57,7 +57,7 @@ class Follower:
         self.sites: tuple[Site, ...] = ()
         self._revoked: frozenset[str] = frozenset()
         self._small: tuple[tuple[int, ...], ...] = ()
-        self._gain: Worth | None = None
+        self._gain: MeasuredGain | None = None
         self._facts: tuple[_Seen, StudyFacts] | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None

@@ -47,7 +47,7 @@ class SharedFigure:
 
 
 @dataclass(frozen=True, slots=True)
-class HandedReport:
+class HospitalReport:
     """A hospital's own report.
 
     Attributes:
@@ -89,7 +89,7 @@ class HandedReport:
     signed: bool = False
 
 
-def read_reports(*folders: Path, keys: Mapping[str, str] = NO_KEYS) -> dict[str, HandedReport]:
+def read_reports(*folders: Path, keys: Mapping[str, str] = NO_KEYS) -> dict[str, HospitalReport]:
     """Return the newest report of each site.
 
     Args:
@@ -99,7 +99,7 @@ def read_reports(*folders: Path, keys: Mapping[str, str] = NO_KEYS) -> dict[str,
     Returns:
         The reports by site name, including those with a problem.
     """
-    found: dict[str, HandedReport] = {}
+    found: dict[str, HospitalReport] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.json"))[:MAX_REPORTS] if folder.is_dir() else []:
             report = _read(path, keys=keys)
@@ -141,7 +141,7 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
     return site
 
 
-def _read(path: Path, *, keys: Mapping[str, str]) -> HandedReport:
+def _read(path: Path, *, keys: Mapping[str, str]) -> HospitalReport:
     given = ""
     try:
         given = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
@@ -149,17 +149,17 @@ def _read(path: Path, *, keys: Mapping[str, str]) -> HandedReport:
     except (OSError, InvalidInput) as error:
         why = f"{error}" if isinstance(error, InvalidInput) else type(error).__name__
         words = f"{path.name} is set aside: it is not what `consilium site status --json` prints there ({why})"
-        return HandedReport(site=path.stem, given=given, problem=words[:MAX_TEXT])
+        return HospitalReport(site=path.stem, given=given, problem=words[:MAX_TEXT])
 
 
-def _report(data: Any, *, site: str, keys: Mapping[str, str], given: str = "") -> HandedReport:
+def _report(data: Any, *, site: str, keys: Mapping[str, str], given: str = "") -> HospitalReport:
     """Return the report in a parsed JSON document; ``given`` is used as its time if it is not signed."""
     facts, signed = read_account(data, keys=keys)
     if facts.site != site:
         raise InvalidInput("the report names another site than its file", limit=site)
     with parsing("status report of a site cannot be read", limit=PRINTED):
         shared = list((data.get("shared") or {}).items())
-        return HandedReport(
+        return HospitalReport(
             site=site,
             given=given if signed is None else signed.isoformat(timespec="seconds"),
             spent_epsilon=facts.spent.epsilon,

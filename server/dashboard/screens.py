@@ -82,7 +82,7 @@ def live_blocks(service: DashboardService, templates: jinja2.Environment, page: 
 
 
 @dataclass(frozen=True, slots=True)
-class Screen:
+class PageContext:
     """The objects with which a page is rendered: the dashboard's service, the user's session and the templates."""
 
     service: DashboardService
@@ -109,12 +109,12 @@ class Screen:
         return HTMLResponse(self.templates.get_template(template or f"{name}.html").render(everything))
 
 
-async def _screen(request: Request, service: Here, session: SignedIn) -> Screen:
-    return Screen(service, session, request.app.state.templates)
+async def _screen(request: Request, service: Here, session: SignedIn) -> PageContext:
+    return PageContext(service, session, request.app.state.templates)
 
 
-OnScreen = Annotated[Screen, Depends(_screen)]
-"""Dependency that gives a page's handler its :class:`Screen`."""
+OnScreen = Annotated[PageContext, Depends(_screen)]
+"""Dependency that gives a page's handler its :class:`PageContext`."""
 
 
 @cache

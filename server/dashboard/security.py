@@ -129,7 +129,7 @@ def _refusal(status: int, words: str) -> PlainTextResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class SessionReader:
     """Reads a request's session from its cookie.
 
     Attributes:
@@ -180,7 +180,7 @@ async def admitted(request: Request) -> None:
     page, changes = not for_machines(request), request.method != "GET"
     if changes:  # 2
         check_origin(request)
-    gate: Gate = request.app.state.gate
+    gate: SessionReader = request.app.state.gate
     session = gate.session(request)  # 3
     if session is None and page:
         asked = path + (f"?{request.url.query}" if request.url.query else "")

@@ -21,9 +21,9 @@ from common.supervision import standings
 from server.dashboard.jobs import Job, work
 from server.dashboard.notify import FAILED, Webhook
 from server.dashboard.pictures import Picture, load_picture
-from server.dashboard.planning import Desk, planned, wishes_of
+from server.dashboard.planning import PlannerQueue, form_of, planned
 from server.dashboard.read_model import Follower
-from server.dashboard.reports import HandedReport, read_reports, take_report
+from server.dashboard.reports import HospitalReport, read_reports, take_report
 from server.dashboard.security import of_app
 from server.dashboard.views.alarms import STOP, Alarm
 from server.dashboard.views.overview import Overview, overview
@@ -98,7 +98,7 @@ class DashboardService:
                 lambda: certifier(root, self.certificate_dir.absolute(), self.reports_dir.absolute()),
                 now=now,
             )
-        self.desk = Desk()
+        self.planner_queue = PlannerQueue()
         self._views: dict[Hashable, tuple[tuple[int, int], Any]] = {}
         self._arrays: dict[str, tuple[str, Picture]] = {}
         self._making = threading.Lock()
@@ -158,12 +158,12 @@ class DashboardService:
                 now=self.now(),
                 reports=self.reports(),
                 more=self._own_alarms(),
-                outlook=self._outlook(),
+                plan=self._own_plan(),
                 gate=shut_line(self.follower.workspace),
             ),
         )
 
-    def _outlook(self) -> Plan | None:
+    def _own_plan(self) -> Plan | None:
         """Return the plan for the study's own settings.
 
         It is None before a site is registered, and for settings that the planner refuses.
@@ -173,8 +173,8 @@ class DashboardService:
             return None
         try:
             stds = codec_stds(follower.workspace)
-            wishes = wishes_of(follower.study, hospitals=len(follower.admitted), stds=stds)
-            return planned(wishes, follower.study, stds).plan
+            form = form_of(follower.study, hospitals=len(follower.admitted), stds=stds)
+            return planned(form, follower.study, stds).plan
         except (InvalidInput, ValueError):  # the planner refuses this study's terms
             return None
 
@@ -296,7 +296,7 @@ class DashboardService:
         stds = codec_stds(self.follower.workspace)
         return self.view("noise", lambda: noise_view(self.follower, stds)) if stds else None
 
-    def reports(self) -> dict[str, HandedReport]:
+    def reports(self) -> dict[str, HospitalReport]:
         """Return the newest report of each site by the site's name."""
         return read_reports(self.follower.workspace.reports_dir, self.reports_dir, keys=self._site_keys())
 

@@ -25,12 +25,12 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from common.errors import InvalidInput
-from common.security_log.events import Found
+from common.security_log.events import FoundEvent
 from common.security_log.follow import LinesSource, Source, utc_time
 from common.security_log.sinks import RotatedFile
 from server.dashboard.auth import Sessions, Throttle, UserFile
 from server.dashboard.oidc import Provider
-from server.dashboard.security import Gate, check_origin, local_path, of_app, read_form
+from server.dashboard.security import SessionReader, check_origin, local_path, of_app, read_form
 from server.dashboard.service import DashboardService
 from server.postprocess.decisions import Verdict
 
@@ -47,7 +47,7 @@ BACK = "/login/oidc/back"
 
 
 @dataclass(slots=True)
-class Door:
+class SignInContext:
     """The objects that the sign-in routes share.
 
     Attributes:
@@ -91,117 +91,121 @@ class Door:
             self.waiting += Counter()  # drops addresses without a sign-in in progress
 
 
-AtDoor = Annotated[Door, of_app("door")]
-AtGate = Annotated[Gate, of_app("gate")]
+ForSignIn = Annotated[SignInContext, of_app("sign_in")]
+AtGate = Annotated[SessionReader, of_app("gate")]
 
 routes = APIRouter(include_in_schema=False)
 
 
 @routes.get("/login")
-def login_page(request: Request, door: AtDoor, gate: AtGate, next: str = "/", ended: str = "") -> Response:
+def login_page(request: Request, sign_in: ForSignIn, gate: AtGate, next: str = "/", ended: str = "") -> Response:
     if gate.session(request) is not None:
         return RedirectResponse(local_path(next), 303)
     problem = "Your session has ended. Sign in again." if ended else ""
-    return _form(request, door, problem=problem, target=local_path(next))
+    return _form(request, sign_in, problem=problem, target=local_path(next))
 
 
 @routes.post("/login")
-async def login(request: Request, door: AtDoor, gate: AtGate) -> Response:
+async def login(request: Request, sign_in: ForSignIn, gate: AtGate) -> Response:
     check_origin(request)
     fields = await read_form(request)
     name, password = fields.get("name", "")[:64], fields.get("password", "")
     target = local_path(fields.get("next"))
     address = _address(request)
-    wait = BUSY_S if door.is_crowded(address) else door.throttle.attempt(name=name, address=address)
+    wait = BUSY_S if sign_in.is_crowded(address) else sign_in.throttle.attempt(name=name, address=address)
     if wait > 0:
-        door.log.write("sign-in-delayed", address=address, user=_known(door, name))
-        return _come_again(request, door, wait_s=wait, name=name, target=target)
-    with door.counted(address):
-        async with door.scrypts:
-            user = await asyncio.to_thread(door.users.check, name, password)
+        sign_in.log.write("sign-in-delayed", address=address, user=_known(sign_in, name))
+        return _come_again(request, sign_in, wait_s=wait, name=name, target=target)
+    with sign_in.counted(address):
+        async with sign_in.scrypts:
+            user = await asyncio.to_thread(sign_in.users.check, name, password)
     if user is None:
-        door.log.write("sign-in-failed", address=address, user=_known(door, name))
-        return _form(request, door, status=401, problem="Name or password is wrong.", name=name, target=target)
-    door.throttle.succeeded(name=name, address=address)
-    token, _ = door.sessions.begin(user.name, user.role, credential=user.digest)
-    door.log.write("sign-in", address=address, user=user.name, role=user.role)
-    return _let_in(door, gate, token, target)
+        sign_in.log.write("sign-in-failed", address=address, user=_known(sign_in, name))
+        return _form(request, sign_in, status=401, problem="Name or password is wrong.", name=name, target=target)
+    sign_in.throttle.succeeded(name=name, address=address)
+    token, _ = sign_in.sessions.begin(user.name, user.role, credential=user.digest)
+    sign_in.log.write("sign-in", address=address, user=user.name, role=user.role)
+    return _let_in(sign_in, gate, token, target)
 
 
-def _let_in(door: Door, gate: Gate, token: str, target: str) -> Response:
+def _let_in(sign_in: SignInContext, gate: SessionReader, token: str, target: str) -> Response:
     response = RedirectResponse(target, 303)
     response.set_cookie(
         gate.cookie,
         token,
-        max_age=round(door.sessions.lifetime_s),
+        max_age=round(sign_in.sessions.lifetime_s),
         httponly=True,
         samesite="lax",  # so that a link in a mail works; every change also needs the session's token
-        secure=door.secure,
+        secure=sign_in.secure,
         path="/",
     )
     return response
 
 
 @routes.get("/login/oidc")
-async def to_provider(request: Request, door: AtDoor, gate: AtGate, next: str = "/") -> Response:
+async def to_provider(request: Request, sign_in: ForSignIn, gate: AtGate, next: str = "/") -> Response:
     """Send the browser to the provider; it comes back to :func:`from_provider`."""
-    if door.provider is None:
+    if sign_in.provider is None:
         raise HTTPException(404, "this dashboard has no OpenID Connect provider; sign in with name and password")
-    if door.is_crowded(_address(request)):
-        return _come_again(request, door, target=local_path(next))
+    if sign_in.is_crowded(_address(request)):
+        return _come_again(request, sign_in, target=local_path(next))
     here = f"{request.url.scheme}://{request.headers['host']}{BACK}"
     try:
-        with door.counted(_address(request)):
-            async with door.asking:
-                url, word = await asyncio.to_thread(door.provider.begin, redirect=here, target=local_path(next))
+        with sign_in.counted(_address(request)):
+            async with sign_in.asking:
+                url, word = await asyncio.to_thread(sign_in.provider.begin, redirect=here, target=local_path(next))
     except InvalidInput as error:
-        return _form(request, door, status=503, problem=f"{error}. Local users can sign in.", target=local_path(next))
+        return _form(
+            request, sign_in, status=503, problem=f"{error}. Local users can sign in.", target=local_path(next)
+        )
     response = RedirectResponse(url, 303)
     response.set_cookie(
-        f"{gate.cookie}-oidc", word, max_age=600, httponly=True, samesite="lax", secure=door.secure, path=BACK
+        f"{gate.cookie}-oidc", word, max_age=600, httponly=True, samesite="lax", secure=sign_in.secure, path=BACK
     )
     return response
 
 
 @routes.get(BACK)
-async def from_provider(request: Request, door: AtDoor, gate: AtGate, state: str = "", code: str = "") -> Response:
+async def from_provider(
+    request: Request, sign_in: ForSignIn, gate: AtGate, state: str = "", code: str = ""
+) -> Response:
     """Sign in a user whom the provider authenticated; any other answer signs in nobody."""
-    if door.provider is None:
+    if sign_in.provider is None:
         raise HTTPException(404, "this dashboard has no OpenID Connect provider; sign in with name and password")
     address = _address(request)
-    if door.is_crowded(address):
-        door.log.write("sign-in-delayed", address=address, by="oidc")
-        return _come_again(request, door)  # keeps the cookie, so the same link may be opened again
+    if sign_in.is_crowded(address):
+        sign_in.log.write("sign-in-delayed", address=address, by="oidc")
+        return _come_again(request, sign_in)  # keeps the cookie, so the same link may be opened again
     word = request.cookies.get(f"{gate.cookie}-oidc", "")
     try:
-        with door.counted(address):
-            async with door.asking:
-                who, target = await asyncio.to_thread(door.provider.finish, state=state, code=code, browser=word)
+        with sign_in.counted(address):
+            async with sign_in.asking:
+                who, target = await asyncio.to_thread(sign_in.provider.finish, state=state, code=code, browser=word)
     except InvalidInput as error:
-        door.log.write("sign-in-failed", address=address, by="oidc")
-        response: Response = _form(request, door, status=401, problem=f"The sign-in failed: {error}.")
+        sign_in.log.write("sign-in-failed", address=address, by="oidc")
+        response: Response = _form(request, sign_in, status=401, problem=f"The sign-in failed: {error}.")
     else:
-        token, _ = door.sessions.begin(who.name, who.role, credential=None)
-        door.log.write("sign-in", address=address, by="oidc", user=who.name, role=who.role)
-        response = _let_in(door, gate, token, target)
-    response.delete_cookie(f"{gate.cookie}-oidc", path=BACK, httponly=True, samesite="lax", secure=door.secure)
+        token, _ = sign_in.sessions.begin(who.name, who.role, credential=None)
+        sign_in.log.write("sign-in", address=address, by="oidc", user=who.name, role=who.role)
+        response = _let_in(sign_in, gate, token, target)
+    response.delete_cookie(f"{gate.cookie}-oidc", path=BACK, httponly=True, samesite="lax", secure=sign_in.secure)
     return response
 
 
 @routes.post("/logout")
-def logout(request: Request, door: AtDoor, gate: AtGate) -> Response:
+def logout(request: Request, sign_in: ForSignIn, gate: AtGate) -> Response:
     if (session := gate.session(request)) is not None:
         address = _address(request)
-        door.log.write("sign-out", address=address, user=session.user)
-    door.sessions.end(request.cookies.get(gate.cookie))
+        sign_in.log.write("sign-out", address=address, user=session.user)
+    sign_in.sessions.end(request.cookies.get(gate.cookie))
     response = RedirectResponse("/login", 303)
-    response.delete_cookie(gate.cookie, path="/", httponly=True, samesite="lax", secure=door.secure)
+    response.delete_cookie(gate.cookie, path="/", httponly=True, samesite="lax", secure=sign_in.secure)
     return response
 
 
-def _known(door: Door, name: str) -> str:
+def _known(sign_in: SignInContext, name: str) -> str:
     """Return the name if a local user has it, else an empty text. Other text is not logged: it may be a password."""
-    return name if name in door.users.users() else ""
+    return name if name in sign_in.users.users() else ""
 
 
 def _address(request: Request) -> str:
@@ -209,25 +213,25 @@ def _address(request: Request) -> str:
 
 
 def _come_again(
-    request: Request, door: Door, *, wait_s: float = BUSY_S, name: str = "", target: str = "/"
+    request: Request, sign_in: SignInContext, *, wait_s: float = BUSY_S, name: str = "", target: str = "/"
 ) -> HTMLResponse:
     seconds = max(1, round(wait_s))
     problem = f"Too many sign-ins. Try again in {seconds} s."
-    answer = _form(request, door, status=429, problem=problem, name=name, target=target)
+    answer = _form(request, sign_in, status=429, problem=problem, name=name, target=target)
     answer.headers["retry-after"] = str(seconds)
     return answer
 
 
 def _form(
-    request: Request, door: Door, *, status: int = 200, problem: str = "", name: str = "", target: str = "/"
+    request: Request, sign_in: SignInContext, *, status: int = 200, problem: str = "", name: str = "", target: str = "/"
 ) -> HTMLResponse:
     service: DashboardService = request.app.state.service
     html = request.app.state.templates.get_template("login.html").render(
         problem=problem,
         name=name,
         target=target,
-        nobody=not door.users.users() and door.provider is None,
-        provider=door.provider.host if door.provider else "",
+        nobody=not sign_in.users.users() and sign_in.provider is None,
+        provider=sign_in.provider.host if sign_in.provider else "",
         study=service.follower.study.name,
     )
     return HTMLResponse(html, status_code=status)
@@ -260,19 +264,19 @@ class SignInLog:
             self._file.send({"time": self._now().isoformat(), "event": event, **facts})
 
 
-def read_sign_in(line: str) -> Found | None:
+def read_sign_in(line: str) -> FoundEvent | None:
     """Convert a line of ``sign-ins.jsonl`` to an event of the security log."""
     record = json.loads(line)
     more = {"sign-in": ("role", "by"), "sign-out": ()}.get(record["event"], ("by",))
     facts = {name: record[name] for name in ("user", "address", *more) if record[name]}
-    return Found(record["event"], utc_time(record["time"]), facts)
+    return FoundEvent(record["event"], utc_time(record["time"]), facts)
 
 
-def read_decision(line: str) -> Found | None:
+def read_decision(line: str) -> FoundEvent | None:
     """Convert a line of ``decisions.jsonl`` to an event of the security log, without the note."""
     record = json.loads(line)
     facts = {"user": record["user"], "label": record["label"], "verdict": str(Verdict(record["verdict"]))}
-    return Found("label-decided", utc_time(record["time"]), facts)
+    return FoundEvent("label-decided", utc_time(record["time"]), facts)
 
 
 def dashboard_sources(state: Path) -> list[Source]:

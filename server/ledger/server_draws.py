@@ -28,7 +28,7 @@ from common.ledger.charges import (
     check_roster,
 )
 from common.ledger.records import RefusalRecord, ReuseRecord, parse_body
-from common.ledger.releases import ChargedTotals, Obstacle, Release
+from common.ledger.releases import ChargedTotals, ExceededLimit, Release
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
 from common.masking import MaskedRoster
 from common.privacy.mechanism import QuerySpec
@@ -185,7 +185,7 @@ class AnswersQueries(IssuesReceipts):
                     f"only {len(ordered)} sites are on the roster, and the study needs at least {study.least_roster}; "
                     "nothing was charged; to fix: bring more sites online, then `consilium study resume`"
                 )
-            obstacle: Obstacle | None = None
+            obstacle: ExceededLimit | None = None
             for query in queries:
                 if self._books.releases.answered(query.id):
                     obstacle = obstacle or self._reuse(study, query.id)
@@ -376,7 +376,7 @@ class AnswersQueries(IssuesReceipts):
     def _uses(self, study: StudyTerms, query_id: str) -> bool:
         return self._books.releases[query_id].study_id == study.id or query_id in self._books.reused.get(study.id, {})
 
-    def _reuse(self, study: StudyTerms, query_id: str) -> Obstacle | None:
+    def _reuse(self, study: StudyTerms, query_id: str) -> ExceededLimit | None:
         """Record that this study uses another study's answer, unless the ledger records it already.
 
         Returns:
@@ -392,13 +392,13 @@ class AnswersQueries(IssuesReceipts):
                 "quorum of at most as many sites, or with other public volumes, which is asked anew"
             )
         planned = self._books.plan_reuse(query_id, study_id=study.id)
-        if isinstance(planned, Obstacle):
+        if isinstance(planned, ExceededLimit):
             return planned
         record = ReuseRecord(study.id, (query_id,))
         self._books.enter(self._chain.append("reuse", record.to_json()), record, charge=planned)
         return None
 
-    def _refuse(self, study_id: str, batch_id: str, refused: list[str], obstacle: Obstacle) -> None:
+    def _refuse(self, study_id: str, batch_id: str, refused: list[str], obstacle: ExceededLimit) -> None:
         amounts = rational(obstacle.requested), rational(obstacle.remaining)
         self._append(RefusalRecord(study_id, batch_id, tuple(refused), obstacle.reason, obstacle.pool, *amounts))
 

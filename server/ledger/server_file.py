@@ -30,16 +30,16 @@ from common.ledger.records import (
 )
 from common.ledger.rollback_guard import ServerStanding, kept_standing
 from common.ledger.rows import START, Position
-from common.ledger.server_state import Books
+from common.ledger.server_state import ServerBooks
 
 
-class ServerFile(OpenLedger[Books]):
+class ServerFile(OpenLedger[ServerBooks]):
     """Base class of the server's ledger. It runs transactions, writes the standing, and recovers an older copy."""
 
     STANDING = ServerStanding
 
     def __init__(self, chain: Chain) -> None:
-        super().__init__(chain, Books())
+        super().__init__(chain, ServerBooks())
 
     def recover(
         self, receipts: Iterable[Receipt], *, standing: ServerStanding | None = None, charge_all: bool = False
@@ -233,7 +233,7 @@ class ServerFile(OpenLedger[Books]):
                 for pool, spend in spends.items():
                     studies[study, pool] = studies.get((study, pool), NOTHING) + spend
             return pools, studies
-        books = Books()
+        books = ServerBooks()
         for row in self._chain.rows_between(0, place.seq):
             books.enter(row)
         inside = books.all_spent_in()

@@ -61,9 +61,9 @@ from common.ledger.records import (
 )
 from common.ledger.releases import ChargedTotals
 from common.ledger.spending import Spending, of_pool, of_study
+from common.measured_gain import MeasuredGain
 from common.privacy.mechanism import QuerySpec
 from common.study_facts import StudyFacts, study_facts
-from common.worth import Worth
 from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer, checked_answer
 
 
@@ -402,7 +402,7 @@ class Ledger(AnswersQueries):
         self,
         study: Study,
         *,
-        gain: Worth | None = None,
+        gain: MeasuredGain | None = None,
         asked: Collection[str] | None = None,
         revoked: Collection[str] = (),
     ) -> StudyFacts:

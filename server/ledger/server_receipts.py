@@ -21,12 +21,12 @@ from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, Roster, RosterEntry, Spend, charge_of
 from common.ledger.receipts import Receipt, common_digest, signed_text
 from common.ledger.records import LostRecord, parse_body
-from common.ledger.releases import Recovered, Release
+from common.ledger.releases import RecoveredCharge, Release
 from common.ledger.rows import Link, Position, Row, body_digest, check_link, check_own_hash
 from common.privacy.mechanism import Protection
 from server.ledger.server_file import ServerFile
 
-_Charged = Release | Recovered | LostRecord
+_Charged = Release | RecoveredCharge | LostRecord
 
 MAX_SHARED_CHARACTERS = 64 << 20
 """Limit on the cached text that receipts of several sites have in common, in characters; a fuller cache is emptied."""
@@ -202,7 +202,7 @@ class IssuesReceipts(ServerFile):
                 spend = Spend(spend.mu_squared - cost, spend.releases - 1, spend.coordinates - dimension)
         return spend
 
-    def _cost(self, item: Release | Recovered, protection: Protection) -> Fraction:
+    def _cost(self, item: Release | RecoveredCharge, protection: Protection) -> Fraction:
         return charge_of(item.mechanism, protection, self._books.studies[item.study_id].protection)
 
     def _text(self, transaction: _Transaction, entry: RosterEntry, before: Spend, after: Spend, start: int) -> str:

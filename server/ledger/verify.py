@@ -31,7 +31,7 @@ from common.ledger.records import CodeRecord, ReceiptRecord
 from common.ledger.rollback_guard import ServerStanding, SiteLedgerStanding, kept_standing
 from common.ledger.rows import ROLES, Position, Row, SignedHead, check_link
 from common.ledger.sealed_records import MaskedRecord
-from common.ledger.server_state import Books
+from common.ledger.server_state import ServerBooks
 from common.ledger.site_state import SiteBooks
 from common.ledger.spending import Spending, of_pool
 from common.ledger.sqlite_file import APPLICATION_ID, SCHEMA_VERSION, connect, ledger_error, schema_sql
@@ -222,7 +222,7 @@ class _Check:
         self._server_keys = server_keys
         self.problems: list[LedgerProblem] = []
         self.role = ""
-        self.books: Books | SiteBooks = Books()
+        self.books: ServerBooks | SiteBooks = ServerBooks()
         self.kinds: dict[str, int] = {}
         self.payloads = self.draws = self.signatures = self.witnesses = 0
         self.head: SignedHead | None = None
@@ -279,7 +279,7 @@ class _Check:
             self.problem(None, "the file does not hold the tables of a ledger")
             return
         self.role = roles[0]
-        self.books = Books() if self.role == "server" else SiteBooks()
+        self.books = ServerBooks() if self.role == "server" else SiteBooks()
         for (message,) in self._db.execute("PRAGMA integrity_check(5)"):
             if message != "ok":
                 self.problem(None, f"the file's structure is damaged: {message}")
@@ -334,7 +334,7 @@ class _Check:
         The shares of the sites that may collude are not counted. The roster must reach the quorum, and the charge must
         assume as many colluders as the study.
         """
-        if not isinstance(self.books, Books):
+        if not isinstance(self.books, ServerBooks):
             return
         for seq, release in self.books.releases.by_row():
             study, mechanism, sites = self.books.studies[release.study_id], release.mechanism, len(release.roster)
@@ -397,7 +397,7 @@ class _Check:
 
     def _rosters(self) -> None:
         """Check for every draw that the sites with mask keys are exactly the sites that were charged."""
-        if not isinstance(self.books, Books):
+        if not isinstance(self.books, ServerBooks):
             return
         found: dict[str, MaskedRoster | None] = {}
         for seq, release in self.books.releases.by_row():
@@ -422,7 +422,7 @@ class _Check:
 
     def _charged(self) -> Iterator[tuple[str, int, str, int | None]]:
         """Yield the key, row, hash and size in bytes of every stored value; the size is None if it is not fixed."""
-        if isinstance(self.books, Books):
+        if isinstance(self.books, ServerBooks):
             for release in self.books.releases.of_queries():
                 if release.answer is not None:
                     yield release.query_id, release.answer.seq, release.answer.sha256, 8 * release.mechanism.dimension
@@ -459,7 +459,7 @@ class _Check:
 
     def _totals(self) -> Iterator[PoolTotal]:
         books = self.books
-        if isinstance(books, Books):
+        if isinstance(books, ServerBooks):
             for name in sorted(books.pools):
                 found = of_pool(books, name)
                 yield PoolTotal(name, found.spend.releases, found.share, tuple(found.readings().values()))

@@ -31,7 +31,7 @@ from common import __version__
 from common.engine import flower_env
 from common.errors import DaemonFailed, InvalidInput
 from common.https import opener
-from common.objects import Inside, shared, write_atomically
+from common.objects import PathInside, shared, write_atomically
 from common.pki import ServerIdentity, read_node_public_key
 from common.process import DaemonSpec, executable
 from common.reading import lenient_json
@@ -85,15 +85,15 @@ class FlowerServer:
         """SuperLink's address as ``host:port``."""
         return f"{HOST}:{self.port}"
 
-    database = Inside("superlink.db", of="folder")
+    database = PathInside("superlink.db", of="folder")
     """SuperLink's SQLite file. The codes in the messages that it stores are encrypted."""
-    secret = Inside("superexec.secret", of="folder")
+    secret = PathInside("superexec.secret", of="folder")
     """File of the secret that SuperLink and SuperExec share, so that only SuperExec receives ServerApp tasks."""
-    operator_secret = Inside("operator.secret", of="folder")
+    operator_secret = PathInside("operator.secret", of="folder")
     """File of the secret that SuperLink requires for its control routes."""
-    home = Inside("home", of="folder")
+    home = PathInside("home", of="folder")
     """Flower's home folder for this server's daemons."""
-    logs = Inside("logs", of="folder")
+    logs = PathInside("logs", of="folder")
     """Folder of the daemons' logs."""
 
 

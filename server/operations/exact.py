@@ -60,7 +60,7 @@ class KnownHosts:
         return name in LOOPBACK or name in self._hosts()
 
 
-class OneLength:
+class SingleContentLength:
     """Middleware that answers 400 to a request which states its body's length twice (RFC 9112, section 6.1).
 
     With both ``Content-Length`` and ``Transfer-Encoding``, two servers in a row may disagree on where the body ends.

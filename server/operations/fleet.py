@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from common.plain import log_to_stderr
 from common.sockets import listen
-from server.operations.exact import ExactPaths, OneLength
+from server.operations.exact import ExactPaths, SingleContentLength
 
 ROUTES = (
     "activate-node",
@@ -132,7 +132,9 @@ def fleet_app(upstream: httpx.AsyncClient) -> Starlette:
             yield
 
     routes = [Route(path, _Passage(upstream, path), methods=["POST"]) for path in PATHS]
-    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(OneLength), Middleware(ExactPaths)])
+    return Starlette(
+        routes=routes, lifespan=lifespan, middleware=[Middleware(SingleContentLength), Middleware(ExactPaths)]
+    )
 
 
 class _Passage:

@@ -43,11 +43,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.clock import Clock
 from common.errors import SAME_VERSION, DaemonFailed, InvalidInput, Refused
-from common.node_auth import Gatekeeper
+from common.node_auth import RequestAdmission
 from common.plain import log_to_stderr
 from common.sockets import short
 from server.operations import fleet
-from server.operations.exact import CertificateHosts, ExactPaths, Hosts, KnownHosts, OneLength, sent_path
+from server.operations.exact import CertificateHosts, ExactPaths, Hosts, KnownHosts, SingleContentLength, sent_path
 from server.operations.listener import GuardedProtocol, Listener
 from server.operations.objects_app import objects_app
 from server.operations.one_port import BEHIND, BehindPort, OnePort
@@ -92,7 +92,7 @@ def gateway_app(
     *,
     upstream: httpx.AsyncClient,
     hosts: Hosts | None = None,
-    keys: Gatekeeper | None = None,
+    keys: RequestAdmission | None = None,
     clock: Clock = lambda: datetime.now(UTC),
 ) -> Starlette:
     """Return the ASGI application that serves one study at the public port.
@@ -112,9 +112,9 @@ def gateway_app(
     return Starlette(
         routes=[*routes, Mount("/", objects_app(files.objects))],  # step 3
         middleware=[  # step 2
-            Middleware(OneLength),
+            Middleware(SingleContentLength),
             Middleware(KnownHosts, hosts=names, on_refused=partial(said.refused, reason="unknown-host")),
-            Middleware(_SignedCall, gatekeeper=keys or Gatekeeper(files.nodes), clock=clock, said=said),
+            Middleware(_SignedCall, gatekeeper=keys or RequestAdmission(files.nodes), clock=clock, said=said),
             Middleware(ExactPaths),
         ],
     )
@@ -126,7 +126,7 @@ class _SignedCall:
     Of an unsigned request only the headers are read.
     """
 
-    def __init__(self, app: ASGIApp, *, gatekeeper: Gatekeeper, clock: Clock, said: _Said) -> None:
+    def __init__(self, app: ASGIApp, *, gatekeeper: RequestAdmission, clock: Clock, said: _Said) -> None:
         self._app, self._gatekeeper, self._clock = app, gatekeeper, clock
         self._shares, self._said = Shares(), said
 
@@ -304,7 +304,7 @@ async def serve(files: GatewayFiles, *, bind: str, port: int, socket: Path) -> N
     """
     with contextlib.ExitStack() as folders:
 
-        def serve_study(entry: BehindPort, keys: Gatekeeper) -> tuple[Starlette, httpx.AsyncClient]:
+        def serve_study(entry: BehindPort, keys: RequestAdmission) -> tuple[Starlette, httpx.AsyncClient]:
             upstream = _upstream(folders.enter_context(short(Path(entry.fleet))))
             study = replace(files, objects=Path(entry.objects), nodes=Path(entry.nodes))
             return gateway_app(study, upstream=upstream, keys=keys), upstream

@@ -36,7 +36,7 @@ STAYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class DeletionResult:
     """The result of deleting a site's data.
 
     Attributes:
@@ -48,7 +48,7 @@ class Forgotten:
     rows: int
 
 
-def forget(workspace: Workspace, name: str) -> Forgotten:
+def forget(workspace: Workspace, name: str) -> DeletionResult:
     """Delete a revoked site's entry, keys, reports and events, and the logs of all daemons.
 
     Args:
@@ -92,7 +92,7 @@ def forget(workspace: Workspace, name: str) -> Forgotten:
         note = f"{name}{REVOKED}{workspace.study().id}"
         texts = tuple(map(canonical_text, (name, site.pool, note)))
         rows = sum(any(text in row.body for text in texts) for row in ledger.rows())
-    return Forgotten(tuple(deleted), rows)
+    return DeletionResult(tuple(deleted), rows)
 
 
 def _delete(workspace: Workspace, name: str) -> Iterator[str]:

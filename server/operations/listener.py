@@ -20,7 +20,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.errors import DaemonFailed
-from common.plain import OnceASecond
+from common.plain import OncePerSecond
 
 HANDSHAKE_S = 5.0
 """Seconds allowed for the TLS handshake, and for closing TLS."""
@@ -179,8 +179,8 @@ class Listener(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         uvicorns = logging.getLogger("uvicorn.error")  # it logs a line for every malformed request
-        if not any(isinstance(one, OnceASecond) for one in uvicorns.filters):
-            uvicorns.addFilter(OnceASecond())
+        if not any(isinstance(one, OncePerSecond) for one in uvicorns.filters):
+            uvicorns.addFilter(OncePerSecond())
 
     async def startup(self, sockets: object = None) -> None:
         await self.lifespan.startup()

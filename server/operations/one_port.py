@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from common.canonical import check_hash
 from common.document import Document
 from common.errors import InvalidInput
-from common.node_auth import Gatekeeper, claimed_key
+from common.node_auth import RequestAdmission, claimed_key
 from common.objects import write_json
 from common.reading import parse_json
 
@@ -92,7 +92,7 @@ class _Served:
         folder: Device and inode of the folder of the proxy's socket, which the client holds open.
     """
 
-    keys: Gatekeeper
+    keys: RequestAdmission
     app: ASGIApp
     upstream: httpx.AsyncClient
     folder: tuple[int, int] | None
@@ -106,7 +106,7 @@ def _folder(entry: BehindPort) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-Serve = Callable[[BehindPort, Gatekeeper], tuple[ASGIApp, httpx.AsyncClient]]
+Serve = Callable[[BehindPort, RequestAdmission], tuple[ASGIApp, httpx.AsyncClient]]
 
 
 class OnePort:
@@ -159,7 +159,7 @@ class OnePort:
 
     def _begin(self, entry: BehindPort) -> _Served | None:
         """Start serving a study. If its directory is not there, return None; the next request tries again."""
-        keys, folder = Gatekeeper(Path(entry.nodes)), _folder(entry)
+        keys, folder = RequestAdmission(Path(entry.nodes)), _folder(entry)
         try:
             app, upstream = self._serve(entry, keys)
         except OSError:  # its directory is not mounted; the next request tries again

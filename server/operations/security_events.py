@@ -24,7 +24,7 @@ from common.ledger.records import (
     StudyRecord,
 )
 from common.ledger.sealed_records import AnswerRecord, LostDrawRecord
-from common.security_log.events import KINDS, Found
+from common.security_log.events import KINDS, FoundEvent
 from common.security_log.follow import Known, LedgerSource, LinesSource, Source, daemon_fact, logged_event, utc_time
 from common.security_log.program import follow_program
 from common.security_log.rows import Facts, shared_row
@@ -92,7 +92,7 @@ def read_row(record: Document) -> tuple[str, Facts] | None:
     return shared_row(record)
 
 
-def read_event(line: str) -> Found | None:
+def read_event(line: str) -> FoundEvent | None:
     """Return the security event of a line of the study's event log; None if the security log does not define its kind.
 
     Only fields that the schema defines are copied. A list is replaced by its length.
@@ -104,7 +104,7 @@ def read_event(line: str) -> Found | None:
     said = record | {new: record[old] for old, new in _NAMES.items() if old in record}
     facts = {name: said[name] for name in KINDS[event].fields if name in said}
     counted = {name: len(value) if isinstance(value, list) else value for name, value in facts.items()}
-    return Found(event, utc_time(record["time"]), counted)
+    return FoundEvent(event, utc_time(record["time"]), counted)
 
 
 def server_sources(directory: Path) -> tuple[str, list[Source]]:

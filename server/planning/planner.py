@@ -56,7 +56,7 @@ MAX_SPECTRUM = 1e200
 """Largest sum of a spectrum, so that its product with the largest noise variance is finite."""
 
 
-class Outlook(StrEnum):
+class PlanVerdict(StrEnum):
     """Verdict on a plan: how much the noisy answers can tell at best. The module's docstring defines the values."""
 
     PRIOR = "prior"
@@ -189,7 +189,7 @@ class Plan:
         return explained_at_most(self.bits_per_query, self.spectrum)
 
     @property
-    def verdict(self) -> Outlook:
+    def verdict(self) -> PlanVerdict:
         """The verdict; the module's docstring defines the three possible ones."""
         return verdict_of(self.bits_per_query, self.explained_at_most)
 
@@ -216,9 +216,9 @@ class Plan:
             f"explain at most {percent_text(self.explained_at_most)} of the codes' variance"
         )
         return {
-            Outlook.PRIOR: f"The labels will mostly reflect the public shapes, not the hospitals' data: {share}.",
-            Outlook.WEAK: f"Weak: {share}.",
-            Outlook.INFORMATIVE: f"Informative: {share}.",
+            PlanVerdict.PRIOR: f"The labels will mostly reflect the public shapes, not the hospitals' data: {share}.",
+            PlanVerdict.WEAK: f"Weak: {share}.",
+            PlanVerdict.INFORMATIVE: f"Informative: {share}.",
         }[self.verdict]
 
     @property
@@ -229,7 +229,7 @@ class Plan:
         with m voters each, t colluders, clipping norm R and sensitivity Δ. The last change, a shorter code, has no
         number.
         """
-        if self.verdict is Outlook.INFORMATIVE:
+        if self.verdict is PlanVerdict.INFORMATIVE:
             return ()
         queries, voters_per_site = self.queries, self.mechanism.voters_per_site
         factor = _least_power_ratio(self.spectrum) / self.power_ratio
@@ -474,7 +474,7 @@ def explained_at_most(bits: float, spectrum: Sequence[float]) -> float:
     return max(0.0, 1 - sum(min(v, theta) for v in values) / total)
 
 
-def verdict_of(bits: float, explained: float) -> Outlook:
+def verdict_of(bits: float, explained: float) -> PlanVerdict:
     """Return the verdict on a plan by the thresholds in the module's docstring.
 
     Args:
@@ -493,8 +493,8 @@ def verdict_of(bits: float, explained: float) -> Outlook:
     for what, value in (("bits an answer", bits), ("explained share", explained)):
         check_number(what, value, zero=True)
     if bits < MIN_BITS_PER_QUERY or explained < PRIOR_BELOW:
-        return Outlook.PRIOR
-    return Outlook.INFORMATIVE if explained >= INFORMATIVE_FROM else Outlook.WEAK
+        return PlanVerdict.PRIOR
+    return PlanVerdict.INFORMATIVE if explained >= INFORMATIVE_FROM else PlanVerdict.WEAK
 
 
 def spectrum_errors(spectrum: Sequence[float], *, noise_variance: float, power: float) -> SpectrumErrors:
@@ -541,7 +541,7 @@ def _known_twice(
 
 def _informs(power_ratio: float, spectrum: Sequence[float]) -> bool:
     bits = capacity_bits(power_ratio, len(spectrum))
-    return verdict_of(bits, explained_at_most(bits, spectrum)) is Outlook.INFORMATIVE
+    return verdict_of(bits, explained_at_most(bits, spectrum)) is PlanVerdict.INFORMATIVE
 
 
 @lru_cache(maxsize=256)

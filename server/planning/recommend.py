@@ -43,7 +43,7 @@ from common.privacy.calibration import calibrate
 from common.privacy.checks import check_kind
 from common.privacy.figures import noise_text
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, Unit, radius_int
-from common.protocol_terms import PLAIN, PROTOCOLS, Prospects, choosing_line, suited, terms_of
+from common.protocol_terms import PLAIN, PROTOCOLS, GainFactors, choosing_line, suited, terms_of
 from common.study_mechanism import study_mechanism
 from server.planning.planner import MAX_HOSPITALS
 from server.planning.public_shapes import PublicShapes
@@ -236,7 +236,7 @@ class Recommendation:
         return protocol_for(None if self.shapes is None else self.shapes.mean_shape, paired=self.paired)
 
     @property
-    def prospects(self) -> Prospects:
+    def prospects(self) -> GainFactors:
         """Measured facts about the recommended protocol, from which the planner predicts the gain."""
         found = terms_of(self.protocol).prospects
         assert found is not None  # only such protocols are recommended

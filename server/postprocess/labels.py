@@ -15,7 +15,7 @@ from server.ledger.server_ledger import Ledger
 from server.postprocess.decisions import rejected_labels
 from server.protocols.query_protocol import protocol_of
 from server.protocols.stored_labels import StoredLabels
-from server.public.material import PairedFiles, Public
+from server.public.material import PairedFiles, PublicMaterial
 from server.study.workspace import Workspace
 
 
@@ -31,7 +31,7 @@ class Released:
         validation: Labelled public cases on which the student is scored.
     """
 
-    public: Public
+    public: PublicMaterial
     answers: tuple[StoredAnswer, ...]
     labels: StoredLabels
     student_dir: Path

@@ -22,7 +22,7 @@ from common.objects import write_atomically
 from server.postprocess.labels import Released
 from server.postprocess.student_curves import PROGRESS_STEPS, StudentCurves
 from server.protocols.controls import CONTROLS, control_training, controls_of
-from server.protocols.query_protocol import FitFiles, Lesson, NetworkTraining, protocol_of
+from server.protocols.query_protocol import FitFiles, NetworkTraining, StudentData, protocol_of
 
 
 def fit_student(released: Released, *, events: EventLog) -> None:
@@ -35,8 +35,8 @@ def fit_student(released: Released, *, events: EventLog) -> None:
     Raises:
         InvalidInput: If there is no label.
     """
-    lesson, files = lesson_of(released), FitFiles.at(released.student_dir)
-    training = protocol_of(released.public.study).finish(lesson)
+    student_data, files = student_data_of(released), FitFiles.at(released.student_dir)
+    training = protocol_of(released.public.study).finish(student_data)
     curves = StudentCurves(released, training, files=files, events=events)
     if (fitted := fit_once(training, files=files, on_step=curves.after)) is not None:
         weights, seconds = fitted
@@ -54,9 +54,11 @@ def fit_controls(released: Released, *, events: EventLog) -> None:
         InvalidInput: If there is no label.
     """
     study = released.public.study
-    lesson = replace(lesson_of(released), trained=lambda name: load_control(study, released.student_dir, name))
+    student_data = replace(
+        student_data_of(released), trained=lambda name: load_control(study, released.student_dir, name)
+    )
     for index, name in enumerate(controls_of(study)):  # zero_code comes before public_only, which needs its predictions
-        training, files = control_training(lesson, name), _control_files(released.student_dir, name)
+        training, files = control_training(student_data, name), _control_files(released.student_dir, name)
         if training is None:
             files.discard()  # delete the weights of an earlier student's control
             continue
@@ -66,7 +68,7 @@ def fit_controls(released: Released, *, events: EventLog) -> None:
             events.emit("control-trained", name=name, weights=weights, seconds=seconds)
 
 
-def lesson_of(released: Released) -> Lesson:
+def student_data_of(released: Released) -> StudentData:
     """Return the data on which the student and its controls are trained.
 
     Args:
@@ -85,7 +87,7 @@ def lesson_of(released: Released) -> Lesson:
             limit="at least one",
             remedy="run `consilium study run` first, or accept a rejected label on the dashboard's page Labels",
         )
-    return Lesson(released.public, released.answers, released.labels)
+    return StudentData(released.public, released.answers, released.labels)
 
 
 def fit_once(training: NetworkTraining, *, files: FitFiles, on_step: OnStep) -> tuple[str, float] | None:

@@ -14,13 +14,13 @@ import numpy as np
 
 from common.calibration import NOTHING, reliability
 from common.data.volume import example_from_bytes
+from common.measured_gain import MeasuredGain, Score, case_mean, over_best
 from common.metrics import dice_per_class, hd95_mm, score
 from common.models.fit import predict
 from common.objects import finite, write_json
-from common.worth import Score, Worth, case_mean, over_best
 from server.postprocess.networks import control_trained, load_control, load_student
 from server.protocols.controls import STUDENT, controls_of
-from server.public.kept import read_record
+from server.public.public_files import read_record
 from server.study.workspace import Workspace
 
 
@@ -128,7 +128,7 @@ def figures(scores: Mapping[str, Score]) -> dict[str, float]:
     return shown
 
 
-def worth_of(scores: Mapping[str, Score]) -> Worth | None:
+def worth_of(scores: Mapping[str, Score]) -> MeasuredGain | None:
     """Return the student's gain over its best control, paired case by case.
 
     Args:

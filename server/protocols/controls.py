@@ -38,7 +38,7 @@ from jaxtyping import Float
 from common.canonical import digest
 from common.config import Study
 from common.errors import InvalidInput
-from server.protocols.query_protocol import Lesson, NetworkTraining, protocol_of
+from server.protocols.query_protocol import NetworkTraining, StudentData, protocol_of
 from server.protocols.stored_labels import as_stored
 
 if TYPE_CHECKING:
@@ -67,29 +67,29 @@ def controls_of(study: Study) -> tuple[str, ...]:
     return (*CONTROLS, *((PUBLIC_NETWORK,) if study.start.weights else ()))
 
 
-def control_training(lesson: Lesson, name: str) -> NetworkTraining | None:
+def control_training(student_data: StudentData, name: str) -> NetworkTraining | None:
     """Return the training of a control, as the study's protocol defines it.
 
     The training of ``public_network`` consists of no step: it returns the network that the study was given.
 
     Args:
-        lesson: Public data and released labels to learn from.
+        student_data: Public data and released labels to learn from.
         name: Name of the control.
 
     Returns:
-        The training; None if the protocol has no such control for this lesson.
+        The training; None if the protocol has no such control for this student_data.
 
     Raises:
         InvalidInput: If there is no answer, no label, or no control of this name.
     """
-    study = lesson.public.study
+    study = student_data.public.study
     if name != PUBLIC_NETWORK:
-        return protocol_of(study).control(lesson, name)
+        return protocol_of(study).control(student_data, name)
 
     def as_given(_files: object, _on_step: object) -> torch.nn.Module:
         from server.protocols.student_fit import given_model
 
-        model = given_model(lesson.public)
+        model = given_model(student_data.public)
         assert model is not None  # studies without a given network have no such control
         return model
 
@@ -144,11 +144,11 @@ def shuffled(labels: Mapping[str, L]) -> dict[str, L]:
     return {volume: labels[volumes[other]] for volume, other in zip(volumes, order, strict=True)}
 
 
-def predicted(lesson: Lesson) -> dict[str, Float[np.ndarray, "k x y z"]]:
+def predicted(student_data: StudentData) -> dict[str, Float[np.ndarray, "k x y z"]]:
     """Return the soft predictions of the ``zero_code`` student for the student's volumes.
 
     Args:
-        lesson: Gives the volumes and the trained ``zero_code`` network.
+        student_data: Gives the volumes and the trained ``zero_code`` network.
 
     Returns:
         Probabilities [k, x, y, z] of k classes by volume hash, rounded as stored labels are.
@@ -158,5 +158,5 @@ def predicted(lesson: Lesson) -> dict[str, Float[np.ndarray, "k x y z"]]:
     """
     from common.models.fit import predict
 
-    model = lesson.trained("zero_code")
-    return {volume: as_stored(predict(model, lesson.image(volume))) for volume in lesson.labels}
+    model = student_data.trained("zero_code")
+    return {volume: as_stored(predict(model, student_data.image(volume))) for volume in student_data.labels}

@@ -20,21 +20,21 @@ from common.objects import Objects
 from common.privacy.mechanism import GRID_BITS, Mechanism, QuerySpec
 from server.protocols.controls import CONTROLS, predicted, shuffled
 from server.protocols.decode import decode_answer
-from server.protocols.plausible import NoiseShare, Plausible, shares
-from server.protocols.posterior import DRAW_SEED, Doubt, doubt_of
+from server.protocols.plausible import NoiseShare, PlausibilityTest, shares
+from server.protocols.posterior import DRAW_SEED, LabelUncertainty, doubt_of
 from server.protocols.query_protocol import (
-    Agenda,
     Answer,
     AnswerOf,
     AnswerResults,
     Label,
-    Lesson,
     NetworkTraining,
+    QueryPlan,
     QueryProtocol,
+    StudentData,
     query_about,
 )
 from server.protocols.stored_labels import as_stored
-from server.public.material import CodecRecord, OnStage, Public
+from server.public.material import CodecRecord, OnStage, PublicMaterial
 
 
 def plan_queries(study: Study, *, codec: CodecRecord, volumes: Sequence[str]) -> tuple[QuerySpec, ...]:
@@ -55,11 +55,11 @@ def plan_queries(study: Study, *, codec: CodecRecord, volumes: Sequence[str]) ->
 class PerVolume(QueryProtocol):
     """One query per public volume; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
-    def agenda(self, study: Study) -> Agenda:
+    def query_plan(self, study: Study) -> QueryPlan:
         planned = study.privacy.planned_queries
-        return Agenda(f"{planned} queries", which=f"up to {planned}", each="each volume,", asks=planned, an_answer=1)
+        return QueryPlan(f"{planned} queries", which=f"up to {planned}", each="each volume,", asks=planned, an_answer=1)
 
-    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage) -> None:
+    def prepare(self, public: Callable[[], PublicMaterial], *, sites: int, on_stage: OnStage) -> None:
         """Do nothing, because a query needs only the codec.
 
         Args:
@@ -68,7 +68,7 @@ class PerVolume(QueryProtocol):
             on_stage: Not called.
         """
 
-    def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
+    def configure(self, public: PublicMaterial, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
         """Yield all queries at once, since no query depends on another query's answer.
 
         Yields:
@@ -76,25 +76,25 @@ class PerVolume(QueryProtocol):
         """
         yield plan_queries(public.study, codec=public.codec, volumes=public.volumes)
 
-    def aggregate(self, public: Public, answers: Sequence[Answer]) -> PerVolumeResults:
+    def aggregate(self, public: PublicMaterial, answers: Sequence[Answer]) -> PerVolumeResults:
         return PerVolumeResults(public, answers)
 
-    def finish(self, lesson: Lesson) -> NetworkTraining:
+    def finish(self, student_data: StudentData) -> NetworkTraining:
         from server.protocols.student_fit import learn  # imports torch
 
-        study = lesson.public.study
-        inputs = digest("student-inputs", [study.id, repr(study.student), lesson.labels.hashes()])
-        return NetworkTraining(inputs, partial(learn, lesson, lesson.labels), study.student.steps)
+        study = student_data.public.study
+        inputs = digest("student-inputs", [study.id, repr(study.student), student_data.labels.hashes()])
+        return NetworkTraining(inputs, partial(learn, student_data, student_data.labels), study.student.steps)
 
-    def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
+    def control(self, student_data: StudentData, name: str) -> NetworkTraining | None:
         from server.protocols.student_fit import learn  # imports torch
 
-        if not (labels := control_labels(lesson, name)):
+        if not (labels := control_labels(student_data, name)):
             return None
-        study = lesson.public.study
+        study = student_data.public.study
         hashes = [[volume, sha256_bytes(label.tobytes())] for volume, label in labels.items()]
         inputs = digest("control-inputs", [name, study.id, repr(study.student), hashes])
-        return NetworkTraining(inputs, partial(learn, lesson, labels), study.student.steps)
+        return NetworkTraining(inputs, partial(learn, student_data, labels), study.student.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class PerVolumeResults(AnswerResults):
         answers: The stored answers.
     """
 
-    public: Public
+    public: PublicMaterial
     answers: Sequence[Answer]
 
     def labels(self) -> Iterator[Label]:
@@ -114,7 +114,7 @@ class PerVolumeResults(AnswerResults):
             (volume,) = answer.query.volumes
             yield Label(volume, answer.query.id, decoded(answer, codec, answer.noisy_sum))
 
-    def plausibility(self) -> Plausible | None:
+    def plausibility(self) -> PlausibilityTest | None:
         """Test whether the answers are as large as expected.
 
         The expected variance of each coordinate is its variance over public shapes, plus that of the noise. Each
@@ -136,9 +136,9 @@ class PerVolumeResults(AnswerResults):
             ours += _voxels(decoded(answer, codec, answer.noisy_sum))
             shapes += decoded(answer, codec, np.zeros_like(answer.noisy_sum)).sum(axis=(1, 2, 3))[1:]
         dimension = sum(codec.dimension for _, codec in held)
-        return Plausible(surprise, dimension, noise_share, shares(names, ours.tolist(), shapes.tolist()))
+        return PlausibilityTest(surprise, dimension, noise_share, shares(names, ours.tolist(), shapes.tolist()))
 
-    def doubts(self, *, draws: int) -> Iterator[Doubt]:
+    def doubts(self, *, draws: int) -> Iterator[LabelUncertainty]:
         """Yield how uncertain each volume's label is, from samples of the volume's code.
 
         With a linear codec the samples are from the posterior of the code, given the answer. With another codec they
@@ -149,18 +149,18 @@ class PerVolumeResults(AnswerResults):
             (volume,) = answer.query.volumes
             label = decoded(answer, codec, answer.noisy_sum)
             centre = decoded(answer, codec, np.zeros_like(answer.noisy_sum)).argmax(axis=0).astype(np.uint8)
-            yield Doubt(volume, centre, doubt_of(label, _draws(answer, codec, count=draws, rng=rng)))
+            yield LabelUncertainty(volume, centre, doubt_of(label, _draws(answer, codec, count=draws, rng=rng)))
 
     def _decoders(self) -> Iterator[tuple[Answer, Codec]]:
         codec_of = _codecs_in(self.public.objects)
         return ((answer, codec_of(answer)) for answer in self.answers)
 
 
-def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "k x y z"]]:
+def control_labels(student_data: StudentData, name: str) -> dict[str, Float[np.ndarray, "k x y z"]]:
     """Return the labels that a control is trained on, rounded to float16 as the student's labels are.
 
     Args:
-        lesson: Public data and released labels to learn from.
+        student_data: Public data and released labels to learn from.
         name: One of :data:`~server.protocols.controls.CONTROLS`.
 
     Returns:
@@ -171,11 +171,11 @@ def control_labels(lesson: Lesson, name: str) -> dict[str, Float[np.ndarray, "k 
     """
     match name:
         case "zero_code":
-            return _zero_labels(lesson)
+            return _zero_labels(student_data)
         case "shuffled_codes":
-            return shuffled(lesson.labels)
+            return shuffled(student_data.labels)
         case "public_only":
-            return predicted(lesson)
+            return predicted(student_data)
         case _:
             raise InvalidInput("control", value=name, limit=", ".join(CONTROLS))
 
@@ -223,14 +223,14 @@ def _draws(
             yield codec.decode(mean + noise * normal, noise_std=noise)
 
 
-def _zero_labels(lesson: Lesson) -> dict[str, Float[np.ndarray, "k x y z"]]:
+def _zero_labels(student_data: StudentData) -> dict[str, Float[np.ndarray, "k x y z"]]:
     """Decode the zero code in place of each volume's answer, with that answer's voters and noise."""
-    codec_of = _codecs_in(lesson.public.objects)
+    codec_of = _codecs_in(student_data.public.objects)
     silent: dict[tuple[str, int, Mechanism], np.ndarray] = {}
     labels: dict[str, np.ndarray] = {}
-    for answer in lesson.answers:
+    for answer in student_data.answers:
         key = (answer.query.codec, answer.voters, answer.query.mechanism)
         if key not in silent:
             silent[key] = as_stored(decoded(answer, codec_of(answer), np.zeros_like(answer.noisy_sum)))
         labels |= dict.fromkeys(answer.query.volumes, silent[key])
-    return {volume: labels[volume] for volume in lesson.labels}
+    return {volume: labels[volume] for volume in student_data.labels}

@@ -48,7 +48,7 @@ class NoiseShare:
     noise. The noise's share of this sum is called w.
 
     Attributes:
-        shares: Sum of w over all coordinates: the mean of :attr:`Plausible.surprise` if answers were only noise.
+        shares: Sum of w over all coordinates: the mean of :attr:`PlausibilityTest.surprise` if answers were only noise.
         squares: Sum of w² over all coordinates.
     """
 
@@ -72,7 +72,7 @@ class NoiseShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Plausible:
+class PlausibilityTest:
     """The result of testing whether one study's answers are as large as expected.
 
     Attributes:

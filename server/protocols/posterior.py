@@ -19,7 +19,7 @@ DRAW_SEED = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Doubt:
+class LabelUncertainty:
     """A volume's label before any answer, and how uncertain its label after the answers is.
 
     Attributes:

@@ -31,7 +31,7 @@ from common.protocols.frame import Frame, plan_frame, sharpen
 from server.protocols.decode import labels_of
 from server.protocols.query_protocol import STUDENT_SEED
 from server.protocols.student_fit import given_model
-from server.public.material import START_FILE, OnStage, Public
+from server.public.material import START_FILE, OnStage, PublicMaterial
 from server.public.paired import Paired
 
 Onto = Callable[[Float[np.ndarray, "k x y z"]], Float[np.ndarray, "k u v w"]]
@@ -153,7 +153,7 @@ def public_start(
 
 
 def keep_start(
-    public: Public, codec: LinearCodec, images: Float[np.ndarray, "n c x y z"], *, on_stage: OnStage
+    public: PublicMaterial, codec: LinearCodec, images: Float[np.ndarray, "n c x y z"], *, on_stage: OnStage
 ) -> Start:
     """Make the public start with :func:`public_start`, store its weights, and publish them as a public object.
 
@@ -185,7 +185,7 @@ def keep_start(
     return start
 
 
-def images_of(public: Public) -> Float[np.ndarray, "n c x y z"]:
+def images_of(public: PublicMaterial) -> Float[np.ndarray, "n c x y z"]:
     """Return the public volumes' images on the study's grid.
 
     Args:

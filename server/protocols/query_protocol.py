@@ -1,6 +1,6 @@
 """Defines the interface of a query protocol at the server. A study uses it in this order:
 
-1. ``agenda`` states what the study will ask, as plain data. It needs only the study's terms.
+1. ``query_plan`` states what the study will ask, as plain data. It needs only the study's terms.
 2. ``prepare`` computes and stores what the first query needs besides the codec.
 3. ``configure`` gives the queries of a round, which may depend on the answers to the rounds before.
 4. ``aggregate`` computes each volume's label from the stored answers.
@@ -33,10 +33,10 @@ from common.messages import MAX_VOLUMES
 from common.privacy.mechanism import QuerySpec
 from common.registry import registered
 from common.study_mechanism import study_mechanism
-from server.protocols.plausible import Plausible
-from server.protocols.posterior import Doubt
+from server.protocols.plausible import PlausibilityTest
+from server.protocols.posterior import LabelUncertainty
 from server.protocols.stored_labels import Labels
-from server.public.material import OnStage, Public
+from server.public.material import OnStage, PublicMaterial
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ AnswerOf = Callable[[str], Answer | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Agenda:
+class QueryPlan:
     """The plan of a study's queries, in words and numbers.
 
     Attributes:
@@ -128,7 +128,7 @@ class Agenda:
         Returns:
             Number of volumes.
 
-        >>> Agenda("3 queries", "up to 3", "each", asks=3, an_answer=1).labelled(2, asked=3)
+        >>> QueryPlan("3 queries", "up to 3", "each", asks=3, an_answer=1).labelled(2, asked=3)
         2
         """
         return (asked if answers else 0) if self.an_answer is None else answers * self.an_answer
@@ -194,7 +194,7 @@ def _untrained(name: str) -> torch.nn.Module:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class StudentData:
     """The data from which the student and its controls are trained: only public and released data.
 
     Attributes:
@@ -205,7 +205,7 @@ class Lesson:
         trained: Function that takes the name of a control and returns its network, which was trained earlier.
     """
 
-    public: Public
+    public: PublicMaterial
     answers: Sequence[Answer]
     labels: Labels
     seed: int = STUDENT_SEED
@@ -251,7 +251,7 @@ class AnswerResults(Protocol):
         """Yield the label of each volume that has one."""
         ...
 
-    def plausibility(self) -> Plausible | None:
+    def plausibility(self) -> PlausibilityTest | None:
         """Test whether the answers are as large as expected.
 
         Returns:
@@ -259,7 +259,7 @@ class AnswerResults(Protocol):
         """
         ...
 
-    def doubts(self, *, draws: int) -> Iterator[Doubt]:
+    def doubts(self, *, draws: int) -> Iterator[LabelUncertainty]:
         """Yield for each volume its label before any answer, and how uncertain its label after the answers is.
 
         The answers' noise causes this uncertainty. It is measured by samples from the label's posterior.
@@ -268,7 +268,7 @@ class AnswerResults(Protocol):
             draws: Number of samples.
 
         Yields:
-            One :class:`Doubt` for each volume that has a label.
+            One :class:`LabelUncertainty` for each volume that has a label.
         """
         ...
 
@@ -276,18 +276,18 @@ class AnswerResults(Protocol):
 class QueryProtocol(Protocol):
     """A query protocol at the server, without state. The numbers of its steps are those in the module's docstring."""
 
-    def agenda(self, study: Study) -> Agenda:
+    def query_plan(self, study: Study) -> QueryPlan:
         """Return what the study will ask (step 1).
 
         Args:
             study: The study.
 
         Returns:
-            The agenda.
+            The query_plan.
         """
         ...
 
-    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage) -> None:
+    def prepare(self, public: Callable[[], PublicMaterial], *, sites: int, on_stage: OnStage) -> None:
         """Compute, store and publish what the first query needs besides the codec (step 2).
 
         Args:
@@ -298,7 +298,7 @@ class QueryProtocol(Protocol):
         """
         ...
 
-    def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
+    def configure(self, public: PublicMaterial, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
         """Yield groups of queries that may be asked together (step 3).
 
         A group may depend on the answers to the groups before it. The same answers must always give the same queries,
@@ -314,7 +314,7 @@ class QueryProtocol(Protocol):
         """
         ...
 
-    def aggregate(self, public: Public, answers: Sequence[Answer]) -> AnswerResults:
+    def aggregate(self, public: PublicMaterial, answers: Sequence[Answer]) -> AnswerResults:
         """Return the labels and checks that follow from a study's stored answers (step 4).
 
         Args:
@@ -326,11 +326,11 @@ class QueryProtocol(Protocol):
         """
         ...
 
-    def finish(self, lesson: Lesson) -> NetworkTraining:
+    def finish(self, student_data: StudentData) -> NetworkTraining:
         """Return how the student is trained (step 5).
 
         Args:
-            lesson: Public data and released labels to learn from.
+            student_data: Public data and released labels to learn from.
 
         Returns:
             The training.
@@ -340,15 +340,15 @@ class QueryProtocol(Protocol):
         """
         ...
 
-    def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
+    def control(self, student_data: StudentData, name: str) -> NetworkTraining | None:
         """Return the training of a control, a network for comparison with the student (step 5).
 
         Args:
-            lesson: Public data and released labels to learn from.
+            student_data: Public data and released labels to learn from.
             name: One of :data:`~server.protocols.controls.CONTROLS`.
 
         Returns:
-            The training; None if the protocol has no such control for this lesson.
+            The training; None if the protocol has no such control for this student_data.
 
         Raises:
             InvalidInput: If there is no answer or no label to train on, or no control of this name.

@@ -20,9 +20,9 @@ from common.privacy.mechanism import GRID_BITS, QuerySpec
 from common.protocols.frame import Frame, Observation
 from common.study_mechanism import study_mechanism
 from server.protocols.plausible import NoiseShare
-from server.protocols.query_protocol import Agenda, Answer, AnswerOf, Lesson, QueryProtocol, query_about
-from server.public.kept import parse_record
-from server.public.material import CodecRecord, Public
+from server.protocols.query_protocol import Answer, AnswerOf, QueryPlan, QueryProtocol, StudentData, query_about
+from server.public.material import CodecRecord, PublicMaterial
+from server.public.public_files import parse_record
 
 FRAMES = "frames.json"
 """File with the hash and dimension of every round's frame so far. The first frame exists before the first round."""
@@ -31,13 +31,13 @@ FRAMES = "frames.json"
 class InRounds(QueryProtocol):
     """Base of the protocols that ask about all public volumes at once, in rounds."""
 
-    def agenda(self, study: Study) -> Agenda:
+    def query_plan(self, study: Study) -> QueryPlan:
         planned, prospects = study.privacy.planned_queries, study.codec.terms.prospects
         times = "" if planned == 1 else f", up to {planned} times"
         plan = f"{prospects.query if prospects else 'a query'} in {planned} round(s)"
-        return Agenda(plan, which="the", each=f"all of them together{times},")
+        return QueryPlan(plan, which="the", each=f"all of them together{times},")
 
-    def configure(self, public: Public, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
+    def configure(self, public: PublicMaterial, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:
         """Yield the query of each round in turn, until all rounds are answered or a query gets no answer.
 
         If all rounds are answered already, the last query is yielded again, because sites may lack its receipts.
@@ -58,7 +58,7 @@ class InRounds(QueryProtocol):
             answers = (*answers, answer)
 
 
-def answered_rounds(public: Public, answer_of: AnswerOf) -> tuple[Answer, ...]:
+def answered_rounds(public: PublicMaterial, answer_of: AnswerOf) -> tuple[Answer, ...]:
     """Return the stored answers of the rounds so far, in order.
 
     Args:
@@ -77,7 +77,7 @@ def answered_rounds(public: Public, answer_of: AnswerOf) -> tuple[Answer, ...]:
     return tuple(answers)
 
 
-def query_after(public: Public, answers: Sequence[Answer]) -> QuerySpec:
+def query_after(public: PublicMaterial, answers: Sequence[Answer]) -> QuerySpec:
     """Return the query of the next round. Compute and store its frame first, if that was not done before.
 
     Args:
@@ -116,7 +116,7 @@ def round_query(
     )
 
 
-def frames(public: Public) -> tuple[CodecRecord, ...]:
+def frames(public: PublicMaterial) -> tuple[CodecRecord, ...]:
     """Return the hash and the dimension of the frame of every round so far.
 
     Args:
@@ -132,7 +132,7 @@ def frames(public: Public) -> tuple[CodecRecord, ...]:
     return tuple(CodecRecord.from_json(record) for record in records)
 
 
-def keep_frame(public: Public, frame: Frame, *, after: tuple[CodecRecord, ...]) -> tuple[CodecRecord, ...]:
+def keep_frame(public: PublicMaterial, frame: Frame, *, after: tuple[CodecRecord, ...]) -> tuple[CodecRecord, ...]:
     """Store a round's frame as a public object.
 
     Args:
@@ -149,7 +149,7 @@ def keep_frame(public: Public, frame: Frame, *, after: tuple[CodecRecord, ...]) 
     return kept
 
 
-def frame_of(public: Public, answer: Answer) -> Frame:
+def frame_of(public: PublicMaterial, answer: Answer) -> Frame:
     """Return the frame of the round that an answer belongs to.
 
     Args:
@@ -176,7 +176,7 @@ def observation(answer: Answer, frame: Frame) -> Observation:
     return frame.read(answer.noisy_sum / (answer.voters * 2.0**GRID_BITS), noise_std=noise_std)
 
 
-def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int, NoiseShare]:
+def surprise(public: PublicMaterial, answers: Sequence[Answer]) -> tuple[float, int, NoiseShare]:
     """Compare the squared size of the answers with the size that their frames expect.
 
     A round's frame is centred on the estimate from the rounds before, so the values of the rounds are independent and
@@ -199,7 +199,7 @@ def surprise(public: Public, answers: Sequence[Answer]) -> tuple[float, int, Noi
     return total, dimension, noise_share
 
 
-def codec_of(public: Public) -> LinearCodec:
+def codec_of(public: PublicMaterial) -> LinearCodec:
     """Return the study's codec, which must be linear.
 
     Args:
@@ -218,7 +218,7 @@ def codec_of(public: Public) -> LinearCodec:
     return codec.linear
 
 
-def rounds_of(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
+def rounds_of(public: PublicMaterial, answers: Sequence[Answer]) -> tuple[Answer, ...]:
     """Return those of the study's stored answers that belong to its rounds, in order.
 
     Args:
@@ -231,11 +231,11 @@ def rounds_of(public: Public, answers: Sequence[Answer]) -> tuple[Answer, ...]:
     return answered_rounds(public, {answer.query.id: answer for answer in answers}.get)
 
 
-def rounds_to_learn(lesson: Lesson) -> tuple[Answer, ...]:
-    """Return the answers of a lesson's rounds, from which the student learns.
+def rounds_to_learn(student_data: StudentData) -> tuple[Answer, ...]:
+    """Return the answers of all rounds, from which the student learns.
 
     Args:
-        lesson: Public data and released labels to learn from.
+        student_data: Public data and released labels to learn from.
 
     Returns:
         The answers, at least one.
@@ -243,12 +243,12 @@ def rounds_to_learn(lesson: Lesson) -> tuple[Answer, ...]:
     Raises:
         InvalidInput: If there is no answer, or every label is rejected.
     """
-    rounds = rounds_of(lesson.public, lesson.answers)
+    rounds = rounds_of(student_data.public, student_data.answers)
     if not rounds:
         raise InvalidInput(
             "number of stored answers", value=0, limit="at least one", remedy="run `consilium study run` first"
         )
-    if not any(volume in lesson.labels for volume in rounds[-1].query.volumes):
+    if not any(volume in student_data.labels for volume in rounds[-1].query.volumes):
         raise InvalidInput(
             "labels that are not rejected",
             value=0,
@@ -258,12 +258,12 @@ def rounds_to_learn(lesson: Lesson) -> tuple[Answer, ...]:
     return rounds
 
 
-def _next(public: Public, answer: Answer) -> Frame:
+def _next(public: PublicMaterial, answer: Answer) -> Frame:
     """Return the frame of the next round. Its weights assume that as many voters answer as in the last round."""
     study, frame = public.study, frame_of(public, answer)
     noise_std = study_mechanism(study, dimension=1).mean_noise_std(voters=answer.voters)
     return frame.after(observation(answer, frame), noise_std=noise_std, radius=study.codec.radius)
 
 
-def _query(public: Public, frame: CodecRecord, number: int) -> QuerySpec:
+def _query(public: PublicMaterial, frame: CodecRecord, number: int) -> QuerySpec:
     return round_query(public.study, codec=public.codec, volumes=public.volumes, frame=frame, number=number)

@@ -19,25 +19,25 @@ from common.data.volume_cache import StoredVolumes, VolumeCache, together
 from common.errors import InvalidInput
 from common.models.fit import FitResult, OnStep, fit
 from common.models.unet import build_unet, network_for, weights_from_bytes
-from server.protocols.query_protocol import FitFiles, Lesson
-from server.public.material import Public
+from server.protocols.query_protocol import FitFiles, StudentData
+from server.public.material import PublicMaterial
 
 CACHE_BYTES = 1 << 29
 """Bytes of volumes and labels kept in memory while a student is trained; the others are read from files."""
 
 
 def learn(
-    lesson: Lesson,
+    student_data: StudentData,
     labels: Mapping[str, Float[np.ndarray, "k x y z"]],
     files: FitFiles | None,
     on_step: OnStep,
     *,
     start: torch.nn.Module | None = None,
 ) -> torch.nn.Module:
-    """Train a network on a lesson's volumes with these labels, by the study's student recipe.
+    """Train a network on the study's volumes with these labels, by the study's student recipe.
 
     Args:
-        lesson: Public data and released labels.
+        student_data: Public data and released labels.
         labels: Float32 probabilities [k, x, y, z] by volume hash.
         files: Files of the training, for its checkpoint and for volumes that do not fit into memory; None keeps all
             volumes in memory.
@@ -48,17 +48,17 @@ def learn(
     Returns:
         The trained network.
     """
-    start = given_model(lesson.public) if start is None else start
+    start = given_model(student_data.public) if start is None else start
     with ExitStack() as stack:
         keep: Callable[[np.ndarray], np.ndarray | Path] = np.asarray
         if files is not None:
             cache = VolumeCache(files.weights.with_suffix(".cache"), budget_bytes=CACHE_BYTES)
             keep = stack.enter_context(cache).keep
         model, _ = train_student(
-            together([keep(lesson.image(name)) for name in labels]),
+            together([keep(student_data.image(name)) for name in labels]),
             together([keep(label) for label in labels.values()]),
-            lesson.public.study.student,
-            seed=lesson.seed,
+            student_data.public.study.student,
+            seed=student_data.seed,
             start=start,
             checkpoint=None if files is None else files.checkpoint,
             on_step=on_step,
@@ -128,7 +128,7 @@ def read_start(weights: bytes, study: Study) -> torch.nn.Module:
     return model
 
 
-def given_model(public: Public) -> torch.nn.Module | None:
+def given_model(public: PublicMaterial) -> torch.nn.Module | None:
     """Return the network that the consortium gave the study to begin from.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from common.config import Study
 from common.document import Document
 from common.objects import Objects
-from server.public.kept import Kept
+from server.public.public_files import PublicFiles
 
 if TYPE_CHECKING:  # commands' help must not wait for NumPy
     import numpy as np
@@ -57,7 +57,7 @@ class PairedFiles(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Public:
+class PublicMaterial:
     """The public data of a study.
 
     Attributes:
@@ -75,7 +75,7 @@ class Public:
     codec: CodecRecord
     volumes: tuple[str, ...]
     objects: Objects
-    kept: Kept
+    kept: PublicFiles
     paired: tuple[PairedFiles, ...] | Paired = ()
     images: Mapping[str, Float[np.ndarray, "c x y z"]] | None = None
 

@@ -177,7 +177,7 @@ def for_consortium(study: Study, *, sites: int, spending: Spending | None = None
     """
     spending = spending or Spending.of(study.privacy)
     f, privacy = facts(study, sites=sites, spending=spending), study.privacy
-    agenda = protocol_of(study).agenda(study)
+    query_plan = protocol_of(study).query_plan(study)
     plan = f["epsilon_of_plan"]
     assert isinstance(plan, dict)
     stated = f"δ = {delta_text(privacy.delta)}, {privacy.protection}"
@@ -189,7 +189,7 @@ def for_consortium(study: Study, *, sites: int, spending: Spending | None = None
             f"labels {', '.join(study.data.labels)}; grid {study.data.grid} at {study.data.spacing_mm} mm"
             + (f", the student at {study.data.finer} times that resolution" if study.data.finer > 1 else ""),
             f"budget ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), {stated}",
-            f"plan {agenda.plan}, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
+            f"plan {query_plan.plan}, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
             *([f"{study.codec.paired} public volumes with their label maps"] if study.codec.paired else []),
             *([_start_sentence(study)] if study.start.weights else []),
             pool_sentence(study),
@@ -314,12 +314,12 @@ def for_site(study: Study, *, patients: int | None = None, spending: Spending | 
     gate = f"{_filled(_gate_sentence(study, yours=True))}\n" if study.gate.verdicts else ""
     verdicts = _VERDICTS_SEEN if study.gate.verdicts else ""
     given = f"{_filled(_start_sentence(study, yours=True))}\n" if study.start.weights else ""
-    agenda = protocol_of(study).agenda(study)
+    query_plan = protocol_of(study).query_plan(study)
     asked = _filled(
         f"Your site trains networks, the teachers, on your own patients: {privacy.voters_per_site} a site. The "
-        f"teachers segment {agenda.which} public volumes ({', '.join(study.data.labels[1:])}). A code is a short "
+        f"teachers segment {query_plan.which} public volumes ({', '.join(study.data.labels[1:])}). A code is a short "
         "vector that describes a teacher's segmentation. Your site clips each code to norm C = "
-        f"{study.codec.radius:g}. For {agenda.each} your site sends the sum of the teachers' codes. No image, label "
+        f"{study.codec.radius:g}. For {query_plan.each} your site sends the sum of the teachers' codes. No image, label "
         "map, weight or gradient of yours leaves."
     )
     return f"""\

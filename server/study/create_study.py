@@ -233,7 +233,7 @@ def publish_volumes(
     pairs = paired_files(workspace, study, paired)
     volumes = _published(workspace, study, images)
     _refuse_twice(volumes, paired=pairs)
-    protocol_of(study).agenda(study).check_volumes(len(volumes))
+    protocol_of(study).query_plan(study).check_volumes(len(volumes))
     scored = scored_cases(workspace, study, validation, learnt={*volumes, *(files.image for files in pairs)})
     if pairs:
         workspace.save_records(PAIRED, pairs)
@@ -290,19 +290,19 @@ def add_volumes(workspace: Workspace, images: Sequence[Path], *, validation: Dat
             or is one of the volumes.
     """
     study = workspace.study()
-    agenda = protocol_of(study).agenda(study)
-    if agenda.asks is None:
+    query_plan = protocol_of(study).query_plan(study)
+    if query_plan.asks is None:
         raise InvalidInput(
             "volumes added to a study that asks about all of its volumes at once",
             remedy=f"before the first answer, publish all volumes together, without --add; after it, {_NEXT_STUDY}",
         )
     volumes = (*(workspace.volumes() if workspace.published() else ()), *_published(workspace, study, images))
     _refuse_twice(volumes, paired=())
-    if len(volumes) > agenda.asks:
+    if len(volumes) > query_plan.asks:
         raise InvalidInput(
             "number of public volumes, including the added ones",
             value=len(volumes),
-            limit=f"at most the {agenda.asks} planned queries, for which the noise was set",
+            limit=f"at most the {query_plan.asks} planned queries, for which the noise was set",
             remedy=_NEXT_STUDY,
         )
     scored = scored_cases(workspace, study, validation, learnt=set(volumes))

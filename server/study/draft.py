@@ -20,7 +20,7 @@ _PRIVACY = re.compile(r"^[ \t]*\[[ \t]*privacy[ \t]*\][ \t]*(?:#.*)?$", re.MULTI
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class StudyDraft:
     """A study that was read from a study file, before it is created.
 
     Attributes:
@@ -32,7 +32,7 @@ class Draft:
     filled_in: tuple[str, ...]
 
 
-def parse_draft(text: str) -> Draft:
+def parse_draft(text: str) -> StudyDraft:
     """Parse the text of a study file from which a study is to be created.
 
     Args:
@@ -68,7 +68,7 @@ def parse_draft(text: str) -> Draft:
     if "pool" not in document:
         study = replace(study, pool=PoolConfig(usual_pool_epsilon(study.privacy.accountant, study.privacy.budget)))
         said.append(f"{pool_sentence(study)} The study file states no other ε")
-    return Draft(study, tuple(said))
+    return StudyDraft(study, tuple(said))
 
 
 def _table(document: Any, name: str) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.errors import InvalidInput
-from common.evidence import DrawEvidence, SiteWords
+from common.evidence import DrawEvidence, SiteCodes
 from common.objects import write_atomically
 from common.peers import Peer, Peers
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 
 
-def keep_words(folder: Path, words: SiteWords) -> None:
+def keep_words(folder: Path, words: SiteCodes) -> None:
     """Store one site's signed masked codes of a draw.
 
     Masked codes without evidence must not be added up. Any error of writing is therefore passed on and ends the run.
@@ -57,7 +57,7 @@ def evidence_of(workspace: Workspace, draw: str) -> DrawEvidence:
             limit="a draw for which at least one site sent masked codes",
             remedy="choose one from the list that `consilium dispute evidence` prints without an id",
         )
-    evidence = DrawEvidence(found.roster, found.queries, tuple(map(SiteWords.parse, kept)))
+    evidence = DrawEvidence(found.roster, found.queries, tuple(map(SiteCodes.parse, kept)))
     evidence.check()
     return evidence
 

@@ -20,7 +20,7 @@ from common.objects import write_atomically
 from common.site_figures import SiteFigures
 from common.site_verdict import SiteVerdict, cannot_be_released, genuine, in_words, released
 from common.student_statement import StudentStatement
-from server.public.said import STUDENTS, said_file
+from server.public.statement_files import STUDENTS, said_file
 from server.study.workspace import Workspace
 
 S = TypeVar("S", SiteVerdict, SiteFigures)

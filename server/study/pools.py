@@ -31,7 +31,7 @@ class PoolsSpent(ConsiliumError):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PoolCapacity:
     """The number of a study's releases that a pool can pay for.
 
     Attributes:
@@ -66,7 +66,7 @@ class Room:
 
 def rooms(
     ledger: Ledger, study: Study, *, pools: Sequence[str] | None = None, revoked: Mapping[str, str] = NONE_REVOKED
-) -> tuple[Room, ...]:
+) -> tuple[PoolCapacity, ...]:
     """Return, for each pool, the number of the study's releases that it can pay for. Nothing is charged.
 
     Args:
@@ -82,7 +82,7 @@ def rooms(
     for one in ledger.study_facts(study).pools.values():
         if pools is None or one.pool in pools:
             wanted = max(0, study.privacy.charges - one.in_study.spend.releases)
-            found.append(Room(one.site, one.pool, min(one.room, wanted), wanted, revoked.get(one.pool, "")))
+            found.append(PoolCapacity(one.site, one.pool, min(one.room, wanted), wanted, revoked.get(one.pool, "")))
     return tuple(found)
 
 
@@ -102,7 +102,7 @@ def revoked_pools(workspace: Workspace) -> Mapping[str, str]:
     return before | {site.pool: "here" for site in workspace.revoked()}
 
 
-def short(found: Sequence[Room]) -> tuple[str, ...]:
+def short(found: Sequence[PoolCapacity]) -> tuple[str, ...]:
     """Describe the pools that cannot pay for the whole study.
 
     Args:

@@ -13,10 +13,10 @@ from typing import Any
 
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from common.ledger.rollback_guard import standing_path
+from common.measured_gain import MeasuredGain, Score, case_mean, over_best
 from common.objects import read_regular
 from common.reading import parse_json
 from common.study_facts import StudyFacts, study_facts
-from common.worth import Score, Worth, case_mean, over_best
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 
@@ -32,7 +32,7 @@ class Measured:
         controls: Mean Dice of every control over the cases, by its name.
     """
 
-    worth: Worth
+    worth: MeasuredGain
     controls: Mapping[str, float] = field(default_factory=dict)
 
     def line(self) -> str:

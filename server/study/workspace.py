@@ -21,10 +21,10 @@ from common.canonical import check_hash
 from common.config import Study, load_study
 from common.document import AS_TEXT, LATER, Document
 from common.errors import InvalidInput
-from common.objects import Inside, ObjectStore, shared, write_json
+from common.objects import ObjectStore, PathInside, shared, write_json
 from common.reading import naming_file, parsing
-from server.public.kept import KeptInFolder, read_record
-from server.public.material import START_FILE, CodecRecord, PairedFiles, Public
+from server.public.material import START_FILE, CodecRecord, PairedFiles, PublicMaterial
+from server.public.public_files import FilesInFolder, read_record
 from server.study.locks import held_alone, is_held
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class Workspace:
 
     root: Path
 
-    study_file = Inside("study.toml")
+    study_file = PathInside("study.toml")
 
     @property
     def books_dir(self) -> Path:
@@ -155,58 +155,58 @@ class Workspace:
         shared = SharedLedger(os.path.relpath(directory.resolve(), self.root.resolve()))
         self._write(LEDGER_RECORD, shared.to_json())
 
-    ledger_file = Inside("ledger.sqlite", of="books_dir")
-    events_file = Inside("events.jsonl")
-    sealing_key_file = Inside("keys/sealing.key")
+    ledger_file = PathInside("ledger.sqlite", of="books_dir")
+    events_file = PathInside("events.jsonl")
+    sealing_key_file = PathInside("keys/sealing.key")
     """Private key that decrypts the sites' codes; each study has its own."""
-    signing_key_file = Inside("keys/ledger.key", of="books_dir")
+    signing_key_file = PathInside("keys/ledger.key", of="books_dir")
     """Private key that signs the ledger's heads; shared by all studies of the ledger."""
-    flower_dir = Inside("flower")
+    flower_dir = PathInside("flower")
     """Folder that Flower's SuperLink and SuperExec use."""
-    tls_dir = Inside("tls")
-    dashboard_tls_dir = Inside("dashboard-tls")
+    tls_dir = PathInside("tls")
+    dashboard_tls_dir = PathInside("dashboard-tls")
     """Certificate and private key of the dashboard's own port; the dashboard holds no other secret."""
-    authority_dir = Inside("authority", of="tls_dir")
+    authority_dir = PathInside("authority", of="tls_dir")
     """Folder of the consortium's certificate authority. Only renewals need it, so it is best kept elsewhere."""
-    gateway_dir = Inside("gateway")
+    gateway_dir = PathInside("gateway")
     """Everything that the gateway reads besides the public objects: certificate, key, list of admitted nodes."""
-    fleet_dir = Inside("run", of="gateway_dir")
+    fleet_dir = PathInside("run", of="gateway_dir")
     """Folder of the Unix socket by which the gateway reaches SuperLink's interface for sites (its fleet API)."""
-    relay_dir = Inside("relay")
+    relay_dir = PathInside("relay")
     """Folder of the Unix socket by which a ServerApp reaches the core."""
-    nodes_file = Inside("nodes.json", of="gateway_dir")
+    nodes_file = PathInside("nodes.json", of="gateway_dir")
     """List of the admitted nodes, which the gateway reads."""
-    node_keys_dir = Inside("node-keys")
+    node_keys_dir = PathInside("node-keys")
     """Public node keys of all sites that were ever admitted and not deleted."""
-    labels_dir = Inside("labels")
-    student_dir = Inside("student")
-    start_file = Inside(START_FILE)
+    labels_dir = PathInside("labels")
+    student_dir = PathInside("student")
+    start_file = PathInside(START_FILE)
     """Weights of the public start, if the study has one; teachers and student may start from them."""
-    bundle_dir = Inside("bundle")
-    decisions_file = Inside("decisions.jsonl")
+    bundle_dir = PathInside("bundle")
+    decisions_file = PathInside("decisions.jsonl")
     """Decisions to reject or accept labels, copied from the dashboard's own file; training follows them."""
-    scores_file = Inside("report.json")
+    scores_file = PathInside("report.json")
     """Scores of student and controls on the validation set."""
-    reports_dir = Inside("site-reports")
+    reports_dir = PathInside("site-reports")
     """Reports that sites share about themselves, one JSON file for each site."""
-    figures_dir = Inside("figures")
+    figures_dir = PathInside("figures")
     """Figures of the student that hospitals measured, one signed file for each site."""
-    verdicts_dir = Inside("verdicts")
+    verdicts_dir = PathInside("verdicts")
     """Verdicts of hospitals on the student, one signed file for each site."""
-    certificate_dir = Inside("certificate")
+    certificate_dir = PathInside("certificate")
     """Copy of the newest certificate that a command issued, which the dashboard shows."""
-    evidence_dir = Inside("evidence")
+    evidence_dir = PathInside("evidence")
     """Masked codes that sites signed in sealed sums, one folder for each draw."""
-    spoils_file = Inside("spoiled-draw-accepted")
+    spoils_file = PathInside("spoiled-draw-accepted")
     """File with the row hash of the newest spoiled draw after which a person chose to continue the study."""
-    stop_file = Inside("stop-requested")
+    stop_file = PathInside("stop-requested")
     """If this file exists, the run stops at its next safe point."""
 
     @property
     def objects(self) -> ObjectStore:
         return ObjectStore(self.objects_dir)
 
-    objects_dir = Inside("objects")
+    objects_dir = PathInside("objects")
 
     def study(self) -> Study:
         """Return the study's terms.
@@ -216,7 +216,7 @@ class Workspace:
         """
         return load_study(self.study_file)
 
-    def public(self, *, codec: CodecRecord | None = None) -> Public:
+    def public(self, *, codec: CodecRecord | None = None) -> PublicMaterial:
         """Return the study's public material: its terms, codec, public volumes and public pairs.
 
         Args:
@@ -228,8 +228,8 @@ class Workspace:
         Raises:
             InvalidInput: If no volumes are published, or if ``codec`` is not given and no codec is fitted.
         """
-        return Public(
-            self.study(), codec or self.codec(), self.volumes(), self.objects, KeptInFolder(self.root), self.paired()
+        return PublicMaterial(
+            self.study(), codec or self.codec(), self.volumes(), self.objects, FilesInFolder(self.root), self.paired()
         )
 
     def sites(self) -> tuple[Site, ...]:
@@ -274,7 +274,7 @@ class Workspace:
         admitted = {site.name for site in self.admitted()} if registered else set()
         return tuple(site for site in registered if site.name not in admitted)
 
-    revoked_file = Inside(REVOKED)
+    revoked_file = PathInside(REVOKED)
     """File with the names of the revoked sites. The dashboard reads it; earlier versions ignore it."""
 
     def revoked_names(self) -> frozenset[str]:

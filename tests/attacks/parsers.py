@@ -24,7 +24,7 @@ from client.data.layouts import load_names, open_dataset
 from client.foreign import bring
 from client.operations.daemons import site_node
 from client.policy import load_site
-from client.records.declared import DECLARED, Declared, ForeignKind, LabelOf
+from client.records.declared import DECLARED, ForeignKind, LabelOf, TeacherDeclaration
 from client.records.patient_deal import deal, load_slots, save_slots
 from client.site.enrolment import SiteKit
 from client.teachers.bundle_values import read_values
@@ -331,8 +331,8 @@ def parsers(root: Path) -> dict[str, Parser]:
         (root / "link" / name).parent.mkdir(parents=True, exist_ok=True)
         (root / "link" / name).touch()
     file("json", "link/link.json", lambda path: site_node(path.parent, socket=root / "socket"), LINK)
-    declared = Declared(ForeignKind.TORCHSCRIPT, (LabelOf(0, "background"),), ("T1",), {}, 60, 1)
-    file("json", f"declared/{DECLARED}", Declared.read, json.dumps(declared.to_json()).encode())
+    declared = TeacherDeclaration(ForeignKind.TORCHSCRIPT, (LabelOf(0, "background"),), ("T1",), {}, 60, 1)
+    file("json", f"declared/{DECLARED}", TeacherDeclaration.read, json.dumps(declared.to_json()).encode())
     save_slots(root / "slots.json", deal(["p1", "p2"], voters=2, seed=1))
     file("json", "slots.json", load_slots)
     key, sealing = Ed25519PrivateKey.generate(), public_hex(X25519PrivateKey.generate().public_key())

@@ -32,7 +32,7 @@ from common.bundle_archive import from_archive
 from common.config import DataConfig
 from common.data import dicom, volume
 from common.data.dicom import read_series
-from common.data.nifti import GZIP_RATIO, VoxelRoom, read_nifti
+from common.data.nifti import GZIP_RATIO, VolumeLimits, read_nifti
 from common.data.patients import read_table
 from common.data.volume import example_from_bytes, load_volume, volume_from_bytes
 from common.errors import InvalidInput
@@ -86,7 +86,7 @@ def test_a_header_that_promises_more_than_gzip_packs_is_not_unpacked() -> None:
     header[40:56] = struct.pack("<8h", 3, 256, 256, 256, 1, 1, 1, 1)
     content = gzip.compress(bytes(header) + whole[352:], 9)
     assert GZIP_RATIO * len(content) < 256**3
-    refused_cheaply(lambda: read_nifti(content, channels=1, room=VoxelRoom()), "compression ratio")
+    refused_cheaply(lambda: read_nifti(content, channels=1, room=VolumeLimits()), "compression ratio")
 
 
 def test_a_worker_with_little_memory_refuses_what_a_large_machine_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_voxels_that_start_gigabytes_behind_the_header_are_not_unpacked(offset: 
     header[108:112] = struct.pack("<f", offset)
     content = gzip.compress(bytes(header) + bytes(1 << 25), 9)
     content += bytes(max(0, offset // GZIP_RATIO - len(content) + 1_000))
-    refused_cheaply(lambda: read_nifti(content, channels=1, room=VoxelRoom()), "start of the voxels")
+    refused_cheaply(lambda: read_nifti(content, channels=1, room=VolumeLimits()), "start of the voxels")
 
 
 @pytest.mark.parametrize("place", ["link", "pipe"])

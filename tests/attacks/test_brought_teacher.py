@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from client.foreign import confined
-from client.foreign.confined import Confinement, run_confined
+from client.foreign.confined import ResourceLimits, run_confined
 from common.errors import DaemonFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not confined.can_confine(), reason="needs Landlock and seccomp")]
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, code: str) -> str:
     reads, writes = (sys.prefix, sys.base_prefix), (str(folder / "out"),)
-    within = Confinement(reads=reads, writes=writes, timeout_s=600, memory_gib=1)
+    within = ResourceLimits(reads=reads, writes=writes, timeout_s=600, memory_gib=1)
     run_confined([sys.executable, "-I", "-S", "-c", code], within, cwd=folder / "out", log=folder / "log")
     return (folder / "log").read_text().strip()
 

@@ -19,7 +19,7 @@ from client.site.disclose import sealed_disclosure
 from common.config import CollectionConfig, render_study
 from common.disclosure import SealedDisclosure
 from common.errors import InvalidInput, Refused
-from common.evidence import DrawEvidence, SiteWords
+from common.evidence import DrawEvidence, SiteCodes
 from common.ledger.keys import public_hex
 from common.messages import CodesReply, Several, decode, encode
 from common.peers import Peer
@@ -59,7 +59,7 @@ class Study(Federation):
         roster = list(self.ledger.rosters_drawn(self.study.id))[number]
         draw = self.ledger.drawn(self.study.id, roster)
         folder = self.root / "evidence" / roster
-        sites = tuple(SiteWords.parse(path.read_bytes()) for path in sorted(folder.iterdir()))
+        sites = tuple(SiteCodes.parse(path.read_bytes()) for path in sorted(folder.iterdir()))
         return DrawEvidence.parse(DrawEvidence(draw.roster, draw.queries, sites).render())
 
     def disclosed(self, name: str, draw: str, *, auditor: X25519PrivateKey = AUDITOR) -> SealedDisclosure:

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from common import node_auth
 from common.errors import Refused
-from common.node_auth import AdmittedNode, Gatekeeper, signed_headers, write_admitted
+from common.node_auth import AdmittedNode, RequestAdmission, signed_headers, write_admitted
 from common.pki import create_node_keys, load_node_key, read_node_public_key
 from server.operations import gateway as gateway_module
 from server.operations import shares
@@ -45,15 +45,15 @@ PUSH = "/v1/fleet/push-object"
 
 
 @pytest.fixture
-def gatekeeper(tmp_path: Path) -> Gatekeeper:
+def gatekeeper(tmp_path: Path) -> RequestAdmission:
     keys = (create_node_keys(tmp_path / name).public for name in ("north", "south"))
     nodes = (AdmittedNode(site=name, key=read_node_public_key(key)) for name, key in zip("ns", keys, strict=True))
     write_admitted(tmp_path / "nodes.json", tuple(nodes))
-    return Gatekeeper(tmp_path / "nodes.json")
+    return RequestAdmission(tmp_path / "nodes.json")
 
 
 def test_remembering_a_hundred_thousand_signatures_costs_a_request_nothing(
-    gatekeeper: Gatekeeper, monkeypatch: pytest.MonkeyPatch
+    gatekeeper: RequestAdmission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_auth, "MAX_REMEMBERED", 200_000)
     for name in range(108_000):
@@ -69,7 +69,7 @@ def test_remembering_a_hundred_thousand_signatures_costs_a_request_nothing(
 
 
 def test_what_is_remembered_of_one_key_is_bounded_and_forgets_nothing_early(
-    gatekeeper: Gatekeeper, monkeypatch: pytest.MonkeyPatch
+    gatekeeper: RequestAdmission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_auth, "MAX_REMEMBERED", 100)
     for name in range(100):
@@ -256,7 +256,7 @@ def test_a_flood_and_stalled_messages_leave_the_other_sites_their_server(tmp_pat
         asyncio.run(attack(gateway))
 
 
-def test_a_replay_a_year_of_clock_away_changes_nothing(gatekeeper: Gatekeeper) -> None:
+def test_a_replay_a_year_of_clock_away_changes_nothing(gatekeeper: RequestAdmission) -> None:
     start = NOW.timestamp()
     gatekeeper._once("north", 1, start)
     gatekeeper._once("north", 2, (NOW - timedelta(days=365)).timestamp())  # the clock was set back

@@ -23,7 +23,7 @@ from common.events import EventLog
 from common.messages import WitnessReply, WitnessRequest, decode, encode
 from common.witness.memory import SHOWN, HeadMemory, blinded
 from common.witness.merkle import MAX_PROOF
-from common.witness.messages import MAX_WITNESSES, Growth, PeerHead
+from common.witness.messages import MAX_WITNESSES, ConsistencyProof, PeerHead
 from common.witness.notes import _LOG, MAX_SIZE, CheckpointNote, NoteSignature, _key_hash, origin_of, parse_signature
 from common.witness.verify import Countersigned, countersigned
 from server.aggregation.witnessing import Witnesses
@@ -150,7 +150,7 @@ def test_rows_that_there_are_not_end_no_run(world: Watched, rows: int) -> None:
 
 
 def test_proofs_that_nobody_asked_for_go_to_nobody(world: Watched) -> None:
-    many = tuple(Growth(since, ("a" * 64,) * MAX_PROOF) for since in range(1, MAX_WITNESSES + 1))
+    many = tuple(ConsistencyProof(since, ("a" * 64,) * MAX_PROOF) for since in range(1, MAX_WITNESSES + 1))
     world.lie = lambda reply: replace(reply, own_growths=many)
     world.countersign()
     world.core().run(world.transport)

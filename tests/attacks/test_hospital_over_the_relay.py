@@ -22,7 +22,7 @@ from common.envelope import body_of
 from common.messages import CodesRequest
 from common.wire import from_message
 from server.aggregation.core import RelayTransport
-from server.aggregation.relay import Kind, RelayFrame, send
+from server.aggregation.relay import FrameKind, RelayFrame, send
 from server.app import relay
 from server.operations import storage
 from tests.attacks.link import Link, chain, flower_object, named
@@ -116,7 +116,7 @@ def test_a_run_ends_with_the_honest_answers_and_names_the_hospital(
     thread.start()
     started, empty = time.monotonic(), link.size()
     federation.core().run(RelayTransport(core))
-    send(core, RelayFrame(Kind.END))
+    send(core, RelayFrame(FrameKind.END))
     thread.join(600)
     core.close()
     serverapp.close()

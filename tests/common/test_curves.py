@@ -127,8 +127,8 @@ def test_a_training_of_several_passes_tells_where_each_ends(tmp_path: Path, monk
         return torch.nn.Linear(1, 1)
 
     training = NetworkTraining("inputs", train, steps=30, passes=(10, 30))
-    monkeypatch.setattr(networks, "protocol_of", lambda study: SimpleNamespace(finish=lambda lesson: training))
-    monkeypatch.setattr(networks, "lesson_of", lambda released: None)
+    monkeypatch.setattr(networks, "protocol_of", lambda study: SimpleNamespace(finish=lambda student_data: training))
+    monkeypatch.setattr(networks, "student_data_of", lambda released: None)
     released = SimpleNamespace(
         public=SimpleNamespace(study=make_study()), student_dir=tmp_path / "student", validation=()
     )

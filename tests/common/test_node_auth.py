@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from common.errors import InvalidInput, Refused
-from common.node_auth import AdmittedNode, Gatekeeper, read_admitted, signed_headers, write_admitted
+from common.node_auth import AdmittedNode, RequestAdmission, read_admitted, signed_headers, write_admitted
 from common.pki import create_node_keys, load_node_key, read_node_public_key
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -24,9 +24,9 @@ def keys(tmp_path: Path):
 
 
 @pytest.fixture
-def gatekeeper(tmp_path: Path, keys) -> Gatekeeper:
+def gatekeeper(tmp_path: Path, keys) -> RequestAdmission:
     write_admitted(tmp_path / "nodes.json", (AdmittedNode(site="north", key=read_node_public_key(keys.public)),))
-    return Gatekeeper(tmp_path / "nodes.json")
+    return RequestAdmission(tmp_path / "nodes.json")
 
 
 def flower_headers(private: Path, now: datetime = NOW) -> dict[str, str]:
@@ -39,7 +39,7 @@ def flower_headers(private: Path, now: datetime = NOW) -> dict[str, str]:
     }
 
 
-def admit(gatekeeper: Gatekeeper, headers, *, method="POST", path="/v1/fleet/get-run", now=NOW) -> str:
+def admit(gatekeeper: RequestAdmission, headers, *, method="POST", path="/v1/fleet/get-run", now=NOW) -> str:
     return gatekeeper.admit(headers, method=method, path=path, now=now)
 
 

@@ -30,7 +30,7 @@ from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.papers import Paper
 from server.dashboard.app import Options, create_app
 from server.dashboard.auth import Role, Session
-from server.dashboard.security import Gate
+from server.dashboard.security import SessionReader
 from server.ledger.server_ledger import Candidate, Ledger
 from server.ledger.verify import verify
 from server.protocols.per_volume import plan_queries
@@ -443,6 +443,6 @@ def view_of(workspace: Workspace, state: Path) -> TestClient:
     """A dashboard that has read the study, with somebody signed in."""
     service = create_app(Options(study=workspace.root, state=state))
     session = Session("paul", Role.PRIVACY_OFFICER, "token", 1e12, None)
-    service.state.gate = Gate(cookie="any", lookup=lambda _token: session)
+    service.state.gate = SessionReader(cookie="any", lookup=lambda _token: session)
     service.state.service.follower.poll()
     return TestClient(service, base_url="http://localhost")

@@ -14,12 +14,12 @@ from common.config import SEALED_SUM
 from common.errors import InvalidInput, Refused
 from consilium.cli.simulate import app
 from consilium.demo import run
-from consilium.demo.options import DemoOptions, Places
-from consilium.demo.run import Watch, _claim
+from consilium.demo.options import DemoFolders, DemoOptions
+from consilium.demo.run import DemoProgress, _claim
 from consilium.demo.terms import _protocol, terms
 from tests.commands import refusal_of
 
-WATCH = Watch(*[lambda *_: None] * 5)
+WATCH = DemoProgress(*[lambda *_: None] * 5)
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,13 @@ WATCH = Watch(*[lambda *_: None] * 5)
 def test_a_demo_of_three_hospitals_or_more_trusts_no_operator_unless_it_says_so(
     hospitals: int, aggregation: str | None, sealed: bool, quorum: int
 ) -> None:
-    privacy = terms(DemoOptions(aggregation=aggregation), Places(Path()), [], [15] * hospitals).privacy
+    privacy = terms(DemoOptions(aggregation=aggregation), DemoFolders(Path()), [], [15] * hospitals).privacy
     assert (privacy.sealed, privacy.quorum) == (sealed, quorum)
 
 
 def test_a_sealed_demo_has_two_hospitals_beside_its_colluders() -> None:
     with pytest.raises(InvalidInput, match="sealed sum: got"):
-        terms(DemoOptions(colluders=2), Places(Path()), [], [15] * 3)
+        terms(DemoOptions(colluders=2), DemoFolders(Path()), [], [15] * 3)
 
 
 @pytest.mark.parametrize(("places", "protocol"), [((7.5, 8.5), "joint"), ((3.0, 13.0), "appearance")])

@@ -32,7 +32,7 @@ from consilium.cli.study import study_app
 from consilium.demo import run
 from consilium.demo import terms as demo_terms
 from consilium.demo.evaluate import _public_truths
-from consilium.demo.options import DemoOptions, Places, dataset_of
+from consilium.demo.options import DemoFolders, DemoOptions, dataset_of
 from consilium.reports.certificate import certificate_facts
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
@@ -113,7 +113,7 @@ def test_hospitals_that_the_data_name_are_used_unless_another_number_is_asked_fo
     rows = [f"case{i:02d},clinic-{i % named}" for i in range(CASES)]
     (tmp_path / "set" / "sites.csv").write_text("\n".join(["case_id,site", *rows]))
     options = DemoOptions(data=str(tmp_path / "set"), hospitals=asked, queries=4, label_maps=4, simulated=True)
-    places, told = Places(tmp_path / "out"), list[str]()
+    places, told = DemoFolders(tmp_path / "out"), list[str]()
     if named == 2 and asked == 3:
         with pytest.raises(InvalidInput, match="clinic-0, clinic-1"):
             run._data(places, options, tell=told.append)
@@ -136,7 +136,7 @@ def test_every_layout_that_a_site_may_have_is_dealt_with_its_truths(tmp_path: Pa
         simulated=True,
         channels="" if layout in ("msd", "nnunet") else "T1w" if layout == "bids" else "image",
     )
-    places = Places(tmp_path / "out")
+    places = DemoFolders(tmp_path / "out")
     source = run._data(places, options)
     sites = [read_dataset(folder) for folder in sorted((places.split / "sites").iterdir())]
     assert len(sites) == 3
@@ -172,7 +172,7 @@ def test_no_case_vanishes_capitals_are_read_and_what_is_left_out_is_named_and_ke
         channels="" if layout in ("msd", "nnunet") else "T1w" if layout == "bids" else "image",
     )
     said: list[str] = []
-    places = Places(tmp_path / "out")
+    places = DemoFolders(tmp_path / "out")
     run._data(places, options, tell=said.append)
     used, left_out = read_left_out(places.split / "split.json")
     assert (used, len(left_out)) == (CASES - 1, 1)
@@ -201,15 +201,15 @@ def test_uncompressed_data_are_published_too(tmp_path: Path) -> None:
     options = DemoOptions(
         data=str(tmp_path / "set"), hospitals=3, queries=4, label_maps=4, rounds=False, simulated=True
     )
-    places = Places(tmp_path / "out")
+    places = DemoFolders(tmp_path / "out")
     run._data(places, options)
-    run._published(places, options, run._created(places, options), run.Watch(*[lambda *_: None] * 5))
+    run._published(places, options, run._created(places, options), run.DemoProgress(*[lambda *_: None] * 5))
     assert len(places.workspace.volumes()) == 4
 
 
 def test_a_hospital_of_one_patient_lowers_nobodys_voters(tmp_path: Path) -> None:
     """It has one teacher, its other voters say nothing."""
-    terms = [run.terms(DemoOptions(), Places(tmp_path), [], patients) for patients in ([10] * 5, [1, *[10] * 4])]
+    terms = [run.terms(DemoOptions(), DemoFolders(tmp_path), [], patients) for patients in ([10] * 5, [1, *[10] * 4])]
     assert terms[0].privacy.voters_per_site == terms[1].privacy.voters_per_site > 1
 
 
@@ -224,7 +224,7 @@ def test_how_to_ask_and_to_train_is_one_rule_about_public_label_maps_in_plan_dem
     for module in (public_shapes, demo_terms):
         monkeypatch.setattr(module, "mean_shape_dice", lambda _maps, labels: found)
     lay(tmp_path / "set", "msd")
-    options, places = DemoOptions(data=str(tmp_path / "set"), hospitals=3, queries=4), Places(tmp_path / "out")
+    options, places = DemoOptions(data=str(tmp_path / "set"), hospitals=3, queries=4), DemoFolders(tmp_path / "out")
     run._data(places, options)
     folder = places.split / "public" / "label-maps"
     maps = sorted(folder.glob("*.nii.gz"))

@@ -22,7 +22,7 @@ from common.privacy.mechanism import QuerySpec
 from common.protocols.site_protocol import site_protocol
 from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import Released, read_released
-from server.postprocess.networks import lesson_of
+from server.postprocess.networks import student_data_of
 from server.protocols.controls import CONTROLS
 from server.protocols.query_protocol import Answer, protocol_of
 from server.study import consent_text
@@ -115,11 +115,11 @@ class ProtocolContract:
     def test_every_volume_that_is_asked_about_gets_probabilities(self, released: Released) -> None:
         study, protocol = released.public.study, protocol_of(released.public.study)
         labels = list(protocol.aggregate(released.public, released.answers).labels())
-        agenda = protocol.agenda(study)
-        asked = agenda.asked(released.public.volumes)
+        query_plan = protocol.query_plan(study)
+        asked = query_plan.asked(released.public.volumes)
         assert sorted(label.volume for label in labels) == sorted(asked)
-        assert agenda.labelled(len(released.answers), asked=len(asked)) == len(asked)
-        assert agenda.labelled(0, asked=len(asked)) == 0
+        assert query_plan.labelled(len(released.answers), asked=len(asked)) == len(asked)
+        assert query_plan.labelled(0, asked=len(asked)) == 0
         for label in labels:
             assert label.probabilities.shape == (len(study.data.labels), *study.data.grid)
             assert label.probabilities.min() >= 0
@@ -129,12 +129,14 @@ class ProtocolContract:
         assert nothing.plausibility() is None
 
     def test_student_and_controls_are_made_of_different_things_and_named_by_them(self, released: Released) -> None:
-        protocol, lesson = protocol_of(released.public.study), lesson_of(released)
-        student = protocol.finish(lesson).inputs
-        controls = [protocol.control(lesson, name) for name in CONTROLS[:2]]  # the last may need one that was trained
+        protocol, student_data = protocol_of(released.public.study), student_data_of(released)
+        student = protocol.finish(student_data).inputs
+        controls = [
+            protocol.control(student_data, name) for name in CONTROLS[:2]
+        ]  # the last may need one that was trained
         inputs = [student, *(training.inputs for training in controls if training is not None)]
         assert len(set(inputs)) == len(inputs) == 3
-        assert protocol.finish(lesson).inputs == student
+        assert protocol.finish(student_data).inputs == student
 
     def test_a_run_trains_student_and_controls_and_a_second_run_nothing(self, recorded: Recorded) -> None:
         def trained() -> list[str]:
@@ -147,14 +149,14 @@ class ProtocolContract:
         assert (trained(), len(read_released(recorded.workspace).answers)) == (before, rows)
 
     def test_too_few_public_volumes_are_refused(self, released: Released) -> None:
-        agenda = protocol_of(released.public.study).agenda(released.public.study)
-        agenda.check_volumes(QUERIES)
+        query_plan = protocol_of(released.public.study).query_plan(released.public.study)
+        query_plan.check_volumes(QUERIES)
         with pytest.raises(InvalidInput, match="public volumes"):
-            agenda.check_volumes(0)
+            query_plan.check_volumes(0)
 
     def test_its_plan_is_in_the_words_that_a_hospital_reads(self, released: Released) -> None:
         study = released.public.study
-        words = protocol_of(study).agenda(study)
+        words = protocol_of(study).query_plan(study)
         assert f"plan {words.plan}," in consent_text.for_consortium(study, sites=4)
         said = " ".join(consent_text.for_site(study).split())
         assert f"segment {words.which} public volumes" in said

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from client.records.journal import TrainingJournal
-from client.training.contract import Part
+from client.training.contract import VoterData
 from client.training.private.clipped_sums import RADIUS_INT
 from client.training.private.settings import STRATEGIES, PrivateSettings
 from client.training.private.strategies_3d import Patients
@@ -27,14 +27,14 @@ RECIPE = TrainingConfig(channels=(2, 4))
 SLOTS, CLASSES, GRID = 4, 2, (8, 8, 8)
 
 
-def part(*, odd: float | None = None, patients: int = SLOTS) -> Part:
+def part(*, odd: float | None = None, patients: int = SLOTS) -> VoterData:
     """Patients of one scan, their last slots empty; with ``odd`` the last one's image is of that value everywhere."""
     rng = np.random.default_rng(0)
     labels = (rng.random((SLOTS, *GRID)) < 0.3).astype(np.uint8)
     images = (labels + rng.normal(0, 0.3, labels.shape)).astype(np.float32)[:, None]
     if odd is not None:
         images[-1], labels[-1] = odd, 1
-    return Part(images[:patients], labels[:patients], CLASSES)
+    return VoterData(images[:patients], labels[:patients], CLASSES)
 
 
 def length(total: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
@@ -52,7 +52,7 @@ class StrategyContract:
         return PrivateSettings(cls.name, 4.0, 1e-3, steps=3, chunk=2, clip=CLIP, per_layer=cls.per_layer)
 
     @classmethod
-    def strategy(cls, data: Part) -> VolumeStrategy:
+    def strategy(cls, data: VoterData) -> VolumeStrategy:
         torch.set_num_threads(1)
         patients = Patients(data.images, data.labels, data.slots, scans=1, classes=CLASSES, patch=(), key=b"k" * 32)
         model = build_unet(RECIPE.channels, in_channels=1, out_channels=CLASSES, seed=1)

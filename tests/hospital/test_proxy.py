@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from client.operations.findings import Checkup, State
+from client.operations.findings import CheckResult, State
 from client.operations.readiness import check_site
 from client.policy import load_site
 from client.site.fetch import PublicObjects
@@ -48,7 +48,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pat
         yield site, workspace.endpoint().port, tmp_path
 
 
-def found(site: Path, name: str) -> Checkup:
+def found(site: Path, name: str) -> CheckResult:
     return next(one for one in check_site(site) if one.check == name)
 
 

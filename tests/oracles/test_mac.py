@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from client.training.private import mac
 from client.training.private.blocks import Blocks, blocks_of
-from client.training.private.clipped_sums import RADIUS_INT, Parts, integer_sum
+from client.training.private.clipped_sums import RADIUS_INT, ClippingPlan, integer_sum
 from client.training.private.gradients import plain_weights, segmentation_loss
 from client.training.private.mac import Penalty, VolumeMac
 from client.training.private.strategies_3d import Patients, StepTerms, layer_parts, per_patient
@@ -223,7 +223,7 @@ WRONG: dict[str, tuple[Callable[[], contextlib.AbstractContextManager[object]], 
         the_clipped_coefficients_are_macs,
     ),
     "√(MK) dropped from the scale": (
-        lambda: patch.object(Parts, "scale", lambda self, part: self.clips[part]),
+        lambda: patch.object(ClippingPlan, "scale", lambda self, part: self.clips[part]),
         a_block_is_as_long_as_its_clip,
     ),
     "Θ doubled": (
@@ -249,7 +249,7 @@ def test_shares_that_do_not_cover_every_block_are_refused() -> None:
     """√(MK) written out as 1 a block: the parts themselves refuse it."""
     blocks = blocks_of(network())
     with pytest.raises(InvalidInput, match="shares"):
-        Parts(blocks.weights, (1.0,) * 5, (1.0,) * 5)
+        ClippingPlan(blocks.weights, (1.0,) * 5, (1.0,) * 5)
 
 
 # ---- the objective ---------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def examples(n: int, d: int, k: int, *, seed: int = 0, one_hot: bool = True) -> 
 
 
 def mac(sizes: tuple[int, ...], x: torch.Tensor, y: torch.Tensor, **settings: object) -> MlpMac:
-    shape = mlp.Shape(sizes, str(settings.pop("activation", "softplus")), str(settings.pop("output", "bce")))
+    shape = mlp.NetworkShape(sizes, str(settings.pop("activation", "softplus")), str(settings.pop("output", "bce")))
     terms = MacTerms(**{"clip": 1.0, "z_rate": 0.01, "z_steps": 3, **settings})  # type: ignore[arg-type]
     return MlpMac(shape, x, y, terms, rate=lambda s, t: 0.1, seed=0)
 
@@ -106,7 +106,7 @@ def test_taylor_gradient_hessian_and_constant_equal_autograd(activation: str, ou
 def test_backprop_in_rank_one_factors_equals_autograd() -> None:
     for output in ("softmax", "bce", "mse"):
         x, y = examples(4, 3, 5)
-        shape = mlp.Shape((3, 7, 6, 5), "relu", output)
+        shape = mlp.NetworkShape((3, 7, 6, 5), "relu", output)
         weights = [w.requires_grad_() for w in mlp.initial_weights(shape, seed=2, dtype=F64)]
         _, preacts = mlp.forward(weights, x, "relu")
         wanted = torch.autograd.grad(mlp.output_loss(preacts[-1], y, output).sum(), weights)
@@ -144,7 +144,7 @@ def test_one_layer_of_first_order_without_noise_or_clip_is_plain_sgd_step_for_st
 def test_targets_one_gradient_step_away_give_twice_eta_back_propagation_in_every_layer() -> None:
     eta = 1e-3
     x, y = examples(6, 4, 3)
-    shape = mlp.Shape((4, 8, 7, 3), "softplus", "bce")
+    shape = mlp.NetworkShape((4, 8, 7, 3), "softplus", "bce")
     weights = mlp.initial_weights(shape, seed=1, dtype=F64)
     inputs, factors = mlp.backprop(weights, x, y, shape)
     _, preacts = mlp.forward(weights, x, "softplus")
@@ -284,7 +284,7 @@ def a_layer_of_the_mlp_is_as_long_as_its_clip() -> None:
     lengths_are(mac((4, 6, 3), 100 * x, y, clip=0.01), 0.01)
     for per_layer in (False, True):
         of = {"clip": 0.01, "per_layer": per_layer, "rate": lambda s, t: 0.1, "seed": 0}
-        lengths_are(MlpSgd(mlp.Shape((4, 6, 3)), x, y, **of), 0.01)  # type: ignore[arg-type]
+        lengths_are(MlpSgd(mlp.NetworkShape((4, 6, 3)), x, y, **of), 0.01)  # type: ignore[arg-type]
 
 
 def lengths_are(strategy: Strategy, clip: float) -> None:
@@ -535,7 +535,7 @@ def test_the_noise_of_a_partition_is_its_bound_times_root_mk() -> None:
 def test_a_neighbour_moves_dp_sgd_and_dp_bbb_by_at_most_the_clip(kind: type) -> None:
     x, y = examples(9, 4, 3)
     extra = {} if kind is MlpSgd else {"prior": bbb.Prior(0.1, 0.2, 9), "initial_std": 0.05}
-    made = kind(mlp.Shape((4, 6, 3)), x, y, clip=0.01, rate=lambda s, t: 0.1, seed=0, **extra)
+    made = kind(mlp.NetworkShape((4, 6, 3)), x, y, clip=0.01, rate=lambda s, t: 0.1, seed=0, **extra)
     full = made.total(np.arange(9))
     if kind is MlpBbb:
         made.descent.generator.manual_seed(1)  # the same weight sample
@@ -620,8 +620,8 @@ def test_sampled_weights_repeat() -> None:
 
 @pytest.mark.parametrize(("initial", "variance"), [("he", 2 / 400), ("glorot", 2 / 500)])
 def test_first_weights_have_the_variance_of_their_rule_and_no_bias(initial: str, variance: float) -> None:
-    (weights,) = mlp.initial_weights(mlp.Shape((400, 100), initial=initial), seed=0, dtype=F64)
+    (weights,) = mlp.initial_weights(mlp.NetworkShape((400, 100), initial=initial), seed=0, dtype=F64)
     assert float(weights[:-1].var()) == pytest.approx(variance, rel=0.05)
     assert not weights[-1].any()
     with pytest.raises(InvalidInput):
-        mlp.Shape((4, 1), initial="zeros")
+        mlp.NetworkShape((4, 1), initial="zeros")

@@ -41,7 +41,7 @@ def printed_hidden_bounds(weights: np.ndarray, *, t: float) -> sensitivity.Layer
 
 
 def only_its_own_layer(
-    weights: Sequence[torch.Tensor], first: torch.Tensor, y: torch.Tensor, z: mlp.Layers, shape: mlp.Shape
+    weights: Sequence[torch.Tensor], first: torch.Tensor, y: torch.Tensor, z: mlp.Layers, shape: mlp.NetworkShape
 ) -> mlp.Layers:
     """A Z-step that never hears from the next layer: 2(z_k − f_k) and nothing else."""
     preacts = [mlp.with_bias(feed) @ w for feed, w in zip(z[:-1], weights[1:-1], strict=True)]
@@ -49,8 +49,8 @@ def only_its_own_layer(
     return [2 * (entry - value) for entry, value in zip(z, values, strict=True)]
 
 
-def double_parts(names: tuple[tuple[str, ...], ...], clips: tuple[float, ...], *shares: object) -> sums.Parts:
-    return sums.Parts(names, tuple(2 * clip for clip in clips), *shares)  # type: ignore[arg-type]
+def double_parts(names: tuple[tuple[str, ...], ...], clips: tuple[float, ...], *shares: object) -> sums.ClippingPlan:
+    return sums.ClippingPlan(names, tuple(2 * clip for clip in clips), *shares)  # type: ignore[arg-type]
 
 
 def printed_posterior_gradients(

@@ -25,14 +25,14 @@ import torch
 from client.operations.serve import open_worker
 from client.operations.staff_decisions import consent, has_consented, withdraw_patient
 from client.policy import load_site
-from client.records.declared import DECLARED, Declared, ForeignKind, LabelOf
+from client.records.declared import DECLARED, ForeignKind, LabelOf, TeacherDeclaration
 from client.records.journal import TrainingJournal
 from client.records.voter_files import voter_directory
 from client.site.books import open_books
 from client.site.status import site_status
 from client.training import command
 from client.training.command import PrivateOptions, TrainOptions
-from client.training.contract import Trained
+from client.training.contract import TrainedVoter
 from client.training.private import trainer
 from client.training.task import Crash, OnProgress, VoterOutcome, VoterTask
 from client.training.voter import train_voter
@@ -172,7 +172,7 @@ class Hospital:
 
         def steps(
             part: object, recipe: Any, settings: object, journal: TrainingJournal, *, checkpoint: Path, **_: object
-        ) -> Trained:
+        ) -> TrainedVoter:
             drawn: list[str] = []
             if checkpoint.exists():
                 saved = json.loads(checkpoint.read_text())
@@ -194,7 +194,7 @@ class Hospital:
             seed = int(hashlib.sha256(f"{task.seed} {drawn}".encode()).hexdigest()[:8], 16)
             torch.manual_seed(seed)
             model = build_unet(recipe.channels, network=recipe.network, in_channels=1, out_channels=2, seed=seed)
-            return Trained(model, len(drawn), None, 0.0, journal.event)
+            return TrainedVoter(model, len(drawn), None, 0.0, journal.event)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trainer, "train_privately", steps)
@@ -216,7 +216,7 @@ class Hospital:
     def bring(self, voter: int) -> None:
         """``site teacher add`` of a command, without its trial run, which needs a kernel that confines it."""
         labels = (LabelOf(0, "background"), LabelOf(1, "core"))
-        declared = Declared(ForeignKind.COMMAND, labels, ("MRI",), {}, 1, 1, command=("true", str(voter)))
+        declared = TeacherDeclaration(ForeignKind.COMMAND, labels, ("MRI",), {}, 1, 1, command=("true", str(voter)))
         with open_books(load_site(self.site)) as ledger:
             ledger.record_foreign(voter, declared.served, brought="command")
         folder = voter_directory(self.site / "teachers", voter)

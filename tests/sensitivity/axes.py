@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 from client.data.layouts import DatasetSettings
-from client.policy import AllowLists, Caps, Sharing, SiteConfig
+from client.policy import AllowLists, Caps, SharingPolicy, SiteConfig
 from client.training.private.settings import PrivateSettings
 from common.config import SECTIONS, Study
 
@@ -28,7 +28,7 @@ CLASSES = (
     DatasetSettings,
     Caps,
     AllowLists,
-    Sharing,
+    SharingPolicy,
     SiteConfig,
 )
 

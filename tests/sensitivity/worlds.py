@@ -34,7 +34,7 @@ from client.policy import Consent, SiteConfig
 from client.records.patient_deal import Slots, deal, save_slots
 from client.site.disclose import sealed_disclosure
 from client.teachers.teacher import Teachers
-from client.training.private.clipped_sums import Parts, silent
+from client.training.private.clipped_sums import ClippingPlan, silent
 from client.training.private.sampling import Entropy, Sampler
 from client.training.private.settings import PrivateSettings
 from client.training.task import Crash, VoterOutcome, VoterTask
@@ -55,7 +55,7 @@ from common.privacy.training import TrainingEvent
 from common.protocols.frame import Frame
 from common.sealing import SealContext, unseal
 from common.witness.memory import FOLDER as WITNESSES
-from common.witness.messages import Growth, WitnessReply, WitnessRequest
+from common.witness.messages import ConsistencyProof, WitnessReply, WitnessRequest
 from common.witness.notes import CheckpointNote, note_in, origin_of
 from consilium.in_process import site_config
 from server.protocols.appearance.look import first_frame
@@ -587,7 +587,7 @@ class Coupling:
         return _Batches(lambda entropy: real(event, patients=patients, key=key, entropy=entropy), self.voter)
 
     def _noised(
-        self, total: Mapping[str, torch.Tensor], parts: Parts, **settings: object
+        self, total: Mapping[str, torch.Tensor], parts: ClippingPlan, **settings: object
     ) -> Mapping[str, torch.Tensor]:
         known = self.steps.setdefault(self.voter, [])
         known.append(np.concatenate([total[name].numpy().ravel() for name in sorted(total)]))
@@ -808,7 +808,7 @@ def witnessed(worker: Worker, site: str, to: Mapping[str, str], signing: Ed25519
         study=to["study"],
         ledger=to["ledger"],
         note=note.render().encode(),
-        growth=Growth(0, ()),
+        growth=ConsistencyProof(0, ()),
         held_row=0,
         held=(),
         heads=(),

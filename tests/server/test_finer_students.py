@@ -24,7 +24,7 @@ from common.models.fit import predict
 from consilium.cli.study import study_app
 from consilium.predict import load_model
 from server.postprocess.labels import read_released
-from server.postprocess.networks import lesson_of
+from server.postprocess.networks import student_data_of
 from server.protocols.joint.protocol import on_students_grid
 from server.study import create_study as setup
 from server.study.consent_text import for_consortium
@@ -133,8 +133,10 @@ def test_a_study_asked_coarsely_ends_with_a_student_of_the_full_resolution(tmp_p
     assert bundle.data == full
     released = read_released(workspace)
     volume, label = next(iter(released.labels.items()))
-    lesson = lesson_of(released)
+    student_data = student_data_of(released)
     assert label.shape[1:] == study.data.grid
-    assert lesson.image(volume).shape[1:] == on_students_grid(released.public, volume, label).shape[1:] == full.grid
+    assert (
+        student_data.image(volume).shape[1:] == on_students_grid(released.public, volume, label).shape[1:] == full.grid
+    )
     assert predict(bundle.network, volume_from_bytes(workspace.objects.get(volume), full).image).shape[1:] == full.grid
     assert not list(workspace.student_dir.rglob("*.volumes"))

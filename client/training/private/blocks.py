@@ -19,7 +19,7 @@ from monai.networks.blocks import Convolution, ResidualUnit, UnetBasicBlock, Une
 from monai.networks.nets.basic_unet import TwoConv
 from torch.func import functional_call
 
-from client.training.private.clipped_sums import Parts
+from client.training.private.clipped_sums import ClippingPlan
 from client.training.private.gradients import Weights, plain_weights
 from common.errors import InvalidInput
 
@@ -53,7 +53,7 @@ class Blocks:
         """The hidden blocks, whose output is a coordinate z_k: all but the last."""
         return self.names[:-1]
 
-    def parts(self, clip: float) -> Parts:
+    def parts(self, clip: float) -> ClippingPlan:
         """Return how a patient's gradient is divided for clipping: one part for each of the K blocks.
 
         Each part is clipped to norm Θ, so the norm of the whole vector is at most √K·Θ. This is the bound √(M·K)·Θ of
@@ -65,7 +65,7 @@ class Blocks:
         Returns:
             The parts.
         """
-        return Parts(self.weights, (clip,) * len(self.weights))
+        return ClippingPlan(self.weights, (clip,) * len(self.weights))
 
     def run(self, weights: Weights, patches: torch.Tensor, visit: Visit) -> torch.Tensor:
         """Compute the logits while replacing each block's output by what ``visit`` returns for it.

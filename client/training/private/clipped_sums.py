@@ -39,7 +39,7 @@ Vectors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ClippingPlan:
     """How a patient's contribution to a sum is divided into parts, clipped and scaled.
 
     Attributes:
@@ -91,7 +91,7 @@ class Parts:
         return tuple(name for part in self.names for name in part)
 
 
-def one_part(names: tuple[str, ...], clip: float) -> Parts:
+def one_part(names: tuple[str, ...], clip: float) -> ClippingPlan:
     """Return a division with a single part: all entries are clipped together, as in DP-SGD and DP-BBB.
 
     Args:
@@ -101,11 +101,11 @@ def one_part(names: tuple[str, ...], clip: float) -> Parts:
     Returns:
         The parts.
     """
-    return Parts(names=(names,), clips=(clip,))
+    return ClippingPlan(names=(names,), clips=(clip,))
 
 
 def integer_sum(
-    vectors: Vectors, parts: Parts, *, counted: Bool[torch.Tensor, "b"] | None = None
+    vectors: Vectors, parts: ClippingPlan, *, counted: Bool[torch.Tensor, "b"] | None = None
 ) -> dict[str, Int64[torch.Tensor, "..."]]:
     """Sum the clipped, scaled and truncated contributions over patients.
 
@@ -142,7 +142,7 @@ def integer_sum(
     return {name: entry.sum(dim=0).to(torch.int64) for name, entry in whole.items()}
 
 
-def zeros_like(parameters: Vectors, parts: Parts) -> dict[str, Int64[torch.Tensor, "..."]]:
+def zeros_like(parameters: Vectors, parts: ClippingPlan) -> dict[str, Int64[torch.Tensor, "..."]]:
     """Return the sum over no patient, for an empty batch, which is noised and charged like any other.
 
     Args:
@@ -157,7 +157,7 @@ def zeros_like(parameters: Vectors, parts: Parts) -> dict[str, Int64[torch.Tenso
 
 def noised(
     total: Mapping[str, Int64[torch.Tensor, "..."]],
-    parts: Parts,
+    parts: ClippingPlan,
     *,
     noise_multiplier: Fraction,
     expected: float,
@@ -166,7 +166,7 @@ def noised(
     """Add rounded Gaussian noise to a sum of contributions, and scale it to their private mean.
 
     The mean of part k is (sum + noise)·Θ_k·r_k / (R·q·n). The noise has standard deviation z·R on every coordinate and
-    is drawn anew, once for all parts together. Θ_k is the part's norm bound, r_k its share (:class:`Parts`), and R =
+    is drawn anew, once for all parts together. Θ_k is the part's norm bound, r_k its share (:class:`ClippingPlan`), and R =
     :data:`RADIUS_INT` the number of grid steps in norm 1.
 
     Args:

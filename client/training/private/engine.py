@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int64
 
 from client.records.journal import TrainingJournal
-from client.training.private.clipped_sums import Parts, noised
+from client.training.private.clipped_sums import ClippingPlan, noised
 from client.training.private.sampling import Sampler, sampler_for
 from common.models.checkpoint import load_checkpoint, save_checkpoint
 from common.privacy.gaussian import Sampler as NoiseSampler
@@ -42,7 +42,7 @@ class Strategy(Protocol):
     """The interface of a strategy: the part of a private training that differs between DP-SGD, DP-BBB and DP-MAC."""
 
     @property
-    def parts(self) -> Parts: ...
+    def parts(self) -> ClippingPlan: ...
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, Int64[torch.Tensor, "..."]]:
         """Return the clipped integer sum of the gradients of the patients in these slots. # sensitive until noised
@@ -85,7 +85,7 @@ OnSpent = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class TrainingOutcome:
     """The result of :func:`run`: what was spent, and how many steps took effect.
 
     Attributes:
@@ -108,7 +108,7 @@ def run(
     on_step: OnSpent | None = None,
     noise: NoiseSampler = rounded_gaussian,
     sampler: Sampler | None = None,
-) -> Spent:
+) -> TrainingOutcome:
     """Run all steps of the journal's plan that are not spent yet.
 
     The run resumes from the checkpoint, or begins with the strategy's initial weights if there is none; steps in the
@@ -151,7 +151,7 @@ def run(
             save_checkpoint(checkpoint, state, run=_run(journal))
         if on_step is not None:
             on_step(journal.spent)
-    return Spent(event=journal.event, applied=applied, seconds=time.monotonic() - started)
+    return TrainingOutcome(event=journal.event, applied=applied, seconds=time.monotonic() - started)
 
 
 def _run(journal: TrainingJournal) -> dict[str, object]:

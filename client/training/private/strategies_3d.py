@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Int64
 
 from client.training.private.bbb import PosteriorDescent, Prior, WeightPosterior, deviation
-from client.training.private.clipped_sums import Parts, integer_sum, one_part, zeros_like
+from client.training.private.clipped_sums import ClippingPlan, integer_sum, one_part, zeros_like
 from client.training.private.descent import Rate, descend
 from client.training.private.gradients import (
     METHODS,
@@ -328,7 +328,7 @@ def total_over(
     patients: Patients,
     batch: Int64[np.ndarray, "b"],
     gradients: Gradients,
-    parts: Parts,
+    parts: ClippingPlan,
     *,
     chunk: int,
     turn: int = 0,
@@ -377,7 +377,7 @@ def per_patient(loss: PatientLoss, method: str = "vmap") -> Gradients:
     return lambda weights, images, targets: METHODS[method](loss, weights, images, targets)
 
 
-def clipped_parts(model: torch.nn.Module, clip: float, *, per_layer: bool) -> Parts:
+def clipped_parts(model: torch.nn.Module, clip: float, *, per_layer: bool) -> ClippingPlan:
     """Return how a gradient is divided for clipping: one part for all parameters, or one for each layer.
 
     Args:
@@ -391,7 +391,7 @@ def clipped_parts(model: torch.nn.Module, clip: float, *, per_layer: bool) -> Pa
     return layer_parts(model, clip) if per_layer else one_part(tuple(plain_weights(model)), clip)
 
 
-def layer_parts(model: torch.nn.Module, clip: float) -> Parts:
+def layer_parts(model: torch.nn.Module, clip: float) -> ClippingPlan:
     """Return a division with one part, clipped on its own, for each layer.
 
     With K layers, the norm of the whole vector is at most √K times the clip.
@@ -412,4 +412,4 @@ def layer_parts(model: torch.nn.Module, clip: float) -> Parts:
             layers.append([])
         if own:
             layers[-1] += own
-    return Parts(tuple(map(tuple, layers)), (clip,) * len(layers))
+    return ClippingPlan(tuple(map(tuple, layers)), (clip,) * len(layers))

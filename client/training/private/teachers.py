@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from client.records.journal import TrainingJournal
-from client.training.contract import Part, Trained
+from client.training.contract import TrainedVoter, VoterData
 from client.training.private.bbb import Named, Prior
 from client.training.private.descent import cosine
 from client.training.private.engine import Strategy, run
@@ -35,7 +35,7 @@ RARE = -2.5
 
 
 def train_privately(
-    part: Part,
+    part: VoterData,
     recipe: TrainingConfig,
     settings: PrivateSettings,
     journal: TrainingJournal,
@@ -44,7 +44,7 @@ def train_privately(
     start: Path | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep | None = None,
-) -> Trained:
+) -> TrainedVoter:
     """Train a new network with the steps that the journal's plan has left.
 
     The seed need be neither secret nor random, because the guarantee holds for each seed. The operating system supplies
@@ -96,7 +96,7 @@ def train_privately(
     fresh = untrained(part, recipe, seed=seed)
     load_weights_into(fresh, strategy.weights)
     fresh.eval()
-    return Trained(fresh, spent.applied, None, spent.seconds, spent.event, strategy.deviations)
+    return TrainedVoter(fresh, spent.applied, None, spent.seconds, spent.event, strategy.deviations)
 
 
 def check_network(recipe: TrainingConfig, settings: PrivateSettings, *, channels: int, classes: int) -> None:
@@ -116,7 +116,7 @@ def check_network(recipe: TrainingConfig, settings: PrivateSettings, *, channels
     registered(STRATEGIES[settings.strategy].make)(Setup(model, nobody, settings, 1, 0, False))
 
 
-def untrained(part: Part, recipe: TrainingConfig, *, seed: int) -> torch.nn.Module:
+def untrained(part: VoterData, recipe: TrainingConfig, *, seed: int) -> torch.nn.Module:
     """Return a new network whose output bias favours background; the bias is a constant, not a statistic of data.
 
     With a bias of zero, the first half of a short private training only learns that structures are small.

@@ -15,7 +15,7 @@ from pathlib import Path
 from client.policy import load_site
 from client.records.journal import TrainingJournal
 from client.site.books import open_books
-from client.training.contract import Part, Trained
+from client.training.contract import TrainedVoter, VoterData
 from client.training.private.settings import PrivateSettings
 from client.training.private.teachers import train_privately
 from client.training.private.witness import LedgerWitness
@@ -73,8 +73,8 @@ class PrivateTrainer:
         sync_directory(folder)
 
     def train(
-        self, part: Part, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None
-    ) -> Trained:
+        self, part: VoterData, recipe: TrainingConfig, *, seed: int, checkpoint: Path | None, on_step: OnStep | None
+    ) -> TrainedVoter:
         """Train with the steps that the plan has left; the network after the last step is the teacher.
 
         Args:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from common.wording import declined_words, duration, many, unwitnessed_words
 from server.dashboard.read_model import SILENT_S, Follower
-from server.dashboard.reports import HandedReport
+from server.dashboard.reports import HospitalReport
 from server.dashboard.views.run import RunView
 from server.dashboard.views.sites import QUIET_S, SiteView
 
@@ -49,7 +49,7 @@ def alarms(
     *,
     run: RunView,
     sites: Sequence[SiteView],
-    reports: Mapping[str, HandedReport],
+    reports: Mapping[str, HospitalReport],
     more: Sequence[Alarm],
     now: datetime,
 ) -> tuple[Alarm, ...]:
@@ -94,14 +94,14 @@ _HEADS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Banner:
+class MainAlarm:
     """A main alarm, and the alarms that may be its cause."""
 
     head: Alarm
     also: tuple[Alarm, ...]
 
 
-def banners(found: Sequence[Alarm]) -> tuple[Banner, ...]:
+def banners(found: Sequence[Alarm]) -> tuple[MainAlarm, ...]:
     """Group alarms into banners, so that a failed run and its possible causes are shown together.
 
     Args:
@@ -114,7 +114,7 @@ def banners(found: Sequence[Alarm]) -> tuple[Banner, ...]:
     of = {alarm.name: alarm for alarm in found}
     head = next((of[name] for name in _HEADS if name in of), None)
     below = () if head is None else tuple(a for a in found if a is not head and a.name in _HEADS[head.name])
-    return tuple(Banner(alarm, below if alarm is head else ()) for alarm in found if alarm not in below)
+    return tuple(MainAlarm(alarm, below if alarm is head else ()) for alarm in found if alarm not in below)
 
 
 def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
@@ -353,7 +353,7 @@ def _of_who_is_away(run: RunView, sites: Sequence[SiteView], *, unfinished: bool
             )
 
 
-def _of_the_reports(reports: Mapping[str, HandedReport], known: set[str]) -> Iterator[Alarm]:
+def _of_the_reports(reports: Mapping[str, HospitalReport], known: set[str]) -> Iterator[Alarm]:
     for site, report in sorted(reports.items()):
         if report.problem or site not in known:
             yield Alarm(

@@ -20,7 +20,7 @@ from common.study_mechanism import study_mechanism
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class AccountantEpsilon:
     """One accountant's ε for the same spending.
 
     Attributes:
@@ -73,7 +73,7 @@ class BudgetView:
     share: float
     releases: int
     answers_left: int
-    readings: tuple[Reading, ...]
+    readings: tuple[AccountantEpsilon, ...]
     doubt: str | None
     warning: str | None
     words: str
@@ -156,7 +156,8 @@ def _budget(name: str, pool: str | None, spending: Spending, *, room: int, done:
         releases=spending.spend.releases,
         answers_left=room if spending.doubt is None else 0,
         readings=tuple(
-            Reading(str(one), found.epsilon, one == spending.accountant) for one, found in spending.readings().items()
+            AccountantEpsilon(str(one), found.epsilon, one == spending.accountant)
+            for one, found in spending.readings().items()
         ),
         doubt=spending.doubt,
         warning=None if spending.doubt else spending.warning,

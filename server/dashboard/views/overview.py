@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from common.event_kinds import EventView
 from server.dashboard.read_model import Follower
-from server.dashboard.reports import HandedReport
-from server.dashboard.views.alarms import Alarm, Banner, alarms, banners
+from server.dashboard.reports import HospitalReport
+from server.dashboard.views.alarms import Alarm, MainAlarm, alarms, banners
 from server.dashboard.views.budget import BudgetView, study_budget
 from server.dashboard.views.run import RunView, run_view
 from server.dashboard.views.sites import SiteView, site_views
@@ -18,7 +18,7 @@ from server.dashboard.views.verdict import StudyVerdict, verdict
 from server.planning.planner import Plan
 from server.study.workspace import VALIDATION
 
-NO_REPORTS: Mapping[str, HandedReport] = MappingProxyType({})
+NO_REPORTS: Mapping[str, HospitalReport] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Overview:
         return sum(not site.revoked for site in self.sites)
 
     @property
-    def banners(self) -> tuple[Banner, ...]:
+    def banners(self) -> tuple[MainAlarm, ...]:
         """The alarms, grouped into banners."""
         return banners(self.alarms)
 
@@ -72,9 +72,9 @@ def overview(
     follower: Follower,
     *,
     now: datetime,
-    reports: Mapping[str, HandedReport] = NO_REPORTS,
+    reports: Mapping[str, HospitalReport] = NO_REPORTS,
     more: Sequence[Alarm] = (),
-    outlook: Plan | None = None,
+    plan: Plan | None = None,
     gate: str = "",
 ) -> Overview:
     """Return the content of the first page.
@@ -84,7 +84,7 @@ def overview(
         now: The current time.
         reports: The sites' own reports.
         more: Alarms of the dashboard itself.
-        outlook: The plan for the study's own settings; None if there is none.
+        plan: The plan for the study's own settings; None if there is none.
         gate: A sentence that says how many hospitals' verdicts the exported student still needs for its release; empty
             if it needs none.
 
@@ -105,7 +105,7 @@ def overview(
             study,
             broken=ledger.problem is not None or ledger.cut is not None,
             gain=facts.gain,
-            outlook=outlook,
+            plan=plan,
             hospitals=len(follower.admitted),
             answers=facts.answers,
             running=run.state == "running",

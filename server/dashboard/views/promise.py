@@ -37,7 +37,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class ShownGuarantee:
     """The guarantee as the Study page shows it.
 
     Attributes:
@@ -68,7 +68,7 @@ class IssuedCertificate:
     pdf_sha256: str
 
 
-def promise(study: Study, spending: Spending, *, sites: int) -> Promise:
+def promise(study: Study, spending: Spending, *, sites: int) -> ShownGuarantee:
     """Return the guarantee that the study promises, or the weaker one that holds if more than its budget was spent.
 
     Args:
@@ -82,7 +82,7 @@ def promise(study: Study, spending: Spending, *, sites: int) -> Promise:
     privacy = study.privacy
     terms = f"{privacy.accountant} accountant, {privacy.protection}"
     parts = [block.split("\n", 1) for block in for_site(study, spending=spending).strip().split("\n\n")]
-    return Promise(
+    return ShownGuarantee(
         guarantee=f"ε = {epsilon_text(privacy.epsilon)} at δ = {delta_text(privacy.delta)}, {terms}",
         terms=terms,
         warning=spending.warning,

@@ -14,9 +14,9 @@ from typing import Any
 from common.config import load_study
 from common.errors import ConsiliumError
 from common.ledger.charges import StudyTerms
+from common.measured_gain import MeasuredGain
 from common.protocol_terms import framed_in
 from common.study_facts import StudyFacts, recorded_facts
-from common.worth import Worth
 from server.dashboard.ledger_fold import History
 from server.dashboard.read_model import Follower
 from server.study.read_facts import read_measured
@@ -133,7 +133,7 @@ def _table(consent: Mapping[str, object], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _gains(root: Path, own: str) -> dict[str, Worth]:
+def _gains(root: Path, own: str) -> dict[str, MeasuredGain]:
     """Return the measured gain of this study and of those in the same folder, by study id."""
     found = {own: read_measured(root, own)}
     neighbours = (path.parent for path in sorted(root.absolute().parent.glob("*/study.toml"))[:MOST_NEIGHBOURS])

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from common.config import Study
+from common.measured_gain import ONE_RUN, GainVerdict, MeasuredGain
 from common.privacy.figures import percent_text
-from common.worth import ONE_RUN, GainWord, Worth
-from server.planning.planner import Outlook, Plan
+from server.planning.planner import Plan, PlanVerdict
 from server.planning.recommend import PAIRS, study_prospects
 
 MEND_FIRST = "Do not pass the student on before the ledger verifies: its privacy cost is unknown. See the alarms above."
@@ -39,14 +39,14 @@ class StudyVerdict:
     @property
     def measured(self) -> bool:
         """True if the gain was measured, even if it is not proven or negative."""
-        return self.name in {word.replace(" ", "-") for word in GainWord}
+        return self.name in {word.replace(" ", "-") for word in GainVerdict}
 
 
 def verdict(
     study: Study,
     *,
-    gain: Worth | None,
-    outlook: Plan | None,
+    gain: MeasuredGain | None,
+    plan: Plan | None,
     hospitals: int,
     answers: int,
     running: bool = False,
@@ -59,7 +59,7 @@ def verdict(
     Args:
         study: The study.
         gain: The student's measured gain over its best control; None if it was not measured.
-        outlook: The plan for the study's own settings; None if there is none.
+        plan: The plan for the study's own settings; None if there is none.
         hospitals: Number of registered hospitals.
         answers: Number of stored answers.
         running: True if a run is active.
@@ -76,7 +76,7 @@ def verdict(
     else:
         found = _unmeasured(
             study,
-            outlook,
+            plan,
             hospitals=hospitals,
             begun=running or answers > 0,
             how=_how(answers, running, trained, cases),
@@ -100,24 +100,24 @@ def _how(answers: int, running: bool, trained: bool, cases: bool) -> str:
     return f"{'' if cases else publish}{first}{scored} This page then shows the gain."
 
 
-def _unmeasured(study: Study, outlook: Plan | None, *, hospitals: int, begun: bool, how: str) -> StudyVerdict:
+def _unmeasured(study: Study, plan: Plan | None, *, hospitals: int, begun: bool, how: str) -> StudyVerdict:
     if study.codec.paired >= PAIRS:
-        return _expected(Outlook.PRIOR, f"about no gain beside {study.codec.paired} public pairs, as measured", how)
+        return _expected(PlanVerdict.PRIOR, f"about no gain beside {study.codec.paired} public pairs, as measured", how)
     prospects = study_prospects(study, hospitals=hospitals) if hospitals else None
     if prospects is not None:
         return _expected(
-            Outlook.INFORMATIVE if prospects.worth_asking else Outlook.WEAK,
+            PlanVerdict.INFORMATIVE if prospects.worth_asking else PlanVerdict.WEAK,
             f"a gain of about {prospects.gain:+.3f} Dice over the best control from "
             f"{prospects.hospitals} hospitals, as on the hippocampus task",
             how,
         )
-    if outlook is not None:
+    if plan is not None:
         share = (
-            f"that the answers explain at most {percent_text(outlook.explained_at_most)} of the variance of the "
+            f"that the answers explain at most {percent_text(plan.explained_at_most)} of the variance of the "
             "teachers' codes"
         )
-        advised = f"To make it informative, for example {outlook.advice[0]}." if outlook.advice else how
-        return _expected(outlook.verdict, share, how if begun else advised)
+        advised = f"To make it informative, for example {plan.advice[0]}." if plan.advice else how
+        return _expected(plan.verdict, share, how if begun else advised)
     return StudyVerdict(
         "unknown",
         False,
@@ -127,14 +127,14 @@ def _unmeasured(study: Study, outlook: Plan | None, *, hospitals: int, begun: bo
     )
 
 
-def _expected(expected: Outlook, why: str, then: str) -> StudyVerdict:
+def _expected(expected: PlanVerdict, why: str, then: str) -> StudyVerdict:
     says = {
-        Outlook.INFORMATIVE: "a gain is expected",
-        Outlook.WEAK: "a small gain is expected, if any",
-        Outlook.PRIOR: "no gain is expected",
+        PlanVerdict.INFORMATIVE: "a gain is expected",
+        PlanVerdict.WEAK: "a small gain is expected, if any",
+        PlanVerdict.PRIOR: "no gain is expected",
     }[expected]
     return StudyVerdict(
-        "unknown" if expected is Outlook.INFORMATIVE else "doubtful",
+        "unknown" if expected is PlanVerdict.INFORMATIVE else "doubtful",
         False,
         f"Not measured yet; by the plan {says}",
         f"The planner expects {why}. This was computed from public numbers, not measured in this study.",
@@ -142,14 +142,14 @@ def _expected(expected: Outlook, why: str, then: str) -> StudyVerdict:
     )
 
 
-def of_measured(found: Worth) -> StudyVerdict:
+def of_measured(found: MeasuredGain) -> StudyVerdict:
     """Return the verdict on a measured gain."""
     then = {
-        GainWord.PROVEN: "Hospitals score the exported bundle on their own cases with `consilium site evaluate`.",
-        GainWord.NOT_PROVEN: "More validation cases narrow the interval: `consilium study publish --validation`. "
+        GainVerdict.PROVEN: "Hospitals score the exported bundle on their own cases with `consilium site evaluate`.",
+        GainVerdict.NOT_PROVEN: "More validation cases narrow the interval: `consilium study publish --validation`. "
         "Before you spend more budget, see on the Planner page what would raise the gain.",
-        GainWord.WORSE: "Do not use this student: public data alone give a better one. Spend no more of this budget "
+        GainVerdict.WORSE: "Do not use this student: public data alone give a better one. Spend no more of this budget "
         "without another plan; see the Planner page.",
     }[found.word]
     basis = f"{found.figures}. {ONE_RUN}"
-    return StudyVerdict(found.word.replace(" ", "-"), found.word is GainWord.PROVEN, found.title, basis, then)
+    return StudyVerdict(found.word.replace(" ", "-"), found.word is GainVerdict.PROVEN, found.title, basis, then)

@@ -17,7 +17,7 @@ from common.config import Study
 from common.protocols.frame import Frame, plan_frame
 from server.protocols.query_protocol import Answer
 from server.protocols.rounds import frame_of, observation
-from server.public.material import Public
+from server.public.material import PublicMaterial
 
 MEAN_STD = 1.6
 """Prior standard deviation of a structure's mean value. The unit is the standard deviation of the surroundings' values.
@@ -112,7 +112,7 @@ def first_frame(study: Study, *, codec: str, noise_std: float) -> Frame:
     )
 
 
-def estimate_looks(public: Public, answers: Sequence[Answer]) -> tuple[Look, Look]:
+def estimate_looks(public: PublicMaterial, answers: Sequence[Answer]) -> tuple[Look, Look]:
     """Return the look of structures that the prior assumes, and the look estimated from the answers.
 
     Args:

@@ -25,12 +25,12 @@ from common.study_mechanism import mean_noise_std
 from server.protocols.appearance.labels import LABELS, labelled, placed
 from server.protocols.appearance.look import Look, estimate_looks, first_frame
 from server.protocols.controls import CONTROLS, predicted, shuffled
-from server.protocols.plausible import Plausible
-from server.protocols.posterior import DRAW_SEED, Doubt, doubt_of
-from server.protocols.query_protocol import Answer, AnswerResults, FitFiles, Label, Lesson, NetworkTraining
+from server.protocols.plausible import PlausibilityTest
+from server.protocols.posterior import DRAW_SEED, LabelUncertainty, doubt_of
+from server.protocols.query_protocol import Answer, AnswerResults, FitFiles, Label, NetworkTraining, StudentData
 from server.protocols.rounds import InRounds, codec_of, keep_frame, rounds_of, rounds_to_learn, surprise
 from server.protocols.stored_labels import as_stored
-from server.public.material import START_FILE, OnStage, Public
+from server.public.material import START_FILE, OnStage, PublicMaterial
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ Map = Float[np.ndarray, "k x y z"]
 class Appearance(InRounds):
     """The appearance query, about how structures look; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
-    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage) -> None:
+    def prepare(self, public: Callable[[], PublicMaterial], *, sites: int, on_stage: OnStage) -> None:
         """Store the first frame and, if public shapes overlap enough, train and publish the public start.
 
         The first frame is computed without data. The volumes must nevertheless be published before, because every round
@@ -66,16 +66,16 @@ class Appearance(InRounds):
         noise_std = mean_noise_std(made.study, sites=sites)
         keep_frame(made, first_frame(made.study, codec=made.codec.sha256, noise_std=noise_std), after=())
 
-    def aggregate(self, public: Public, answers: Sequence[Answer]) -> AppearanceResults:
+    def aggregate(self, public: PublicMaterial, answers: Sequence[Answer]) -> AppearanceResults:
         return AppearanceResults(public, rounds_of(public, answers))
 
-    def finish(self, lesson: Lesson) -> NetworkTraining:
+    def finish(self, student_data: StudentData) -> NetworkTraining:
         """Return the student's training on the labels that are not rejected, from the public start or else a fresh
         network.
         """
-        return _training(lesson, "student", _looks(lesson)[1], lambda: lesson.labels)
+        return _training(student_data, "student", _looks(student_data)[1], lambda: student_data.labels)
 
-    def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
+    def control(self, student_data: StudentData, name: str) -> NetworkTraining | None:
         """Return the training of a control.
 
         * ``zero_code``: trained on labels computed from the appearance assumed before any answer;
@@ -86,26 +86,26 @@ class Appearance(InRounds):
         Returns:
             The training; None for ``shuffled_codes`` if there is only one label.
         """
-        before, after = _looks(lesson)
+        before, after = _looks(student_data)
 
         def silent() -> dict[str, Map]:
-            volumes = list(lesson.labels)
-            found = _Volumes.seen(lesson.public, [lesson.image(each) for each in volumes]).labels(before)
+            volumes = list(student_data.labels)
+            found = _Volumes.seen(student_data.public, [student_data.image(each) for each in volumes]).labels(before)
             return {volume: as_stored(label) for volume, label in zip(volumes, found, strict=True)}
 
         match name:
             case "zero_code":
-                return _training(lesson, name, before, silent)
+                return _training(student_data, name, before, silent)
             case "shuffled_codes":
-                if len(lesson.labels) < 2:
+                if len(student_data.labels) < 2:
                     return None
-                return _training(lesson, name, after, lambda: shuffled(lesson.labels))
+                return _training(student_data, name, after, lambda: shuffled(student_data.labels))
             case "public_only":
-                training = _training(lesson, name, before, lambda: predicted(lesson))
+                training = _training(student_data, name, before, lambda: predicted(student_data))
                 return (
                     training
-                    if _start(lesson.public) is None
-                    else replace(training, train=partial(_self_taught, lesson))
+                    if _start(student_data.public) is None
+                    else replace(training, train=partial(_self_taught, student_data))
                 )
             case _:
                 raise InvalidInput("control", value=name, limit=", ".join(CONTROLS))
@@ -120,7 +120,7 @@ class AppearanceResults(AnswerResults):
         rounds: The stored answers, one a round.
     """
 
-    public: Public
+    public: PublicMaterial
     rounds: Sequence[Answer]
 
     def labels(self) -> Iterator[Label]:
@@ -129,10 +129,10 @@ class AppearanceResults(AnswerResults):
             for volume, label in zip(query.volumes, _Volumes.of(self.public).labels(look), strict=True):
                 yield Label(volume, query.id, label)
 
-    def plausibility(self) -> Plausible | None:
-        return Plausible(*surprise(self.public, self.rounds)) if self.rounds else None
+    def plausibility(self) -> PlausibilityTest | None:
+        return PlausibilityTest(*surprise(self.public, self.rounds)) if self.rounds else None
 
-    def doubts(self, *, draws: int) -> Iterator[Doubt]:
+    def doubts(self, *, draws: int) -> Iterator[LabelUncertainty]:
         if self.rounds:
             rng, (before, look) = np.random.default_rng(DRAW_SEED), estimate_looks(self.public, self.rounds)
             volumes = _Volumes.of(self.public)
@@ -143,7 +143,7 @@ class AppearanceResults(AnswerResults):
                 drawn.append(list(volumes.labels(replace(look, values=values))))
             for row, volume in enumerate(self.rounds[-1].query.volumes):
                 centre = begun[row].argmax(axis=0).astype(np.uint8)
-                yield Doubt(volume, centre, doubt_of(found[row], (each[row] for each in drawn)))
+                yield LabelUncertainty(volume, centre, doubt_of(found[row], (each[row] for each in drawn)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +155,12 @@ class _Volumes:
     begun: Sequence[Map] | None
 
     @classmethod
-    def of(cls, public: Public) -> _Volumes:
+    def of(cls, public: PublicMaterial) -> _Volumes:
         """Return all volumes of the study."""
         return cls.seen(public, [public.image(volume) for volume in public.volumes])
 
     @classmethod
-    def seen(cls, public: Public, images: Sequence[Image]) -> _Volumes:
+    def seen(cls, public: PublicMaterial, images: Sequence[Image]) -> _Volumes:
         """Return volumes with these images, and with the public start's predictions for them if there is a start."""
         from common.models.fit import predict
 
@@ -172,36 +172,38 @@ class _Volumes:
         return labelled(self.images, self.codec, look, begun=self.begun)
 
 
-def _start(public: Public) -> bytes | None:
+def _start(public: PublicMaterial) -> bytes | None:
     """Return the weights of the public start; None if the study has none."""
     return public.kept.read(START_FILE)
 
 
-def _start_model(public: Public) -> torch.nn.Module | None:
+def _start_model(public: PublicMaterial) -> torch.nn.Module | None:
     from server.protocols.student_fit import read_start
 
     weights = _start(public)
     return None if weights is None else read_start(weights, public.study)
 
 
-def _looks(lesson: Lesson) -> tuple[Look, Look]:
+def _looks(student_data: StudentData) -> tuple[Look, Look]:
     """Return how structures look: as assumed before any answer, and after all answers."""
-    return estimate_looks(lesson.public, rounds_to_learn(lesson))
+    return estimate_looks(student_data.public, rounds_to_learn(student_data))
 
 
-def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], Mapping[str, Map]]) -> NetworkTraining:
+def _training(
+    student_data: StudentData, name: str, look: Look, labels: Callable[[], Mapping[str, Map]]
+) -> NetworkTraining:
     from server.protocols.public_start import STUDENT_PASSES
 
-    study, start = lesson.public.study, _start(lesson.public)
+    study, start = student_data.public.study, _start(student_data.public)
     inputs = digest(
         "appearance-student-of-labels",
         [
             name,
             study.id,
             repr(study.student),
-            lesson.public.codec.sha256,
+            student_data.public.codec.sha256,
             sha256_bytes(look.values.tobytes() + look.variances.tobytes()),
-            lesson.labels.hashes(),
+            student_data.labels.hashes(),
             repr(LABELS),
             *([] if start is None else [sha256_bytes(start), STUDENT_PASSES]),
         ],
@@ -210,19 +212,19 @@ def _training(lesson: Lesson, name: str, look: Look, labels: Callable[[], Mappin
     def train(files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
         from server.protocols.student_fit import learn
 
-        return learn(lesson, labels(), files, on_step, start=_start_model(lesson.public))
+        return learn(student_data, labels(), files, on_step, start=_start_model(student_data.public))
 
     return NetworkTraining(inputs, train, study.student.steps)
 
 
-def _self_taught(lesson: Lesson, files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
+def _self_taught(student_data: StudentData, files: FitFiles | None, on_step: OnStep) -> torch.nn.Module:
     """Train the public start further on its own codes, as a joint query trains its control ``zero_code``."""
     from server.protocols.public_start import TEMPERATURE, codes_of, refine
 
-    start, codec = _start_model(lesson.public), codec_of(lesson.public)
+    start, codec = _start_model(student_data.public), codec_of(student_data.public)
     assert start is not None
-    images = np.stack([lesson.image(volume) for volume in lesson.labels])
+    images = np.stack([student_data.image(volume) for volume in student_data.labels])
     codes = codes_of(start, images, codec, temperature=TEMPERATURE)
-    recipe = lesson.public.study.student
+    recipe = student_data.public.study.student
     checkpoint = None if files is None else files.checkpoint
-    return refine(start, images, codec, codes, recipe, seed=lesson.seed, checkpoint=checkpoint, on_step=on_step)
+    return refine(start, images, codec, codes, recipe, seed=student_data.seed, checkpoint=checkpoint, on_step=on_step)

@@ -14,15 +14,15 @@ from jaxtyping import Float
 from common.codecs.codec import Codec
 from common.errors import InvalidInput
 from server.protocols.controls import DERANGEMENT_SEED, derangement
-from server.protocols.plausible import Plausible, shares
+from server.protocols.plausible import PlausibilityTest, shares
 from server.protocols.posterior import DRAW_SEED
 from server.protocols.query_protocol import Answer
 from server.protocols.rounds import frame_of, observation, surprise
-from server.public.material import Public
+from server.public.material import PublicMaterial
 
 
 def estimated_codes(
-    public: Public, answers: Sequence[Answer]
+    public: PublicMaterial, answers: Sequence[Answer]
 ) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
     """Return the codes that the public start predicts for the volumes, and the codes estimated from the answers.
 
@@ -42,7 +42,7 @@ def estimated_codes(
     return begun, begun + offset_scale(public, answers) * (codes - begun) if public.study.codec.paired else codes
 
 
-def offset_scale(public: Public, answers: Sequence[Answer]) -> float:
+def offset_scale(public: PublicMaterial, answers: Sequence[Answer]) -> float:
     """Estimate how large the volumes' offsets are: their variance, divided by the variance that the frames expect.
 
     An answer's mean square is the noise variance plus the offsets' variance, so the noise variance is subtracted. The
@@ -64,7 +64,7 @@ def offset_scale(public: Public, answers: Sequence[Answer]) -> float:
     return min(1.0, max(0.0, (loud - quiet) / (dimension - quiet)))
 
 
-def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Iterator[Float[np.ndarray, "n l"]]:
+def drawn_codes(public: PublicMaterial, answers: Sequence[Answer], *, count: int) -> Iterator[Float[np.ndarray, "n l"]]:
     """Sample the volumes' codes from their posterior, which varies only along the directions of the last frame.
 
     Args:
@@ -87,7 +87,7 @@ def drawn_codes(public: Public, answers: Sequence[Answer], *, count: int) -> Ite
         yield codes
 
 
-def plausibility(public: Public, codec: Codec, answers: Sequence[Answer]) -> Plausible:
+def plausibility(public: PublicMaterial, codec: Codec, answers: Sequence[Answer]) -> PlausibilityTest:
     """Check whether the answers are plausible, by their size and by the volumes of the structures.
 
     The answers' size (sum of squares) is compared with its expected value. Each structure's volume in the labels is
@@ -104,7 +104,7 @@ def plausibility(public: Public, codec: Codec, answers: Sequence[Answer]) -> Pla
     _, codes = estimated_codes(public, answers)
     ours, mean = _voxels(codec, codes), codec.decode(np.zeros(codec.dimension), noise_std=0.0)
     volumes = shares(public.study.data.labels[1:], ours[1:], len(codes) * mean.sum(axis=(1, 2, 3))[1:])
-    return Plausible(*surprise(public, answers), volumes)
+    return PlausibilityTest(*surprise(public, answers), volumes)
 
 
 def control(name: str, start: Float[np.ndarray, "n l"], after: Float[np.ndarray, "n l"]) -> Float[np.ndarray, "n l"]:

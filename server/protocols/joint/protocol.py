@@ -22,11 +22,11 @@ from common.study_mechanism import mean_noise_std
 from server.protocols.decode import labels_of
 from server.protocols.joint.belief import control as control_of
 from server.protocols.joint.belief import drawn_codes, estimated_codes, plausibility
-from server.protocols.plausible import Plausible
-from server.protocols.posterior import Doubt, doubt_of
-from server.protocols.query_protocol import Answer, AnswerResults, FitFiles, Label, Lesson, NetworkTraining
+from server.protocols.plausible import PlausibilityTest
+from server.protocols.posterior import LabelUncertainty, doubt_of
+from server.protocols.query_protocol import Answer, AnswerResults, FitFiles, Label, NetworkTraining, StudentData
 from server.protocols.rounds import InRounds, codec_of, keep_frame, rounds_of, rounds_to_learn
-from server.public.material import PAIRS_FILE, START_FILE, OnStage, Public
+from server.public.material import PAIRS_FILE, START_FILE, OnStage, PublicMaterial
 from server.public.paired import Paired
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class Joint(InRounds):
     """The joint query, about all public volumes; see :class:`~server.protocols.query_protocol.QueryProtocol`."""
 
-    def prepare(self, public: Callable[[], Public], *, sites: int, on_stage: OnStage) -> None:
+    def prepare(self, public: Callable[[], PublicMaterial], *, sites: int, on_stage: OnStage) -> None:
         """Train and publish the public start, and store the first round's frame.
 
         Args:
@@ -64,25 +64,25 @@ class Joint(InRounds):
         frame = joint_frame(start, codec, kernel=kernel, noise_std=noise_std, radius=made.study.codec.radius)
         keep_frame(made, frame, after=())
 
-    def aggregate(self, public: Public, answers: Sequence[Answer]) -> JointResults:
+    def aggregate(self, public: PublicMaterial, answers: Sequence[Answer]) -> JointResults:
         return JointResults(public, rounds_of(public, answers))
 
-    def finish(self, lesson: Lesson) -> NetworkTraining:
+    def finish(self, student_data: StudentData) -> NetworkTraining:
         """Return the student's training: the public start learns the codes estimated after all rounds.
 
         Volumes whose labels are rejected are left out.
         """
-        return _training(lesson, None)
+        return _training(student_data, None)
 
-    def control(self, lesson: Lesson, name: str) -> NetworkTraining | None:
+    def control(self, student_data: StudentData, name: str) -> NetworkTraining | None:
         """Return a control's training: the public start learns the codes of
         :func:`~server.protocols.joint.belief.control`.
 
         Without public pairs, ``public_only`` needs no training of its own: it is the trained network of ``zero_code``.
         """
-        training = _training(lesson, name)
-        if name == "public_only" and not lesson.public.paired:  # ProtocolTerms.one_public
-            return replace(training, train=lambda _files, _on_step: lesson.trained("zero_code"))
+        training = _training(student_data, name)
+        if name == "public_only" and not student_data.public.paired:  # ProtocolTerms.one_public
+            return replace(training, train=lambda _files, _on_step: student_data.trained("zero_code"))
         return training
 
 
@@ -95,7 +95,7 @@ class JointResults(AnswerResults):
         rounds: The stored answers, one a round.
     """
 
-    public: Public
+    public: PublicMaterial
     rounds: Sequence[Answer]
 
     def labels(self) -> Iterator[Label]:
@@ -105,23 +105,23 @@ class JointResults(AnswerResults):
             for volume, probabilities in zip(query.volumes, labels_of(codec_of(self.public), codes), strict=True):
                 yield Label(volume, query.id, probabilities)
 
-    def plausibility(self) -> Plausible | None:
+    def plausibility(self) -> PlausibilityTest | None:
         return plausibility(self.public, codec_of(self.public), self.rounds) if self.rounds else None
 
-    def doubts(self, *, draws: int) -> Iterator[Doubt]:
+    def doubts(self, *, draws: int) -> Iterator[LabelUncertainty]:
         if self.rounds:
             codec, (begun, codes) = codec_of(self.public), estimated_codes(self.public, self.rounds)
             drawn = [labels_of(codec, each) for each in drawn_codes(self.public, self.rounds, count=draws)]
             labels, centres = labels_of(codec, codes), labels_of(codec, begun).argmax(axis=1).astype(np.uint8)
             for row, volume in enumerate(self.rounds[-1].query.volumes):
-                yield Doubt(volume, centres[row], doubt_of(labels[row], (each[row] for each in drawn)))
+                yield LabelUncertainty(volume, centres[row], doubt_of(labels[row], (each[row] for each in drawn)))
 
 
-def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
-    public, study, paired = lesson.public, lesson.public.study, lesson.public.pairs()
-    rounds = rounds_to_learn(lesson)
+def _training(student_data: StudentData, control: str | None) -> NetworkTraining:
+    public, study, paired = student_data.public, student_data.public.study, student_data.public.pairs()
+    rounds = rounds_to_learn(student_data)
     volumes = rounds[-1].query.volumes
-    kept = [row for row, volume in enumerate(volumes) if volume in lesson.labels]
+    kept = [row for row, volume in enumerate(volumes) if volume in student_data.labels]
     start = public.kept.read(START_FILE)
     if start is None:
         raise InvalidInput(
@@ -134,7 +134,7 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
         from server.protocols.public_start import counted_on, refine
         from server.protocols.student_fit import read_start
 
-        beside = _beside(lesson, paired, start, on_step if control in (None, "public_only") else None)
+        beside = _beside(student_data, paired, start, on_step if control in (None, "public_only") else None)
         if control == "public_only" and beside is not None:
             return beside.alone
         begun, found = (of_all[kept] for of_all in estimated_codes(public, rounds))
@@ -145,14 +145,14 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
                     "data.finer", value=study.data.finer, limit="1 in a study in memory, because it stores no files"
                 )
             names = [volumes[row] for row in kept]
-            return _on_finer_grid(lesson, read_start(start, study), names, codes, files.checkpoint, on_step)
+            return _on_finer_grid(student_data, read_start(start, study), names, codes, files.checkpoint, on_step)
         return refine(
             read_start(start, study),
-            np.stack([lesson.image(volumes[row]) for row in kept]),
+            np.stack([student_data.image(volumes[row]) for row in kept]),
             codec_of(public),
             codes,
             study.student,
-            seed=lesson.seed,
+            seed=student_data.seed,
             beside=beside,
             checkpoint=None if files is None else files.checkpoint,
             on_step=on_step if trainings == 1 else counted_on(on_step, study.student.steps),
@@ -164,7 +164,7 @@ def _training(lesson: Lesson, control: str | None) -> NetworkTraining:
 
 
 def _on_finer_grid(
-    lesson: Lesson,
+    student_data: StudentData,
     model: torch.nn.Module,
     volumes: Sequence[str],
     codes: Float[np.ndarray, "n l"],
@@ -179,20 +179,22 @@ def _on_finer_grid(
     from common.data.volume_cache import StoredVolumes, VolumeCache
     from common.models.fit import fit
 
-    public, codec = lesson.public, codec_of(lesson.public)
+    public, codec = student_data.public, codec_of(student_data.public)
     with VolumeCache(checkpoint.with_suffix(".volumes")) as cache:
         images, targets = [], []
         for volume, code in zip(volumes, codes, strict=True):
-            images.append(cache.keep(lesson.image(volume)))
+            images.append(cache.keep(student_data.image(volume)))
             label = codec.decode(code, noise_std=0.0)
             targets.append(cache.keep(on_students_grid(public, volume, label)))
         parts = StoredVolumes(images), StoredVolumes(targets)
-        fit(model, *parts, public.study.student, seed=lesson.seed, checkpoint=checkpoint, on_step=on_step)
+        fit(model, *parts, public.study.student, seed=student_data.seed, checkpoint=checkpoint, on_step=on_step)
     checkpoint.unlink(missing_ok=True)
     return model
 
 
-def on_students_grid(public: Public, volume: str, label: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k u v w"]:
+def on_students_grid(
+    public: PublicMaterial, volume: str, label: Float[np.ndarray, "k x y z"]
+) -> Float[np.ndarray, "k u v w"]:
     """Resample a volume's label from the study's grid to the student's.
 
     Args:
@@ -250,7 +252,9 @@ def _inputs(
     )
 
 
-def _beside(lesson: Lesson, paired: Paired | None, start: bytes, on_step: OnStep | None) -> PairTraining | None:
+def _beside(
+    student_data: StudentData, paired: Paired | None, start: bytes, on_step: OnStep | None
+) -> PairTraining | None:
     """Return the study's public pairs and a network trained on these pairs alone; None if the study has no pairs.
 
     The network is trained once, for the student and all controls.
@@ -260,12 +264,12 @@ def _beside(lesson: Lesson, paired: Paired | None, start: bytes, on_step: OnStep
 
     if paired is None:
         return None
-    public, study = lesson.public, lesson.public.study
+    public, study = student_data.public, student_data.public.study
     alone = refine_paired(
         read_start(start, study),
         paired,
         study.student,
-        seed=lesson.seed,
+        seed=student_data.seed,
         checkpoint=public.kept.checkpoint(PAIRS_FILE),
         on_step=on_step,
     )

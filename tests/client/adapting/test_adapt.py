@@ -27,8 +27,8 @@ from client.adapting import networks
 from client.adapting.adapt import AdaptOptions, adapt, scored
 from client.adapting.adapted import Adapted
 from client.adapting.material import material_of, own_patients, public_material
+from client.adapting.methods import LEAST_FOR_FOLDS, TEACHERS, Method, by_choice, choose, filled, fold_of, usual
 from client.adapting.report import _shown_patients
-from client.adapting.ways import LEAST_FOR_FOLDS, TEACHERS, Way, by_choice, choose, filled, fold_of, usual
 from client.policy import load_site
 from client.records.lock import writing
 from client.records.patient_deal import load_or_deal, load_slots
@@ -102,30 +102,32 @@ def few(few_written: Path, tmp_path: Path) -> Path:
 
 
 def test_the_default_is_taken_unless_another_way_is_proven_better() -> None:
-    close = {Way.AVERAGED: [0.6, 0.6, 0.6], Way.OWN: [0.9, 0.4, 0.7]}  # ahead by .067 ± .625
-    assert choose(close, default=Way.AVERAGED) is Way.AVERAGED
-    ahead = {Way.AVERAGED: [0.6, 0.6, 0.6], Way.OWN: [0.9, 0.8, 0.85], Way.STUDENT: [0.8, 0.9, 0.85]}
-    assert choose(ahead, default=Way.AVERAGED) is Way.STUDENT  # of equals the simplest
-    missing = {Way.AVERAGED: [math.nan, 0.6, 0.6], Way.OWN: [math.nan, 0.8, 0.81]}
-    assert choose(missing, default=Way.AVERAGED) is Way.OWN
-    assert choose({Way.AVERAGED: [0.6], Way.OWN: [0.9]}, default=Way.AVERAGED) is Way.AVERAGED  # one patient
-    nothing = {Way.STUDENT: [math.nan], Way.OWN: [math.nan]}
+    close = {Method.AVERAGED: [0.6, 0.6, 0.6], Method.OWN: [0.9, 0.4, 0.7]}  # ahead by .067 ± .625
+    assert choose(close, default=Method.AVERAGED) is Method.AVERAGED
+    ahead = {Method.AVERAGED: [0.6, 0.6, 0.6], Method.OWN: [0.9, 0.8, 0.85], Method.STUDENT: [0.8, 0.9, 0.85]}
+    assert choose(ahead, default=Method.AVERAGED) is Method.STUDENT  # of equals the simplest
+    missing = {Method.AVERAGED: [math.nan, 0.6, 0.6], Method.OWN: [math.nan, 0.8, 0.81]}
+    assert choose(missing, default=Method.AVERAGED) is Method.OWN
+    assert (
+        choose({Method.AVERAGED: [0.6], Method.OWN: [0.9]}, default=Method.AVERAGED) is Method.AVERAGED
+    )  # one patient
+    nothing = {Method.STUDENT: [math.nan], Method.OWN: [math.nan]}
     with pytest.raises(InvalidInput, match="cross-validation"):
-        choose(nothing, default=Way.OWN)
+        choose(nothing, default=Method.OWN)
 
 
 def test_without_public_volumes_few_patients_go_half_way_and_more_average() -> None:
     assert {count: usual(count, public=False) for count in (1, 6, 7, 40)} == {
-        1: Way.HALF_WAY, 6: Way.HALF_WAY, 7: Way.AVERAGED, 40: Way.AVERAGED
+        1: Method.HALF_WAY, 6: Method.HALF_WAY, 7: Method.AVERAGED, 40: Method.AVERAGED
     }  # fmt: skip
-    assert {count: usual(count, public=True) for count in (6, 7)} == {6: Way.MERGED, 7: Way.AVERAGED_REHEARSED}
+    assert {count: usual(count, public=True) for count in (6, 7)} == {6: Method.MERGED, 7: Method.AVERAGED_REHEARSED}
 
 
 def test_the_choice_is_scored_without_the_patients_that_made_it() -> None:
     """Each patient is scored by a choice that has not seen the patient's fold."""
     half = [0.5] * 6
-    figures = {Way.HALF_WAY: half, Way.OWN: [0.9, 0.91, 0.92, 0.1, 0.1, 0.1]}
-    assert by_choice(figures, [0, 0, 0, 1, 1, 1], default=Way.HALF_WAY) == [0.5, 0.5, 0.5, 0.1, 0.1, 0.1]
+    figures = {Method.HALF_WAY: half, Method.OWN: [0.9, 0.91, 0.92, 0.1, 0.1, 0.1]}
+    assert by_choice(figures, [0, 0, 0, 1, 1, 1], default=Method.HALF_WAY) == [0.5, 0.5, 0.5, 0.1, 0.1, 0.1]
 
 
 def test_folds_are_of_one_size_and_do_not_depend_on_the_order() -> None:
@@ -138,10 +140,10 @@ def test_folds_are_of_one_size_and_do_not_depend_on_the_order() -> None:
 
 
 def test_a_structure_that_only_one_way_found_counts_against_it_alone() -> None:
-    rows = filled({Way.STUDENT: (math.nan, 0.5, math.nan), Way.OWN: (0.0, math.nan, math.nan)})
-    assert rows[Way.STUDENT][:2] == (1.0, 0.5)
-    assert rows[Way.OWN][:2] == (0.0, 1.0)
-    assert math.isnan(rows[Way.OWN][2])
+    rows = filled({Method.STUDENT: (math.nan, 0.5, math.nan), Method.OWN: (0.0, math.nan, math.nan)})
+    assert rows[Method.STUDENT][:2] == (1.0, 0.5)
+    assert rows[Method.OWN][:2] == (0.0, 1.0)
+    assert math.isnan(rows[Method.OWN][2])
 
 
 def test_with_enough_patients_every_way_is_scored_on_patients_it_was_not_trained_on(
@@ -149,7 +151,7 @@ def test_with_enough_patients_every_way_is_scored_on_patients_it_was_not_trained
 ) -> None:
     """The student's own row needs no training: it is the Dice of the student, patient by patient, by hand."""
     assert result.folds == 5
-    assert {one.way for one in result.figures} == set(Way)
+    assert {one.way for one in result.figures} == set(Method)
     best = max(result.figures, key=lambda one: one.interval[0])
     assert result.way is best.way
     study = load_study(site / "study.toml")
@@ -164,7 +166,7 @@ def test_with_enough_patients_every_way_is_scored_on_patients_it_was_not_trained
         found = predict(student(study), image[None]).argmax(axis=0)
         each = [2 * ((found == c) & (truth == c)).sum() / ((found == c).sum() + (truth == c).sum()) for c in (1, 2)]
         dice.append(np.mean(each))
-    row = next(one for one in result.figures if one.way is Way.STUDENT)
+    row = next(one for one in result.figures if one.way is Method.STUDENT)
     assert row.interval[0] == pytest.approx(np.mean(dice), abs=0.02)
 
 
@@ -225,7 +227,7 @@ def test_own_teachers_stand_in_the_table_each_without_the_patients_that_trained_
     assert row.patients == 5
     assert row.interval[0] == pytest.approx(np.mean(dice), abs=1e-6)
     assert TEACHERS in found.ahead
-    assert found.way in tuple(Way)
+    assert found.way in tuple(Method)
     facts = json.loads((found.report / "adapted.json").read_text())
     assert facts["ahead"][TEACHERS]["mean"] == pytest.approx(found.ahead[TEACHERS][0])
     for text in ((found.report / "adapted.html").read_text(), (found.bundle / "docs" / "README.md").read_text()):
@@ -271,8 +273,8 @@ def test_what_teachers_alone_find_counts_against_them_and_for_nobody(
     scan = SimpleNamespace(image=nothing[None].astype(np.float32), label=nothing)
     terms = SimpleNamespace(data=SimpleNamespace(members=((1,),)))
     patient = SimpleNamespace(scans=(scan,))
-    rows = scored(patient, {}, terms, known={TEACHERS: [teachers], Way.STUDENT: [student]})
-    assert [*rows[TEACHERS], *rows[Way.STUDENT]] == pytest.approx(expected, nan_ok=True)
+    rows = scored(patient, {}, terms, known={TEACHERS: [teachers], Method.STUDENT: [student]})
+    assert [*rows[TEACHERS], *rows[Method.STUDENT]] == pytest.approx(expected, nan_ok=True)
 
 
 def test_the_student_predicts_each_case_once_for_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +293,7 @@ def test_the_student_predicts_each_case_once_for_the_figures(tmp_path: Path, mon
         return predict(model, image, **how)
 
     monkeypatch.setattr(module, "predict", counted)
-    assert adapted(site, steps=1, way=Way.STUDENT).folds == 5
+    assert adapted(site, steps=1, way=Method.STUDENT).folds == 5
     assert len(asked) == len(set(asked)) == 5
 
 
@@ -306,14 +308,14 @@ def test_every_step_of_training_is_shown_once_and_no_more_than_were_announced(tm
 
     site = write_site(tmp_path / "site", patients=5)
     ask(site, volumes=2)
-    found = adapt(AdaptOptions(site, way=Way.AVERAGED, steps=2), progress=counting)
+    found = adapt(AdaptOptions(site, way=Method.AVERAGED, steps=2), progress=counting)
     assert found.folds == 5
     assert sum(shown) == announced[0] == 2 * (5 * 4 + 2)
 
 
 def test_with_few_patients_the_default_is_taken_and_it_is_said_that_nothing_was_checked(few: Path) -> None:
     found = adapted(few)
-    assert (found.way, found.folds, found.figures) == (Way.HALF_WAY, 0, ())
+    assert (found.way, found.folds, found.figures) == (Method.HALF_WAY, 0, ())
     assert any("NOT CHECKED: 2 patient(s)" in warning for warning in found.warnings)
     assert "NOT CHECKED" in (found.report / "adapted.html").read_text()
     assert LEAST_FOR_FOLDS > 2
@@ -323,9 +325,9 @@ def test_less_than_the_student_or_the_own_network_is_never_handed_over_unsaid(si
     """The best, the worst and the two: that one is behind one of the two is said exactly where its figures are."""
     means = {one.way: one.interval[0] for one in result.figures}
     best, worst = (choose(means, key=means.__getitem__) for choose in (max, min))
-    for way in dict.fromkeys((best, worst, Way.STUDENT, Way.OWN)):
+    for way in dict.fromkeys((best, worst, Method.STUDENT, Method.OWN)):
         found = adapted(site, way=way)
-        behind = {other for other in (Way.STUDENT, Way.OWN) if means[other] - means[way] > 0.0005}
+        behind = {other for other in (Method.STUDENT, Method.OWN) if means[other] - means[way] > 0.0005}
         assert sum("LESS" in warning for warning in found.warnings) == len(behind), way
         text = (found.bundle / "docs" / "README.md").read_text()
         assert text.count("LESS:") == len(behind)
@@ -409,21 +411,21 @@ def test_half_way_and_the_mean_are_what_their_names_say(few: Path) -> None:
     study = load_study(few / "study.toml")
     begun = student(study).state_dict()
     ask(few, volumes=3)
-    networks_of = {way: open_bundle(adapted(few, way=way).bundle).network for way in Way}
-    trained, half = networks_of[Way.TRAINED_ON].state_dict(), networks_of[Way.HALF_WAY].state_dict()
+    networks_of = {way: open_bundle(adapted(few, way=way).bundle).network for way in Method}
+    trained, half = networks_of[Method.TRAINED_ON].state_dict(), networks_of[Method.HALF_WAY].state_dict()
     for name, weights in half.items():
         torch.testing.assert_close(weights, (begun[name] + trained[name]) / 2)
-    merged = networks_of[Way.MERGED].state_dict()
-    rehearsed = _half_way_further(few, networks_of[Way.HALF_WAY], study)
+    merged = networks_of[Method.MERGED].state_dict()
+    rehearsed = _half_way_further(few, networks_of[Method.HALF_WAY], study)
     for name, weights in rehearsed.state_dict().items():
         torch.testing.assert_close(merged[name], (half[name] + weights) / 2)
-    kept = networks_of[Way.STUDENT].state_dict()
+    kept = networks_of[Method.STUDENT].state_dict()
     assert all(torch.equal(kept[name], begun[name]) for name in begun)
     image = np.random.default_rng(0).normal(size=(1, 16, 16, 16)).astype(np.float32)
-    both = [predict(networks_of[way], image) for way in (Way.OWN, Way.TRAINED_ON)]
-    np.testing.assert_allclose(predict(networks_of[Way.AVERAGED], image), np.mean(both, axis=0), atol=1e-5)
-    both = [predict(network, image) for network in (networks_of[Way.OWN], rehearsed)]
-    np.testing.assert_allclose(predict(networks_of[Way.AVERAGED_REHEARSED], image), np.mean(both, axis=0), atol=1e-5)
+    both = [predict(networks_of[way], image) for way in (Method.OWN, Method.TRAINED_ON)]
+    np.testing.assert_allclose(predict(networks_of[Method.AVERAGED], image), np.mean(both, axis=0), atol=1e-5)
+    both = [predict(network, image) for network in (networks_of[Method.OWN], rehearsed)]
+    np.testing.assert_allclose(predict(networks_of[Method.AVERAGED_REHEARSED], image), np.mean(both, axis=0), atol=1e-5)
 
 
 def _half_way_further(site: Path, half_way: torch.nn.Module, study: Study) -> torch.nn.Module:
@@ -471,7 +473,7 @@ def test_the_studys_public_volumes_are_read_from_the_cache_alone(few: Path) -> N
 
 
 def test_a_way_that_needs_public_volumes_is_refused_without_them(few: Path) -> None:
-    for way in (Way.MERGED, Way.AVERAGED_REHEARSED):
+    for way in (Method.MERGED, Method.AVERAGED_REHEARSED):
         with pytest.raises(InvalidInput, match="public volumes"):
             adapted(few, way=way)
 
@@ -479,10 +481,10 @@ def test_a_way_that_needs_public_volumes_is_refused_without_them(few: Path) -> N
 def test_many_patients_average_with_the_rehearsed_network_where_there_are_public_volumes(
     few: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("client.adapting.ways.MANY_PATIENTS", 2)
+    monkeypatch.setattr("client.adapting.methods.MANY_PATIENTS", 2)
     ask(few, volumes=3)
     found = adapted(few)
-    assert (found.way, found.public) == (Way.AVERAGED_REHEARSED, 3)
+    assert (found.way, found.public) == (Method.AVERAGED_REHEARSED, 3)
 
 
 def test_a_pull_holds_the_weights_near_and_a_strong_one_at_the_student() -> None:
@@ -506,7 +508,7 @@ def test_a_pull_holds_the_weights_near_and_a_strong_one_at_the_student() -> None
 
 def test_an_interrupted_adaptation_goes_on_and_ends_the_same(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = write_site(few.parent / "whole", patients=2)
-    expected = (adapted(whole, way=Way.AVERAGED).bundle / SEEN_WEIGHTS).read_bytes()
+    expected = (adapted(whole, way=Method.AVERAGED).bundle / SEEN_WEIGHTS).read_bytes()
     real, calls = networks.fit, []
 
     def failing(*args, **given):
@@ -517,11 +519,11 @@ def test_an_interrupted_adaptation_goes_on_and_ends_the_same(few: Path, monkeypa
 
     monkeypatch.setattr(networks, "fit", failing)
     with pytest.raises(KeyboardInterrupt):
-        adapted(few, way=Way.AVERAGED)
-    found = adapted(few, way=Way.AVERAGED)
+        adapted(few, way=Method.AVERAGED)
+    found = adapted(few, way=Method.AVERAGED)
     assert len(calls) == 3  # the first training was not made again
     assert (found.bundle / SEEN_WEIGHTS).read_bytes() == expected
-    adapted(few, way=Way.AVERAGED, steps=2)
+    adapted(few, way=Method.AVERAGED, steps=2)
     assert len(calls) == 5  # another recipe is another training
 
 
@@ -618,8 +620,8 @@ def test_a_withdrawn_patient_is_in_no_adaptation_and_what_held_the_patient_is_na
     assert [len(subjects) for subjects in seen_by(bundle).values()] == [1]
 
 
-@pytest.mark.parametrize("way", [Way.AVERAGED, Way.HALF_WAY])
-def test_monai_runs_the_bundle_and_answers_as_we_do(few: Path, tmp_path: Path, way: Way) -> None:
+@pytest.mark.parametrize("way", [Method.AVERAGED, Method.HALF_WAY])
+def test_monai_runs_the_bundle_and_answers_as_we_do(few: Path, tmp_path: Path, way: Method) -> None:
     """MONAI reads the configuration alone: the mean of two networks is spelled there a second time."""
     bundle = adapted(few, way=way).bundle
     scan = few / "raw" / "p0s0.nii.gz"

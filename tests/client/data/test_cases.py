@@ -20,7 +20,7 @@ from client.ledger.site_ledger import SiteLedger
 from client.operations.serve import open_worker
 from client.operations.staff_decisions import consent
 from client.policy import load_site
-from common.data.dataset import Dataset, Doubled, PatientIdentity
+from common.data.dataset import Dataset, DuplicateCases, PatientIdentity
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput, Refused
 from common.pki import create_authority, create_node_keys
@@ -170,7 +170,7 @@ def test_one_scan_under_two_patients_stands_in_the_record_until_it_is_repaired(t
         channels=("MRI",),
         cases=(),
         listed=("p0", "p1"),
-        doubled=(Doubled("p1", same_as="p0"),),
+        doubled=(DuplicateCases("p1", same_as="p0"),),
     )
     written = record_cases(tmp_path / "teachers", dataset, [])
     assert load_cases(tmp_path) == written

@@ -29,7 +29,7 @@ from client.data.layouts import (
     open_for_training,
 )
 from client.operations.doctor import check_data
-from client.operations.findings import Checkup, State, to_json
+from client.operations.findings import CheckResult, State, to_json
 from client.records.patient_deal import load_or_deal
 from client.records.scan_patients import check_scans, record_scans
 from common.config import DataConfig
@@ -549,7 +549,7 @@ def closed(folder: Path) -> Iterator[None]:
         folder.chmod(0o700)
 
 
-def failed(directory: Path) -> list[Checkup]:
+def failed(directory: Path) -> list[CheckResult]:
     data = DataConfig(("background", "edema", "core"), (1, 1, 1), (8, 8, 8), ("T1w", "T2w"))
     found = check_data(directory, data, DatasetSettings())
     return [one for one in found if one.state is State.FAIL]
@@ -742,7 +742,7 @@ def test_the_doctor_counts_a_doubled_scan_as_training_does(tmp_path: Path) -> No
     assert "1 left out" in next(one.text for one in findings if one.check == "cases")
 
 
-def failures(findings: list[Checkup], check: str) -> list[Checkup]:
+def failures(findings: list[CheckResult], check: str) -> list[CheckResult]:
     return [one for one in findings if one.check == check and one.state is State.FAIL]
 
 
@@ -754,7 +754,7 @@ def test_the_doctor_refuses_spellings_of_patients_as_training_does(tmp_path: Pat
         check_scans(slots, scans, identity=PatientIdentity.TABLE)
         record_scans(slots, load_or_deal(slots, scans, voters=2), scans, identity=PatientIdentity.TABLE)
 
-    def both(first: str, second: str) -> list[Checkup]:
+    def both(first: str, second: str) -> list[CheckResult]:
         """What the doctor finds, if training refuses the same."""
         table.write_text(f"case_id,patient_id\nsub-0,{first}\nsub-1,{second}\n")
         scans = scans_by_patient(open_for_training(root, ONE_T1, DatasetSettings()))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from client.foreign import calls, confined, teacher
-from client.foreign.confined import Confinement, read_plain_file, run_confined
+from client.foreign.confined import ResourceLimits, read_plain_file, run_confined
 from common.errors import DaemonFailed, InvalidInput
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not confined.can_confine(), reason="needs Landlock and seccomp")]
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, code: str, *, timeout_s: int = 20) -> str:
-    within = Confinement(
+    within = ResourceLimits(
         reads=(sys.prefix, sys.base_prefix, str(folder / "in")),
         writes=(str(folder / "out"),),
         timeout_s=timeout_s,

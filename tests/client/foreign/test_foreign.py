@@ -21,7 +21,7 @@ from monai.networks.nets import UNet
 from typer.testing import CliRunner
 
 from client.foreign import bring, model
-from client.foreign.bring import Brought
+from client.foreign.bring import AddTeacherOptions
 from client.foreign.confined import can_confine
 from client.foreign.model import answer
 from client.foreign.teacher import ForeignTeacher, on_grid
@@ -30,7 +30,7 @@ from client.operations.readiness import _teachers
 from client.operations.serve import TeacherVoters, open_worker
 from client.operations.staff_decisions import consent
 from client.policy import load_site
-from client.records.declared import DECLARED, Activation, Declared, ForeignKind, LabelOf
+from client.records.declared import DECLARED, Activation, ForeignKind, LabelOf, TeacherDeclaration
 from client.records.voter_files import voter_directory
 from client.site.books import open_books
 from client.teachers.teacher import Teachers
@@ -105,10 +105,12 @@ def site(tmp_path: Path) -> Path:
     return directory
 
 
-def copying(made: Path, name: str = "label.nii") -> Brought:
+def copying(made: Path, name: str = "label.nii") -> AddTeacherOptions:
     """A command that gives the same label map for every volume."""
     words = f"dd status=none if={made / name} of={{output_dir}}/a.nii"
-    return Brought(command=f"sh -c '{words} # {{input}}'", models=(made / name,), labels="0=background,1=front,7=back")
+    return AddTeacherOptions(
+        command=f"sh -c '{words} # {{input}}'", models=(made / name,), labels="0=background,1=front,7=back"
+    )
 
 
 def test_a_command_answers_with_its_label_map_and_its_hash_is_on_record(site: Path, made: Path) -> None:
@@ -133,7 +135,7 @@ def test_a_model_votes_with_what_its_network_says(site: Path, made: Path, tmp_pa
     source = {"bundle": made / "bundle", "torchscript": made / "model.ts"}.get(kind, tmp_path / "b.zip")
     if kind == "zip":
         shutil.make_archive(str(tmp_path / "b"), "zip", made, "bundle")
-    declared = Declared(
+    declared = TeacherDeclaration(
         ForeignKind.TORCHSCRIPT if kind == "torchscript" else ForeignKind.BUNDLE,
         LABELS,
         ("image",),
@@ -251,7 +253,7 @@ def test_a_state_dict_a_pickle_and_onnx_are_refused_unread(site: Path, made: Pat
         (tmp_path, "MONAI bundle"),
     ):
         with pytest.raises(InvalidInput, match=remedy):
-            bring.add(site, Brought(source=source, labels="background,front,back"))
+            bring.add(site, AddTeacherOptions(source=source, labels="background,front,back"))
     assert (site / "site-ledger.sqlite").read_bytes() == before
 
 
@@ -268,7 +270,7 @@ def test_a_bundle_s_pickled_weights_are_not_unpickled(made: Path, tmp_path: Path
     shutil.copytree(made / "bundle", tmp_path / "b")
     torch.save(UNet(3, 1, 3, (4, 8), (2,)), tmp_path / "b/models/model.pt")
     (tmp_path / "case.nii").write_bytes(nifti(noise()))
-    declared = Declared(ForeignKind.BUNDLE, LABELS, ("image",), {}, 60, 4)
+    declared = TeacherDeclaration(ForeignKind.BUNDLE, LABELS, ("image",), {}, 60, 4)
     with pytest.raises(Exception, match=r"(?i)weights.only"):
         answer(declared, tmp_path / "b", tmp_path / "case.nii")
 
@@ -308,7 +310,9 @@ def test_a_bundle_s_metadata_names_its_labels_or_is_refused_whatever_it_says(
 
 @hypothesis.given(
     with_any(
-        Declared(ForeignKind.BUNDLE, LABELS, ("image",), {"model": "a" * 64}, 60, 4, spacing_mm=(1, 1, 1)).to_json()
+        TeacherDeclaration(
+            ForeignKind.BUNDLE, LABELS, ("image",), {"model": "a" * 64}, 60, 4, spacing_mm=(1, 1, 1)
+        ).to_json()
     )
 )
 def test_a_declaration_is_read_or_refused_whatever_it_says(
@@ -317,7 +321,7 @@ def test_a_declaration_is_read_or_refused_whatever_it_says(
     path = tmp_path_factory.getbasetemp() / DECLARED
     path.write_text(json.dumps(declaration))
     with contextlib.suppress(InvalidInput):
-        Declared.read(path).label_numbers(DATA)
+        TeacherDeclaration.read(path).label_numbers(DATA)
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b"1" * 6000, b"", b'{"network_data_format": '])
@@ -328,11 +332,13 @@ def test_what_is_no_json_is_refused_as_metadata_and_as_a_declaration(tmp_path: P
     with pytest.raises(InvalidInput, match="--labels"):
         bring._own_labels(ForeignKind.BUNDLE, tmp_path, DATA)
     with pytest.raises(InvalidInput, match="site teacher add"):
-        Declared.read(tmp_path / DECLARED)
+        TeacherDeclaration.read(tmp_path / DECLARED)
 
 
 def test_whatever_a_model_raises_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    write_json(tmp_path / bring.DECLARED, Declared(ForeignKind.BUNDLE, LABELS, ("image",), {}, 60, 4).to_json())
+    write_json(
+        tmp_path / bring.DECLARED, TeacherDeclaration(ForeignKind.BUNDLE, LABELS, ("image",), {}, 60, 4).to_json()
+    )
     monkeypatch.setattr(model, "answer", lambda *given: {}["preprocessing"])
     monkeypatch.setattr("sys.argv", ["", str(tmp_path / DECLARED), "", "", ""])
     with pytest.raises(SystemExit, match=r"^KeyError: 'preprocessing'$"):
@@ -447,7 +453,7 @@ def test_hospitals_with_a_bundle_and_with_a_command_take_part_in_a_study(tmp_pat
     federation.volumes = tuple(federation.objects.put(nifti(noise((8, 8, 8)) + i)) for i in range(1))
     label = tmp_path / "label.nii"
     label.write_bytes(nifti(ball((4, 4, 4), 2.0)))
-    base = Brought(labels="background,body")
+    base = AddTeacherOptions(labels="background,body")
     network = UNet(3, 1, 2, (4, 8), (2,)).eval()
     write_torchscript(network, tmp_path / "model.ts")
     brought = {

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from client.operations import readiness, staff_decisions
 from client.operations.daemons import LOG_MODULE
-from client.operations.findings import Checkup, State, to_json, to_text
+from client.operations.findings import CheckResult, State, to_json, to_text
 from client.operations.readiness import _clock, _gpu, check_newest, check_site
 from client.policy import load_site
 from client.records.served import RETIRED
@@ -55,7 +55,7 @@ class World:
     word: str = "no such object"
     ahead: timedelta = timedelta()
 
-    def finding(self, name: str, *, now: datetime | None = None) -> Checkup:
+    def finding(self, name: str, *, now: datetime | None = None) -> CheckResult:
         (found,) = [finding for finding in check_site(self.site, now=now) if finding.check == name]
         return found
 
@@ -304,7 +304,7 @@ def test_the_doctor_reports_a_missing_consent_a_pause_and_an_older_copy_of_the_l
 def test_an_authority_that_ends_soon_does_not_hide_what_the_server_says(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    soon = Checkup("authority", State.NOTE, "ca.crt is only valid until tomorrow", "ask for a new kit")
+    soon = CheckResult("authority", State.NOTE, "ca.crt is only valid until tomorrow", "ask for a new kit")
     monkeypatch.setattr(readiness, "_authority", lambda *_: soon)
     assert world.finding("admission").state is State.OK
 

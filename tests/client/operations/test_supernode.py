@@ -21,7 +21,7 @@ from client.operations.supernode import (
     FIRST_WAIT_S,
     LOCAL_WAIT_S,
     LOST,
-    Waits,
+    ShorterWaits,
     noting,
     repeating,
 )
@@ -128,7 +128,7 @@ def test_a_node_is_offline_when_no_heartbeat_was_accepted_for_a_while_whatever_i
 
 def test_a_supernode_asks_more_often_for_a_while_after_it_answered() -> None:
     now, waited = [0.0], []
-    waits = Waits(clock=lambda: now[0], sleep=waited.append)
+    waits = ShorterWaits(clock=lambda: now[0], sleep=waited.append)
     waits.sleep(3)
     assert waits.busy_after(lambda: "sent")() == "sent"
     for _ in range(5):
@@ -144,7 +144,7 @@ def test_a_supernode_asks_more_often_for_a_while_after_it_answered() -> None:
 
 def test_a_supernode_waits_shortly_for_the_worker_on_its_own_machine() -> None:
     waited: list[float] = []
-    waits = Waits(clock=lambda: 0.0, sleep=waited.append)
+    waits = ShorterWaits(clock=lambda: 0.0, sleep=waited.append)
     waits.sleep(0.5)
     waits.sleep(LOCAL_WAIT_S / 2)
     assert waited == [LOCAL_WAIT_S, LOCAL_WAIT_S / 2]

@@ -34,7 +34,7 @@ from consilium.reports.certificate_paper import certificate_paper
 from server.dashboard.app import Options, create_app
 from server.dashboard.auth import Role, Session
 from server.dashboard.hospital import create_hospital_app
-from server.dashboard.security import Gate
+from server.dashboard.security import SessionReader
 from server.study.workspace import Site, Workspace
 from tests.own_site import make_own_site, page_of, queries_of
 from tests.server.dashboard.conftest import TestClient
@@ -255,7 +255,7 @@ def handed_over(life: Life) -> Iterator[Told]:
     (life.workspace.reports_dir / "north.json").write_text(command("--json", site=life.site))
     app = create_app(Options(study=life.workspace.root, state=life.root / "state"))
     session = Session("paul", Role.PRIVACY_OFFICER, "token", 1e12, None)
-    app.state.gate = Gate(cookie="any", lookup=lambda _token: session)
+    app.state.gate = SessionReader(cookie="any", lookup=lambda _token: session)
     app.state.service.follower.poll()
     client = TestClient(app, base_url="http://localhost", follow_redirects=False)
     least, spent, cap, accepted, receipted = found(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.teachers.fit_of_cases import Fit
+from client.teachers.fit_of_cases import FitScores
 from common.errors import InvalidInput
 
 HOME = (0.83, 0.85, 0.80, 0.84)
@@ -20,25 +20,25 @@ HOME = (0.83, 0.85, 0.80, 0.84)
     ],
 )
 def test_cases_that_the_own_teachers_do_not_fit_get_no_verdict(here: tuple[float, ...]) -> None:
-    fit = Fit(here, HOME, {"the student": 0.6, "the public start": 0.6})
+    fit = FitScores(here, HOME, {"the student": 0.6, "the public start": 0.6})
     assert fit.refused
     assert "do not fit" in fit.sentence
     with pytest.raises(InvalidInput, match="--even-if-unfit"):
         fit.check("verdict")
-    Fit(here, HOME, accepted=True).check("verdict")
+    FitScores(here, HOME, accepted=True).check("verdict")
 
 
 def test_cases_like_those_at_home_do_fit_however_bad_the_student_is() -> None:
-    assert Fit((0.81, 0.84, 0.78), HOME, {"the student": 0.05, "the public start": 0.7}).sentence == ""
-    assert Fit((), (), {"the student": 0.05, "the public start": 0.7}).sentence == ""
+    assert FitScores((0.81, 0.84, 0.78), HOME, {"the student": 0.05, "the public start": 0.7}).sentence == ""
+    assert FitScores((), (), {"the student": 0.05, "the public start": 0.7}).sentence == ""
 
 
 def test_a_difference_that_chance_explains_is_no_finding() -> None:
-    assert Fit((0.1, 0.9), (0.2, 0.99)).sentence == ""
+    assert FitScores((0.1, 0.9), (0.2, 0.99)).sentence == ""
 
 
 def test_where_no_model_finds_anything_the_cases_are_to_be_checked_first() -> None:
     """The site's own cases have exchanged labels, and its teachers learnt them so."""
-    fit = Fit((0.8, 0.8), (), {"the student": 0.03, "the public start": 0.029})
+    fit = FitScores((0.8, 0.8), (), {"the student": 0.03, "the public start": 0.029})
     assert "fit no model" in fit.sentence
-    assert Fit((), (), {"the student": 0.03}).sentence == ""  # one model alone shows nothing
+    assert FitScores((), (), {"the student": 0.03}).sentence == ""  # one model alone shows nothing

@@ -19,7 +19,7 @@ from client.data.layouts import DatasetSettings, open_for_training
 from client.records.voter_files import voter_directory
 from client.teachers.teacher import Teachers
 from client.training import voter as voter_training
-from client.training.contract import Trained
+from client.training.contract import TrainedVoter
 from client.training.private.settings import PrivateSettings
 from client.training.site import plan_site
 from client.training.standard import StandardTrainer
@@ -350,7 +350,7 @@ def test_a_voter_whose_training_diverges_is_silent_and_stops_nobody(
     class Diverging(StandardTrainer):
         calls = 0
 
-        def train(self, *arguments: Any, **options: Any) -> Trained:
+        def train(self, *arguments: Any, **options: Any) -> TrainedVoter:
             self.calls += 1
             if self.calls == 1:
                 raise InvalidInput("training diverged", value=float("inf"))

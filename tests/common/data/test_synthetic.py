@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from common.config import TrainingConfig
 from common.data.msd import Dataset, read_dataset
-from common.data.synthetic import Drawing, phantom, scanner_of, study_data, write_phantoms
+from common.data.synthetic import PhantomImaging, phantom, scanner_of, study_data, write_phantoms
 from common.data.volume import load_label, load_volume
 from common.errors import InvalidInput
 from common.metrics import mean_dice
@@ -62,7 +62,7 @@ def test_anterior_lies_in_front_of_posterior_on_the_study_grid_of_every_hospital
 def test_a_drawing_sets_how_large_bodies_are_and_how_far_from_the_centre_they_lie() -> None:
     """Volumes grow with the cube of the size; the centres' spread with the shift."""
 
-    def bodies(drawing: Drawing) -> tuple[float, float]:
+    def bodies(drawing: PhantomImaging) -> tuple[float, float]:
         voxels, centres = [], []
         for number in range(12):
             _, labels, affine = phantom(np.random.default_rng(number), scanner_of(0, seed=0), drawing=drawing)
@@ -71,7 +71,9 @@ def test_a_drawing_sets_how_large_bodies_are_and_how_far_from_the_centre_they_li
             centres.append((inside.mean(axis=0) * np.diag(affine)[:3] + affine[:3, 3])[0])
         return float(np.mean(voxels)), float(np.std(centres))
 
-    (small, still), (large, _), (_, shifted) = map(bodies, (Drawing(), Drawing(size=1.2), Drawing(shift_mm=7.0)))
+    (small, still), (large, _), (_, shifted) = map(
+        bodies, (PhantomImaging(), PhantomImaging(size=1.2), PhantomImaging(shift_mm=7.0))
+    )
     assert large / small == pytest.approx(1.2**3, rel=0.08)
     assert 1.5 < shifted / still < 2.5
 
@@ -113,7 +115,7 @@ def test_a_small_teacher_beats_the_mean_shape_of_public_label_maps(dataset: Data
 def test_label_maps_may_be_drawn_by_another_rule_than_the_same_image_shows() -> None:
     scanner = scanner_of(0, seed=1)
     seen = phantom(np.random.default_rng(3), scanner)
-    drawn = phantom(np.random.default_rng(3), scanner, drawing=Drawing(border_mm=6.0))
+    drawn = phantom(np.random.default_rng(3), scanner, drawing=PhantomImaging(border_mm=6.0))
     np.testing.assert_array_equal(seen[0], drawn[0])
     np.testing.assert_array_equal(seen[1] > 0, drawn[1] > 0)
     assert (drawn[1] == 1).sum() < 0.8 * (seen[1] == 1).sum()

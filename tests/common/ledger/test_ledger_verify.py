@@ -16,7 +16,7 @@ from common.canonical import sha256_bytes
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import ReleaseRecord
 from common.ledger.records import parse_body
-from common.ledger.releases import Obstacle
+from common.ledger.releases import ExceededLimit
 from common.ledger.rows import SignedHead
 from common.privacy.mechanism import QuerySpec
 from server.ledger.server_ledger import Ledger
@@ -416,5 +416,5 @@ def test_a_body_with_floats_or_a_second_spelling_is_refused(text: str) -> None:
 def test_the_books_refuse_a_plan_that_a_fresh_replay_would_refuse(world: World) -> None:
     world.release([make_query(n, MECHANISM) for n in range(10)])
     planned = world.ledger._books.plan(MECHANISM, study_id=world.study.id, roster=roster_of())
-    assert isinstance(planned, Obstacle)
+    assert isinstance(planned, ExceededLimit)
     assert planned.requested > planned.remaining >= 0

@@ -26,7 +26,7 @@ from common.ledger.receipts import Receipt
 from common.ledger.records import LostRecord
 from common.ledger.rollback_guard import ServerStanding, standing_path
 from common.ledger.rows import SignedHead, head_message
-from common.ledger.server_state import Books
+from common.ledger.server_state import ServerBooks
 from common.messages import OfferReply
 from common.privacy.mechanism import Budget
 from consilium.cli.ledger import app
@@ -186,7 +186,7 @@ def test_a_row_that_names_a_lost_release_without_charging_it_makes_no_late_recei
     late = run_batch(world, site, "b1", 1)
     receipts = receipts_of(world.ledger, "bergen")
     rolled_back(world, monday)
-    monkeypatch.setattr(Books, "_recovered", lambda *_: None)
+    monkeypatch.setattr(ServerBooks, "_recovered", lambda *_: None)
     recovered(world, receipts=receipts)
     run_batch(world, site, "b2", 1)
     deliver(world, site)

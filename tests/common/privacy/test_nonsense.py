@@ -279,8 +279,10 @@ CHECKED: dict[str, list[Call]] = {
     "figures.percent_text": [lambda x: figures.percent_text(x or -1)],
     "figures.spent_text": [lambda x: figures.spent_text(x or -1)],
     "patient_guarantee.Combined": [
-        lambda x: patient_guarantee.Combined(x or -1, 1e-5, patient_guarantee.EXCHANGED, patient_guarantee.APART),
-        lambda x: patient_guarantee.Combined(1.0, x, patient_guarantee.EXCHANGED, patient_guarantee.APART),
+        lambda x: patient_guarantee.PatientGuarantee(
+            x or -1, 1e-5, patient_guarantee.EXCHANGED, patient_guarantee.APART
+        ),
+        lambda x: patient_guarantee.PatientGuarantee(1.0, x, patient_guarantee.EXCHANGED, patient_guarantee.APART),
     ],
     "release.CodeSum": [lambda x: release.CodeSum(mechanism()).released(sites=x)],
     "release.noisy_sum": each(release_at, "noise_std", "dimension"),

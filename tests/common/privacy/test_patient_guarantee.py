@@ -16,7 +16,7 @@ from common.privacy.patient_guarantee import (
     SUM,
     TRAINED,
     WITH_ADAPTED,
-    Combined,
+    PatientGuarantee,
     Training,
     Trainings,
     combine,
@@ -85,7 +85,7 @@ def test_zero_out_releases_of_a_hospital_never_combine_with_an_add_remove_traini
 def test_no_patient_is_ever_promised_what_protection_refuses() -> None:
     for protection in (Protection(Unit.HOSPITAL, relation) for relation in Relation):
         with pytest.raises(InvalidInput):
-            Combined(1.0, 1e-5, protection, APART)
+            PatientGuarantee(1.0, 1e-5, protection, APART)
         release = Guarantee(4.0, 1e-5, "exact", protection)
         for training_of in (None, TrainingGuarantee(2.0, 1e-5, ADD), TrainingGuarantee(2.0, 1e-5, REPLACE)):
             for used in (True, False):
@@ -94,7 +94,7 @@ def test_no_patient_is_ever_promised_what_protection_refuses() -> None:
                 assert "unit patient, relation replace-one" in str(both)
                 assert "zero-out" not in str(both)
     with pytest.raises(InvalidInput):
-        Combined(1.0, 1e-5, "zero-out", APART)  # type: ignore[arg-type]
+        PatientGuarantee(1.0, 1e-5, "zero-out", APART)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput):
         TrainingGuarantee(1.0, 1e-5, "zero-out")  # type: ignore[arg-type]
 

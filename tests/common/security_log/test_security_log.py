@@ -30,7 +30,7 @@ from common.ledger.keys import create_signing_key
 from common.ledger.records import KINDS as ROW_KINDS
 from common.ledger.records import parse_record
 from common.security_log import sinks
-from common.security_log.events import KINDS, Found, json_schema, log_record
+from common.security_log.events import KINDS, FoundEvent, json_schema, log_record
 from common.security_log.follow import (
     LedgerSource,
     LinesSource,
@@ -73,7 +73,9 @@ def test_every_kind_of_row_is_an_event_in_the_schema_or_named_as_none(role: str)
             assert kind in READ[role].SILENT
             continue
         seen.add(kind)
-        VALID.validate(log_record(Found(found[0], TIME, found[1]), party=role, name="n", source="ledger", position=1))
+        VALID.validate(
+            log_record(FoundEvent(found[0], TIME, found[1]), party=role, name="n", source="ledger", position=1)
+        )
     assert seen | READ[role].SILENT == ROW_KINDS[role].keys()
     assert not seen & READ[role].SILENT
 
@@ -106,12 +108,16 @@ def test_no_field_takes_free_text(event: str, text: str, data: st.DataObject) ->
     made: dict[str, Any] = {"count": 1, "amount": "7/3", "short": "ab", "hash": "a" * 64}
     facts: dict[str, Any] = {field: made.get(form, "x") for field, form in kind.fields.items()}
     party = kind.parties[0]
-    record = log_record(Found(event, TIME, facts), party=party, name="n", source="s", position=1)
+    record = log_record(FoundEvent(event, TIME, facts), party=party, name="n", source="s", position=1)
     VALID.validate(record)
     spoiled = data.draw(st.sampled_from(sorted(facts))) if facts else "patient"
     with pytest.raises(InvalidInput):  # a space is in no form, as it is in every sentence and most names
         log_record(
-            Found(event, TIME, facts | {spoiled: f"{text} {PATIENT}"}), party=party, name="n", source="s", position=1
+            FoundEvent(event, TIME, facts | {spoiled: f"{text} {PATIENT}"}),
+            party=party,
+            name="n",
+            source="s",
+            position=1,
         )
 
 
@@ -322,7 +328,7 @@ def test_a_line_of_a_daemons_log_has_the_time_of_this_machine_in_utc() -> None:
 
 
 def a_record(number: int = 1) -> dict[str, Any]:
-    return log_record(Found("note-written", TIME, {}), party="site", name="n", source="ledger", position=number)
+    return log_record(FoundEvent("note-written", TIME, {}), party="site", name="n", source="ledger", position=number)
 
 
 def test_a_file_is_rotated_whole_lines_at_a_time_and_so_many_are_kept(tmp_path: Path) -> None:

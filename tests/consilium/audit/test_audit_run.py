@@ -13,7 +13,7 @@ from consilium.audit.books import allowed, life_findings, noise_of
 from consilium.audit.run import audit_service
 from consilium.audit.service import Service, read_life
 from consilium.audit.subject import Limit, Subject, stand_in
-from consilium.audit.world import World
+from consilium.audit.world import VoterAnswers
 from server.ledger.server_ledger import Ledger
 from tests.worlds import make_privacy
 
@@ -50,7 +50,7 @@ def test_every_kind_of_study_passes_as_it_is(name: str) -> None:
 
 
 def test_what_is_read_by_sql_is_what_the_ledger_answers_and_the_noise_is_the_rest(tmp_path: Path) -> None:
-    service = Service(tmp_path, subject(joint=True), World("far+"))
+    service = Service(tmp_path, subject(joint=True), VoterAnswers("far+"))
     assert service.live() == ""
     life = read_life(service)
     with Ledger.open(service.workspace.ledger_file) as ledger:
@@ -67,7 +67,7 @@ def test_what_is_read_by_sql_is_what_the_ledger_answers_and_the_noise_is_the_res
 def test_a_pool_tighter_than_the_study_is_expected_to_stop_first(tmp_path: Path) -> None:
     """(5, 1e-3) is μ 1.43 of 2.08: of three releases that fill (8, 1e-3) it holds one, by the published table."""
     tight = [Limit(8.0, 1e-3, "exact"), Limit(5.0, 1e-3, "exact"), Limit(8.0, 1e-3, "exact")]
-    service = Service(tmp_path, subject(limits=tight), World())
+    service = Service(tmp_path, subject(limits=tight), VoterAnswers())
     assert allowed(service) == {"site-0": 3, "site-1": 1, "site-2": 3}
     assert service.live() == ""
     assert [len(release.roster) for release in read_life(service).releases] == [3, 2, 2]
@@ -101,7 +101,7 @@ def test_nonsense_draws_are_refused(bad: int) -> None:
 def test_no_figure_of_a_shorter_run_stands_beside_the_claim(tmp_path: Path) -> None:
     """A pool that stops after one release of three makes a run of less ε than the study's 8."""
     tight = [Limit(5.0, 1e-3, "exact")] * 3
-    service = Service(tmp_path, subject(limits=tight), World())
+    service = Service(tmp_path, subject(limits=tight), VoterAnswers())
     assert service.live() == ""
     findings = {finding.test: finding for finding in life_findings(service, read_life(service), ended="")}
     reported = findings["reported ε"]

@@ -28,7 +28,7 @@ from common.ledger import server_state as books
 from common.ledger import site_state as site_books
 from common.ledger import spending
 from common.ledger.releases import ChargedTotals
-from common.ledger.server_state import Books
+from common.ledger.server_state import ServerBooks
 from common.ledger.site_state import SiteBooks
 from common.masking import MaskedRoster, Member
 from common.privacy import accounting, calibration, mechanism, quantise, release
@@ -333,31 +333,31 @@ def ten_deltas(patch: Patch) -> None:
 
 def plan_of(change: Callable[[ChargedTotals, tuple], object]) -> Callable[[Patch], None]:
     def mutate(patch: Patch) -> None:
-        real = Books.plan
+        real = ServerBooks.plan
 
-        def planned(self: Books, mechanism: object, *, study_id: str, roster: tuple) -> object:
+        def planned(self: ServerBooks, mechanism: object, *, study_id: str, roster: tuple) -> object:
             charge = real(self, mechanism, study_id=study_id, roster=roster)
             return change(charge, roster) if isinstance(charge, ChargedTotals) else charge
 
-        patch.setattr(Books, "plan", planned)
+        patch.setattr(ServerBooks, "plan", planned)
 
     return mutate
 
 
 def budget_reset_on_opening(patch: Patch) -> None:
-    real = Books._apply
-    patch.setattr(Books, "_apply", lambda self, charge: real(self, charge) if self._undo is not None else None)
+    real = ServerBooks._apply
+    patch.setattr(ServerBooks, "_apply", lambda self, charge: real(self, charge) if self._undo is not None else None)
 
 
 def studies_not_added(patch: Patch) -> None:
-    real = Books.plan
+    real = ServerBooks.plan
 
-    def planned(self: Books, mechanism: object, *, study_id: str, roster: tuple) -> object:
+    def planned(self: ServerBooks, mechanism: object, *, study_id: str, roster: tuple) -> object:
         with pytest.MonkeyPatch.context() as inside:
             inside.setattr(self, "spent", lambda pool: self.spent_in(study_id, pool), raising=False)
             return real(self, mechanism, study_id=study_id, roster=roster)
 
-    patch.setattr(Books, "plan", planned)
+    patch.setattr(ServerBooks, "plan", planned)
 
 
 def site_counts_nothing_against_its_caps(patch: Patch) -> None:
@@ -452,13 +452,13 @@ def without_the_mask_of(*pairs: tuple[str, str]) -> Callable[[Patch], None]:
 
 
 def further_draws_free(patch: Patch) -> None:
-    real = Books._apply
+    real = ServerBooks._apply
 
-    def applied(self: Books, charge: ChargedTotals) -> None:
+    def applied(self: ServerBooks, charge: ChargedTotals) -> None:
         lost = any(self.releases.lost_in(study) for study in self.studies)
         real(self, ChargedTotals({}, {}) if lost else charge)
 
-    patch.setattr(Books, "_apply", applied)
+    patch.setattr(ServerBooks, "_apply", applied)
 
 
 def old_draws_stand(patch: Patch) -> None:

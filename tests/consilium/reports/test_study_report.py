@@ -19,13 +19,13 @@ from common.case_pictures import OUTLINES, centre_of, draw_planes
 from common.errors import InvalidInput
 from common.ledger.charges import Spend
 from common.ledger.spending import Spending
+from common.measured_gain import ONE_RUN, Score
 from common.plain import RESEARCH_ONLY
 from common.planes import PLANES
 from common.privacy.accounting import max_mu_squared
 from common.privacy.consent import guess_right_at_most
 from common.privacy.figures import percent_text
 from common.privacy.mechanism import Budget, Relation, Unit
-from common.worth import ONE_RUN, Score
 from consilium.demo.evaluate import shown_cases
 from consilium.reports.certificate import in_words
 from consilium.reports.report_pictures import Picture

@@ -32,7 +32,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from common.config import CollectionConfig
 from common.pki import load_node_key
 from common.sockets import listen
-from server.aggregation.relay import SOCKET, Kind, RelayFrame, receive, send
+from server.aggregation.relay import SOCKET, FrameKind, RelayFrame, receive, send
 from server.operations import storage
 from server.operations.supervisor import start_run
 from server.study.workspace import Workspace
@@ -162,28 +162,28 @@ class Core:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        assert receive(connection).kind is Kind.RUN
+        assert receive(connection).kind is FrameKind.RUN
 
     def ask(self, *nodes: int, body: bytes) -> None:
         for node in nodes:
-            send(self.connection, RelayFrame(Kind.BODY, node, body))
-        send(self.connection, RelayFrame(Kind.PUSH, TTL_S * 1000))
-        assert receive(self.connection).kind is Kind.DONE
+            send(self.connection, RelayFrame(FrameKind.BODY, node, body))
+        send(self.connection, RelayFrame(FrameKind.PUSH, TTL_S * 1000))
+        assert receive(self.connection).kind is FrameKind.DONE
 
     def heard(self, *nodes: int, timeout_s: float = 120.0) -> None:
         """Every one of these nodes has replied in time."""
         waiting, until = set(nodes), time.monotonic() + timeout_s
         while waiting:
             assert time.monotonic() < until, waiting
-            send(self.connection, RelayFrame(Kind.PULL, 0))
-            while (frame := receive(self.connection)).kind is not Kind.DONE:
+            send(self.connection, RelayFrame(FrameKind.PULL, 0))
+            while (frame := receive(self.connection)).kind is not FrameKind.DONE:
                 if frame.number in waiting:
-                    assert (frame.kind, len(frame.body)) == (Kind.REPLY, HONEST_BYTES)
+                    assert (frame.kind, len(frame.body)) == (FrameKind.REPLY, HONEST_BYTES)
                     waiting.discard(frame.number)
             time.sleep(0.1)
 
     def end(self) -> None:
-        send(self.connection, RelayFrame(Kind.END, 0))
+        send(self.connection, RelayFrame(FrameKind.END, 0))
 
 
 @contextlib.contextmanager

@@ -22,11 +22,11 @@ from common.config import GateConfig
 from common.student_statement import StudentStatement
 from consilium.demo import federation as daemons
 from consilium.demo import run as demo
-from consilium.demo.options import DemoOptions, Places
+from consilium.demo.options import DemoFolders, DemoOptions
 from consilium.demo.training import train_all
 from server.dashboard.app import Options, create_app, users_file
 from server.dashboard.auth import Role
-from server.public.said import STUDENTS, said_file
+from server.public.statement_files import STUDENTS, said_file
 from tests.e2e.daemons import running
 from tests.e2e.dishonest import SPOILS, pushes_then, serving
 from tests.e2e.road import Road
@@ -48,7 +48,7 @@ PATIENCE_S = 1_500.0
 def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
     """The demo's data, study and teachers, its daemons, and a gate of two verdicts."""
     out = tmp_path_factory.mktemp("pushed") / "out"
-    places, silent = Places(out), demo.Watch(*([lambda *_: None] * 5))
+    places, silent = DemoFolders(out), demo.DemoProgress(*([lambda *_: None] * 5))
     with pytest.MonkeyPatch.context() as patched:
         terms = demo.terms
         patched.setattr(demo, "terms", lambda *given: replace(terms(*given), gate=GateConfig(2)))

@@ -22,7 +22,7 @@ from common.sealing import SealContext, seal
 from consilium.cli.main import app as main_app
 from consilium.cli.study import study_app
 from consilium.in_process import Wire
-from server.aggregation.batch import Answering, Opened
+from server.aggregation.batch import Answering, Decrypted
 from server.aggregation.exchange import Reply
 from server.aggregation.receipts import ReceiptDelivery
 from server.study.status import study_status
@@ -783,12 +783,12 @@ def test_the_first_word_on_a_query_stands_whatever_comes_later():
     query = make_query(0, make_mechanism(room_for=4))
     one, other = (np.full(query.mechanism.dimension, n, dtype=np.int64) for n in (1, 2))
     answering = Answering([query], ["north", "south"])
-    answering.take("north", Opened({query.id: one}, {}))
-    answering.take("north", Opened({query.id: other}, {}))
+    answering.take("north", Decrypted({query.id: one}, {}))
+    answering.take("north", Decrypted({query.id: other}, {}))
     assert (answering.missing("north"), answering.missing("south")) == ((), (query.id,))
-    answering.take("south", Opened({}, {query.id: "code-norm"}))
-    answering.take("south", Opened({query.id: other}, {}))
-    answering.take("elsewhere", Opened({query.id: other}, {}))
+    answering.take("south", Decrypted({}, {query.id: "code-norm"}))
+    answering.take("south", Decrypted({query.id: other}, {}))
+    answering.take("elsewhere", Decrypted({query.id: other}, {}))
     assert not answering.missing("south")
     assert answering.heard == {"north"}
     assert np.array_equal(answering.sums[query.id].released(sites=2, sampler=silent), one)

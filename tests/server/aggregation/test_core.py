@@ -17,7 +17,7 @@ import pytest
 from common.events import read_events
 from common.process import ProcessGroup
 from server.aggregation import core
-from server.aggregation.relay import Kind, RelayFrame, answers, connect, pack_nodes, receive, send
+from server.aggregation.relay import FrameKind, RelayFrame, answers, connect, pack_nodes, receive, send
 from server.ledger.server_ledger import Ledger
 from server.operations.supervisor import core_daemon
 from tests.dashboard_study import QUERIES, Recorded, make_study_directory
@@ -40,25 +40,25 @@ class Relay:
         replies: list[RelayFrame] = []
         with connect(self.study.workspace.relay_dir) as connection:
             connection.settimeout(60)
-            send(connection, RelayFrame(Kind.RUN, number))
-            while (asked := receive(connection)).kind is not Kind.END:
+            send(connection, RelayFrame(FrameKind.RUN, number))
+            while (asked := receive(connection)).kind is not FrameKind.END:
                 self.before(connection, asked)
                 self.seen.append(asked.body)
                 match asked.kind:
-                    case Kind.ONLINE:
-                        send(connection, RelayFrame(Kind.NODES, body=pack_nodes(self.study.transport.online())))
-                    case Kind.BODY:
+                    case FrameKind.ONLINE:
+                        send(connection, RelayFrame(FrameKind.NODES, body=pack_nodes(self.study.transport.online())))
+                    case FrameKind.BODY:
                         bodies[asked.number] = asked.body
-                    case Kind.PUSH:
+                    case FrameKind.PUSH:
                         heard = self.study.transport.exchange(bodies, timeout_s=1)
-                        replies = [RelayFrame(Kind.REPLY, reply.node_id, reply.body or b"") for reply in heard]
+                        replies = [RelayFrame(FrameKind.REPLY, reply.node_id, reply.body or b"") for reply in heard]
                         bodies = {}
-                        send(connection, RelayFrame(Kind.DONE))
-                    case Kind.PULL:
+                        send(connection, RelayFrame(FrameKind.DONE))
+                    case FrameKind.PULL:
                         for reply in replies:
                             send(connection, reply)
                         replies = []
-                        send(connection, RelayFrame(Kind.DONE))
+                        send(connection, RelayFrame(FrameKind.DONE))
             return asked.number
 
 
@@ -100,29 +100,29 @@ def endings(study: Recorded) -> list[dict]:
 
 
 def out_of_turn(connection: socket.socket, asked: RelayFrame) -> None:
-    if asked.kind is Kind.ONLINE:
-        send(connection, RelayFrame(Kind.DONE))
+    if asked.kind is FrameKind.ONLINE:
+        send(connection, RelayFrame(FrameKind.DONE))
 
 
 def half_a_number(connection: socket.socket, asked: RelayFrame) -> None:
-    if asked.kind is Kind.ONLINE:
-        send(connection, RelayFrame(Kind.NODES, body=b"1234567"))
+    if asked.kind is FrameKind.ONLINE:
+        send(connection, RelayFrame(FrameKind.NODES, body=b"1234567"))
 
 
 def a_node_that_was_not_asked(connection: socket.socket, asked: RelayFrame) -> None:
-    if asked.kind is Kind.PULL:
-        send(connection, RelayFrame(Kind.REPLY, 99, b"x"))
+    if asked.kind is FrameKind.PULL:
+        send(connection, RelayFrame(FrameKind.REPLY, 99, b"x"))
 
 
 def one_node_twice(connection: socket.socket, asked: RelayFrame) -> None:
-    if asked.kind is Kind.PULL:
+    if asked.kind is FrameKind.PULL:
         for _ in range(2):
-            send(connection, RelayFrame(Kind.REPLY, 100, b"x"))
+            send(connection, RelayFrame(FrameKind.REPLY, 100, b"x"))
 
 
 def too_long(connection: socket.socket, asked: RelayFrame) -> None:
-    if asked.kind is Kind.PULL:
-        connection.sendall(struct.pack(">BQI", Kind.REPLY, 100, 2**32 - 1))
+    if asked.kind is FrameKind.PULL:
+        connection.sendall(struct.pack(">BQI", FrameKind.REPLY, 100, 2**32 - 1))
 
 
 def no_such_kind(connection: socket.socket, _asked: RelayFrame) -> None:

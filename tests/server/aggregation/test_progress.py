@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.console import Console
 
-from server.aggregation.progress import Bars, StudyProgress, bar_a_stage, stage_bars
+from server.aggregation.progress import ProgressBars, StudyProgress, bar_a_stage, stage_bars
 
 RUN = [
     {"event": "run-started", "run": "1", "pid": 1, "resumed": False},
@@ -90,7 +90,7 @@ def test_off_a_terminal_every_stage_says_when_it_begins_goes_on_and_is_done() ->
 
 def test_where_nothing_is_to_be_shown_nothing_is() -> None:
     out = io.StringIO()
-    bars = Bars(console=Console(file=out), show=False)
+    bars = ProgressBars(console=Console(file=out), show=False)
     with bars:
         bars.update(bars.add_task("cases", total=1), completed=1)
     assert out.getvalue() == ""

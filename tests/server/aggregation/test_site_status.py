@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.policy import Sharing
+from client.policy import SharingPolicy
 from client.worker import shared_status
 from common.config import render_study
 from common.errors import InvalidInput
@@ -39,7 +39,7 @@ def ran(fed: Federation, folder: Path) -> dict:
 
 def share(fed: Federation, node: int) -> None:
     worker = fed.workers[node]
-    worker._config = replace(worker._config, share=Sharing(status=True))
+    worker._config = replace(worker._config, share=SharingPolicy(status=True))
 
 
 def test_a_site_that_shares_its_status_is_read_and_the_others_say_nothing(fed, tmp_path):

@@ -23,7 +23,7 @@ from common.peers import Peer
 from common.security_log.follow import logged_event
 from common.witness.memory import MAX_CONFLICTS, SHOWN, HeadMemory, blinded
 from common.witness.merkle import root
-from common.witness.messages import Growth, PeerHead
+from common.witness.messages import ConsistencyProof, PeerHead
 from common.witness.notes import CheckpointNote, NoteSignature, Sign, origin_of, witness_name
 from common.witness.verify import Countersigned, countersigned
 from server.aggregation.witnessing import Witnesses
@@ -443,7 +443,7 @@ def invented(world: Federation, number: int) -> WitnessRequest:
         study=world.study.id,
         ledger=f"{number:032x}",
         note=note.render().encode(),
-        growth=Growth(0, ()),
+        growth=ConsistencyProof(0, ()),
         held_row=0,
         held=(),
         heads=(),

@@ -262,7 +262,7 @@ def test_an_answer_counts_once_for_the_browser_that_asked_and_for_ten_minutes(do
 def test_a_flood_of_begun_sign_ins_takes_no_memory_asks_the_provider_once_and_ends_nobodys(door, idp):
     """1,001 strangers without a word of anybody's evicted every sign-in that was under way."""
     operators = door.get("/login/oidc?next=/sites").headers["location"]
-    provider, before = door.app.state.door.provider, len(idp.asked)
+    provider, before = door.app.state.sign_in.provider, len(idp.asked)
     redirect = "http://localhost/login/oidc/back"
 
     def flood(count: int) -> int:

@@ -161,8 +161,8 @@ def test_metrics_carry_the_documented_names_and_the_ledgers_figures(client, coll
 
 def test_the_planner_page_says_what_the_planner_says(reader, collected):
     client = reader
-    wishes = {"epsilon": 4, "delta": 1e-5, "queries": 20, "hospitals": 16, "dimension": 32}
-    given = client.get("/api/plan", params=wishes).json()
+    form = {"epsilon": 4, "delta": 1e-5, "queries": 20, "hospitals": 16, "dimension": 32}
+    given = client.get("/api/plan", params=form).json()
     expected = plan(
         budget=Budget(epsilon=4, delta=1e-5),
         accountant=AccountantName.EXACT,
@@ -174,7 +174,7 @@ def test_the_planner_page_says_what_the_planner_says(reader, collected):
         dimension=32,
     ).to_json()
     assert {key: given[key] for key in expected} == json.loads(json.dumps(expected))
-    assert expected["summary"] in html.unescape(client.get("/planner", params=wishes).text)
+    assert expected["summary"] in html.unescape(client.get("/planner", params=form).text)
     assert client.get("/api/plan", params={"unit": "patient", "relation": "zero-out"}).status_code == 400
     assert "zero-out" in client.get("/planner", params={"unit": "patient", "relation": "zero-out"}).text
 

@@ -11,9 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 from scipy.stats import ttest_1samp
 
-from common.worth import Worth
+from common.measured_gain import MeasuredGain
 from consilium.cli.study_words import say_outlook
-from server.dashboard.planning import MOST_QUERIES, planned, wishes_of
+from server.dashboard.planning import MOST_QUERIES, form_of, planned
 from server.dashboard.views.verdict import verdict
 from server.study.read_facts import read_measured
 from tests.dashboard_study import SITES, Recorded
@@ -27,9 +27,9 @@ def report(student: float, controls: dict[str, float | None], **more: object) ->
     return json.dumps({"study": {"id": STUDY.id}, "student": {"dice": {"mean": student, **more}}, "controls": scored})
 
 
-def said(gain: Worth | None, *, joint: bool = False, hospitals: int = 4):
+def said(gain: MeasuredGain | None, *, joint: bool = False, hospitals: int = 4):
     study = replace(STUDY, codec=replace(STUDY.codec, joint=joint))
-    return verdict(study, gain=gain, outlook=None, hospitals=hospitals, answers=4)
+    return verdict(study, gain=gain, plan=None, hospitals=hospitals, answers=4)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def said(gain: Worth | None, *, joint: bool = False, hospitals: int = 4):
     ],
 )
 def test_green_is_a_gain_that_is_proven_by_the_rule_of_every_other_text(gain, half, name):
-    worth = Worth(0.5 + gain, 0.5, "the control public only", gain, half, 12 if half else 0)
+    worth = MeasuredGain(0.5 + gain, 0.5, "the control public only", gain, half, 12 if half else 0)
     found = said(worth)
     assert found.name == name == worth.word.replace(" ", "-")
     assert found.learned is (name == "proven")
@@ -73,13 +73,13 @@ def test_nothing_is_green_before_it_was_measured_however_good_the_plan(hospitals
 )
 def test_the_next_step_names_the_command_that_leads_to_a_measured_gain(state, words):
     study = replace(STUDY, codec=replace(STUDY.codec, joint=True))
-    assert words in verdict(study, gain=None, outlook=None, hospitals=8, answers=4, **state).next
+    assert words in verdict(study, gain=None, plan=None, hospitals=8, answers=4, **state).next
 
 
 @pytest.mark.parametrize(("paired", "expected"), [(8, "8 public pairs"), (0, "hippocampus task")])
 def test_beside_public_pairs_no_gain_is_promised_that_was_measured_without_any(paired, expected):
     study = replace(STUDY, codec=replace(STUDY.codec, joint=True, paired=paired))
-    found = verdict(study, gain=None, outlook=None, hospitals=8, answers=0)
+    found = verdict(study, gain=None, plan=None, hospitals=8, answers=0)
     assert expected in found.basis
 
 
@@ -115,11 +115,11 @@ def test_the_first_page_begins_with_the_verdict(reader):
 
 
 def test_nothing_is_green_and_nothing_is_to_be_exported_while_the_ledger_is_broken():
-    gain = Worth(0.7, 0.5, "the control public only", 0.2, 0.05, 12)
-    found = verdict(STUDY, gain=gain, outlook=None, hospitals=4, answers=4, broken=True)
+    gain = MeasuredGain(0.7, 0.5, "the control public only", 0.2, 0.05, 12)
+    found = verdict(STUDY, gain=gain, plan=None, hospitals=4, answers=4, broken=True)
     assert not found.learned
     assert "Export" not in found.next
-    assert verdict(STUDY, gain=gain, outlook=None, hospitals=4, answers=4).learned
+    assert verdict(STUDY, gain=gain, plan=None, hospitals=4, answers=4).learned
 
 
 def test_a_case_without_a_score_is_left_out_of_the_pairs(tmp_path: Path):
@@ -136,7 +136,7 @@ def test_a_case_without_a_score_is_left_out_of_the_pairs(tmp_path: Path):
 def test_a_study_beyond_what_the_planners_form_takes_is_planned_all_the_same():
     study = make_study()
     study = replace(study, privacy=replace(study.privacy, planned_queries=MOST_QUERIES + 66))
-    own = wishes_of(study, hospitals=64, stds=())
+    own = form_of(study, hospitals=64, stds=())
     assert planned(own, study, ()).plan.queries == MOST_QUERIES + 66
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from common.errors import InvalidInput
-from common.node_auth import AdmittedNode, Gatekeeper, signed_headers, write_admitted
+from common.node_auth import AdmittedNode, RequestAdmission, signed_headers, write_admitted
 from common.objects import ObjectStore
 from common.pki import NodeKeys, create_node_keys, load_node_key, read_node_public_key
 from common.supervision import KeptRunning
@@ -60,7 +60,7 @@ def site_keys(root: Path, letter: str) -> NodeKeys:
 def port(tmp_path: Path) -> OnePort:
     """The port of study a; behind it stands b."""
 
-    def serve(study: BehindPort, keys: Gatekeeper) -> tuple[object, httpx.AsyncClient]:
+    def serve(study: BehindPort, keys: RequestAdmission) -> tuple[object, httpx.AsyncClient]:
         answer = httpx.MockTransport(lambda _request: httpx.Response(200, content=study.study[:1].encode()))
         upstream = httpx.AsyncClient(base_url="http://superlink", transport=answer)
         nodes = Path(study.nodes)

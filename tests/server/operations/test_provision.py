@@ -39,7 +39,7 @@ from server.ledger.server_ledger import Ledger
 from server.operations import provision
 from server.operations.exact import CertificateHosts
 from server.operations.leaving import forget
-from server.public.said import PEERS, said_file
+from server.public.statement_files import PEERS, said_file
 from server.study import create_study as setup
 from server.study.create_study import open_ledger
 from server.study.revocations import check_revoked

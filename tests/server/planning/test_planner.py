@@ -18,8 +18,8 @@ from scipy import optimize
 from common.errors import InvalidInput
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
 from server.planning.planner import (
-    Outlook,
     Plan,
+    PlanVerdict,
     capacity_bits,
     explained_at_most,
     plan,
@@ -31,7 +31,7 @@ from server.planning.recommend import recommend
 REPLACE = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
 ZERO_OUT = Protection(Unit.HOSPITAL, Relation.ZERO_OUT)
 PATIENT = Protection(Unit.PATIENT, Relation.REPLACE_ONE)
-WORST_FIRST = (Outlook.PRIOR, Outlook.WEAK, Outlook.INFORMATIVE)
+WORST_FIRST = (PlanVerdict.PRIOR, PlanVerdict.WEAK, PlanVerdict.INFORMATIVE)
 
 
 def make(**changes: Any) -> Plan:
@@ -59,12 +59,12 @@ def test_the_papers_headline_is_planned_with_its_published_noise_and_fifty_bits_
     result = make()
     assert result.noise_per_coordinate == pytest.approx(1.073343, abs=1e-6)
     assert result.ceiling_bits == pytest.approx(50, abs=0.2)
-    assert result.verdict is Outlook.PRIOR
+    assert result.verdict is PlanVerdict.PRIOR
     assert "80 answers with at most 0.62 bits each" in result.summary  # 50 in all
     assert result.queries_left == 80
     assert result.code_norm == 1.0 < result.noise_per_coordinate
     for dimension in (1, 2, 3, 8, 1024):
-        assert make(dimension=dimension).verdict is Outlook.PRIOR
+        assert make(dimension=dimension).verdict is PlanVerdict.PRIOR
 
 
 @pytest.mark.parametrize(("teachers", "bits"), [(16, 200), (32, 801), (64, 3206)])
@@ -158,7 +158,7 @@ def test_the_verdict_never_worsens_with_more_hospitals_more_budget_or_fewer_quer
 def test_following_one_line_of_the_advice_makes_the_plan_informative() -> None:
     spectrum = [0.8**i for i in range(64)]
     base = make(dimension=64, spectrum=spectrum, hospitals=12)
-    assert base.verdict is not Outlook.INFORMATIVE
+    assert base.verdict is not PlanVerdict.INFORMATIVE
     advice = {line.split(":")[0]: line for line in base.advice}
     hospitals = int(advice["hospitals"].split()[1])
     queries = int(advice["queries"].split()[1])
@@ -171,16 +171,18 @@ def test_following_one_line_of_the_advice_makes_the_plan_informative() -> None:
             {"voters_per_site": voters - 1, "protection": PATIENT},
         ),
     ):
-        assert make(dimension=64, spectrum=spectrum, **{"hospitals": 12, **change}).verdict is Outlook.INFORMATIVE
-        assert make(dimension=64, spectrum=spectrum, **{"hospitals": 12, **worse}).verdict is not Outlook.INFORMATIVE
+        assert make(dimension=64, spectrum=spectrum, **{"hospitals": 12, **change}).verdict is PlanVerdict.INFORMATIVE
+        assert (
+            make(dimension=64, spectrum=spectrum, **{"hospitals": 12, **worse}).verdict is not PlanVerdict.INFORMATIVE
+        )
 
 
 def test_thresholds_are_the_documented_ones() -> None:
-    assert verdict_of(0.99, 0.99) is Outlook.PRIOR
-    assert verdict_of(1.0, 0.2499) is Outlook.PRIOR
-    assert verdict_of(1.0, 0.25) is Outlook.WEAK
-    assert verdict_of(9.0, 0.5999) is Outlook.WEAK
-    assert verdict_of(9.0, 0.60) is Outlook.INFORMATIVE
+    assert verdict_of(0.99, 0.99) is PlanVerdict.PRIOR
+    assert verdict_of(1.0, 0.2499) is PlanVerdict.PRIOR
+    assert verdict_of(1.0, 0.25) is PlanVerdict.WEAK
+    assert verdict_of(9.0, 0.5999) is PlanVerdict.WEAK
+    assert verdict_of(9.0, 0.60) is PlanVerdict.INFORMATIVE
 
 
 @settings(max_examples=60, deadline=None)
@@ -305,8 +307,8 @@ def test_more_hospitals_as_advised_make_a_sealed_sum_informative() -> None:
     poor = make(hospitals=8, colluders=2)
     line = next(line for line in poor.advice if line.startswith("hospitals"))
     needed = int(line.split()[1])
-    assert make(hospitals=needed, colluders=2).verdict is Outlook.INFORMATIVE
-    assert make(hospitals=needed - 1, colluders=2).verdict is not Outlook.INFORMATIVE
+    assert make(hospitals=needed, colluders=2).verdict is PlanVerdict.INFORMATIVE
+    assert make(hospitals=needed - 1, colluders=2).verdict is not PlanVerdict.INFORMATIVE
 
 
 def test_what_is_recommended_for_a_sealed_sum_knows_its_noise() -> None:

@@ -43,7 +43,7 @@ def test_every_place_predicts_the_same_gain_for_a_study(
     file = tmp_path / "study.toml"
     file.write_text(render_study(study), encoding="utf-8")
     say_outlook(study, hospitals=HOSPITALS)
-    shown = verdict(study, gain=None, outlook=None, hospitals=HOSPITALS, answers=0)
+    shown = verdict(study, gain=None, plan=None, hospitals=HOSPITALS, answers=0)
     planned = typed(app, "plan", "--study", file, "--hospitals", HOSPITALS, "--json")
     found = study_prospects(study, hospitals=HOSPITALS)
     assert found is not None

@@ -19,7 +19,7 @@ from common.models.fit import predict
 from server.postprocess import networks
 from server.postprocess.decisions import DecisionStore, Verdict
 from server.postprocess.labels import read_released, write_labels
-from server.postprocess.networks import control_trained, lesson_of
+from server.postprocess.networks import control_trained, student_data_of
 from server.protocols import per_volume
 from server.protocols.controls import CONTROLS, derangement
 from server.protocols.stored_labels import as_stored
@@ -56,9 +56,9 @@ def load_labels(workspace):
 
 
 def control_labels(workspace, name):
-    lesson = lesson_of(read_released(workspace))
-    lesson = replace(lesson, trained=lambda other: load_control(workspace, other))
-    return per_volume.control_labels(lesson, name)
+    student_data = student_data_of(read_released(workspace))
+    student_data = replace(student_data, trained=lambda other: load_control(workspace, other))
+    return per_volume.control_labels(student_data, name)
 
 
 def fit_controls(workspace, *, events):

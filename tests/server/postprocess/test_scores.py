@@ -17,9 +17,9 @@ from common.data.msd import Case, read_dataset, write_dataset
 from common.data.synthetic import write_phantoms
 from common.data.volume import load_label, load_volume
 from common.errors import InvalidInput
+from common.measured_gain import Score
 from common.metrics import mean_dice
 from common.models.fit import predict
-from common.worth import Score
 from consilium.cli.study import study_app
 from server.postprocess.networks import load_control, load_student
 from server.postprocess.scores import figures, kept_scores

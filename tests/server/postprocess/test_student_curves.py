@@ -87,8 +87,10 @@ class World:
     def fit(self, monkeypatch: pytest.MonkeyPatch, name: str, files: Sequence[PairedFiles]) -> tuple[str, list[Any]]:
         """The student's hash, and what its log says of the validation cases."""
         training = NetworkTraining(name, self.train, steps=STEPS, passes=(STEPS // 2, STEPS))
-        monkeypatch.setattr(networks, "protocol_of", lambda study: SimpleNamespace(finish=lambda lesson: training))
-        monkeypatch.setattr(networks, "lesson_of", lambda released: None)
+        monkeypatch.setattr(
+            networks, "protocol_of", lambda study: SimpleNamespace(finish=lambda student_data: training)
+        )
+        monkeypatch.setattr(networks, "student_data_of", lambda released: None)
         public = SimpleNamespace(study=self.study, objects=self.store)
         released = SimpleNamespace(public=public, student_dir=self.root / name, validation=tuple(files))
         events = EventLog(self.root / f"{name}.jsonl", study=self.study.id)

@@ -19,9 +19,9 @@ import pytest
 from typer.testing import CliRunner
 
 from common.errors import LedgerCorrupt
+from common.measured_gain import Score
 from common.models.bundle_configs import readme
 from common.models.bundle_facts import BundlePrivacy
-from common.worth import Score
 from consilium.cli.ledger import verify_app
 from consilium.cli.study import study_app
 from consilium.reports.certificate import certificate_facts
@@ -30,7 +30,7 @@ from consilium.reports.report_facts import CONTROLS, ReportFacts, SiteFact
 from consilium.reports.study_report import render_html, report_json
 from server.dashboard.app import Options, create_app
 from server.dashboard.auth import Role, Session
-from server.dashboard.security import Gate
+from server.dashboard.security import SessionReader
 from server.ledger.server_ledger import Ledger
 from server.postprocess.bundle import privacy_of
 from server.study.consent_text import rosters
@@ -95,7 +95,7 @@ def view(life: Life, workspace: Workspace, state: Path) -> View:
     """A dashboard that has looked at the study to the end of its files, with somebody signed in."""
     app = create_app(Options(study=workspace.root, state=state, metrics_token="m" * 20))
     session = Session("paul", Role.PRIVACY_OFFICER, "token", 1e12, None)
-    app.state.gate = Gate(cookie="any", lookup=lambda _token: session)
+    app.state.gate = SessionReader(cookie="any", lookup=lambda _token: session)
     app.state.service.follower.poll()
     client = TestClient(app, base_url="http://localhost", follow_redirects=False)
     return View(life, workspace, client)

@@ -26,7 +26,7 @@ from consilium.cli.main import app
 from consilium.reports.publication import publish_student
 from server.dashboard import api, health, pages, sign_in
 from server.dashboard.ledger_fold import LedgerFold
-from server.public.said import STUDENTS, said_file
+from server.public.statement_files import STUDENTS, said_file
 from tests.server.printed import places, rules
 from tests.server.printed.lives import Life, begin, last_copy, live
 from tests.server.printed.lives import act as happens

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
+from common.measured_gain import GainVerdict, MeasuredGain, Score
 from common.study_facts import StudyFacts
-from common.worth import GainWord, Score, Worth
 from consilium.reports.certificate import certificate_facts
 from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.report_facts import CONTROLS
@@ -242,6 +242,8 @@ def test_a_text_that_counts_answers_of_its_own_is_found(tmp_path: Path, monkeypa
 def test_a_text_that_judges_a_gain_by_another_rule_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old rule: any mean above the control's is a gain."""
     life = answered(tmp_path)
-    monkeypatch.setattr(Worth, "word", property(lambda self: GainWord.PROVEN if self.gain > 0 else GainWord.WORSE))
+    monkeypatch.setattr(
+        MeasuredGain, "word", property(lambda self: GainVerdict.PROVEN if self.gain > 0 else GainVerdict.WORSE)
+    )
     with pytest.raises(AssertionError, match=r"says (proven|worse), and it is not proven"):
         hold(life, tmp_path / "found", kinds=("not proven",))

@@ -10,7 +10,7 @@ import torch
 
 from common.codecs import load_codec
 from server.postprocess.labels import read_released
-from server.postprocess.networks import lesson_of
+from server.postprocess.networks import student_data_of
 from server.protocols.appearance import protocol as appearance
 from server.protocols.appearance.labels import placed
 from server.protocols.appearance.protocol import Appearance
@@ -41,26 +41,28 @@ def test_where_public_shapes_share_a_place_the_start_is_kept_and_published(recor
 
 
 def test_the_student_begins_from_the_start_and_is_named_by_it(recorded: Recorded, tmp_path) -> None:
-    lesson = lesson_of(read_released(recorded.workspace))
-    terms = replace(lesson.public.study.student, steps=1, learning_rate=1e-9)
-    lesson = replace(lesson, public=replace(lesson.public, study=replace(lesson.public.study, student=terms)))
-    begun = Appearance().finish(lesson)
+    student_data = student_data_of(read_released(recorded.workspace))
+    terms = replace(student_data.public.study.student, steps=1, learning_rate=1e-9)
+    student_data = replace(
+        student_data, public=replace(student_data.public, study=replace(student_data.public.study, student=terms))
+    )
+    begun = Appearance().finish(student_data)
     student = begun.train(FitFiles.at(tmp_path), lambda _step, _loss: None).state_dict()
-    start = read_start(recorded.workspace.start_file.read_bytes(), lesson.public.study).state_dict()
+    start = read_start(recorded.workspace.start_file.read_bytes(), student_data.public.study).state_dict()
     assert all(torch.allclose(student[name], start[name], atol=1e-6) for name in start if "running" not in name)
     aside = recorded.workspace.start_file.rename(tmp_path / "aside")
     try:
-        assert Appearance().finish(lesson).inputs != begun.inputs
+        assert Appearance().finish(student_data).inputs != begun.inputs
     finally:
         aside.rename(recorded.workspace.start_file)
 
 
 def test_public_only_is_what_the_start_teaches_itself_and_hears_no_answer(recorded: Recorded, tmp_path) -> None:
-    lesson = lesson_of(read_released(recorded.workspace))
-    found = Appearance().control(replace(lesson, trained=unasked), "public_only")
+    student_data = student_data_of(read_released(recorded.workspace))
+    found = Appearance().control(replace(student_data, trained=unasked), "public_only")
     assert found is not None
     weights = found.train(FitFiles.at(tmp_path), lambda _step, _loss: None).state_dict()
-    silent = replace(lesson, answers=[replace_sum(answer) for answer in lesson.answers])
+    silent = replace(student_data, answers=[replace_sum(answer) for answer in student_data.answers])
     other = Appearance().control(replace(silent, trained=unasked), "public_only")
     assert other is not None
     again = other.train(FitFiles.at(tmp_path / "again"), lambda _step, _loss: None).state_dict()

@@ -10,9 +10,9 @@ import pytest
 
 from common.privacy.mechanism import GRID_BITS
 from server.protocols.per_volume import PerVolume
-from server.protocols.plausible import FALSE_ALARMS, Plausible
-from server.public.kept import KeptInFolder
-from server.public.material import CodecRecord, Public
+from server.protocols.plausible import FALSE_ALARMS, PlausibilityTest
+from server.public.material import CodecRecord, PublicMaterial
+from server.public.public_files import FilesInFolder
 from tests.federation import Federation, make_study
 
 SITES = 4
@@ -24,7 +24,7 @@ def world(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-
         yield federation
 
 
-def weighed(world: Federation, tmp_path: Path, *, scale: float, push: float = 0.0) -> Plausible:
+def weighed(world: Federation, tmp_path: Path, *, scale: float, push: float = 0.0) -> PlausibilityTest:
     """The study's look at 40 made-up answers: honest means of the powers' size times ``scale``, one site's push."""
     rng, answers = np.random.default_rng(5), []
     record = CodecRecord(sha256=world.codec_hash, dimension=world.codec.dimension)
@@ -35,7 +35,7 @@ def weighed(world: Federation, tmp_path: Path, *, scale: float, push: float = 0.
         mean[0] += push / SITES
         total = np.rint(mean * SITES * 2**GRID_BITS).astype(np.int64)
         answers.append(SimpleNamespace(query=query, noisy_sum=total, voters=SITES))
-    public = Public(world.study, record, world.volumes, world.objects, KeptInFolder(tmp_path))
+    public = PublicMaterial(world.study, record, world.volumes, world.objects, FilesInFolder(tmp_path))
     found = PerVolume().aggregate(public, answers).plausibility()
     assert found is not None
     return found

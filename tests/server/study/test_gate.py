@@ -15,7 +15,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from client.teachers.comparison import ALL, OWN_TEACHERS, PUBLIC_START, CaseComparison, MissedStructure, Missing
+from client.teachers.comparison import (
+    ALL,
+    OWN_TEACHERS,
+    PUBLIC_START,
+    CaseComparison,
+    MissedStructure,
+    MissingComparison,
+)
 from client.teachers.evaluation import OWN_BETTER, Evaluation
 from client.teachers.evaluation_text import comparison_lines
 from client.teachers.pulled_student import check_gate
@@ -290,7 +297,9 @@ def evaluation(*differences: float, public: bool = True, gone: bool = False) -> 
     mean, spread = float(np.mean(differences)), 0.01
     compared = CaseComparison(PUBLIC_START, public, ALL, len(differences), 0.5 + mean, 0.5, mean, spread, 0, 0)
     lost = (MissedStructure("body", 3, 3),) if gone else ()
-    return Evaluation("w", ("body",), (), (), missed=lost, comparisons=(compared,), missing=(Missing("x", "gone"),))
+    return Evaluation(
+        "w", ("body",), (), (), missed=lost, comparisons=(compared,), missing=(MissingComparison("x", "gone"),)
+    )
 
 
 @pytest.mark.parametrize(

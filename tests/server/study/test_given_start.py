@@ -43,7 +43,7 @@ from server.aggregation.pipeline import run_study
 from server.ledger.server_ledger import Ledger
 from server.planning.recommend import NOT_REHEARSED
 from server.postprocess.labels import read_released
-from server.postprocess.networks import lesson_of
+from server.postprocess.networks import student_data_of
 from server.postprocess.scores import figures, kept_scores, worth_of
 from server.protocols.controls import CONTROLS, PUBLIC_NETWORK, STUDENT, control_training, controls_of
 from server.protocols.query_protocol import protocol_of
@@ -228,15 +228,19 @@ class TestARun:
         assert worth.reference.endswith("control public network")
 
     def test_student_and_every_control_begin_from_it(self, first: Path, grown: Recorded) -> None:
-        lesson = lesson_of(read_released(grown.workspace))
-        still = replace(lesson.public.study.student, steps=4, learning_rate=1e-9)
-        public = replace(lesson.public, study=replace(lesson.public.study, student=still))
-        lesson = replace(lesson, public=public, trained=lambda _name: model)
+        student_data = student_data_of(read_released(grown.workspace))
+        still = replace(student_data.public.study.student, steps=4, learning_rate=1e-9)
+        public = replace(student_data.public, study=replace(student_data.public.study, student=still))
+        student_data = replace(student_data, public=public, trained=lambda _name: model)
         model = network_for(still, public.study.data)
         weights_from_bytes((first / WEIGHTS).read_bytes(), model)
         wanted = model.eval().state_dict()
         for name in (STUDENT, *controls_of(public.study)):
-            training = protocol_of(public.study).finish(lesson) if name == STUDENT else control_training(lesson, name)
+            training = (
+                protocol_of(public.study).finish(student_data)
+                if name == STUDENT
+                else control_training(student_data, name)
+            )
             assert training is not None
             found = training.train(None, lambda _step, _loss: None).state_dict()
             assert all(torch.allclose(found[key], wanted[key], atol=1e-5) for key in wanted), name

@@ -22,7 +22,7 @@ from common.errors import DaemonFailed, InvalidInput
 from common.events import EventLog
 from common.ledger.keys import create_signing_key
 from common.ledger.rollback_guard import standing_path
-from common.ledger.server_state import Books
+from common.ledger.server_state import ServerBooks
 from common.process import READY_TIMEOUT_S
 from common.supervision import FACTS, json_report, keeping
 from consilium.cli.study import ask_to_spend, study_app
@@ -126,7 +126,7 @@ def test_a_run_that_was_killed_is_said_to_have_died_and_by_no_count_to_be_comple
     workspace: Workspace, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = workspace.study().privacy.planned_queries
-    monkeypatch.setattr(Books, "answers", lambda self, study_id: planned)
+    monkeypatch.setattr(ServerBooks, "answers", lambda self, study_id: planned)
     events = events_of(workspace)
     events.emit("run-started", run="1", pid=1, resumed=False)
     events.emit("stage-started", stage=stage, total=40)
@@ -454,7 +454,7 @@ def test_a_complete_study_that_is_run_again_and_detached_is_said_to_be_complete(
     monkeypatch.setattr(supervisor, "detach", lambda _workspace: None)
     words = ["run", str(workspace.root), "--detach", "--json", "--yes"]
     assert "goes on" in CliRunner().invoke(study_app, words).stderr
-    monkeypatch.setattr(Books, "answers", lambda self, study_id: planned)
+    monkeypatch.setattr(ServerBooks, "answers", lambda self, study_id: planned)
     events_of(workspace).emit("run-started", run="1", pid=1, resumed=False)
     events_of(workspace).emit("run-finished", run="1", seconds=1.0)
     said = CliRunner().invoke(study_app, words).stderr

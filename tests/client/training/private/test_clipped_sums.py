@@ -12,7 +12,7 @@ import torch
 from client.training.private import clipped_sums
 from client.training.private.clipped_sums import (
     RADIUS_INT,
-    Parts,
+    ClippingPlan,
     integer_sum,
     noised,
     one_part,
@@ -34,12 +34,14 @@ def norm(total: dict[str, torch.Tensor]) -> int:
     return sum(int(q) ** 2 for entry in total.values() for q in entry.flatten().tolist())
 
 
-TWO = Parts((("a",), ("b",)), (0.3, 2.0))
+TWO = ClippingPlan((("a",), ("b",)), (0.3, 2.0))
 
 
-@pytest.mark.parametrize("parts", [one_part(("a", "b"), 1.0), TWO, Parts((("a",), ("b",)), (1.0, 1.0), (1.25, 1.7))])
+@pytest.mark.parametrize(
+    "parts", [one_part(("a", "b"), 1.0), TWO, ClippingPlan((("a",), ("b",)), (1.0, 1.0), (1.25, 1.7))]
+)
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e6, 1e30])
-def test_one_patient_moves_the_sum_by_at_most_r_in_exact_integers(parts: Parts, scale: float) -> None:
+def test_one_patient_moves_the_sum_by_at_most_r_in_exact_integers(parts: ClippingPlan, scale: float) -> None:
     data = vectors(1, scale=scale)
     whole = integer_sum(data, parts)
     for patient in range(7):
@@ -97,7 +99,7 @@ def test_a_network_with_more_weights_than_one_draw_of_noise_gets_noise_on_every_
 
 
 @pytest.mark.parametrize("parts", [one_part(("a", "b"), 0.7), TWO])
-def test_noise_of_every_coefficient_has_its_stated_size_and_is_fresh_each_step(parts: Parts) -> None:
+def test_noise_of_every_coefficient_has_its_stated_size_and_is_fresh_each_step(parts: ClippingPlan) -> None:
     """σΔ_j√(MK) ± 1 %; four standard errors of 400,000 draws are 0.45 %."""
     z, expected = Fraction("1.3"), 16.0
     zeros = {"a": torch.zeros(200_000, dtype=torch.int64), "b": torch.zeros(200_000, dtype=torch.int64)}
@@ -139,4 +141,4 @@ def test_the_sum_over_nobody_is_zero_and_is_noised_like_any_other() -> None:
 )
 def test_parts_that_would_pass_norm_one_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
-        Parts(**{"names": (("a",), ("b",)), "clips": (1.0, 1.0), **bad})  # type: ignore[arg-type]
+        ClippingPlan(**{"names": (("a",), ("b",)), "clips": (1.0, 1.0), **bad})  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from client.records.journal import TrainingJournal, TrainingPlan
-from client.training.private.clipped_sums import Parts, one_part
+from client.training.private.clipped_sums import ClippingPlan, one_part
 from client.training.private.engine import run
 from common.errors import InvalidInput, Refused
 from common.privacy.training import Neighbours, Sampling, TrainingEvent, epsilon_of
@@ -28,7 +28,7 @@ PLAN = TrainingPlan(EVENT, epsilon=8.0, delta=1e-3, neighbours=Neighbours.ADD_RE
 class Counting:
     """A strategy that counts what it was asked for and can die in the middle of a step."""
 
-    parts: Parts = one_part(("w",), 1.0)
+    parts: ClippingPlan = one_part(("w",), 1.0)
 
     def __init__(self, *, dies_at: int | None = None, dies_in: str = "total") -> None:
         self.weights, self.calls, self.dies_at, self.dies_in = torch.zeros(3), 0, dies_at, dies_in

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from client.training.private.blocks import blocks_of
-from client.training.private.clipped_sums import RADIUS_INT, Parts, zeros_like
+from client.training.private.clipped_sums import RADIUS_INT, ClippingPlan, zeros_like
 from client.training.private.gradients import METHODS, plain_weights, segmentation_loss
 from client.training.private.mac import Penalty, mac_loss
 from client.training.private.strategies_3d import Patients, clipped_parts, per_patient, total_over
@@ -68,7 +68,7 @@ class Way:
     """A private trainer's way to a sum."""
 
     gradients: Callable
-    parts: Parts
+    parts: ClippingPlan
     weights: Mapping[str, torch.Tensor]
 
 

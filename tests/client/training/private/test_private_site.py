@@ -20,7 +20,7 @@ from client.records.journal import TrainingJournal
 from client.site.books import open_books
 from client.teachers.teacher import Teachers, averaged
 from client.training.command import PrivateOptions
-from client.training.contract import Part
+from client.training.contract import VoterData
 from client.training.private import clipped_sums as sums
 from client.training.private import engine
 from client.training.private.charge import record_trained, record_trainings
@@ -229,7 +229,9 @@ def test_a_private_voter_left_without_weights_by_an_earlier_version_is_trained(
 @pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
 @pytest.mark.parametrize("voxel", [np.nan, np.inf, 3e38])
 def test_no_voxel_can_end_a_private_training_without_weights(strategy: str, voxel: float) -> None:
-    part = Part(np.full((3, 1, 16, 16, 16), voxel, np.float32), np.ones((3, 16, 16, 16), np.uint8), 3, (0, 1, 2), 3)
+    part = VoterData(
+        np.full((3, 1, 16, 16, 16), voxel, np.float32), np.ones((3, 16, 16, 16), np.uint8), 3, (0, 1, 2), 3
+    )
     journal = TrainingJournal(settings(strategy).plan(patients=3))
     done = train_privately(part, RECIPE, settings(strategy), journal, seed=0)
     assert (done.steps, journal.left) == (3, 0)
@@ -244,7 +246,7 @@ def test_a_training_stopped_after_any_step_ends_with_the_weights_of_a_whole_one(
     """With noise that the step decides: patches, weight samples, turns and Adam's state go on where they were."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, (4, 16, 16, 16)).astype(np.uint8)
-    part = Part(rng.normal(labels[:, None], 0.5).astype(np.float32), labels, 3, (0, 0, 1, 3), 4)
+    part = VoterData(rng.normal(labels[:, None], 0.5).astype(np.float32), labels, 3, (0, 0, 1, 3), 4)
     given = settings(strategy, scans=2, sampling=Sampling.FIXED_PARTITION)
     plan = replace(given, steps=4).plan(patients=4)
     recipe = replace(RECIPE, patch=(8, 8, 8))
@@ -280,7 +282,7 @@ def test_a_training_stopped_after_any_step_ends_with_the_weights_of_a_whole_one(
 def test_an_empty_slot_stays_in_n_and_two_scans_of_a_patient_are_one_example(dataset: Dataset, tmp_path: Path) -> None:
     task = tasks(dataset, tmp_path / "t", settings(), voters=1)[0]
     assert private_trainer(task).patients == task.training_slots == 5
-    part = Part(np.zeros((3, 1, 16, 16, 16), np.float32), np.zeros((3, 16, 16, 16), np.uint8), 3, (0, 0, 4), 5)
+    part = VoterData(np.zeros((3, 1, 16, 16, 16), np.float32), np.zeros((3, 16, 16, 16), np.uint8), 3, (0, 0, 4), 5)
     assert part.slots == (0, 0, 4)
     journal = TrainingJournal(settings().plan(patients=5))
     done = train_privately(part, RECIPE, settings(), journal, seed=0)

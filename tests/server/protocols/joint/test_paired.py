@@ -29,10 +29,10 @@ from server.protocols import public_start as joint
 from server.protocols.controls import CONTROLS
 from server.protocols.joint import belief, protocol
 from server.protocols.public_start import TEMPERATURE, PairTraining, Start, moved, public_start, refine, refine_paired
-from server.protocols.query_protocol import FitFiles, Lesson
-from server.public.kept import KeptInFolder
-from server.public.material import PAIRS_FILE, START_FILE, CodecRecord, Public
+from server.protocols.query_protocol import FitFiles, StudentData
+from server.public.material import PAIRS_FILE, START_FILE, CodecRecord, PublicMaterial
 from server.public.paired import Paired
+from server.public.public_files import FilesInFolder
 from server.study import consent_text
 from server.study.workspace import Workspace
 from tests.commands import refusal_of
@@ -130,22 +130,22 @@ def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs
     monkeypatch.setattr(protocol, "estimated_codes", lambda *_: (begun, begun + 0.1))
     monkeypatch.setattr(protocol, "codec_of", lambda _public: codec)
 
-    def lesson_in(folder: Path) -> Lesson:
+    def lesson_in(folder: Path) -> StudentData:
         folder.mkdir()
-        public = Public(
+        public = PublicMaterial(
             study,
             CodecRecord("a" * 64, 4),
             ("0", "1", "2"),
             ObjectStore(folder),
-            KeptInFolder(folder),
+            FilesInFolder(folder),
             paired,
             {str(row): image for row, image in enumerate(images)},
         )
         save_weights(folder / START_FILE, build_unet(RECIPE.channels, in_channels=1, out_channels=3))
         labels = dict.fromkeys(public.volumes, np.zeros(0))
-        return Lesson(public, (), labels)  # type: ignore[arg-type]
+        return StudentData(public, (), labels)  # type: ignore[arg-type]
 
-    whole, lesson = lesson_in(tmp_path / "whole"), lesson_in(tmp_path / "killed")
+    whole, student_data = lesson_in(tmp_path / "whole"), lesson_in(tmp_path / "killed")
     told: list[int] = []
     training = protocol.Joint().finish(whole)
     expected = training.train(FitFiles.at(tmp_path / "whole"), lambda step, _loss: told.append(step))
@@ -157,7 +157,7 @@ def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs
             raise Killed
 
     told.clear()
-    training = protocol.Joint().finish(lesson)
+    training = protocol.Joint().finish(student_data)
     with pytest.raises(Killed):
         training.train(FitFiles.at(tmp_path / "killed"), kill)
     found = training.train(FitFiles.at(tmp_path / "killed"), lambda step, _loss: told.append(step))
@@ -169,7 +169,7 @@ def test_a_killed_student_goes_on_in_either_training_and_controls_find_the_pairs
         assert torch.equal(one, other)
     for name in CONTROLS:
         told.clear()
-        control = protocol.Joint().control(replace(lesson, trained=lambda _: expected), name)
+        control = protocol.Joint().control(replace(student_data, trained=lambda _: expected), name)
         assert control is not None
         control.train(FitFiles.at(tmp_path / "killed", name), lambda step, _loss: told.append(step))
         assert told == ([] if name == "public_only" else list(range(1, RECIPE.steps + 1)))
@@ -234,7 +234,7 @@ def test_pairs_are_published_as_promised_and_read_back(tmp_path: Path) -> None:
         CliRunner().invoke(study_app, [*arguments, "--paired", str(dataset)], catch_exceptions=False)
 
 
-def public_of(workspace: Workspace) -> Public:
+def public_of(workspace: Workspace) -> PublicMaterial:
     """What is public, before a codec is fitted."""
     workspace.save_codec(CodecRecord("a" * 64, 4))
     return workspace.public()
@@ -253,8 +253,8 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
     """The protocol hands them on: who is trained is what was trained, and other pairs are other inputs."""
     study = study_with(2)
     images = dict.fromkeys(("v1", "v2"), np.zeros((1, 8, 8, 8)))
-    stores = ObjectStore(tmp_path), KeptInFolder(tmp_path)
-    public = Public(study, CodecRecord("a" * 64, 4), tuple(images), *stores, paired, images)
+    stores = ObjectStore(tmp_path), FilesInFolder(tmp_path)
+    public = PublicMaterial(study, CodecRecord("a" * 64, 4), tuple(images), *stores, paired, images)
     save_weights(tmp_path / START_FILE, build_unet(study.student.channels, in_channels=1, out_channels=2))
     round_ = SimpleNamespace(query=SimpleNamespace(id="q", volumes=("v1", "v2")), noisy_sum=np.zeros(4, dtype=np.int64))
     monkeypatch.setattr(protocol, "rounds_to_learn", lambda *_: (round_,))
@@ -264,16 +264,16 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
     monkeypatch.setattr(joint, "refine", lambda *_, beside, **__: trained.append(("all", beside.paired)))
     monkeypatch.setattr(joint, "refine_paired", lambda _start, paired, *_, **__: trained.append(("alone", paired)))
     labels = dict.fromkeys(("v1", "v2"), np.zeros((2, 8, 8, 8)))
-    lesson = Lesson(public, (), labels)  # type: ignore[arg-type]
+    student_data = StudentData(public, (), labels)  # type: ignore[arg-type]
     asked = protocol.Joint()
-    ready = replace(lesson, trained=lambda _: None)  # type: ignore[arg-type, return-value]
+    ready = replace(student_data, trained=lambda _: None)  # type: ignore[arg-type, return-value]
     trainings = [asked.finish(ready), *(asked.control(ready, name) for name in CONTROLS)]
     for training in trainings:
         assert training is not None
         training.train(FitFiles.at(tmp_path), lambda _step, _loss: None)
     assert trained == [("alone", paired), ("all", paired)] * 3 + [("alone", paired)]
     assert trainings[0] is not None
-    assert asked.finish(replace(lesson, public=replace(public, paired=()))).inputs != trainings[0].inputs
+    assert asked.finish(replace(student_data, public=replace(public, paired=()))).inputs != trainings[0].inputs
 
     told: list[object] = []
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.protocols.frame import Frame, Observation, plan_frame
-from server.protocols.plausible import FALSE_ALARMS, HONEST, REMEDY, NoiseShare, Plausible, shares
+from server.protocols.plausible import FALSE_ALARMS, HONEST, REMEDY, NoiseShare, PlausibilityTest, shares
 
 NOISE = 0.2
 
@@ -44,10 +44,12 @@ def draws(frame: Frame, count: int, *, size: float = 1.0) -> list[Observation]:
     return found
 
 
-def weighed(frame: Frame, seen: Observation) -> Plausible:
+def weighed(frame: Frame, seen: Observation) -> PlausibilityTest:
     asked = frame.weights > 0
     noise = (NOISE / frame.weights[asked]) ** 2
-    return Plausible(frame.surprise(seen), frame.dimension, NoiseShare.of(noise / (frame.variances[asked] + noise)))
+    return PlausibilityTest(
+        frame.surprise(seen), frame.dimension, NoiseShare.of(noise / (frame.variances[asked] + noise))
+    )
 
 
 def warned(frame: Frame, seen: list[Observation]) -> float:
@@ -77,11 +79,11 @@ def test_at_either_end_of_the_honest_range_half_of_the_alarms_are_spent(frame: F
 
 def test_answers_that_cancel_each_other_and_answers_that_are_too_large_are_told_apart() -> None:
     noise_share = NoiseShare(20.0, 8.0)  # a fifth of what is expected is noise
-    weak, large = Plausible(18.0, 100, noise_share), Plausible(400.0, 100, noise_share)
+    weak, large = PlausibilityTest(18.0, 100, noise_share), PlausibilityTest(400.0, 100, noise_share)
     assert "smaller" in weak.warnings[0]
     assert "larger" in large.warnings[0]
     assert weak.warnings[-1] == large.warnings[-1] == REMEDY
-    assert Plausible(100.0, 100, noise_share).warnings == ()
+    assert PlausibilityTest(100.0, 100, noise_share).warnings == ()
 
 
 def test_answers_far_beyond_an_honest_study_s_warn(frame: Frame) -> None:
@@ -101,9 +103,9 @@ def test_rounds_add_up_and_a_frame_is_surprised_by_what_it_did_not_expect(frame:
 def test_a_structure_that_left_the_labels_is_named() -> None:
     volumes = shares(("left", "right", "none"), [30, 400, 0], [100, 1000, 0])
     assert volumes == (("left", 0.3), ("right", 0.4), ("none", 1.0))
-    (what, remedy) = Plausible(100.0, 100, NoiseShare(), volumes).warnings
+    (what, remedy) = PlausibilityTest(100.0, 100, NoiseShare(), volumes).warnings
     assert what.startswith("left has 0.3 times")
     assert remedy == REMEDY
-    grown = Plausible(100.0, 100, NoiseShare(), shares(("new",), [5], [0]))
+    grown = PlausibilityTest(100.0, 100, NoiseShare(), shares(("new",), [5], [0]))
     assert grown.warnings[0].startswith("new has inf times")
     assert grown.event()["volumes"] == ["new inf"]

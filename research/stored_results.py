@@ -80,7 +80,7 @@ class ResultFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class NumbersFile:
     """Numbers by name in one JSON file, each written as soon as it is known."""
 
     path: Path

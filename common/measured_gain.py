@@ -19,7 +19,7 @@ from common.intervals import mean_interval
 ONE_RUN = "The interval counts the cases of one run, not other draws of noise or other splits."
 
 
-class GainWord(StrEnum):
+class GainVerdict(StrEnum):
     """A verdict: the cases prove a gain, prove that the student is worse, or prove neither."""
 
     PROVEN = "proven"
@@ -47,7 +47,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class MeasuredGain:
     """A student compared with a reference.
 
     Attributes:
@@ -83,10 +83,10 @@ class Worth:
         return None if self.half_width is None else (self.gain - self.half_width, self.gain + self.half_width)
 
     @property
-    def word(self) -> GainWord:
+    def word(self) -> GainVerdict:
         """The verdict: whether the gain is proven, not proven, or the student is worse. Every text prints this word."""
         low, high = self.interval or (-math.inf, math.inf)
-        return GainWord.PROVEN if low > 0 else GainWord.WORSE if high < 0 else GainWord.NOT_PROVEN
+        return GainVerdict.PROVEN if low > 0 else GainVerdict.WORSE if high < 0 else GainVerdict.NOT_PROVEN
 
     @property
     def figures(self) -> str:
@@ -102,9 +102,9 @@ class Worth:
     def title(self) -> str:
         """The verdict as a heading, such as ``Gain proven over the control zero code``."""
         return {
-            GainWord.PROVEN: f"Gain proven over {self.reference}",
-            GainWord.NOT_PROVEN: f"Gain not proven over {self.reference}",
-            GainWord.WORSE: f"Worse than {self.reference}",
+            GainVerdict.PROVEN: f"Gain proven over {self.reference}",
+            GainVerdict.NOT_PROVEN: f"Gain not proven over {self.reference}",
+            GainVerdict.WORSE: f"Worse than {self.reference}",
         }[self.word]
 
     @property
@@ -125,7 +125,7 @@ class Worth:
         }
 
 
-def worth(pairs: Sequence[tuple[float, float]], *, reference: str) -> Worth | None:
+def worth(pairs: Sequence[tuple[float, float]], *, reference: str) -> MeasuredGain | None:
     """Compare a student with a reference on the same cases.
 
     Args:
@@ -141,10 +141,10 @@ def worth(pairs: Sequence[tuple[float, float]], *, reference: str) -> Worth | No
         return None
     gain, half_width = mean_interval([ours - theirs for ours, theirs in both])
     student, other = (math.fsum(column) / len(both) for column in zip(*both, strict=True))
-    return Worth(student, other, reference, gain, half_width, len(both))
+    return MeasuredGain(student, other, reference, gain, half_width, len(both))
 
 
-def over_best(student: Score, controls: Mapping[str, Score | None]) -> Worth | None:
+def over_best(student: Score, controls: Mapping[str, Score | None]) -> MeasuredGain | None:
     """Compare a student with the best of its controls.
 
     The best control is the one that the student beats by least, measured case by case. It is chosen on the same cases,
@@ -166,13 +166,13 @@ def over_best(student: Score, controls: Mapping[str, Score | None]) -> Worth | N
     return min((one for one in found if one is not None), key=lambda one: one.gain, default=None)
 
 
-def _over(student: Score, control: Score, name: str) -> Worth | None:
+def _over(student: Score, control: Score, name: str) -> MeasuredGain | None:
     ours, theirs = student.cases, control.cases
     pairs = list(zip(ours, theirs, strict=True)) if len(ours) == len(theirs) else []
     if paired := worth(pairs, reference=name):
         return paired
     gain = student.mean - control.mean
-    return Worth(student.mean, control.mean, name, gain, None, 0) if math.isfinite(gain) else None
+    return MeasuredGain(student.mean, control.mean, name, gain, None, 0) if math.isfinite(gain) else None
 
 
 def case_mean(scored: Score) -> float:

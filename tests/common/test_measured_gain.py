@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from common.errors import InvalidInput
-from common.worth import GainWord, Score, Worth, over_best, worth
+from common.measured_gain import GainVerdict, MeasuredGain, Score, over_best, worth
 
 OURS, THEIRS = [0.71, 0.64, 0.8, 0.69, 0.75], [0.66, 0.66, 0.71, 0.65, 0.72]
 
@@ -36,14 +36,14 @@ def test_the_gain_and_its_interval_are_students_of_the_paired_differences() -> N
     ],
 )
 def test_the_word_is_read_off_the_interval_alone(gain: float, half: float | None, word: str) -> None:
-    found = Worth(0.5 + gain, 0.5, "the control zero code", gain, half, 12)
+    found = MeasuredGain(0.5 + gain, 0.5, "the control zero code", gain, half, 12)
     assert found.word == word
     assert found.title.lower().startswith({"worse": "worse than"}.get(word, f"gain {word} over"))
     assert found.to_json()["word"] == word
 
 
 def test_an_interval_that_holds_nothing_is_never_said_to_prove_nothing() -> None:
-    sentence = Worth(0.558, 0.5, "the control zero code", 0.058, 0.06, 12).sentence
+    sentence = MeasuredGain(0.558, 0.5, "the control zero code", 0.058, 0.06, 12).sentence
     for fact in ("not proven", "zero code: +0.058", "95 % interval -0.002 to +0.118", "12 cases", "0.558", "0.500"):
         assert fact in sentence
 
@@ -55,7 +55,7 @@ def test_a_figure_that_is_none_counts_for_nothing_and_is_never_a_worth(bad: floa
     assert found is not None
     assert (found.student, found.cases, found.half_width) == (0.7, 1, None)
     with pytest.raises(InvalidInput, match="gain"):
-        Worth(bad, 0.5, "x", bad - 0.5, None, 0)
+        MeasuredGain(bad, 0.5, "x", bad - 0.5, None, 0)
 
 
 def test_the_best_control_is_the_one_that_is_hardest_to_beat() -> None:
@@ -69,12 +69,12 @@ def test_the_best_control_is_the_one_that_is_hardest_to_beat() -> None:
     found = over_best(student, controls)
     assert found is not None
     assert found.reference == "the control public only"
-    assert found.word is GainWord.NOT_PROVEN
+    assert found.word is GainVerdict.NOT_PROVEN
     assert over_best(student, {}) is None
     assert over_best(student, {"shuffled_codes": None}) is None
     alone = over_best(student, {"zero_code": Score((), 0.1, ())})
     assert alone is not None
-    assert (alone.gain, alone.interval, alone.word) == (pytest.approx(0.618), None, GainWord.NOT_PROVEN)
+    assert (alone.gain, alone.interval, alone.word) == (pytest.approx(0.618), None, GainVerdict.NOT_PROVEN)
 
 
 def test_the_best_control_is_chosen_by_the_cases_that_measure_the_gain() -> None:
@@ -86,15 +86,15 @@ def test_the_best_control_is_chosen_by_the_cases_that_measure_the_gain() -> None
     }
     found = over_best(student, controls)
     assert found is not None
-    assert (found.reference, found.word) == ("the control public only", GainWord.WORSE)
+    assert (found.reference, found.word) == ("the control public only", GainVerdict.WORSE)
     unpaired = over_best(student, {**controls, "shuffled_codes": Score((), 0.9, ())})
     assert unpaired is not None
-    assert (unpaired.reference, unpaired.word) == ("the control shuffled codes", GainWord.NOT_PROVEN)
+    assert (unpaired.reference, unpaired.word) == ("the control shuffled codes", GainVerdict.NOT_PROVEN)
 
 
 def test_json_keeps_every_digit_so_that_whoever_rounds_rounds_once() -> None:
     student, other = 0.7084989, 0.5761  # 0.70850 in five digits, 0.709 in three
-    found = Worth(student, other, "the control zero code", student - other, None, 0)
+    found = MeasuredGain(student, other, "the control zero code", student - other, None, 0)
     told = found.to_json()
     assert f"{told['student']:.3f}" == f"{found.student:.3f}" == "0.708"
     assert told["gain"] == found.gain

@@ -15,7 +15,7 @@ from common.errors import InvalidInput
 from common.intervals import mean_interval
 
 
-class Way(StrEnum):
+class Method(StrEnum):
     """A method to make the hospital's own network.
 
     The methods are listed from the simplest to the most complex. Of two with the same score the simpler one is chosen.
@@ -36,14 +36,14 @@ TEACHERS = "own-teachers"
 """Name of this site's own teachers in the comparison. They cannot be chosen: they answer the study's queries."""
 
 WORDS: dict[str, str] = {
-    Way.STUDENT: "the student, unchanged",
-    Way.OWN: "a network of the hospital's own, without the student",
-    Way.TRAINED_ON: "the student, trained further",
-    Way.NEAR: "the student, trained further but kept near its weights",
-    Way.HALF_WAY: "the mean of the student's weights before and after further training",
-    Way.MERGED: "the mean weights of the half-way network before and after more training on own and public cases",
-    Way.AVERAGED: "the mean prediction of the own network and the student trained further",
-    Way.AVERAGED_REHEARSED: "the mean prediction of the own network and the half-way one after that training",
+    Method.STUDENT: "the student, unchanged",
+    Method.OWN: "a network of the hospital's own, without the student",
+    Method.TRAINED_ON: "the student, trained further",
+    Method.NEAR: "the student, trained further but kept near its weights",
+    Method.HALF_WAY: "the mean of the student's weights before and after further training",
+    Method.MERGED: "the mean weights of the half-way network before and after more training on own and public cases",
+    Method.AVERAGED: "the mean prediction of the own network and the student trained further",
+    Method.AVERAGED_REHEARSED: "the mean prediction of the own network and the half-way one after that training",
     TEACHERS: "this site's own teachers of the study, without the one that the patient trained",
 }
 
@@ -51,7 +51,7 @@ WORDS: dict[str, str] = {
 class HomeTraining(StrEnum):
     """A training on the hospital's cases. :data:`TRAININGS` states which trainings each method needs.
 
-    ``rehearsed`` begins at the network of :data:`Way.HALF_WAY`. It trains on the hospital's cases and on public volumes
+    ``rehearsed`` begins at the network of :data:`Method.HALF_WAY`. It trains on the hospital's cases and on public volumes
     with the labels that this network predicts (self-training).
     """
 
@@ -61,15 +61,15 @@ class HomeTraining(StrEnum):
     REHEARSED = "rehearsed"
 
 
-TRAININGS: dict[Way, tuple[HomeTraining, ...]] = {
-    Way.STUDENT: (),
-    Way.OWN: (HomeTraining.OWN,),
-    Way.TRAINED_ON: (HomeTraining.TRAINED_ON,),
-    Way.NEAR: (HomeTraining.NEAR,),
-    Way.HALF_WAY: (HomeTraining.TRAINED_ON,),
-    Way.MERGED: (HomeTraining.TRAINED_ON, HomeTraining.REHEARSED),
-    Way.AVERAGED: (HomeTraining.OWN, HomeTraining.TRAINED_ON),
-    Way.AVERAGED_REHEARSED: (HomeTraining.OWN, HomeTraining.TRAINED_ON, HomeTraining.REHEARSED),
+TRAININGS: dict[Method, tuple[HomeTraining, ...]] = {
+    Method.STUDENT: (),
+    Method.OWN: (HomeTraining.OWN,),
+    Method.TRAINED_ON: (HomeTraining.TRAINED_ON,),
+    Method.NEAR: (HomeTraining.NEAR,),
+    Method.HALF_WAY: (HomeTraining.TRAINED_ON,),
+    Method.MERGED: (HomeTraining.TRAINED_ON, HomeTraining.REHEARSED),
+    Method.AVERAGED: (HomeTraining.OWN, HomeTraining.TRAINED_ON),
+    Method.AVERAGED_REHEARSED: (HomeTraining.OWN, HomeTraining.TRAINED_ON, HomeTraining.REHEARSED),
 }
 """The trainings that each method needs."""
 
@@ -88,19 +88,19 @@ Dice = Sequence[float]
 """Dice of each patient."""
 
 
-def ways_with(*, public: bool) -> tuple[Way, ...]:
+def ways_with(*, public: bool) -> tuple[Method, ...]:
     """Return the methods that a site can use to make its own network. Some methods need public volumes at the site.
 
     Args:
         public: True if the site has public volumes.
 
     Returns:
-        The methods, in the order of :class:`Way`.
+        The methods, in the order of :class:`Method`.
     """
-    return tuple(way for way in Way if public or HomeTraining.REHEARSED not in TRAININGS[way])
+    return tuple(way for way in Method if public or HomeTraining.REHEARSED not in TRAININGS[way])
 
 
-def needs_public(way: Way | None, *, patients: int) -> bool:
+def needs_public(way: Method | None, *, patients: int) -> bool:
     """Tell whether an adaptation needs public volumes, if there are any.
 
     It needs them if its method trains on them, or if all methods are compared by cross-validation.
@@ -118,7 +118,7 @@ def needs_public(way: Way | None, *, patients: int) -> bool:
     return folds_for(patients) > 0 or HomeTraining.REHEARSED in TRAININGS[way or usual(patients, public=True)]
 
 
-def usual(patients: int, *, public: bool) -> Way:
+def usual(patients: int, *, public: bool) -> Method:
     """Return the method that is taken unless cross-validation proves another method better.
 
     Args:
@@ -132,8 +132,8 @@ def usual(patients: int, *, public: bool) -> Way:
     merged averaged-rehearsed averaged
     """
     if patients < MANY_PATIENTS:
-        return Way.MERGED if public else Way.HALF_WAY
-    return Way.AVERAGED_REHEARSED if public else Way.AVERAGED
+        return Method.MERGED if public else Method.HALF_WAY
+    return Method.AVERAGED_REHEARSED if public else Method.AVERAGED
 
 
 def folds_for(patients: int) -> int:
@@ -171,7 +171,7 @@ def fold_of(patients: Sequence[str], *, folds: int) -> tuple[int, ...]:
     return tuple(places[name] for name in patients)
 
 
-def choose(figures: Mapping[str, Dice], *, default: Way) -> Way:
+def choose(figures: Mapping[str, Dice], *, default: Method) -> Method:
     """Choose the way with the highest mean Dice if its lead over the default way is proven, else the default way.
 
     A lead is proven if the 95 % interval (Student's t) of the differences over patients with both scores lies above 0.
@@ -183,13 +183,13 @@ def choose(figures: Mapping[str, Dice], *, default: Way) -> Way:
         default: The way to prefer; one of the ways in ``figures``.
 
     Returns:
-        The way. If several ways have the highest mean, the one that :class:`Way` lists first is compared with the
+        The way. If several ways have the highest mean, the one that :class:`Method` lists first is compared with the
         default.
 
     Raises:
         InvalidInput: If no patient has a score.
     """
-    present = {way: [dice for dice in figures[way] if not math.isnan(dice)] for way in Way if way in figures}
+    present = {way: [dice for dice in figures[way] if not math.isnan(dice)] for way in Method if way in figures}
     means = {way: math.fsum(dice) / len(dice) for way, dice in present.items() if dice}
     if not means:
         raise InvalidInput(
@@ -210,7 +210,7 @@ def _proven(ours: Dice, theirs: Dice) -> bool:
     return half is not None and lead > half
 
 
-def by_choice(figures: Mapping[str, Dice], folds: Sequence[int], *, default: Way) -> list[float]:
+def by_choice(figures: Mapping[str, Dice], folds: Sequence[int], *, default: Method) -> list[float]:
     """Score the procedure that chooses a way of making the network, without the bias of choosing on the same patients.
 
     For each patient, :func:`choose` chooses the way on the patients of the other folds, and the patient's Dice under

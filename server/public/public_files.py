@@ -17,7 +17,7 @@ from common.reading import parse_json
 MAX_RECORD_BYTES = 1 << 26
 
 
-class Kept(Protocol):
+class PublicFiles(Protocol):
     """Storage for the small public files of a study, each with a name."""
 
     def read(self, name: str) -> bytes | None:
@@ -60,8 +60,8 @@ class Kept(Protocol):
         ...
 
 
-class KeptInFolder:
-    """Storage for a study's small public files (:class:`Kept`) in a folder, such as the study's directory."""
+class FilesInFolder:
+    """Storage for a study's small public files (:class:`PublicFiles`) in a folder, such as the study's directory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -82,8 +82,8 @@ class KeptInFolder:
         return self._folder / name
 
 
-class KeptInMemory:
-    """The small public files of a study (:class:`Kept`) in memory; they are lost when the process ends."""
+class FilesInMemory:
+    """The small public files of a study (:class:`PublicFiles`) in memory; they are lost when the process ends."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
