@@ -51,8 +51,8 @@ WORDS: dict[str, str] = {
 class HomeTraining(StrEnum):
     """A training on the hospital's cases. :data:`TRAININGS` states which trainings each method needs.
 
-    ``rehearsed`` begins at the network of :data:`Method.HALF_WAY`. It trains on the hospital's cases and on public volumes
-    with the labels that this network predicts (self-training).
+    ``rehearsed`` begins at the network of :data:`Method.HALF_WAY`. It trains on the hospital's cases and on public
+    volumes with the labels that this network predicts (self-training).
     """
 
     OWN = "own"

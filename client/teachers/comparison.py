@@ -134,7 +134,7 @@ class CaseComparison:
 
     @property
     def worth(self) -> MeasuredGain:
-        """The comparison as a :class:`~common.measured_gain.MeasuredGain`, which gives the verdict and the text of a report."""
+        """The comparison as a :class:`~common.measured_gain.MeasuredGain`, which gives verdict and text of a report."""
         return MeasuredGain(
             self.student, self.other, self.reference, self.difference, self.half_width, self.cases, self.who
         )

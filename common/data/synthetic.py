@@ -6,8 +6,8 @@ smooth deformation vary between patients, so that the mean shape is a poor segme
 the same brightness, partial volume, a bias field and Rician noise make brightness alone a poor segmentation too.
 
 Each hospital has its own scanner: contrast, noise, voxel spacing and axis order. A case depends only on the seed and
-its number. A :class:`PhantomImaging` sets how cluttered the images are and where annotators draw the border between the two
-structures. Each set of phantoms (a collection) has one Drawing, so two collections may differ in clutter and in border.
+its number. A :class:`PhantomImaging` sets how cluttered the images are and where annotators draw the border between
+the two structures. Each set of phantoms (a collection) has one, so two collections may differ in clutter and in border.
 """
 
 from __future__ import annotations

@@ -317,10 +317,10 @@ def for_site(study: Study, *, patients: int | None = None, spending: Spending | 
     query_plan = protocol_of(study).query_plan(study)
     asked = _filled(
         f"Your site trains networks, the teachers, on your own patients: {privacy.voters_per_site} a site. The "
-        f"teachers segment {query_plan.which} public volumes ({', '.join(study.data.labels[1:])}). A code is a short "
-        "vector that describes a teacher's segmentation. Your site clips each code to norm C = "
-        f"{study.codec.radius:g}. For {query_plan.each} your site sends the sum of the teachers' codes. No image, label "
-        "map, weight or gradient of yours leaves."
+        f"teachers segment {query_plan.which} public volumes ({', '.join(study.data.labels[1:])}). A code is a "
+        "short vector that describes a teacher's segmentation. Your site clips each code to norm C = "
+        f"{study.codec.radius:g}. For {query_plan.each} your site sends the sum of the teachers' codes. No image, "
+        "label map, weight or gradient of yours leaves."
     )
     return f"""\
 Study {study.name}, {study.id}

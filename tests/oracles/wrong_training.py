@@ -94,7 +94,7 @@ WRONG: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "a layer's clip doubled": lambda: patch.object(
         volumes, "layer_parts", lambda model, clip, was=volumes.layer_parts: was(model, 2 * clip)
     ),
-    "a layer's clip doubled in the MLP": lambda: patch.object(mlp_strategies, "Parts", double_parts),
+    "a layer's clip doubled in the MLP": lambda: patch.object(mlp_strategies, "ClippingPlan", double_parts),
     "printed BBB": lambda: patch.object(bbb, "posterior_gradients", printed_posterior_gradients),
     "rows instead of patients": lambda: patch.object(volumes.Patients, "chunks", row_chunks),
     "fixed batches charged as Poisson": lambda: patch.object(sampling, "sampler_for", fixed_batches_for),

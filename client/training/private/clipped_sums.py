@@ -166,8 +166,8 @@ def noised(
     """Add rounded Gaussian noise to a sum of contributions, and scale it to their private mean.
 
     The mean of part k is (sum + noise)·Θ_k·r_k / (R·q·n). The noise has standard deviation z·R on every coordinate and
-    is drawn anew, once for all parts together. Θ_k is the part's norm bound, r_k its share (:class:`ClippingPlan`), and R =
-    :data:`RADIUS_INT` the number of grid steps in norm 1.
+    is drawn anew, once for all parts together. Θ_k is the part's norm bound, r_k its share (:class:`ClippingPlan`), and
+    R = :data:`RADIUS_INT` the number of grid steps in norm 1.
 
     Args:
         total: int64 sums by entry name. # sensitive until noised

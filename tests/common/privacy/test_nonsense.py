@@ -278,7 +278,7 @@ CHECKED: dict[str, list[Call]] = {
     ],
     "figures.percent_text": [lambda x: figures.percent_text(x or -1)],
     "figures.spent_text": [lambda x: figures.spent_text(x or -1)],
-    "patient_guarantee.Combined": [
+    "patient_guarantee.PatientGuarantee": [
         lambda x: patient_guarantee.PatientGuarantee(
             x or -1, 1e-5, patient_guarantee.EXCHANGED, patient_guarantee.APART
         ),
@@ -322,7 +322,9 @@ REAL: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("claim.claimed_mu", "claim.claimed_epsilon", "mechanism.Budget", "mechanism.radius_int"), (0,)),
     **dict.fromkeys(("planner.capacity_bits", "quantise.clip", "training.plan_noise", "figures.epsilon_text"), (0,)),
     **dict.fromkeys(("figures.delta_text", "figures.noise_text", "figures.spent_text"), (0,)),
-    **dict.fromkeys(("patient_guarantee.Combined", "recommend.recovered_share", "recommend.predicted_gain"), (0,)),
+    **dict.fromkeys(
+        ("patient_guarantee.PatientGuarantee", "recommend.recovered_share", "recommend.predicted_gain"), (0,)
+    ),
     **dict.fromkeys(("accounting.delta_exact", "planner.explained_at_most", "planner.verdict_of"), (0, 1)),
     "audit.StudyUnderAudit": (3, 5),
     "planner.plan": (3, 6),
@@ -369,7 +371,7 @@ TAKES_NO_NUMBER = {
     "training.Sampling",
     "training.Neighbours",
     "training.TrainingGuarantee",
-    "audit.Finding",
+    "audit.AuditFinding",
     "audit.AuditOutcome",  # what an audit answers
     "audit.AuditReport",
     "checks.check_kind",
@@ -377,7 +379,7 @@ TAKES_NO_NUMBER = {
     "mechanism.Relation",
     "mechanism.AccountantName",
     "mechanism.Protection",
-    "planner.Outlook",
+    "planner.PlanVerdict",
     "planner.SpectrumErrors",  # what the planner answers
     "planner.Plan",
     "recommend.Recommendation",
