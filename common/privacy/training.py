@@ -294,7 +294,7 @@ def plan_noise(
         raise InvalidInput(
             "the other releases alone exceed the planned epsilon; no noise multiplier is large enough",
             limit=f"epsilon {epsilon_text(epsilon)}",
-            remedy="use more noise on the PCA, or a larger epsilon",
+            remedy="plan a larger epsilon, or give the other releases more noise",
         )
     start = _least(roughly, float(epsilon), high=Fraction(1), factor=Fraction(2))
     return event(_least(cost, float(epsilon), high=start, factor=Fraction(51, 50)))
@@ -314,7 +314,7 @@ def _least(cost: Callable[[Fraction], float], epsilon: float, *, high: Fraction,
             raise InvalidInput(
                 "no noise multiplier is large enough for the planned epsilon",
                 limit=f"at most {MAX_MULTIPLIER}",
-                remedy="plan a larger epsilon or delta, fewer steps, a smaller sampling rate, or more noise on the PCA",
+                remedy="plan a larger epsilon or delta, fewer steps, or a smaller sampling rate",
             )
         of_high = cost(high)
     low = max(high / factor, MIN_MULTIPLIER)
