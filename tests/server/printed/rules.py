@@ -85,13 +85,13 @@ RULES = (
     Rule(rf"^Anybody, of two \w+ whose data change together ε = {N}$", ("group:2",)),
     # ledgers
     Rule(
-        r"pool (?P<pool>\S+): \d+ releases, .*? of the Σμ² that its budget admits: (?P<list>.*)$",
+        r"pool (?P<pool>\S+): \d+ releases?, .*? of the Σμ² that its budget admits: (?P<list>.*)$",
         ("pool:{by}:{pool}",),
         rf"ε = {N} \((?P<by>\w+)\)",
         "list",
     ),
     Rule(
-        r"pool (?P<pool>\S+): \d+ releases, (?P<list>ε = .*)$",
+        r"pool (?P<pool>\S+): \d+ releases?, (?P<list>ε = .*)$",
         ("pool:{by}:{pool}",),
         rf"ε = {N} \((?P<by>\w+)\)",
         "list",
