@@ -229,7 +229,9 @@ def own_page(life: Life) -> Told:
     text = words(client.get(f"/?key={'k' * 32}").text)
     figure = r"(at least )?ε (\S+) of (\S+) spent (?:at least )?(\d+) quer(?:y|ies) accepted"
     least, spent, cap, accepted = found(figure, text)
-    again, refused = found(r"(\d+) quer(?:y|ies) accepted, (\d+) offers? declined", text)
+    again, receipted, refused = found(
+        r"(\d+) quer(?:y|ies) accepted, receipts for (?:at least )?(\d+), (\d+) offers? declined", text
+    )
     assert again == accepted
     (withdrawn,) = found(r"(\d+) withdrawals? of patients on record", text)
     state, queries, _ = found(r"trial \(this one\) (\w+) (?:at least )?(\d+) .*? (\d+(?:\.\d+)?) %", text)
@@ -242,6 +244,7 @@ def own_page(life: Life) -> Told:
         bool(least),
         accepted,
         refused,
+        receipted,
         withdrawn=withdrawn,
         state=state,
         patient=patient and patient[1],
@@ -302,7 +305,7 @@ def hold(life: Life) -> set[str]:
         assert set(one.spent) in ({"exact"}, set(ACCOUNTANTS)), one
         assert int(one.accepted) == truth.answers, one
         assert one.refused in (None, str(truth.refused)), one
-        assert one.receipted in (None, "0"), one
+        assert one.receipted == "0", one
         assert one.withdrawn in (None, str(truth.patients)), one
         assert one.state in (None, standing(life)), one
         assert one.consented in (None, True), one
