@@ -35,8 +35,9 @@ _RELATIONS = {
 }
 
 _SEEN_OPEN = """\
-  The server's operator   your clipped codes, which the server core decrypts. The operator is TRUSTED to add the noise:
-                          receipts prove what was charged, not that noise was added.
+  The server's operator   your clipped codes, which the server core decrypts. The operator is TRUSTED to add the noise
+                          and to ask real hospitals: receipts prove what was charged, not that noise was added
+                          or that the other hospitals on a roster exist.
   Flower and its database your codes only as ciphertext, which nobody can read without the core's key."""
 _SEEN_SEALED = """\
   The server's operator   your codes only under masks and with your share of the noise, and the noisy sum of all. The
