@@ -16,6 +16,7 @@ from typing import Any
 
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
+from common.ledger.charges import check_ledger_name
 from common.ledger.site_state import SiteBooks
 from common.ledger.spending import Spending
 from common.privacy.accounting import Guarantee
@@ -33,6 +34,9 @@ ADAPTED_UNKNOWN = (
 
 PRINTED = "what `consilium site status --json` prints"
 """Name of a status report in error messages."""
+
+MAX_LISTED, MAX_TEXT = 20, 300
+"""Largest number of a hospital's texts that are shown of one kind, and of characters that are shown of each."""
 
 
 def _each(trainings: Trainings, *, delta: float) -> Iterator[str]:
@@ -320,8 +324,8 @@ class SiteFacts:
             by, cap = {name: read_guarantee(said["spent"][str(name)]) for name in AccountantName}, said["cap"]
             gate = AccountantName(cap["accountant"])
             return cls(
-                site=_text(said["site"]),
-                pool=_text(said["pool"]),
+                site=check_ledger_name(said["site"], what="site name"),
+                pool=check_ledger_name(said["pool"], what="pool name"),
                 cap=Guarantee(_number(cap["epsilon"]), by[gate].delta, str(gate), by[gate].protection),
                 by=by,
                 doubt=_text(said["at_least"]) if "at_least" in said else None,
@@ -402,6 +406,19 @@ def site_facts(
     )
 
 
+def few(stated: Sequence[str]) -> tuple[str, ...]:
+    """Return the first texts that a hospital states, each shortened, so that none of them fills a page.
+
+    Args:
+        stated: The texts.
+
+    Returns:
+        At most :data:`MAX_LISTED` texts of at most :data:`MAX_TEXT` characters, then the number of further ones.
+    """
+    more = (f"and {len(stated) - MAX_LISTED:,} more",) if len(stated) > MAX_LISTED else ()
+    return (*(one[:MAX_TEXT] for one in stated[:MAX_LISTED]), *more)
+
+
 def read_guarantee(stated: Mapping[str, Any]) -> Guarantee:
     """Read a guarantee that :meth:`~common.privacy.accounting.Guarantee.to_json` wrote.
 
@@ -412,7 +429,9 @@ def read_guarantee(stated: Mapping[str, Any]) -> Guarantee:
         The guarantee.
     """
     protection = Protection(unit=Unit(stated["unit"]), relation=Relation(stated["relation"]))
-    return Guarantee(_number(stated["epsilon"]), _number(stated["delta"]), str(stated["accountant"]), protection)
+    return Guarantee(
+        _number(stated["epsilon"]), _number(stated["delta"]), str(AccountantName(stated["accountant"])), protection
+    )
 
 
 def _state(books: SiteBooks, study_id: str) -> str:

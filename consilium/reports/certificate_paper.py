@@ -12,6 +12,7 @@ from typing import Any
 from common.data.dataset import PatientIdentity
 from common.plain import RESEARCH_ONLY
 from common.privacy.figures import delta_text, epsilon_text, noise_text
+from common.site_facts import few
 from common.wording import many
 from consilium.reports.papers import Paper, PaperSection
 
@@ -235,7 +236,7 @@ def _reported(facts: dict[str, Any]) -> PaperSection:
             and pool["lifetime"]["epsilon"] > spent["epsilon"]
         ]
         signed = f"signed {_time(site['signed'])}" if site["signed"] else "not signed"
-        remarks = [signed, *site["alarms"], *(["smaller than the server's figure"] if shorter else [])]
+        remarks = [signed, *few(site["alarms"]), *(["smaller than the server's figure"] if shorter else [])]
         rows.append(
             (
                 f"{site['site']} / {site['pool']}",

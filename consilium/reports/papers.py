@@ -2,17 +2,21 @@
 
 A document (:class:`Paper`) consists of headings, paragraphs, lists and tables of plain text. A :class:`Blank` is a
 place that only the reader can fill in; it is highlighted in every form. The PDF is PDF/A-2a and PDF/UA-1, made by
-Typst. Text is passed as data and never as markup, so nothing in a study's name is executed.
+Typst. Text is passed as data and never as markup, so nothing in a study's name is executed. Characters that act on a
+reader or that the PDF's fonts lack are written as their numbers, because Typst makes no archivable PDF with the latter.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+
+from common.plain import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ class Paper:
         made = typst.compile(
             _TEMPLATE.encode(),
             format="pdf",
-            sys_inputs={"data": json.dumps(data)},
+            sys_inputs={"data": json.dumps(_printable(data))},
             pdf_standards=["a-2a", "ua-1"],
             ignore_system_fonts=True,
             timestamp=self.made,
@@ -165,9 +169,27 @@ def _marked(text: Text) -> str:
     return f"**{_escaped(str(text))}**" if isinstance(text, Blank) else _escaped(text)
 
 
+_PRINTED = re.compile(r"[ -\u04ff\u1e00-\u1eff\u2010-\u2040\u2070-\u20bf\u2190-\u22ff]")
+"""Characters that the PDF's fonts have: Latin, Greek and Cyrillic letters, punctuation, arrows, mathematics."""
+
+
+def _printable(value: Any) -> Any:
+    """Return values for the PDF with each text in one line, and with characters that cannot be printed as numbers."""
+    if isinstance(value, dict):
+        return {key: _printable(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_printable(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    return "".join(
+        one if _PRINTED.fullmatch(one) and unicodedata.category(one) != "Cn" else f"\\u{ord(one):04x}"
+        for one in plain(" ".join(value.splitlines()))
+    )
+
+
 def _escaped(text: str) -> str:
     """Escape a text for Markdown, so that it contains no heading, link, HTML or line break."""
-    return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", plain(" ".join(text.split())))
 
 
 _TEMPLATE = """
@@ -186,7 +208,7 @@ _TEMPLATE = """
 #let mono(body) = text(font: "DejaVu Sans Mono", size: 7pt, body)
 #let hash = regex("[0-9a-f]{64}[0-9a-f]*")
 #let shown(cell) = if "text" in cell {
-  if cell.text.match(hash) == none { cell.text } else {
+  if cell.text.match(hash) == none or cell.text.match(regex("[^ -~]")) != none { cell.text } else {
     let parts = range(0, cell.text.len(), step: 64).map(n => cell.text.slice(n, calc.min(n + 64, cell.text.len())))
     mono(parts.join("\\n"))
   }

@@ -14,7 +14,7 @@ spent according to its own ledger, how its teachers were trained, and the ε of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,13 +25,11 @@ from common.errors import InvalidInput
 from common.objects import write_atomically
 from common.reading import FINITE_JSON, parse_json, parsing, read_json
 from common.site_account import check_account, read_account
-from common.site_facts import PRINTED
+from common.site_facts import MAX_TEXT, PRINTED, few
 
 MAX_REPORTS = 1_000
 MAX_BYTES = 1 << 16
 MAX_SHARED = 24
-MAX_LISTED = 20
-MAX_TEXT = 300
 LATER = timedelta(minutes=15)
 """Largest tolerated difference between the clocks of two machines."""
 
@@ -170,10 +168,10 @@ def _report(data: Any, *, site: str, keys: Mapping[str, str], given: str = "") -
             codes_stored=facts.codes,
             receipted=facts.receipted,
             version=_text(data.get("version", "")),
-            alarms=_few(facts.alarms),
-            strategy=", ".join(_few(facts.trainings.strategies)),
-            patient=_few(facts.patient_lines),
-            patient_is="; ".join(_few(facts.identity_lines)),
+            alarms=few(facts.alarms),
+            strategy=", ".join(few(facts.trainings.strategies)),
+            patient=few(facts.patient_lines),
+            patient_is="; ".join(few(facts.identity_lines)),
             shared=tuple(SharedFigure(_text(name), _text(value)) for name, value in shared[:MAX_SHARED]),
             signed=signed is not None,
         )
@@ -183,9 +181,3 @@ def _text(stated: Any) -> str:
     if isinstance(stated, bool) or not isinstance(stated, str | int | float):
         raise InvalidInput("field of a report", limit="a text or a number")
     return str(stated)[:MAX_TEXT]
-
-
-def _few(stated: Sequence[str]) -> tuple[str, ...]:
-    """Return the first :data:`MAX_LISTED` texts, and a text with the number of further ones."""
-    more = (f"and {len(stated) - MAX_LISTED:,} more",) if len(stated) > MAX_LISTED else ()
-    return (*(one[:MAX_TEXT] for one in stated[:MAX_LISTED]), *more)

@@ -321,6 +321,31 @@ def no_site_keeps_the_others_from_their_certificate(workspace: Workspace, out: P
         certificate_facts(workspace, Sources(sites=(folder / "bergen.json",)))
 
 
+ANYTHING = "\x1b[2J\u202egnol\u200b\0\ue000\ufffe\u6d77\U0001f600\u0378 signed by all"
+
+
+@pytest.mark.parametrize("where", ["alarms", "at_least", "pool", "accountant"])
+def test_no_words_of_a_hospital_act_in_a_certificate_fill_it_or_keep_the_others_from_theirs(
+    workspace: Workspace, tmp_path: Path, where: str
+) -> None:
+    """The PDF of a certificate could not be made with a letter of another script in a report: for no hospital."""
+    key, status = Ed25519PrivateKey.generate(), site_status(tmp_path, workspace.study())
+    workspace.save_sites((Site("aachen", "aachen-mri", 1, public_hex(key)),))
+    flood = [ANYTHING, *(f"alarm {number} {'x' * 1000}" for number in range(40))]
+    spent: Any = status["spent"]
+    false = {name: {**one, "accountant": ANYTHING} for name, one in spent.items()}
+    lie = {"alarms": {"alarms": flood}, "accountant": {"spent": false}}.get(where, {where: ANYTHING})
+    workspace.reports_dir.mkdir()
+    said = signed_account({**status, **lie}, sign=key.sign, now=datetime(2026, 5, 1, tzinfo=UTC))
+    (workspace.reports_dir / "aachen.json").write_text(json.dumps(said))
+    assert RUN.invoke(app, [str(workspace.root), "--out", str(tmp_path / "out")]).exit_code == 0
+    facts = certificate_facts(workspace)
+    assert [one["site"] for one in facts["sites"]] == ([] if where in ("pool", "accountant") else ["aachen"])
+    paper = certificate_paper(facts, document_sha256="0" * 64)
+    assert len(str(paper.sections)) < 40_000
+    assert not {"\x1b", "\u202e", "\u200b"} & set(paper.markdown())
+
+
 def test_what_a_hospital_signed_stands_with_its_time_before_what_it_did_not_and_nothing_else_passes_for_it(
     workspace: Workspace, tmp_path: Path
 ) -> None:

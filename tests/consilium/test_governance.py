@@ -162,6 +162,7 @@ def test_the_pdf_is_tagged_and_archivable_and_says_what_it_is(made: Path) -> Non
 
 
 HOSTILE = '#panic("run") <script>x</script> [link](http://x) | *b* `c` \\ $y$ # head\nnext'
+HOSTILE += "\x1b[2J\u202e\0\ue000\u6d77\u0378"
 
 
 def test_a_sentence_that_names_a_hash_is_not_broken_within_words_in_the_pdf() -> None:
