@@ -227,12 +227,13 @@ def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
         ReceiptContradiction: If a release is neither paid nor covered by an exception, or if the receipt charges too
             much as lost.
     """
-    lost = never_receipted(receipt, books.known.counted_in(receipt)).mu_squared
+    lost = never_receipted(receipt, books.known.counted_in(receipt, books.rosters)).mu_squared
     if lost and books.spent().mu_squared + lost > books.limit + books.open_to_loss():
         raise ReceiptContradiction(
             "the receipt charges as lost more than this site's cap and its accepted queries without a receipt allow; "
-            "to fix: ask the server's operator how often the server's ledger was restored; to accept the charge, raise "
-            "caps.epsilon in site.toml, then run `consilium site recover`"
+            "to fix: have the server's operator enter this site's receipts (`consilium site heads --out`) with "
+            "`consilium ledger recover`, or, to accept the charge, raise caps.epsilon in site.toml; then run "
+            "`consilium site recover`"
         )
     seen = set[str]()
     for record in (item.release for item in receipt.releases):

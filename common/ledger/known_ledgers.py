@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import starmap
 
 from common.errors import InvalidInput
 from common.ledger.charges import NOTHING, Roster, Spend
@@ -14,20 +14,24 @@ from common.ledger.receipts import KnownLedger, Receipt, never_receipted, row_ha
 from common.ledger.records import recovered_bodies
 from common.ledger.rows import Position
 
-MAX_BODIES = 1 << 12
-"""Most rows ``recovered`` that are computed for one contradicting receipt. Without the limit a dishonest server could
-fill the site's memory.
+MAX_BODIES = 1 << 16
+"""Most rows ``recovered`` that are computed for one new receipt. Without the limit a dishonest server could keep the
+site computing for hours.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class _Owed:
-    """A receipt that contradicted the site's record: its rows, its charges, and which rows can charge each release."""
+class _HeldReceipt:
+    """A receipt of this site, kept without its links.
 
-    head: Position
-    previous: Position
+    ``charges`` are those of its releases that the site has paid for. ``losses`` names the rows among its links that
+    charge lost releases: kind, number, and SHA-256 of the body.
+    """
+
+    receipt: Receipt
+    accepted: bool
     charges: Spend
-    bodies: tuple[frozenset[str], ...]
+    losses: frozenset[tuple[str, int, str]]
 
 
 class KnownLedgers(dict[str, KnownLedger]):
@@ -41,7 +45,7 @@ class KnownLedgers(dict[str, KnownLedger]):
     def __init__(self) -> None:
         super().__init__()
         self.recovered: dict[str, int] = {}
-        self._owed: dict[str, list[_Owed]] = {}
+        self._held: dict[str, dict[Position, _HeldReceipt]] = {}
 
     def of(self, ledger_id: str) -> KnownLedger:
         """Return what is known of one ledger.
@@ -54,54 +58,75 @@ class KnownLedgers(dict[str, KnownLedger]):
         """
         return self.get(ledger_id, KnownLedger())
 
-    def counted_in(self, receipt: Receipt) -> KnownLedger:
-        """Return what is known of a receipt's ledger, with only those owed charges that the receipt's totals contain.
+    def counted_in(self, receipt: Receipt, rosters: Mapping[str, Roster]) -> KnownLedger:
+        """Return what is known of a receipt's ledger, with only those charges that the receipt's totals surely contain.
 
-        A contradicting receipt's charges are contained if its head is a row of the receipt's own history, or if rows of
-        kind ``recovered`` charge its releases. The server may have lost the other ones, unnoticed.
+        After a recovery of the server's ledger, totals as large as the known ones may consist of other charges: the
+        server may have lost a release again, unnoticed, of which this site has a receipt. So the totals contain the
+        charges of a receipt only in two cases:
+
+        1. Its head is a row of the new receipt's history: a row that the new receipt covers, its row ``previous``, or,
+           if that is the head of another receipt, a row of that one's history.
+        2. Rows of kind ``recovered`` charge all its releases, after the newest accepted receipt in that history.
+
+        The site charges itself for everything else in the totals. It may thus count a release twice, never too few
+        times: it cannot know which releases a row ``lost`` charges, so it counts those of its own receipts again if the
+        server's ledger was recovered without these receipts. A loss that it charged before counts again, too, if the
+        server has lost that charge and enters it anew. The totals of a ledger that was never restored mark no loss.
 
         Args:
             receipt: A genuine receipt with consistent parts.
+            rosters: Known rosters, by the SHA-256 of their rows' bodies.
 
         Returns:
             The knowledge before the receipt.
         """
-        waiting = self._owed.get(receipt.ledger_id)
-        if not waiting:
-            return self.of(receipt.ledger_id)
-        at, previous = receipt.previous, {one.head: one.previous for one in waiting}
-        history = {Position(*row) for row in row_hashes(receipt).items()}
-        while at in previous and at not in history:
-            history.add(at)
-            at = previous[at]
-        shown = self.recovered.keys() | {link.body_sha256 for link in receipt.links if link.kind == "recovered"}
-        owed = NOTHING
-        for one in waiting:
-            if one.head in history or (one.bodies and not any(shown.isdisjoint(bodies) for bodies in one.bodies)):
-                owed += one.charges
-        return replace(self.of(receipt.ledger_id), owed=owed)
+        known, held = self.of(receipt.ledger_id), self._held.get(receipt.ledger_id, {})
+        if not known.recovering:
+            return known
+        history = {place: held[place] for place in starmap(Position, row_hashes(receipt).items()) if place in held}
+        at, losses, contained = receipt.previous, _losses(receipt), NOTHING
+        while at in held and at not in history:
+            history[at] = held[at]
+            at = held[at].receipt.previous
+        for one in sorted(history.values(), key=lambda one: -one.receipt.head.seq):
+            if one.accepted:
+                contained += one.receipt.after
+                break
+            contained, losses = contained + one.charges, losses | one.losses
+        left = iter(range(MAX_BODIES))
+        for place, one in reversed(held.items()):
+            if place not in history and _is_charged_by(losses, one.receipt, rosters, left):
+                contained += one.charges
+        return replace(known, spend=contained, owed=NOTHING)
 
-    def accept(self, receipt: Receipt, *, row: int) -> Spend:
+    def accept(self, receipt: Receipt, rosters: Mapping[str, Roster], *, row: int) -> Spend:
         """Enter an accepted receipt.
 
         Args:
             receipt: The receipt.
+            rosters: Known rosters, by the SHA-256 of their rows' bodies.
             row: Number of its row in the site's ledger.
 
         Returns:
             The charges that :func:`~common.ledger.receipts.never_receipted` finds in it.
         """
         known = self.of(receipt.ledger_id)
-        lost = never_receipted(receipt, self.counted_in(receipt))
-        self._owed.pop(receipt.ledger_id, None)
+        lost = never_receipted(receipt, self.counted_in(receipt, rosters))
         shown = (known.spend + known.owed).beyond(receipt.before)  # contradicting receipts showed these lost charges
         unshown = known.unshown.beyond(shown) + lost
-        position = Position(receipt.head.seq, receipt.head.hash)
+        position = self._hold(receipt, receipt.after.beyond(receipt.before), accepted=True)
         self[receipt.ledger_id] = KnownLedger(position, receipt.after, unshown=unshown)
         self.recovered |= {link.body_sha256: row for link in receipt.links if link.kind == "recovered"}
         return lost
 
-    def owe(self, receipt: Receipt, charges: Spend, rosters: Mapping[str, Roster]) -> None:
+    def _hold(self, receipt: Receipt, charges: Spend, *, accepted: bool) -> Position:
+        """Enter a receipt whose releases this site has paid for, and return the position of its head."""
+        place, short = Position(receipt.head.seq, receipt.head.hash), replace(receipt, links=(), rosters=None)
+        self._held.setdefault(receipt.ledger_id, {})[place] = _HeldReceipt(short, accepted, charges, _losses(receipt))
+        return place
+
+    def owe(self, receipt: Receipt, charges: Spend) -> None:
         """Enter the charges of a genuinely signed receipt that contradicted the site's record.
 
         The receipt is not accepted, so the site's last known position and total of the server's ledger stay. After a
@@ -110,25 +135,16 @@ class KnownLedgers(dict[str, KnownLedger]):
         Args:
             receipt: The receipt.
             charges: The charges of those of its releases that the site had accepted.
-            rosters: Known rosters, by the SHA-256 of their rows' bodies.
         """
-        bodies, left = list[frozenset[str]](), MAX_BODIES
-        try:
-            for _, found in recovered_bodies(receipt, rosters):
-                bodies.append(frozenset(islice(found, left)))
-                left -= len(bodies[-1])
-        except (KeyError, InvalidInput):  # the receipt names a roster that nobody showed, or contradicts itself
-            bodies.clear()
-        head = Position(receipt.head.seq, receipt.head.hash)
-        owed = _Owed(head, receipt.previous, charges, tuple(bodies))
-        self._owed.setdefault(receipt.ledger_id, []).append(owed)
+        self._hold(receipt, charges, accepted=False)
         known = self.of(receipt.ledger_id)
         self[receipt.ledger_id] = replace(known, owed=known.owed + charges, losses=known.losses + receipt.losses)
 
     def owe_nothing(self) -> None:
         """Forget the charges of contradicting receipts, because this site's own ledger was the older copy."""
-        self._owed.clear()
         for ledger_id, known in self.items():
+            held = self._held.get(ledger_id, {})
+            self._held[ledger_id] = {place: one for place, one in held.items() if one.accepted}
             self[ledger_id] = replace(known, owed=NOTHING)
 
     def expect_recovered(self, ledger_id: str) -> None:
@@ -145,8 +161,9 @@ class KnownLedgers(dict[str, KnownLedger]):
         Args:
             receipt: The receipt.
         """
-        known = self.of(receipt.ledger_id)
-        unshown = known.unshown.beyond(receipt.after.beyond(receipt.before))
+        known, charges = self.of(receipt.ledger_id), receipt.after.beyond(receipt.before)
+        self._hold(receipt, charges, accepted=False)
+        unshown = known.unshown.beyond(charges)
         self[receipt.ledger_id] = replace(known, unshown=unshown)
 
     def charged_as_lost(
@@ -174,3 +191,27 @@ class KnownLedgers(dict[str, KnownLedger]):
             charged_by = max(charged_by, row)
         charges, unshown = receipt.after.beyond(receipt.before), self.of(receipt.ledger_id).unshown
         return charged_by if charges.beyond(unshown) == NOTHING else None
+
+
+def _losses(receipt: Receipt) -> frozenset[tuple[str, int, str]]:
+    """Return kind, number and SHA-256 of the body of each row of a receipt that charges lost releases."""
+    rows = enumerate(receipt.links, start=receipt.previous.seq + 1)
+    return frozenset((link.kind, seq, link.body_sha256) for seq, link in rows if link.kind in ("lost", "recovered"))
+
+
+def _is_charged_by(
+    losses: Collection[tuple[str, int, str]], receipt: Receipt, rosters: Mapping[str, Roster], left: Iterator[int]
+) -> bool:
+    """Return whether rows of kind ``recovered`` charge all releases of a receipt, themselves or by a row ``lost``.
+
+    Each body that is computed for the answer takes one number from ``left``.
+    """
+    shown = {body for kind, _, body in losses if kind == "recovered"}
+    by = (None, *(seq for kind, seq, _ in losses if kind == "lost"))
+    try:
+        return bool(shown) and all(
+            not shown.isdisjoint(body for body, _ in zip(bodies, left, strict=False))
+            for _, bodies in recovered_bodies(receipt, rosters, by)
+        )
+    except (KeyError, InvalidInput):  # the receipt names a roster that nobody showed, or contradicts itself
+        return False

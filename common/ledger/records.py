@@ -7,9 +7,10 @@ because the cost of a row that is not understood is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Annotated, Any
 
 from common.canonical import canonical_bytes, canonical_text, parse_canonical, parse_rational, sha256_bytes
@@ -562,12 +563,15 @@ def release_digest(release: ReleaseRecord) -> str:
     return sha256_bytes(canonical_bytes(release.to_json()))
 
 
-def recovered_bodies(receipt: Receipt, rosters: Mapping[str, Roster]) -> Iterator[tuple[str, Iterator[str]]]:
+def recovered_bodies(
+    receipt: Receipt, rosters: Mapping[str, Roster], charged: Sequence[int | None] = (None,)
+) -> Iterator[tuple[str, Iterator[str]]]:
     """Compute which rows of kind ``recovered`` can charge a receipt's releases, for somebody who knows rows by hash.
 
     Args:
         receipt: The receipt, whose parts are consistent.
         rosters: Known rosters, by the SHA-256 of their rows' bodies.
+        charged: Values that the field ``charged`` of such a row can have.
 
     Yields:
         For each release its query's id, and the SHA-256 of the body of every such row. The row can name any site of the
@@ -576,5 +580,5 @@ def recovered_bodies(receipt: Receipt, rosters: Mapping[str, Roster]) -> Iterato
     head = Position(receipt.head.seq, receipt.head.hash)
     for release in (item.release for item in receipt.releases):
         digest, sites = release_digest(release), [entry.site for entry in release.roster_in(rosters)]
-        rows = map(partial(RecoveredRecord, release, release_hash=digest, head=head), sites)
+        rows = (RecoveredRecord(release, site, digest, head, by) for by, site in product(charged, sites))
         yield release.query_id, (body_digest(canonical_text(row.to_json())) for row in rows)

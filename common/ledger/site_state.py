@@ -302,7 +302,7 @@ class SiteBooks(RowState):
         accepted, owed = [query_id for query_id in receipt.query_ids if query_id in self.reservations], NOTHING
         for held in map(self.reservations.__getitem__, accepted):
             owed = owed.plus(self._costs(held.mechanism, self.studies[held.study_id])[0], held.mechanism.dimension)
-        self.known.owe(receipt, owed, self.rosters)
+        self.known.owe(receipt, owed)
         if isinstance(record, AlarmRecord):
             self._contradicting.setdefault(receipt.ledger_id, []).extend(accepted)
         else:
@@ -465,8 +465,8 @@ class SiteBooks(RowState):
         """
         self.check_receipt(receipt)
         self.paid_bytes[receipt.ledger_id] = self.paid_bytes.get(receipt.ledger_id, 0) + len(row.body)
-        owing = self.known.of(receipt.ledger_id).owed != NOTHING
-        lost, study = self.known.accept(receipt, row=row.seq), self.studies[receipt.study_id]
+        recovering = self.known.of(receipt.ledger_id).recovering
+        lost, study = self.known.accept(receipt, self.rosters, row=row.seq), self.studies[receipt.study_id]
         for item in receipt.releases:
             draw, left = item.release.draw, self.lost.get(study.id, NOTHING).mu_squared
             if self._in_lost_row(item.release, left=left, study=study):
@@ -474,7 +474,7 @@ class SiteBooks(RowState):
             if draw is not None and item.release.masks is not None:
                 self.sealed.enter_receipted(item.release.query_id, draw, item.release.masks)
         if lost != NOTHING:
-            self._counted_later |= owing or all(link.kind != "lost" for link in receipt.links)
+            self._counted_later |= recovering or all(link.kind != "lost" for link in receipt.links)
             self._charge_lost(lost, receipt)
         self.rosters |= receipt.shown
         self.lines[receipt.study_id] = receipt.ledger_id

@@ -25,6 +25,7 @@ from common.errors import ALARM_REMEDY, InvalidInput, LedgerCorrupt, ReceiptCont
 from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, ReleaseRecord, Spend, charge_of, event_json
 from common.ledger.keys import load_signing_key, public_hex
+from common.ledger.known_ledgers import KnownLedgers
 from common.ledger.receipts import Receipt, ReceiptedRelease, first_fork
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.ledger.rows import Link, Position, SignedHead, body_digest, head_message, linked_hashes
@@ -551,6 +552,82 @@ def test_a_lost_release_is_charged_though_the_server_has_lost_one_more_that_a_co
     assert site.ledger.spent().releases == site.ledger.books.spent_in(world.study.id).releases == 4
     site.reopen()
     assert site.ledger.spent().releases == 4
+
+
+def test_a_lost_release_is_charged_though_the_server_has_lost_another_one_that_the_site_had_a_receipt_of(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
+    """The totals of the recovered ledger are as large as those of the accepted receipt, but of other releases."""
+    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
+    run_batch(world, site, "b1", 1)
+    elsewhere = receipts_of(world.ledger, "bergen")
+    ledger_world.rolled_back(world, old)
+    world.reopen()
+    site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=key)
+    ledger_world.rolled_back(world, old)  # nobody notices that b2 is lost
+    world.reopen()
+    world.ledger.recover(elsewhere)
+    site.ledger.recover(world.ledger.ledger_id)
+    site.ledger.record_receipt(run_batch(world, site, "b3", 1), public_key=key)
+    assert len(world.answers.drawn) == 3
+    assert site.ledger.spent().releases == site.ledger.books.spent_in(world.study.id).releases == 3
+    site.reopen()
+    assert site.ledger.spent().releases == 3
+    assert site.ledger.alarms() == ()
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_receipt_whose_charge_only_a_row_lost_contains_counts_twice_and_once_if_the_server_was_given_it(
+    world: World, site: Hospital, tmp_path: Path, given: bool
+) -> None:
+    """Without it the site cannot tell the row from one that charges releases without a receipt."""
+    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    ledger_world.put_back(world, old / "ledger.sqlite")
+    world.ledger = Ledger.open(world.path, signing_key=world.key, clock=Ticking(), restored=True)
+    for receipts in ((), site.ledger.receipts() if given else ()):
+        world.ledger.recover(receipts)
+    site.ledger.recover(world.ledger.ledger_id)
+    for batch, number in (("b2", 2), ("b3", 3)):
+        site.ledger.record_receipt(run_batch(world, site, batch, number), public_key=key)
+    assert site.ledger.spent().releases == len(world.answers.drawn) + (0 if given else 1) == (3 if given else 4)
+    assert site.ledger.alarms() == ()
+
+
+def test_an_alarm_about_a_row_lost_that_may_charge_a_receipt_twice_ends_once_the_server_was_given_the_receipt(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
+    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
+    site.ledger.record_receipt(run_batch(world, site, "b1", *range(6)), public_key=key)
+    ledger_world.put_back(world, old / "ledger.sqlite")
+    world.ledger = Ledger.open(world.path, signing_key=world.key, clock=Ticking(), restored=True)
+    world.ledger.recover(())
+    site.ledger.recover(world.ledger.ledger_id)
+    with pytest.raises(LedgerCorrupt, match="enter this site's receipts"):
+        site.ledger.record_receipt(run_batch(world, site, "b2", 6), public_key=key)
+    world.ledger.recover(site.ledger.receipts(evidence=True))
+    site.ledger.recover(world.ledger.ledger_id)
+    site.ledger.record_receipt(run_batch(world, site, "b3", 7), public_key=key)
+    assert site.ledger.alarms() == ()
+    assert site.ledger.spent().releases == len(world.answers.drawn) == 8
+
+
+def test_a_full_ledger_is_still_read_though_an_earlier_version_counted_one_of_its_losses_too_little(
+    world: World, site: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    ledger_world.put_back(world, old / "ledger.sqlite")
+    world.ledger = Ledger.open(world.path, signing_key=world.key, clock=Ticking(), restored=True)
+    world.ledger.recover(())
+    site.ledger.recover(world.ledger.ledger_id)
+    with monkeypatch.context() as older:
+        older.setattr(KnownLedgers, "counted_in", lambda self, receipt, _rosters: self.of(receipt.ledger_id))
+        site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=key)
+        site.ledger.reserve(world.study.id, queries(*range(3, 11)))
+        assert site.ledger.spent().releases == 10  # the cap
+    site.reopen()
+    assert site.ledger.spent().releases == 11
 
 
 def test_a_finished_training_has_drawn_all_its_steps_whatever_its_rows_count(site: Hospital) -> None:
