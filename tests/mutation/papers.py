@@ -113,8 +113,8 @@ ROWS = (
     Mutant(
         "a partition without its √(MK)",
         "research/mlp_strategies.py",
-        "return Parts(tuple(names), tuple(clips))",
-        "return Parts(tuple(names), tuple(clips), tuple(2 * len(names) ** 0.5 for _ in names))",
+        "return ClippingPlan(tuple(names), tuple(clips))",
+        "return ClippingPlan(tuple(names), tuple(clips), tuple(2 * len(names) ** 0.5 for _ in names))",
         f"{_TRAINING}test_the_noise_of_a_partition_is_its_bound_times_root_mk",
     ),
     Mutant(
