@@ -324,8 +324,8 @@ class SiteFacts:
             by, cap = {name: read_guarantee(said["spent"][str(name)]) for name in AccountantName}, said["cap"]
             gate = AccountantName(cap["accountant"])
             return cls(
-                site=check_ledger_name(said["site"], what="site name"),
-                pool=check_ledger_name(said["pool"], what="pool name"),
+                site=check_ledger_name(_text(said["site"]), what="site of a status report"),
+                pool=check_ledger_name(_text(said["pool"]), what="pool of a status report"),
                 cap=Guarantee(_number(cap["epsilon"]), by[gate].delta, str(gate), by[gate].protection),
                 by=by,
                 doubt=_text(said["at_least"]) if "at_least" in said else None,
