@@ -14,6 +14,9 @@ from common.ledger.receipts import KnownLedger, Receipt, never_receipted, row_ha
 from common.ledger.records import recovered_bodies
 from common.ledger.rows import Position
 
+MAX_HELD = 1 << 8
+"""Number of the newest receipts of a ledger that are kept for comparison with a recovered ledger."""
+
 MAX_BODIES = 1 << 16
 """Most rows ``recovered`` that are computed for one new receipt. Without the limit a dishonest server could keep the
 site computing for hours.
@@ -72,7 +75,9 @@ class KnownLedgers(dict[str, KnownLedger]):
         The site charges itself for everything else in the totals. It may thus count a release twice, never too few
         times: it cannot know which releases a row ``lost`` charges, so it counts those of its own receipts again if the
         server's ledger was recovered without these receipts. A loss that it charged before counts again, too, if the
-        server has lost that charge and enters it anew. The totals of a ledger that was never restored mark no loss.
+        server has lost that charge and enters it anew. So does everything before the newest :data:`MAX_HELD` receipts,
+        if the recovered ledger does not continue one of these. The totals of a ledger that was never restored mark no
+        loss.
 
         Args:
             receipt: A genuine receipt with consistent parts.
@@ -123,7 +128,10 @@ class KnownLedgers(dict[str, KnownLedger]):
     def _hold(self, receipt: Receipt, charges: Spend, *, accepted: bool) -> Position:
         """Enter a receipt whose releases this site has paid for, and return the position of its head."""
         place, short = Position(receipt.head.seq, receipt.head.hash), replace(receipt, links=(), rosters=None)
-        self._held.setdefault(receipt.ledger_id, {})[place] = _HeldReceipt(short, accepted, charges, _losses(receipt))
+        held = self._held.setdefault(receipt.ledger_id, {})
+        held[place] = _HeldReceipt(short, accepted, charges, _losses(receipt))
+        if len(held) > MAX_HELD:
+            del held[next(iter(held))]
         return place
 
     def owe(self, receipt: Receipt, charges: Spend) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from common.canonical import sha256_bytes
 from common.errors import LedgerCorrupt
+from common.ledger import known_ledgers
 from common.ledger.releases import AnswerRow, Release, Releases
 from common.ledger.rows import Row, body_digest, row_hash
 from server.ledger.server_ledger import Ledger
@@ -27,6 +28,7 @@ from tests.common.ledger.ledger_world import (
     queries,
     roster_of,
 )
+from tests.worlds import receipts_of
 
 ROOM = make_mechanism(room_for=5_000)
 CODE = np.array([3, -4, 0, 12], dtype=np.int64)
@@ -119,6 +121,37 @@ def test_a_query_costs_a_sites_books_less_than_a_kilobyte(tmp_path: Path) -> Non
 
     with site.ledger:
         assert kept(ask, early=200, late=1_000) < 1_000
+
+
+@pytest.mark.slow
+def test_old_receipts_cost_a_sites_books_no_more_than_the_queries_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_ledgers, "MAX_HELD", 10)
+    study, asked = ledger_study(planned_queries=5_000), 0
+    world = World.create(tmp_path / "world", study=study)
+    site = Hospital(tmp_path / "site-ledger.sqlite", study, caps=Caps(queries_per_day=5_000))
+    for ledger in (world.ledger, site.ledger):
+        ledger._chain._db.execute("PRAGMA synchronous = OFF")
+
+    def ask(count: int) -> None:
+        nonlocal asked
+        while asked < count:
+            batch = queries(*range(asked, asked + 5), mechanism=ROOM)
+            site.ledger.reserve(study.id, batch)
+            assert not world.release(batch, batch=f"b{asked}").refused
+            world.answers.drawn.clear()
+            asked += 5
+
+    with world.ledger, site.ledger:
+        ask(600)
+        receipts = receipts_of(world.ledger, "aachen")
+
+        def accept(count: int) -> None:
+            for receipt in receipts[:count]:  # those that it has already change nothing
+                site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+
+        assert kept(accept, early=40, late=80) < 5 * 500
 
 
 # --- what was charged stays so

@@ -22,6 +22,7 @@ from client.ledger.site_ledger import SiteLedger
 from common.canonical import canonical_text, rational, sha256_bytes
 from common.config import Study
 from common.errors import ALARM_REMEDY, InvalidInput, LedgerCorrupt, ReceiptContradiction, Refused
+from common.ledger import known_ledgers
 from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, ReleaseRecord, Spend, charge_of, event_json
 from common.ledger.keys import load_signing_key, public_hex
@@ -574,6 +575,25 @@ def test_a_lost_release_is_charged_though_the_server_has_lost_another_one_that_t
     site.reopen()
     assert site.ledger.spent().releases == 3
     assert site.ledger.alarms() == ()
+
+
+def test_a_site_that_no_longer_holds_the_receipts_before_a_recovery_counts_no_release_too_few(
+    world: World, site: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_ledgers, "MAX_HELD", 1)
+    key = world.key.public_key()
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    old = ledger_world.saved(world, tmp_path / "old")
+    site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=key)
+    ledger_world.put_back(world, old / "ledger.sqlite")
+    world.ledger = Ledger.open(world.path, signing_key=world.key, clock=Ticking(), restored=True)
+    world.ledger.recover(site.ledger.receipts())
+    site.ledger.recover(world.ledger.ledger_id)
+    site.ledger.record_receipt(run_batch(world, site, "b3", 3), public_key=key)
+    assert site.ledger.spent().releases >= len(world.answers.drawn) == 3
+    counted = site.ledger.spent()
+    site.reopen()
+    assert site.ledger.spent() == counted
 
 
 @pytest.mark.parametrize("given", [True, False])
