@@ -407,7 +407,7 @@ def site_facts(
 
 
 def few(stated: Sequence[str]) -> tuple[str, ...]:
-    """Return the first texts that a hospital states, each shortened, so that none of them fills a page.
+    """Return the first few of a hospital's texts, each shortened, so that they cannot fill a page.
 
     Args:
         stated: The texts.

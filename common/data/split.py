@@ -488,7 +488,7 @@ def private_label_hashes(record: Path) -> frozenset[str]:
 
 
 def _usable(cases: list[Case]) -> tuple[list[Case], list[Problem]]:
-    """Return the cases whose files can be read, without repeated scans, and a problem for every other case.
+    """Return the readable cases, each scan once, and a problem for every other case.
 
     A repeated scan could otherwise be public and private at once. Scans are compared by their voxels, because the same
     voxels can be compressed differently.

@@ -18,7 +18,7 @@ MAX_HELD = 1 << 8
 """Number of the newest receipts of a ledger that are kept for comparison with a recovered ledger."""
 
 MAX_BODIES = 1 << 16
-"""Most rows ``recovered`` that are computed for one new receipt. Without the limit a dishonest server could keep the
+"""Limit on the rows ``recovered`` that are computed for one new receipt. Without it a dishonest server could keep the
 site computing for hours.
 """
 
@@ -27,8 +27,11 @@ site computing for hours.
 class _HeldReceipt:
     """A receipt of this site, kept without its links.
 
-    ``charges`` are those of its releases that the site has paid for. ``losses`` names the rows among its links that
-    charge lost releases: kind, number, and SHA-256 of the body.
+    Attributes:
+        receipt: The receipt without links.
+        accepted: Whether the site accepted it; otherwise it contradicted the site's record, or came late.
+        charges: Charges of the receipt's releases, as far as this site has paid for them.
+        losses: Kind, number and SHA-256 of the body of each row among the links that charges lost releases.
     """
 
     receipt: Receipt
@@ -64,20 +67,23 @@ class KnownLedgers(dict[str, KnownLedger]):
     def counted_in(self, receipt: Receipt, rosters: Mapping[str, Roster]) -> KnownLedger:
         """Return what is known of a receipt's ledger, with only those charges that the receipt's totals surely contain.
 
-        After a recovery of the server's ledger, totals as large as the known ones may consist of other charges: the
-        server may have lost a release again, unnoticed, of which this site has a receipt. So the totals contain the
-        charges of a receipt only in two cases:
+        A large total proves nothing after a recovery of the server's ledger: the server may have lost a release of
+        which this site holds a receipt, and charged other releases since. The new totals surely contain the charges of
+        a held receipt in two cases only:
 
-        1. Its head is a row of the new receipt's history: a row that the new receipt covers, its row ``previous``, or,
-           if that is the head of another receipt, a row of that one's history.
-        2. Rows of kind ``recovered`` charge all its releases, after the newest accepted receipt in that history.
+        1. The held receipt's head is in the new receipt's history. The history is the rows that the new receipt covers,
+           and its row ``previous``. If that row is the head of a held receipt, that receipt's history belongs to it.
+        2. Rows of kind ``recovered`` charge all releases of the held receipt. These rows stand in the history, behind
+           its newest accepted receipt.
 
-        The site charges itself for everything else in the totals. It may thus count a release twice, never too few
-        times: it cannot know which releases a row ``lost`` charges, so it counts those of its own receipts again if the
-        server's ledger was recovered without these receipts. A loss that it charged before counts again, too, if the
-        server has lost that charge and enters it anew. So does everything before the newest :data:`MAX_HELD` receipts,
-        if the recovered ledger does not continue one of these. The totals of a ledger that was never restored mark no
-        loss.
+        The site charges itself for the rest of the totals. So it may count a release twice, but never too few times:
+
+        - A row ``lost`` does not tell which releases it charges. If the server's ledger was recovered without this
+          site's receipts, their releases count again.
+        - If the server lost the charge for a loss, and entered it anew, that loss counts again.
+        - If the recovered ledger continues none of the newest :data:`MAX_HELD` receipts, all before it counts again.
+
+        The totals of a ledger that was never restored mark no loss.
 
         Args:
             receipt: A genuine receipt with consistent parts.

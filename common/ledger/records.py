@@ -566,7 +566,7 @@ def release_digest(release: ReleaseRecord) -> str:
 def recovered_bodies(
     receipt: Receipt, rosters: Mapping[str, Roster], charged: Sequence[int | None] = (None,)
 ) -> Iterator[tuple[str, Iterator[str]]]:
-    """Compute which rows of kind ``recovered`` can charge a receipt's releases, for somebody who knows rows by hash.
+    """Compute which rows of kind ``recovered`` can charge a receipt's releases, for a caller with rows' hashes alone.
 
     Args:
         receipt: The receipt, whose parts are consistent.
@@ -574,8 +574,8 @@ def recovered_bodies(
         charged: Values that the field ``charged`` of such a row can have.
 
     Yields:
-        For each release its query's id, and the SHA-256 of the body of every such row. The row can name any site of the
-        roster as origin.
+        For each release its query's id, and the SHA-256 of the body of each such row. There are several, because any
+        site of the roster can be its origin.
     """
     head = Position(receipt.head.seq, receipt.head.hash)
     for release in (item.release for item in receipt.releases):

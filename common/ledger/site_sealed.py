@@ -29,8 +29,8 @@ class SealedRecords:
         nonces: Nonce from which the mask key is derived, by batch and draw.
         disclosed: Mask keys that were disclosed to an auditor.
         masked: Position of the row of the masked code, by query and draw.
-        draws: By query and draw, for each draw that a row accepts or shows: whether this site accepted it since its
-            ledger was last restored from an older copy.
+        draws: By query and draw, for each draw that any row mentions: whether this site accepted it after its ledger
+            was last restored from an older copy.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class SealedRecords:
         return any((one.batch_id, one.draw) == (batch, draw) for one in self.disclosed)
 
     def enter_restore(self) -> None:
-        """Forget confirmed peers and mask keys, and answer no draw again that was accepted before the restore."""
+        """Forget confirmed peers and mask keys, and allow no code in a draw that was accepted before the restore."""
         self.peers.clear()
         self.nonces.clear()
         self.draws = dict.fromkeys(self.draws, False)

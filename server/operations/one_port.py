@@ -136,10 +136,10 @@ class OnePort:
         await _of(scope, served).app(scope, receive, send)
 
     def _all(self) -> list[_Served]:
-        """Return every study that is served now, the host's first.
+        """Return every study that is served now, the host's own first.
 
-        The folder that lists them is read again if it has changed. A study whose directory was replaced, for example by
-        a backup, is served anew.
+        The folder with one entry for each study is read again if it has changed. A study whose directory was replaced,
+        for example from a backup, is served anew.
         """
         version = self._folder.stat().st_mtime_ns if self._folder.is_dir() else 0  # entries are renamed into place
         kept = {entry: one for entry, one in self._served.items() if one.folder == _folder(entry)}
