@@ -35,7 +35,7 @@ from common.privacy.mechanism import QuerySpec
 from common.protocols.site_protocol import Encoder
 from common.protocols.vote import vote_of
 from consilium.demo.options import DemoFolders, DemoOptions
-from consilium.demo.run import DemoProgress, _prepared, _Stopwatch
+from consilium.demo.run import DemoProgress, Stopwatch, create_demo_study
 from consilium.memory.asked import AnswerInMemory, Asked, answers_to, released
 from server.protocols.query_protocol import protocol_of
 from server.protocols.rounds import FRAMES
@@ -72,9 +72,10 @@ class World:
             seed: Seed of phantoms, split and training.
         """
         quiet = DemoProgress(*[lambda *_: None] * 5)
-        seconds = _Stopwatch(out / "seconds.json", quiet)
-        places, *_, teach, _ = _prepared(out, DemoOptions(seed=seed, simulated=True), watch=quiet, seconds=seconds)
-        teach()
+        options = DemoOptions(seed=seed, simulated=True)
+        study = create_demo_study(out, options, watch=quiet, seconds=Stopwatch(out / "seconds.json", quiet))
+        study.train(study.publish())
+        places = study.places
         made = places.workspace.public()
         public = replace(made, kept=_before(made), images={volume: made.image(volume) for volume in made.volumes})
         (query,) = next(iter(protocol_of(public.study).configure(public, lambda _: None)))

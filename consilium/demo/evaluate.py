@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -62,37 +63,42 @@ STEPS = {
 
 @dataclass(frozen=True, slots=True)
 class TeachersTested:
-    """The demo's test cases, with the teachers' scores and summed probabilities.
+    """The demo's test cases, with the scores of all that does not depend on the hospitals' answers.
 
     Attributes:
         cases: The test cases.
         images: Their images on the study's grid, float32 [channels, x, y, z].
         truths: Their true label maps on the study's grid, uint8 [x, y, z].
         teachers: One score for each teacher, by site and voter.
-        sums: For each case the sum of all teachers' probabilities, float64 [classes, x, y, z].
+        ensemble: The score of all teachers together.
+        mean_shape: The score of the mean of the public label maps.
     """
 
     cases: Sequence[Case]
     images: Sequence[np.ndarray]
     truths: Sequence[np.ndarray]
     teachers: Sequence[NamedScore]
-    sums: Sequence[np.ndarray]
+    ensemble: Score
+    mean_shape: Score
 
 
 def score_teachers(places: DemoFolders) -> TeachersTested:
-    """Score every trained teacher on the test cases. This needs no result of the study, so both can run at once.
+    """Score teachers and mean shape on the test cases. This needs no result of the study, so both can run at once.
 
     Args:
         places: The demo's folders.
 
     Returns:
-        The test cases and the teachers' scores.
+        The test cases and the scores.
     """
     study = places.workspace.study()
     test = list(read_dataset(places.split / "test").labelled)
     images = [load_volume(case.image, study.data).image for case in test]
     truths = [_label(case, study) for case in test]
-    return TeachersTested(test, images, truths, *_teachers(places, study, images, truths))
+    teachers, sums = _teachers(places, study, images, truths)
+    scored = partial(_score, truths=truths, structures=study.data.members, spacing_mm=study.data.spacing_mm)
+    ensemble, mean_shape = [_hard(total) for total in sums], _hard(_mean_shape(places, study))
+    return TeachersTested(test, images, truths, teachers, scored(ensemble), scored([mean_shape] * len(truths)))
 
 
 def report_facts(
@@ -123,7 +129,6 @@ def report_facts(
     study = workspace.study()
     members = study.data.members
     test, images, truths = tested.cases, tested.images, tested.truths
-    mean_shape = _hard(_mean_shape(places, study))
     scores = kept_scores(workspace)
     student = load_student(study, workspace.student_dir)
     maps = [predict(student, image) for image in images]
@@ -151,8 +156,8 @@ def report_facts(
         queries=found.answers,
         voters=max((answer.voters for answer in answers), default=0),
         teachers=tuple(tested.teachers),
-        ensemble=_score([_hard(total) for total in tested.sums], truths, members, spacing_mm=study.data.spacing_mm),
-        mean_shape=_score([mean_shape] * len(truths), truths, members, spacing_mm=study.data.spacing_mm),
+        ensemble=tested.ensemble,
+        mean_shape=tested.mean_shape,
         student=replace(
             scores[STUDENT], hd95_mm=_distances(predictions, truths, members, spacing_mm=study.data.spacing_mm)
         ),

@@ -1,7 +1,7 @@
 """Runs the whole demo on one machine: data, teachers, a federation of real daemons, a study, a student, a report.
 
 1. Split the data, or make phantoms.
-2. Create the study; fit its codec while the server starts.
+2. Create the study; fit its codec while server and dashboard start.
 3. Train the teachers while the server admits the hospitals.
 4. Start the federation and run the study; or, simulated, run it in this process.
 5. Score everything and write the report, while one hospital pulls and evaluates the student.
@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -46,7 +46,6 @@ from common.errors import InvalidInput, Refused
 from common.locks import take
 from common.names import is_utf8
 from common.objects import write_json
-from common.process import ProcessGroup
 from common.protocol_terms import CODECS
 from consilium.demo.dashboard import dashboard
 from consilium.demo.federation import enrolled, joined, serving, write_server, write_sites
@@ -56,7 +55,6 @@ from consilium.demo.terms import PATIENTS, VOLUMES, check_terms, terms
 from consilium.demo.training import train_all
 from server.operations.supervisor import OnEvent, supervise
 from server.study import create_study as setup
-from server.study.workspace import Workspace
 
 HOSPITALS = 3  # unless the options or the data state a number
 MAPS = 24  # of phantoms, public
@@ -122,10 +120,9 @@ def _demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboar
     from consilium.demo.evaluate import report_facts, score_teachers  # imported late: needs torch and matplotlib
     from consilium.reports.study_report import write_report
 
-    seconds, federation = _Stopwatch(out / "seconds.json", watch), None
-
-    def serve(workspace: Workspace) -> ProcessGroup | None:
-        return None if options.simulated else stack.enter_context(serving(workspace))
+    seconds, federation = Stopwatch(out / "seconds.json", watch), None
+    study = create_demo_study(out, options, watch=watch, seconds=seconds)
+    places, workspace = study.places, study.places.workspace
 
     def reported() -> None:
         with seconds.stage("evaluation"):
@@ -133,7 +130,7 @@ def _demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboar
             facts = report_facts(
                 places,
                 tested.result(),
-                source=source,
+                source=study.source,
                 options=options,
                 federation=federation,
                 seconds=seconds.seconds,
@@ -142,25 +139,32 @@ def _demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboar
         write_report(out, facts)
 
     with ThreadPoolExecutor(1, initializer=os.nice, initargs=(SCORING_NICENESS,)) as beside, ExitStack() as stack:
-        places, source, sites, teach, group = _prepared(out, options, watch=watch, seconds=seconds, serve=serve)
-        if group is None:
-            teach()
+        if options.simulated:
+            sites = study.publish()
+            study.train(sites)
             tested = beside.submit(score_teachers, places)
             with seconds.stage("study run"):
-                simulate(places.workspace, sites, on_event=watch.event)
+                simulate(workspace, sites, on_event=watch.event)
             report = beside.submit(reported)
         else:
-            if show_dashboard:
-                stack.enter_context(dashboard(places.workspace.root, places.dashboard, say=watch.say))
-            with ThreadPoolExecutor(1) as admitting:  # it ends before the daemons stop, even after an error
-                enrolling = admitting.submit(enrolled, group, places.workspace, sites, on_step=watch.say)
-                teach()
+            group = stack.enter_context(serving(workspace))
+
+            def show() -> None:
+                if show_dashboard:
+                    stack.enter_context(dashboard(workspace.root, places.dashboard, say=watch.say))
+
+            with ThreadPoolExecutor(1) as opening:  # it ends before the daemons stop, even after an error
+                shown = opening.submit(show)
+                sites = study.publish()
+                enrolling = opening.submit(enrolled, group, workspace, sites, on_step=watch.say)
+                study.train(sites)
+            shown.result()
             with seconds.stage("federation"):
-                join = joined(group, places.workspace, sites, refusal=enrolling.result(), on_step=watch.say)
+                join = joined(group, workspace, sites, refusal=enrolling.result(), on_step=watch.say)
                 federation = stack.enter_context(join)
             tested = beside.submit(score_teachers, places)  # while the study waits for messages
             with seconds.stage("study run"):
-                supervise(places.workspace, on_event=watch.event, check=federation.group.check)
+                supervise(workspace, on_event=watch.event, check=federation.group.check)
             report = beside.submit(reported)  # while a hospital scores the student and the daemons stop
             with seconds.stage("student home"):
                 _take_home(next(iter(sites.values())))
@@ -168,45 +172,83 @@ def _demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboar
     return out / "report.html"
 
 
-def _prepared(
-    out: Path,
-    options: DemoOptions,
-    *,
-    watch: DemoProgress,
-    seconds: _Stopwatch,
-    serve: Callable[[Workspace], ProcessGroup | None] = lambda _: None,
-) -> tuple[DemoFolders, Path, dict[str, Path], Callable[[], None], ProcessGroup | None]:
-    """Prepare data, study and sites; return also a function that trains the teachers, and the result of ``serve``.
+@dataclass(frozen=True, slots=True)
+class DemoStudy:
+    """A demo whose study is created; the server's daemons can start.
 
-    ``serve`` is called as soon as the server can start, so that it starts while the rest is prepared.
+    Attributes:
+        places: The demo's folders.
+        source: Folder of the dataset.
+        options: The demo's options.
+        watch: Functions to which progress is reported.
+        seconds: Measures the stages.
+    """
+
+    places: DemoFolders
+    source: Path
+    options: DemoOptions
+    watch: DemoProgress
+    seconds: Stopwatch
+
+    def publish(self) -> dict[str, Path]:
+        """Publish the study's volumes, codec and public start, and set up the hospitals, unless it was done before.
+
+        Returns:
+            Directory of each hospital by name.
+        """
+        names = [folder.name for folder in _hospitals(self.places)]
+        with self.seconds.stage("public material"):
+            _publish(self.places, self.options, len(names), self.watch)
+            return write_sites(  # each kit holds the public start
+                self.places.workspace,
+                self.places.sites,
+                names=names,
+                data=self.places.split / "sites",
+                absent=self.options.lacking,
+            )
+
+    def train(self, sites: Mapping[str, Path]) -> None:
+        """Train the teachers of all hospitals; resume what an earlier run began.
+
+        Args:
+            sites: Directory of each hospital by name.
+        """
+        study = self.places.workspace.study()
+        private = self.options.private(begun=self.places.workspace.start_file.exists())
+        steps = study.teacher.steps if private is None else private.steps
+        voters = study.privacy.voters_per_site * len(sites)
+        with self.seconds.stage("teachers", total=steps * voters):
+            train_all(
+                sites,
+                private=private,
+                seed=self.options.seed,
+                processes=default_jobs(voters),
+                on_steps=lambda done, total: self.watch.advance("teachers", done, total),
+            )
+
+
+def create_demo_study(out: Path, options: DemoOptions, *, watch: DemoProgress, seconds: Stopwatch) -> DemoStudy:
+    """Split the data and create the study, unless an earlier run did.
+
+    Args:
+        out: The output directory.
+        options: The demo's options.
+        watch: Functions to which progress is reported.
+        seconds: Measures the stages.
+
+    Returns:
+        The demo.
+
+    Raises:
+        InvalidInput: If the directory holds a demo with other options, or the options do not fit the data.
     """
     places = DemoFolders(out)
     _claim(out, options)
     with seconds.stage("data"):
         source = _data(places, options, on_case=partial(watch.advance, "reading cases"), tell=watch.say)
     with seconds.stage("study"):
-        patients = _created(places, options)
-        group = serve(places.workspace)
-        _published(places, options, patients, watch)
-    study = places.workspace.study()
-    names = sorted(path.name for path in (places.split / "sites").iterdir() if path.is_dir())
-    sites = write_sites(
-        places.workspace, places.sites, names=names, data=places.split / "sites", absent=options.lacking
-    )
-    private = options.private(begun=places.workspace.start_file.exists())
-    steps = study.teacher.steps if private is None else private.steps
-
-    def teach() -> None:
-        with seconds.stage("teachers", total=steps * study.privacy.voters_per_site * len(names)):
-            train_all(
-                sites,
-                private=private,
-                seed=options.seed,
-                processes=default_jobs(study.privacy.voters_per_site * len(names)),
-                on_steps=lambda done, total: watch.advance("teachers", done, total),
-            )
-
-    return places, source, sites, teach, group
+        _create(places, options)
+    return DemoStudy(places, source, options, watch, seconds)
 
 
 def _take_home(site_dir: Path) -> None:
@@ -350,18 +392,17 @@ def _phantoms(places: DemoFolders, options: DemoOptions) -> tuple[Dataset, Split
     return dataset, replace(split, label_maps=read_dataset(places.atlas).labelled)
 
 
-def _created(places: DemoFolders, options: DemoOptions) -> list[int]:
-    """Create the study and its server, unless they exist; return the number of patients of each hospital."""
+def _create(places: DemoFolders, options: DemoOptions) -> None:
+    """Create the study and its server, unless they exist."""
     workspace = places.workspace
-    patients = [_patients(folder) for folder in sorted((places.split / "sites").iterdir())]
     if not workspace.study_file.exists():
+        patients = [_patients(folder) for folder in _hospitals(places)]
         setup.create_study(workspace, terms(options, places, _label_maps(places), patients))
     if not (workspace.root / "endpoint.json").exists():
         write_server(workspace)
-    return patients
 
 
-def _published(places: DemoFolders, options: DemoOptions, patients: Sequence[int], watch: DemoProgress) -> None:
+def _publish(places: DemoFolders, options: DemoOptions, hospitals: int, watch: DemoProgress) -> None:
     """Publish the public volumes and the validation cases, and fit the codec, unless it was done before."""
     workspace = places.workspace
     if not (workspace.root / "public.json").exists():
@@ -374,7 +415,7 @@ def _published(places: DemoFolders, options: DemoOptions, patients: Sequence[int
         setup.fit_study_codec(
             workspace,
             _label_maps(places),
-            sites=len(patients),
+            sites=hospitals,
             private_hashes=private_label_hashes(places.split / "split.json"),
             on_stage=watch.advance,
         )
@@ -384,12 +425,17 @@ def _label_maps(places: DemoFolders) -> tuple[Path, ...]:
     return nifti_files(places.split / "public" / "label-maps", what="public label maps")
 
 
+def _hospitals(places: DemoFolders) -> list[Path]:
+    """Return the folder of each hospital's data, by name."""
+    return sorted(path for path in (places.split / "sites").iterdir() if path.is_dir())
+
+
 def _patients(folder: Path) -> int:
     dataset = read_dataset(folder)
     return len({dataset.patient_of(case.id) for case in dataset.labelled})
 
 
-class _Stopwatch:
+class Stopwatch:
     """Measures the seconds spent in each stage of a demo, added up over resumptions, and stores them in a file."""
 
     def __init__(self, path: Path, watch: DemoProgress) -> None:
