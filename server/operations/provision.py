@@ -288,8 +288,20 @@ def make_kit(workspace: Workspace, site: str, out: Path) -> None:
         workspace: The study.
         site: The site's name.
         out: Folder in which to write the kit's files.
+
+    Raises:
+        InvalidInput: If teachers begin from weights that `consilium codec fit` has not made yet. With a kit that lacks
+            them, a hospital would train poorer teachers.
     """
     check_name(site, what="name of the site")
+    study = workspace.study()
+    if study.codec.terms.framed and study.one_network and not workspace.start_file.exists():
+        raise InvalidInput(
+            f"startup kit of {site}",
+            value=f"no {workspace.start_file.name} in {workspace.root}",
+            limit="a kit with the public weights from which this study's teachers begin",
+            remedy="run `consilium codec fit` first, which makes them",
+        )
     endpoint = workspace.endpoint()
     setup.write_kit(
         workspace,

@@ -24,6 +24,7 @@ from client.policy import load_site
 from client.site.books import open_books
 from client.site.enrolment import new_request
 from common.admission import JoinRequest, read_request, write_request
+from common.config import CodecConfig
 from common.errors import DaemonFailed, InvalidInput
 from common.ledger.keys import create_signing_key, load_signing_key
 from common.ledger.rollback_guard import standing_path
@@ -522,6 +523,16 @@ def test_a_renewed_certificate_satisfies_a_kit_handed_out_before(workspace: Work
     assert timedelta(days=29) < until - datetime.now(UTC) <= timedelta(days=30)
     assert expires(workspace.gateway_dir / "server.crt") == until
     assert served_certificate(workspace, tmp_path / "kit" / "ca.crt") != before
+
+
+def test_no_kit_is_handed_out_before_the_weights_exist_that_teachers_begin_from(tmp_path: Path) -> None:
+    framed = served_study(tmp_path / "study", make_study(codec=CodecConfig(joint=True)))
+    command = ("provision", "kit", str(framed.root), "north", "--out", str(tmp_path / "kit"))
+    assert "to fix: run `consilium codec fit` first" in str(refusal_of(app, *command))
+    assert not (tmp_path / "kit").exists()
+    framed.start_file.write_bytes(b"the public start")
+    typed(app, *command)
+    assert (tmp_path / "kit" / "start.pt").read_bytes() == b"the public start"
 
 
 @pytest.mark.parametrize("command", [("provision", "renew"), ("server", "status")])
