@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from math import isfinite
 from typing import Any
@@ -57,13 +57,13 @@ class EventKind:
             event has are left out.
         words: Returns an event in words; None for routine events, which the list of recent events leaves out.
         level: ``info``, ``warning`` or ``critical``.
-        optional: Further fields, which older logs do not have.
+        optional: A function, as in ``fields``, for each further field, which older logs do not have.
     """
 
     fields: Mapping[str, Callable[[Any], bool]]
     words: Callable[[Event], str] | None = None
     level: str = "info"
-    optional: frozenset[str] = frozenset()
+    optional: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
 
 
 EVENTS: dict[str, EventKind] = {
@@ -87,6 +87,7 @@ EVENTS: dict[str, EventKind] = {
     "batch-dispatched": EventKind(
         {"batch": _text, "attempt": _count, "sites": _count, "queries": _count},
         lambda e: f"{many(e['queries'], 'query', 'queries')} asked of {many(e['sites'], 'site')}",
+        optional={"asked": _texts},
     ),
     "reply-received": EventKind(
         {"batch": _text, "attempt": _count, "site": _text, "codes": _count, "seconds": _amount},
@@ -95,6 +96,14 @@ EVENTS: dict[str, EventKind] = {
     "reply-missing": EventKind(
         {"batch": _text, "attempt": _count, "site": _text, "reason": _text},
         lambda e: f"{e['site']} did not answer: {UNANSWERED.get(e['reason'], e['reason'])}",
+        "warning",
+    ),
+    "site-slow": EventKind(
+        {"batch": _text, "site": _text, "seconds": _amount, "usual_seconds": _amount},
+        lambda e: (
+            f"{e['site']} is slow: the run waited {duration(e['seconds'])} for it, and {duration(e['usual_seconds'])} "
+            "(median) for the others"
+        ),
         "warning",
     ),
     "code-refused": EventKind(
@@ -199,7 +208,7 @@ EVENTS: dict[str, EventKind] = {
         {"run": _text, "seconds": _amount}, lambda e: f"run finished in {duration(e['seconds'])}"
     ),
     "run-failed": EventKind(
-        {"run": _text, "reason": _text}, lambda e: f"run failed: {e['reason']}", "critical", frozenset({"code"})
+        {"run": _text, "reason": _text}, lambda e: f"run failed: {e['reason']}", "critical", {"code": _count}
     ),
 }
 """Every kind of event, with its fields besides the common ones."""
@@ -253,6 +262,7 @@ def check_event(event: Event) -> None:
         raise InvalidInput("time of an event", limit="a date and time in ISO 8601") from error
     if moment.tzinfo is None:
         raise InvalidInput("time of an event", limit="a date and time in ISO 8601 with the offset from UTC")
-    for name, holds in EVENTS.get(kind, EventKind({})).fields.items():
-        if not holds(event.get(name)):
+    known = EVENTS.get(kind, EventKind({}))
+    for name, holds in (*known.fields.items(), *known.optional.items()):
+        if not holds(event.get(name)) and (name in event or name in known.fields):
             raise InvalidInput(f"field {name} of a {kind} event", limit="a value as docs/events.md describes it")

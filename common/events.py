@@ -50,7 +50,7 @@ class EventLog:
         if event not in EVENTS:
             raise InvalidInput("event kind", value=event, limit=", ".join(sorted(EVENTS)))
         kind = EVENTS[event]
-        if facts.keys() - kind.optional != kind.fields.keys():
+        if facts.keys() - kind.optional.keys() != kind.fields.keys():
             raise InvalidInput(f"fields of event {event}", value=sorted(facts), limit=str(sorted(kind.fields)))
         for name, value in facts.items():
             plain = value is None or isinstance(value, bool | int | float | str)

@@ -47,6 +47,7 @@ from common.privacy.release import CodeSum
 from common.sealing import SealContext, SealingKeys, unseal
 from server.aggregation.batch import SITES_CHARGED, Answering, Batch, Decrypted, Remaining, issued_now, unusable_codes
 from server.aggregation.exchange import Questions, Transport, VerifiedReply, exchange
+from server.aggregation.presence import Presence
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Candidate, Ledger
@@ -102,7 +103,7 @@ class Aggregator:
         self._retry_pause_s, self._before = retry_pause_s, before
         self._keep_words = keep_words
         self._receipts = ReceiptDelivery(ledger, events, keep_status=keep_status)
-        self._away: frozenset[int] = frozenset() if after is None else after._away
+        self._presence: Presence = Presence(study, clock=clock) if after is None else after._presence
         self._silent: frozenset[str] = frozenset() if after is None else after._silent
         self._refused: dict[str, str] = {}
         self._opens = False
@@ -245,7 +246,7 @@ class Aggregator:
         room = self._room(batch.queries[0])
         able = [site for site, queries in room.items() if queries >= len(batch.queries)]
         by_node = {site.node_id: site for site in able}
-        online = self._await_sites(able, transport)
+        online = self._presence.await_sites(able, batch, transport)
         for site in self._sites():
             if site.node_id not in online:
                 self._note_answer(site, batch, "offline" if site in able else self._unable(site))
@@ -277,8 +278,9 @@ class Aggregator:
             return
         offer = issued_now(batch.offer)
         offers = {site.node_id: (site, lambda: offer) for site in sites}
-        deadline_s = self._study.collection.offer_deadline_s
+        deadline_s, started = self._study.collection.offer_deadline_s, self._clock()
         for heard in exchange(transport, offers, sign=self._ledger.sign, timeout_s=deadline_s):
+            batch.waited[heard.site.name] += self._clock() - started
             self._note_heard(heard)
             self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
 
@@ -302,25 +304,6 @@ class Aggregator:
         ``budget``.
         """
         return "left-out" if site.name in self._left_out else "budget"
-
-    def _await_sites(self, sites: Sequence[Site], transport: Transport) -> frozenset[int]:
-        """Wait until all these sites are online or the offer's deadline has passed; return the nodes that are online.
-
-        If a node stays offline until the deadline, later calls do not wait for it, as long as the other nodes reach the
-        quorum. After the node has been online again, calls wait for it again.
-        """
-        expected = frozenset(site.node_id for site in sites)
-        until = self._clock() + self._study.collection.offer_deadline_s
-        while True:
-            online = transport.online() & expected
-            self._away -= online
-            enough = len(online) >= self._study.privacy.quorum and online | self._away >= expected
-            if enough or online == expected:
-                return online
-            if self._clock() >= until:
-                self._away |= expected - online
-                return online
-            time.sleep(0.5)
 
     def _hear(self, site: Site, message: AnyMessage | None, batch: Batch, *, problem: str = "") -> None:
         """Record a site's answer to the offer of a batch.
@@ -390,12 +373,19 @@ class Aggregator:
 
         ``missing`` is a function that returns the ids of the queries for which a site has sent nothing yet. ``take`` is
         called with a site's name and the codes of its reply. At least one attempt is made, even if the time has passed.
-        A site that is offline is logged once for each batch. A site that is revoked meanwhile is not waited for.
+        A site that is offline is logged once for each batch. A site that is revoked meanwhile is not waited for. At the
+        end, each site that is slow by :meth:`Batch.slow` is logged.
 
         Returns:
             The number of attempts made, plus one.
         """
-        until = self._clock() + self._study.collection.patience_s
+        started = self._clock()
+        until, arrived = started + self._study.collection.patience_s, dict[str, float]()
+
+        def take_timed(name: str, opened: Decrypted) -> None:
+            arrived[name] = self._clock() - started
+            take(name, opened)
+
         for attempt in count(1):
             registered = {site.node_id for site in self._sites()}
             expected = [site for site in roster if site.node_id in registered]
@@ -410,9 +400,13 @@ class Aggregator:
                         "reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason="offline"
                     )
             if reachable := {node: waiting[node] for node in sorted(online & waiting.keys())}:
-                self._ask(batch, attempt, reachable, roster, ahead, transport, take, until=until)
+                self._ask(batch, attempt, reachable, roster, ahead, transport, take_timed, started=started, until=until)
             if any(missing(site.name) for site in expected):
                 time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
+        for site in expected:
+            batch.waited[site.name] += self._clock() - started if missing(site.name) else arrived.get(site.name, 0.0)
+        for name, (seconds, usual) in batch.slow([site.name for site in expected]).items():
+            self._events.emit("site-slow", batch=batch.id, site=name, seconds=seconds, usual_seconds=usual)
         return attempt
 
     def _ask(
@@ -425,23 +419,25 @@ class Aggregator:
         transport: Transport,
         take: Callable[[str, Decrypted], None],
         *,
+        started: float,
         until: float,
     ) -> None:
         """Ask sites once for the codes that they have not sent yet, and offer the next batch at the same time.
 
         ``missing`` gives, for each node id, the ids of the queries whose codes this node has not sent. ``ahead`` is the
-        next batch, or None. When a reply arrives, its codes are passed to ``take`` and not stored elsewhere.
+        next batch, or None. When a reply arrives, its codes are passed to ``take`` and not stored elsewhere. The first
+        attempt began at ``started``.
 
         The call returns when every node in ``missing`` has replied. It returns earlier in two cases: at the time
         ``until``, or when ``collection.deadline_s`` and :data:`REPLY_MARGIN_S` seconds have passed since the sites were
         asked. # sensitive until noised
         """
         questions = self._questions(batch, attempt, missing, roster, ahead, transport)
-        started, deadline_s = self._clock(), self._study.collection.deadline_s
-        self._events.emit(
-            "batch-dispatched", batch=batch.id, attempt=attempt, sites=len(missing), queries=len(batch.queries)
-        )
-        timeout_s, owing = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - started)), set(missing)
+        deadline_s = self._study.collection.deadline_s
+        asked = [site.name for site in roster if site.node_id in missing]
+        facts = {"batch": batch.id, "attempt": attempt, "sites": len(asked), "queries": len(batch.queries)}
+        self._events.emit("batch-dispatched", **facts, asked=asked)
+        timeout_s, owing = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - self._clock())), set(missing)
         for heard in exchange(transport, questions, sign=self._ledger.sign, timeout_s=timeout_s):
             self._note_heard(heard)
             site, parts = heard.site, heard.parts

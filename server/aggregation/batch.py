@@ -6,8 +6,11 @@ The aggregators of open and of sealed studies use it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +26,10 @@ SITES_CHARGED = (
     "if the same offer is repeated, no site charges it again"
 )
 """Part of an error text: which ledgers have charged an offer that misses the quorum."""
+SLOW_FACTOR = 5
+"""A site is slow if the run waits for it more than this many times as long as for the others."""
+SLOW_S = 60.0
+"""A site for which the run waits no longer than this many seconds is not slow."""
 LACKING = "missing"
 """Reason why a site's code counts as the zero code: its reply has other codes of the batch, but not this one."""
 _PUT_BACK = (
@@ -89,6 +96,7 @@ class Batch:
         unreached: Sites on the roster that were offline when their codes were requested.
         declined: Sites on the roster that replied to a request for codes, but not with codes that can be used. A site
             is not among them if it has not finished its codes, or if no key of the server opens them.
+        waited: By site, the seconds that the run waited for it to come online, to answer the offer and to send codes.
     """
 
     offer: Offer
@@ -98,6 +106,7 @@ class Batch:
     roster: MaskedRoster | None = None
     unreached: set[str] = field(default_factory=set)
     declined: set[str] = field(default_factory=set)
+    waited: defaultdict[str, float] = field(default_factory=partial(defaultdict, float))
 
     @property
     def id(self) -> str:
@@ -152,6 +161,23 @@ class Batch:
         if message is not None and unusable and (answer is None or answer.codes):
             self.declined.add(site)
         return next(iter((*others, *refused)), "")
+
+    def slow(self, roster: Collection[str]) -> dict[str, tuple[float, float]]:
+        """Return sites for which the run waited more than :data:`SLOW_S`, and :data:`SLOW_FACTOR` times as usual.
+
+        Args:
+            roster: Names of the sites on the roster.
+
+        Returns:
+            By site, the seconds that the run waited for it, and the usual ones: the median over the roster's other
+            sites. Empty if the roster has no other site.
+        """
+        found = {}
+        for site, seconds in sorted(self.waited.items()):
+            others = [self.waited[name] for name in roster if name != site]
+            if others and seconds > max(SLOW_S, SLOW_FACTOR * median(others)):
+                found[site] = (round(seconds, 3), round(median(others), 3))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

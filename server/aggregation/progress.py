@@ -207,7 +207,7 @@ class StudyProgress:
                 total = self._bars.tasks[self._tasks[event["stage"]]].total
                 self._update(event["stage"], completed=total, total=total)
                 self._task(self._tasks[event["stage"]]).finished_time = event["seconds"]
-            case "ledger-contradicted" | "reply-missing" | "code-refused":
+            case "ledger-contradicted" | "reply-missing" | "code-refused" | "site-slow":
                 self._say(event_words(event))
             case "offer-answered" if not event["accepted"]:
                 self._say(event_words(event))

@@ -20,6 +20,7 @@ from common.events import EVENT_SCHEMA
 from common.reading import FINITE_JSON, parse_json
 from common.wording import MISSED
 from server.study.run_state import RunState
+from server.study.waiting import Waiting
 
 RECENT = 12
 """Number of the newest events that are kept for the first page."""
@@ -180,6 +181,7 @@ class EventFold:
         self.quorum_missed: QuorumMissed | None = None
         self.implausible: tuple[str, ...] = ()
         self.budget_refused = False
+        self.waiting = Waiting()
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
 
     def step(self, lock: threading.RLock) -> bool:
@@ -272,6 +274,7 @@ class EventFold:
             self._recent.appendleft(event)
         if known is None:
             return
+        self.waiting.enter(event)
         if "site" in known.fields:
             self._site_event(kind, time, event)
         elif not (self._run_event(kind, time, event) or self._student_event(kind, time, event)):

@@ -26,6 +26,7 @@ from server.study.gate import shut_line
 from server.study.read_facts import facts_in
 from server.study.run_state import RunState, run_state
 from server.study.spoiled import accepted_row, question, spoiled_draws
+from server.study.waiting import SLOW_REMEDY, Waiting
 from server.study.workspace import Workspace
 
 _TURNS = ("stage-started", "run-started", "run-finished", "run-failed", "quorum-missed")
@@ -103,6 +104,7 @@ class StudyStatus:
         running: True if a run is active.
         admitted: Number of registered sites that are not revoked.
         stage: The run's stage; None before the first run and after a run has ended well.
+        waiting: What the active run waits for, and the slow sites of the newest run.
         last_event: The newest event about the run as a whole.
         facts: Answers, lost draws, spending and gain.
         gate: The hospitals' verdicts on the exported student, and whether they can still release it; empty if it is
@@ -120,6 +122,7 @@ class StudyStatus:
     running: bool
     admitted: int
     stage: Stage | None
+    waiting: Waiting
     last_event: dict[str, object]
     facts: StudyFacts
     gate: str
@@ -139,6 +142,7 @@ class StudyStatus:
             "state": self.state,
             "running": self.running,
             "stage": None if self.stage is None else asdict(self.stage),
+            "waits_for": self.waits_for,
             "sites_admitted": self.admitted,
             "last_event": self.last_event,
             "answers": facts.answers,
@@ -167,6 +171,11 @@ class StudyStatus:
         }
 
     @property
+    def waits_for(self) -> list[str]:
+        """Names of the sites whose codes the active run waits for."""
+        return sorted(self.waiting.sites) if self.running else []
+
+    @property
     def _charged_already(self) -> str:
         """Remark that the number of answers left does not count draws under way; empty if there can be none.
 
@@ -182,6 +191,11 @@ class StudyStatus:
         lines = [
             f"study {self.study.name}: {self.state}",
             *([] if self.stage is None else [_stage_line(self.stage)]),
+            *(
+                [f"waits for {', '.join(names)}, since {_local(self.waiting.since)}"]
+                if (names := self.waits_for)
+                else []
+            ),
             f"{facts.answers_line}{self._charged_already}",
             *_spending_lines(facts.spending),
             *([] if facts.gain is None else [facts.gain_line]),
@@ -382,8 +396,10 @@ def study_status(workspace: Workspace) -> StudyStatus:
     weighed: dict[str, object] | None = None
     warnings: tuple[str, ...] = ()
     at: Stage | None = None
+    waiting = Waiting()
     for event in read_events(workspace.events_file):
         kind, at = event["event"], _stage(at, event)
+        waiting.enter(event)
         if kind in _TURNS:
             last = event
         elif kind == "answers-weighed":
@@ -400,18 +416,20 @@ def study_status(workspace: Workspace) -> StudyStatus:
     enough = len(admitted) >= study.privacy.quorum  # otherwise sites are missing, not budgets
     out_of_budget = enough and sum(pool.can_answer for pool in admitted) < study.privacy.quorum
     done = not facts.unanswered
+    slow = [] if done else [f"{waiting.slow_words(name)}. {SLOW_REMEDY}" for name in sorted(waiting.slow)]
     return StudyStatus(
         study=study,
         state=_state(run, done=done, student=workspace.bundle_dir.exists(), out_of_budget=out_of_budget),
         running=run.name == "running",
         admitted=workspace.admitted_count(),
         stage=at,
+        waiting=waiting,
         last_event=last,
         facts=facts,
         gate=shut_line(workspace),
         sites=sites,
         batches=batches,
         answers_weighed=weighed,
-        warnings=(*dict.fromkeys(filter(None, (run.reason, facts.spending.doubt, asked))), *warnings),
+        warnings=(*dict.fromkeys(filter(None, (run.reason, facts.spending.doubt, asked))), *slow, *warnings),
         ledger_head=head,
     )

@@ -7,12 +7,14 @@
 | it declines each draw as if it had answered it | a batch is offered once more, then the run ends and names it |
 | it says that its own budget is used up | one site's word ends no run as finished |
 | it sends some of the codes it was asked for | what did not come with the others counts as zero at once |
+| it does each thing at the last moment | it is named in each batch that waited for it alone, with the seconds |
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,8 +28,9 @@ from common.config import CollectionConfig
 from common.errors import LedgerCorrupt, QuorumNotReached
 from common.event_kinds import EVENTS
 from common.events import read_events
-from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
-from consilium.in_process import Intercept
+from common.messages import NO_HEAD, CodesReply, CodesRequest, Offer, OfferReply, Several, decode, encode
+from consilium.in_process import Intercept, Wire
+from server.aggregation.exchange import Reply
 from server.ledger.verify import verify
 from tests.dashboard_study import make_study_directory
 from tests.federation import Federation, make_study, part
@@ -432,3 +435,103 @@ def test_a_run_does_not_wait_for_a_site_that_is_revoked_in_mid_draw(tmp_path: Pa
         assert next(seconds) < 600
         assert [lost["sites"] for lost in fed.events("draw-lost")] == [["site-0"]]
         assert len(fed.core().answers()) == 4
+
+
+class SlowWire(Wire):
+    """Replies arrive when their site sends them, by a clock that only they move.
+
+    Args:
+        usual: By node, the seconds that an honest site takes for codes; an offer takes it a second.
+        late: What the dishonest site delays: ``codes``, ``offer`` or ``online``, or nothing.
+    """
+
+    def __init__(self, fed: Federation, usual: Mapping[int, float], late: str = "") -> None:
+        super().__init__(fed.workers)
+        self.fed, self.now, self._usual, self._late = fed, 0.0, usual, late
+        self._looks: Counter[int] = Counter()
+
+    def online(self) -> frozenset[int]:
+        batch = len(self.fed.events("released"))
+        self._looks[batch] += 1
+        away = self._late == "online" and self._looks[batch] <= 2
+        self.now += 80 if away else 0
+        return frozenset(self.workers) - ({LIAR} if away else set())
+
+    def exchange(self, bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        began, taken = self.now, {}
+        replies = []
+        for node, body in bodies.items():
+            asked = part(self.workers[node].open_request(body), CodesRequest)
+            delayed = node == LIAR and self._late == ("codes" if asked else "offer")
+            taken[node] = 0.99 * timeout_s if delayed else self._usual[node] if asked else 1.0
+            replies.append(self._handled(node, body))
+        for reply in sorted(replies, key=lambda reply: taken[reply.node_id]):
+            self.now = began + taken[reply.node_id]
+            yield reply
+
+
+def slowly(
+    root: Path, aggregation: str, late: str = "", tell: Intercept | None = None, *, times: float = 1.0
+) -> Federation:
+    """Run a study whose sites take 10, 10, 20 and 30 seconds for a batch, or a multiple; the first may be ``late``."""
+    study = replace(
+        make_study(planned_queries=6, aggregation=aggregation, quorum=3, spare_draws=2 * (aggregation != "open")),
+        collection=CollectionConfig(batch_size=2, offer_deadline_s=180, deadline_s=600, patience_s=1200),
+    )
+    with Federation(root, study=study, sites=4) as fed:
+        wire = SlowWire(fed, {100: 10 * times, 101: 10 * times, 102: 20 * times, 103: 30 * times}, late)
+        wire.intercept = tell or wire.intercept
+        fed.core(clock=lambda: wire.now).run(wire)
+    return fed
+
+
+@pytest.mark.parametrize("aggregation", ["open", "sealed-sum"])
+def test_hospitals_of_which_one_takes_three_times_as_long_as_another_are_not_called_slow(
+    tmp_path: Path, aggregation: str
+) -> None:
+    fed = slowly(tmp_path, aggregation, times=4.0)
+    assert len(fed.events("released")) == 3
+    assert fed.events("site-slow") == []
+
+
+def unfinished(node: int, body: bytes, reply: bytes) -> bytes:
+    """The dishonest site says at first that it still computes, as an honest one may."""
+    asked, message = part(body, CodesRequest), decode(reply)
+    if node != LIAR or asked is None or asked.attempt > 1:
+        return reply
+    parts = message.parts if isinstance(message, Several) else (message,)
+    told = [dataclasses.replace(each, codes=()) if isinstance(each, CodesReply) else each for each in parts]
+    return encode(Several(tuple(told)) if isinstance(message, Several) else told[0])
+
+
+def busy(node: int, body: bytes, reply: bytes) -> bytes:
+    """The dishonest site declines every offer."""
+    offer = part(body, Offer)
+    if node != LIAR or offer is None:
+        return reply
+    return encode(OfferReply(batch=offer.batch, reason="busy", ledger_row=0, ledger_head=NO_HEAD))
+
+
+@pytest.mark.parametrize("aggregation", ["open", "sealed-sum"])
+@pytest.mark.parametrize(
+    ("late", "tell", "batches", "least_s"),
+    [
+        ("codes", None, 3, 590),
+        ("codes", unfinished, 3, 1100),
+        ("offer", busy, 3, 170),
+        ("online", None, 3, 150),
+    ],
+)
+def test_a_hospital_that_delays_a_run_is_named_with_the_seconds_and_nobody_else_is(
+    tmp_path: Path, aggregation: str, late: str, tell: Intercept | None, batches: int, least_s: float
+) -> None:
+    """A run took up to 47 times as long, and neither the events nor the site's figures named the site."""
+    fed = slowly(tmp_path, aggregation, late, tell)
+    assert len(fed.events("released")) == 3
+    slow = fed.events("site-slow")
+    assert {event["site"] for event in slow} == {"site-0"}
+    assert len(slow) >= batches
+    assert all(event["seconds"] >= least_s for event in slow)
+    assert all(event["usual_seconds"] <= 25 for event in slow)
+    taken = [event["seconds"] for event in fed.events("reply-received") if event["site"] == "site-0"]
+    assert late != "codes" or min(taken) >= least_s, "counted from the first request, however often it was asked"

@@ -15,6 +15,7 @@ from server.dashboard.read_model import SILENT_S, Follower
 from server.dashboard.reports import HospitalReport
 from server.dashboard.views.run import RunView
 from server.dashboard.views.sites import QUIET_S, SiteView
+from server.study.waiting import SLOW_REMEDY
 
 STOP = "Stop the run with `consilium study stop`."
 NEARLY_SPENT = 0.9
@@ -72,7 +73,11 @@ def alarms(
         *_of_the_run(follower, run, now=now),
         *_of_what_is_spent(follower, admitted, unfinished=unfinished),
         *_of_the_quorum(follower, sites, unfinished=unfinished),
-        *(alarm for site in sites for alarm in _of_a_site(site, sealed=follower.study.privacy.sealed)),
+        *(
+            alarm
+            for site in sites
+            for alarm in _of_a_site(site, sealed=follower.study.privacy.sealed, unfinished=unfinished)
+        ),
         *(alarm for site in sites for alarm in _of_a_refusal(site, unfinished=unfinished)),
         *_of_who_is_away(run, admitted, unfinished=unfinished, now=now),
         *_of_the_reports(reports, {site.name for site in sites}),
@@ -244,7 +249,7 @@ def _of_the_quorum(follower: Follower, sites: Sequence[SiteView], *, unfinished:
     )
 
 
-def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
+def _of_a_site(site: SiteView, *, sealed: bool, unfinished: bool) -> Iterator[Alarm]:
     if site.contradicted_row is not None:
         yield Alarm(
             "ledger-contradicted",
@@ -289,6 +294,8 @@ def _of_a_site(site: SiteView, *, sealed: bool) -> Iterator[Alarm]:
             "Ask the site for `consilium site status` and its logs.",
             site.name,
         )
+    if site.slow and unfinished and not site.revoked:
+        yield Alarm("site-slow", "warning", site.slow, SLOW_REMEDY, site.name)
     if site.codes_refused:
         means = "requested again until the draw is lost" if sealed else "each counted as the zero code"
         yield Alarm(

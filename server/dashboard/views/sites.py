@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 
-from common.wording import MISSED, declined_words
+from common.wording import MISSED, declined_words, duration
 from server.dashboard.event_fold import SiteState
 from server.dashboard.read_model import Follower
 from server.dashboard.views.budget import BudgetView, pool_budget
@@ -45,6 +45,7 @@ class SiteView:
             is none.
         unwitnessed: Reason why the site has not countersigned the ledger's newest signed head; None if it has, or was
             not asked.
+        slow: How often the newest run waited much longer for this site than for the others; empty if it never did.
         budget: The budget of the site's pool; None before the pool is declared.
         study_epsilon: ε that this study has spent on the site's pool.
         exhausted: True if it is certain that the site's pool cannot pay for a further query.
@@ -69,6 +70,7 @@ class SiteView:
     declined_for: str | None
     contradicted_row: int | None
     unwitnessed: str | None
+    slow: str
     budget: BudgetView | None
     study_epsilon: float | None
     exhausted: bool
@@ -129,6 +131,10 @@ def _site(follower: Follower, name: str, pool: str, behind: int, *, run: RunView
         state, words = "revoked", "its admission was revoked, so it answers nothing"
     elif state in ("up", "idle") and exhausted:
         state, words = "spent", "its budget takes no further answer"
+    waiting = follower.events.waiting
+    if state == "up" and name in waiting.sites:
+        waited = max(0.0, (now - datetime.fromisoformat(waiting.since)).total_seconds())
+        words = f"the run has waited {duration(waited)} for its codes"
     return SiteView(
         name=name,
         pool=pool,
@@ -149,6 +155,7 @@ def _site(follower: Follower, name: str, pool: str, behind: int, *, run: RunView
         declined_for=seen.offer if seen.offer not in (None, "accepted", *MISSED) else None,
         contradicted_row=seen.contradicted_row,
         unwitnessed=seen.unwitnessed,
+        slow=waiting.slow_words(name) if name in waiting.slow else "",
         budget=budget,
         study_epsilon=0.0 if spent is None else spent.in_study.spent.epsilon,
         exhausted=exhausted,

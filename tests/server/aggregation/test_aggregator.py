@@ -571,8 +571,8 @@ def test_a_site_that_comes_back_in_the_middle_of_a_run_is_asked_and_is_waited_fo
 
     fed.transport.intercept = back
     core = fed.core()
-    honest = core._await_sites
-    core._await_sites = lambda *args: waits.append(perf_counter()) or [honest(*args), waits.append(perf_counter())][0]
+    there, honest = core._presence, core._presence.await_sites
+    there.await_sites = lambda *args: waits.append(perf_counter()) or [honest(*args), waits.append(perf_counter())][0]
     core.run(fed.transport)
     assert [len(event["roster"]) for event in fed.events("released")] == [2, 2, 2, 3]
     seconds = [after - before for before, after in zip(waits[::2], waits[1::2], strict=True)]

@@ -290,6 +290,38 @@ def test_a_quorum_that_hangs_on_one_more_site_is_told_before_it_is_missed(open_s
         assert site in alarm.title
 
 
+def test_a_site_that_delays_the_run_is_named_with_how_often_how_long_and_the_factor(open_study):
+    assert "site-slow" not in names(seen(open_study))
+    emit(open_study, ("run-started", {"run": "1", "pid": 1, "resumed": False}))
+    for number in range(3):
+        slow = {"batch": str(number), "site": "north", "seconds": 1_150.0 + number, "usual_seconds": 25.0}
+        emit(open_study, ("site-slow", slow))
+    view = seen(open_study)
+    (alarm,) = (alarm for alarm in view.alarms if alarm.name == "site-slow")
+    assert (alarm.level, alarm.site) == ("warning", "north")
+    assert "3 batches" in alarm.title
+    assert "19 min 12 s, 46 times the others' median of 25 s" in alarm.title
+    assert "provision revoke" in alarm.remedy
+    assert [site.name for site in view.sites if site.slow] == ["north"]
+    emit(open_study, ("run-started", {"run": "2", "pid": 1, "resumed": True}))
+    assert "site-slow" not in names(seen(open_study)), "the newest run has not waited"
+
+
+def test_the_site_whose_codes_a_run_waits_for_is_shown_with_how_long(open_study):
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    log = EventLog(open_study.events_file, study=open_study.study().id, clock=lambda: start)
+    log.emit("run-started", run="1", pid=1, resumed=False)
+    log.emit("stage-started", stage="collect", total=8)
+    for site in ("north", "south"):
+        log.emit("offer-answered", batch="b", site=site, accepted=True, reason="accepted")
+    log.emit("batch-dispatched", batch="b", attempt=1, sites=2, queries=1, asked=["north", "south"])
+    log.emit("reply-received", batch="b", attempt=1, site="south", codes=1, seconds=1.0)
+    with open_study.locked():  # a run is at work
+        words = {site.name: site.words for site in seen(open_study, at=start + timedelta(minutes=7)).sites}
+    assert words["north"] == "the run has waited 7 min for its codes"
+    assert "waited" not in words["south"]
+
+
 def test_a_site_away_for_long_is_told_while_others_are_heard(open_study):
     start = datetime(2026, 1, 1, tzinfo=UTC)
     times = iter([start, start, start + timedelta(hours=3)])

@@ -121,6 +121,22 @@ def test_the_stage_and_how_much_of_it_is_done_are_shown(workspace: Workspace) ->
     assert study_status(workspace).stage is None
 
 
+def test_whom_a_run_waits_for_and_who_delays_it_is_said(workspace: Workspace) -> None:
+    events = events_of(workspace)
+    events.emit("run-started", run="1", pid=1, resumed=False)
+    asked = {"attempt": 1, "sites": 2, "queries": 1, "asked": ["north", "south"]}
+    events.emit("batch-dispatched", batch="b", **asked)
+    events.emit("reply-received", batch="b", attempt=1, site="south", codes=1, seconds=1.0)
+    with workspace.locked():
+        lines = study_status(workspace).lines()
+    assert [line.split(",")[0] for line in lines if "waits for" in line] == ["waits for north"]
+    assert study_status(workspace).waits_for == [], "no run is at work"
+    events.emit("site-slow", batch="b", site="north", seconds=1_150.0, usual_seconds=25.0)
+    (warning,) = (line for line in study_status(workspace).lines() if "is slow" in line)
+    assert "north is slow: in 1 batch of this run" in warning
+    assert "46 times" in warning
+
+
 @pytest.mark.parametrize("stage", ["collect", "student", "export"])
 def test_a_run_that_was_killed_is_said_to_have_died_and_by_no_count_to_be_complete(
     workspace: Workspace, stage: str, monkeypatch: pytest.MonkeyPatch

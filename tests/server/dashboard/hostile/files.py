@@ -80,6 +80,9 @@ LINES: Mapping[str, bytes] = {
     "a stage that is a number": _event(event="stage-started", stage=7, total=1),
     "progress in words": _event(event="stage-progress", stage="collect", done="half", total="all"),
     "progress below nothing": _event(event="stage-progress", stage="collect", done=-5, total=4),
+    "asked sites that are a number": _event(
+        event="batch-dispatched", batch="b", attempt=1, sites=1, queries=1, asked=5
+    ),
     "seconds in words": _event(event="reply-received", batch="b", attempt=1, site="north", codes=1, seconds="soon"),
     "seconds without end": _event(event="stage-finished", stage="collect", seconds=0).replace(b": 0}", b": 1e999}"),
     "seconds that are no number": _event(event="stage-finished", stage="collect", seconds=0).replace(

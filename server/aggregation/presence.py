@@ -1,0 +1,59 @@
+"""Waits for sites to come online before an offer.
+
+The aggregators use it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from common.config import Study
+from server.aggregation.batch import Batch
+from server.aggregation.exchange import Transport
+from server.study.workspace import Site
+
+
+class Presence:
+    """Which sites are online, and which stayed away until an offer's deadline in this run.
+
+    Args:
+        study: The study; ``collection.offer_deadline_s`` is the longest wait.
+        clock: Returns seconds.
+    """
+
+    def __init__(self, study: Study, *, clock: Callable[[], float]) -> None:
+        self._study, self._clock = study, clock
+        self._away: frozenset[int] = frozenset()
+
+    def await_sites(self, sites: Sequence[Site], batch: Batch, transport: Transport) -> frozenset[int]:
+        """Wait until all these sites are online or the deadline has passed.
+
+        If a node stays offline until the deadline, later calls do not wait for it, as long as the other nodes reach the
+        quorum. After the node has been online again, calls wait for it again.
+
+        Args:
+            sites: The sites.
+            batch: The batch that they are to be offered; the wait for each is added to :attr:`Batch.waited`.
+            transport: Tells which nodes are online.
+
+        Returns:
+            The nodes that are online.
+        """
+        expected = frozenset(site.node_id for site in sites)
+        looked = self._clock()
+        until = looked + self._study.collection.offer_deadline_s
+        while True:
+            online = transport.online() & expected
+            self._away -= online
+            enough = len(online) >= self._study.privacy.quorum and online | self._away >= expected
+            if enough or online == expected:
+                return online
+            if self._clock() >= until:
+                self._away |= expected - online
+                return online
+            time.sleep(0.5)
+            before, looked = looked, self._clock()
+            for site in sites:
+                if site.node_id not in online:
+                    batch.waited[site.name] += looked - before

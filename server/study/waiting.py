@@ -1,0 +1,68 @@
+"""Determines from the event log which sites a run waits for, and which of them are slow.
+
+The status command and the dashboard use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.wording import duration, many
+
+SLOW_REMEDY = (
+    "Ask its staff whether the machine is busy, or the connection slow. If it stays slow, the study can continue "
+    "without the site: `consilium provision revoke`, if the quorum remains."
+)
+
+
+class Waiting:
+    """What the newest run waits for, by the events so far.
+
+    Attributes:
+        sites: Names of the sites whose codes the run waits for now.
+        since: Time at which these codes were first requested.
+        slow: By site, one entry for each ``site-slow`` event of the newest run: the seconds that the run waited for the
+            site, and the usual ones.
+    """
+
+    def __init__(self) -> None:
+        self.sites: set[str] = set()
+        self.since = ""
+        self.slow: dict[str, list[tuple[float, float]]] = {}
+
+    def enter(self, event: Mapping[str, Any]) -> None:
+        """Change the state by one more event of the log.
+
+        Args:
+            event: The event.
+        """
+        match event["event"]:
+            case "run-started":
+                self.sites, self.slow = set(), {}
+            case "batch-dispatched":
+                self.sites = set(event.get("asked", ()))
+                self.since = event["time"] if event["attempt"] == 1 else self.since
+            case "reply-received":
+                self.sites.discard(event["site"])
+            case "site-slow":
+                self.slow.setdefault(event["site"], []).append((event["seconds"], event["usual_seconds"]))
+            case "released" | "draw-lost" | "quorum-missed" | "stage-finished" | "run-finished" | "run-failed":
+                self.sites = set()
+
+    def slow_words(self, site: str) -> str:
+        """Describe how often the newest run waited for a slow site, how long, and how many times as long as usual.
+
+        Args:
+            site: Name of a site in :attr:`slow`.
+
+        Returns:
+            The sentence, without a full stop.
+        """
+        seconds, usual = self.slow[site][-1]
+        factor = f"{seconds / usual:,.0f} times" if usual >= 0.1 else "against"
+        batches = many(len(self.slow[site]), "batch", "batches")
+        return (
+            f"{site} is slow: in {batches} of this run, the run waited much longer for it than for the others; in the "
+            f"last of them {duration(seconds)}, {factor} the others' median of {duration(usual)}"
+        )
