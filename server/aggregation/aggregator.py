@@ -37,7 +37,6 @@ from common.messages import (
     Offer,
     OfferReply,
     Part,
-    ReceiptsReply,
     Several,
 )
 from common.privacy.gaussian import Sampler, rounded_gaussian
@@ -46,8 +45,8 @@ from common.privacy.quantise import within
 from common.privacy.release import CodeSum
 from common.sealing import SealContext, SealingKeys, unseal
 from server.aggregation.batch import SITES_CHARGED, Answering, Batch, Decrypted, Remaining, issued_now, unusable_codes
-from server.aggregation.exchange import Questions, Transport, VerifiedReply, exchange
-from server.aggregation.presence import Presence
+from server.aggregation.exchange import Questions, Transport, exchange
+from server.aggregation.presence import RETURN_S, Presence
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_draws import StoredAnswer
 from server.ledger.server_ledger import Candidate, Ledger
@@ -104,7 +103,6 @@ class Aggregator:
         self._keep_words = keep_words
         self._receipts = ReceiptDelivery(ledger, events, keep_status=keep_status)
         self._presence: Presence = Presence(study, clock=clock) if after is None else after._presence
-        self._silent: frozenset[str] = frozenset() if after is None else after._silent
         self._refused: dict[str, str] = {}
         self._opens = False
         self._left_out: frozenset[str] = frozenset() if after is None else after._left_out
@@ -148,7 +146,7 @@ class Aggregator:
             self._progress(len(queries))
             if after.budget_ended:
                 break
-        self._send_receipts(transport, silent=self._silent)
+        self._send_receipts(transport, silent=self._presence.silent)
 
     def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Remaining:
         """Request and release one batch (steps 1 to 4).
@@ -235,8 +233,10 @@ class Aggregator:
     def _settle(self, batch: Batch, transport: Transport) -> tuple[Site, ...]:
         """Return the batch's roster: the sites that are online, can pay for the batch and accept it.
 
-        Sites that have not answered the offer yet are asked now. A site that left an earlier offer unanswered is asked
-        only if the others do not reach the quorum, until it has answered another message (:meth:`_questions`).
+        Sites that have not answered the offer yet are asked now. A silent site left its newest message unanswered. It
+        is asked for its newest receipt first, and gets the offer if it replies, or if the others do not reach the
+        quorum. The reason is that a site charges its own ledger for every offer that it accepts, even if its answer
+        comes too late.
 
         Raises:
             QuorumNotReached: If the roster is smaller than the quorum.
@@ -251,7 +251,12 @@ class Aggregator:
             if site.node_id not in online:
                 self._note_answer(site, batch, "offline" if site in able else self._unable(site))
         undecided = [by_node[node] for node in sorted(online) if by_node[node].name not in batch.answers]
-        silent = [site for site in undecided if site.name in self._silent]
+        quiet = [site for site in undecided if site.name in self._presence.silent]
+        for heard in self._receipts.ask(
+            quiet, transport, timeout_s=min(RETURN_S, self._study.collection.offer_deadline_s)
+        ):
+            self._presence.note_heard(heard)
+        silent = [site for site in undecided if site.name in self._presence.silent]
         self._offer_to([site for site in undecided if site not in silent], batch, transport)
         if list(batch.answers.values()).count("accepted") < self._study.privacy.quorum:
             self._offer_to(silent, batch, transport)
@@ -281,13 +286,8 @@ class Aggregator:
         deadline_s, started = self._study.collection.offer_deadline_s, self._clock()
         for heard in exchange(transport, offers, sign=self._ledger.sign, timeout_s=deadline_s):
             batch.waited[heard.site.name] += self._clock() - started
-            self._note_heard(heard)
+            self._presence.note_heard(heard)
             self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
-
-    def _note_heard(self, heard: VerifiedReply) -> None:
-        """Note whether a site answers. A site that does not gets no offer until it answers another message."""
-        name = frozenset({heard.site.name})
-        self._silent = self._silent | name if heard.message is None else self._silent - name
 
     def _or_finish(self) -> str:
         """Return how a person ends the study with the stored answers, for the remedy of a missed quorum."""
@@ -439,13 +439,12 @@ class Aggregator:
         self._events.emit("batch-dispatched", **facts, asked=asked)
         timeout_s, owing = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - self._clock())), set(missing)
         for heard in exchange(transport, questions, sign=self._ledger.sign, timeout_s=timeout_s):
-            self._note_heard(heard)
+            self._presence.note_heard(heard)
             site, parts = heard.site, heard.parts
             for part in parts:
                 if ahead is not None:
                     self._hear(site, part, ahead)
-                if isinstance(part, ReceiptsReply) and self._receipts.note_held(site, part):
-                    self._events.emit("receipts-held", site=site.name, ledger_row=part.ledger_row)
+                self._receipts.note_reply(site, part)
             if site.node_id not in missing:
                 continue
             answer = next((part for part in parts if isinstance(part, CodesReply)), None)
@@ -480,19 +479,16 @@ class Aggregator:
         """Return the message that each node gets in one attempt.
 
         It contains the receipts that the site lacks, a request for its missing codes, and the offer of the batch
-        ``ahead`` if the site has not answered this offer yet. A site that left an offer unanswered gets only receipts,
-        because it charges its own ledger for every offer that it accepts, even if its answer comes too late.
+        ``ahead`` if the site has not answered this offer yet. A silent site that owes no codes gets nothing.
         """
         by_node = {site.node_id: site for site in (*self._sites(), *roster)}
-        online = transport.online() & by_node.keys() if ahead or self._silent else frozenset()
-        silent = {node for node in online - missing.keys() if by_node[node].name in self._silent}
         undecided = ahead.able - ahead.answers.keys() if ahead else frozenset()
-        offered = {node for node in online - silent if by_node[node].name in undecided}
+        online = transport.online() & by_node.keys() if ahead else frozenset()
+        heard_from = undecided - self._presence.silent
+        offered = {node for node in online if by_node[node].name in (undecided if node in missing else heard_from)}
         offer = issued_now(ahead.offer) if ahead else None
 
         def question(node: int) -> Several:
-            if node in silent:
-                return Several((self._receipts.asked(by_node[node]),))
             parts: list[Part] = self._receipts.owed(by_node[node])
             if node in missing:
                 deadline_s = self._study.collection.deadline_s
@@ -501,7 +497,7 @@ class Aggregator:
                 parts.append(offer)
             return Several(tuple(parts))
 
-        return {node: (by_node[node], partial(question, node)) for node in sorted(missing.keys() | offered | silent)}
+        return {node: (by_node[node], partial(question, node)) for node in sorted(missing.keys() | offered)}
 
     def _check_code(
         self, code: NDArray[np.int64], query: QuerySpec, *, batch: Batch, site: Site, signature: bytes

@@ -1,4 +1,4 @@
-"""Waits for sites to come online before an offer.
+"""Waits for sites to come online before an offer, and notes which of them answer messages.
 
 The aggregators use it.
 """
@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 
 from common.config import Study
 from server.aggregation.batch import Batch
-from server.aggregation.exchange import Transport
+from server.aggregation.exchange import Transport, VerifiedReply
 from server.study.workspace import Site
+
+RETURN_S = 10.0
+"""Longest wait in seconds, before each batch, for a reply from the sites that left their newest message unanswered."""
 
 
 class Presence:
@@ -20,11 +23,24 @@ class Presence:
     Args:
         study: The study; ``collection.offer_deadline_s`` is the longest wait.
         clock: Returns seconds.
+
+    Attributes:
+        silent: Names of the sites that left their newest message unanswered.
     """
 
     def __init__(self, study: Study, *, clock: Callable[[], float]) -> None:
         self._study, self._clock = study, clock
         self._away: frozenset[int] = frozenset()
+        self.silent: frozenset[str] = frozenset()
+
+    def note_heard(self, heard: VerifiedReply) -> None:
+        """Note whether a site answered a message.
+
+        Args:
+            heard: Its reply, or what is known of a missing one.
+        """
+        name = frozenset({heard.site.name})
+        self.silent = self.silent | name if heard.message is None else self.silent - name
 
     def await_sites(self, sites: Sequence[Site], batch: Batch, transport: Transport) -> frozenset[int]:
         """Wait until all these sites are online or the deadline has passed.

@@ -8,14 +8,14 @@ released with that site.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from itertools import count
 
 from common.events import EventLog
 from common.ledger.rows import Position
-from common.messages import MAX_RECEIPTS, MAX_RECEIPTS_BYTES, OfferReply, Part, Receipts, ReceiptsReply
-from server.aggregation.exchange import Transport, exchange
+from common.messages import MAX_RECEIPTS, MAX_RECEIPTS_BYTES, AnyMessage, OfferReply, Part, Receipts, ReceiptsReply
+from server.aggregation.exchange import Transport, VerifiedReply, exchange
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
 
@@ -70,7 +70,7 @@ class ReceiptDelivery:
             if not waiting or attempt > 1 + most // MAX_RECEIPTS:  # long receipts take several messages
                 break
             asked = [waiting[node] for node in sorted(transport.online() & waiting.keys())]
-            owed = {site.node_id: (site, partial(self.asked, site)) for site in asked if site.name not in silent}
+            owed = {site.node_id: (site, partial(self._asked, site)) for site in asked if site.name not in silent}
             for heard in exchange(transport, owed, sign=self._ledger.sign, timeout_s=timeout_s) if owed else ():
                 site, message = heard.site, heard.message
                 if not isinstance(message, ReceiptsReply):
@@ -81,6 +81,22 @@ class ReceiptDelivery:
                     self._events.emit("receipts-held", site=site.name, ledger_row=message.ledger_row)
         for site in waiting.values():
             self._events.emit("receipts-missing", site=site.name, reason="no-reply-or-refused")
+
+    def ask(self, sites: Sequence[Site], transport: Transport, *, timeout_s: float) -> Iterator[VerifiedReply]:
+        """Ask sites for the newest receipt that each holds; the message contains receipts that a site is known to lack.
+
+        Args:
+            sites: The sites.
+            transport: Carries the messages.
+            timeout_s: Longest wait for the replies, in seconds.
+
+        Yields:
+            One reply for each site, after what it says of receipts is recorded.
+        """
+        questions = {site.node_id: (site, partial(self._asked, site)) for site in sites}
+        for heard in exchange(transport, questions, sign=self._ledger.sign, timeout_s=timeout_s) if questions else ():
+            self.note_reply(heard.site, heard.message)
+            yield heard
 
     def owed(self, site: Site) -> list[Part]:
         """Return the receipts to add to another message to a site.
@@ -94,17 +110,6 @@ class ReceiptDelivery:
         """
         receipts = None if site.name in self.contradicted else self.missing(site)
         return [self._message(receipts)] if receipts else []
-
-    def asked(self, site: Site) -> Receipts:
-        """Return the message that asks a site for its newest receipt, with the receipts that it lacks.
-
-        Args:
-            site: The site.
-
-        Returns:
-            The message, without receipts if the site's newest one is unknown.
-        """
-        return self._message(self.missing(site) or ())
 
     def missing(self, site: Site) -> Due | None:
         """Return the receipts that a site lacks.
@@ -120,8 +125,22 @@ class ReceiptDelivery:
         receipts = self._ledger.receipts_due(site.name, after=held or 0)
         return None if held is None and receipts else receipts
 
+    def _asked(self, site: Site) -> Receipts:
+        """Return the message that asks a site for its newest receipt, with the receipts that it is known to lack."""
+        return self._message(self.missing(site) or ())
+
     def _message(self, due: Due) -> Receipts:
         return Receipts(self._ledger.ledger_id, _fitting(due))
+
+    def note_reply(self, site: Site, message: AnyMessage | None) -> None:
+        """Log ``receipts-held`` if a site's message says which receipts it holds, and the ledger contains its newest.
+
+        Args:
+            site: The site.
+            message: The message, or a part of it.
+        """
+        if isinstance(message, ReceiptsReply) and self.note_held(site, message):
+            self._events.emit("receipts-held", site=site.name, ledger_row=message.ledger_row)
 
     def note_held(self, site: Site, message: OfferReply | ReceiptsReply) -> bool:
         """Record the newest signed head that a site reports.

@@ -581,26 +581,29 @@ def test_a_site_that_comes_back_in_the_middle_of_a_run_is_asked_and_is_waited_fo
 
 
 @pytest.mark.parametrize("aggregation", ["open", "sealed-sum"])
-def test_a_site_that_answers_no_offer_is_waited_for_once_charged_once_and_back_when_it_answers(federation, aggregation):
+@pytest.mark.parametrize("node", [100, 103], ids=["replies first", "replies last"])
+def test_a_site_that_answers_no_offer_is_waited_for_once_charged_once_and_back_when_it_answers(
+    federation, aggregation, node
+):
     """Its answers come too late at first, so what it accepts is charged in its own ledger for nothing."""
     fed = federation(study=make_study(quorum=3, aggregation=aggregation, planned_queries=8), sites=4)
     batches_of(fed, 2)
-    offers = []
+    number, offers = node - 100, []
 
-    def late(node, body, reply):
-        if node != 100:
+    def late(to, body, reply):
+        if to != node:
             return reply
         offers.append(part(body, Offer) is not None)
         return None if len(fed.events("released")) < 2 else reply
 
     fed.transport.intercept = late
     fed.core().run(fed.transport)
-    assert [len(event["roster"]) for event in fed.events("released")] == [3, 3, 3, 4]
-    assert offers[:4] == [True, False, False, False], "one offer, then a question that costs nothing with every batch"
-    said = [event["reason"] for event in fed.events("offer-answered") if event["site"] == "site-0"]
-    assert said == ["deadline", "deadline", "deadline", "accepted"]
-    assert fed.ledger.spent("pool-0").releases == 2
-    assert fed.site_ledgers["site-0"].spent().releases == 4
+    assert [len(event["roster"]) for event in fed.events("released")] == [3, 3, 4, 4]
+    assert offers[:4] == [True, False, False, True], "one offer, then a question that costs nothing before every batch"
+    said = [event["reason"] for event in fed.events("offer-answered") if event["site"] == f"site-{number}"]
+    assert said == ["deadline", "deadline", "accepted", "accepted"]
+    assert fed.ledger.spent(f"pool-{number}").releases == 4
+    assert fed.site_ledgers[f"site-{number}"].spent().releases == 6
 
 
 def test_a_site_that_answered_no_offer_is_asked_again_when_the_others_do_not_reach_the_quorum(federation):
