@@ -46,7 +46,8 @@ _INHERITED = (
 _PROXY = ("http_proxy", "https_proxy", "no_proxy")
 
 # Runs between fork and the daemon, in an interpreter of its own, because code run in a forked copy of a threaded
-# process may deadlock. exec keeps the pid and the death signal.
+# process may deadlock. exec keeps the pid, the death signal and the raised oom_score_adj: out of memory, the kernel
+# rather kills a daemon, which is started again, than the process that does so.
 _LAUNCH = """
 import ctypes, os, signal, sys
 parent, argv = int(sys.argv[1]), sys.argv[2:]
@@ -57,6 +58,13 @@ if parent:
     ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(143)
+try:
+    with open("/proc/self/oom_score_adj", "r+") as file:
+        raised = min(1000, int(file.read()) + 300)
+        file.seek(0)
+        file.write(str(raised))
+except OSError:
+    pass
 try:
     os.execv(argv[0], argv)
 except OSError as error:

@@ -64,6 +64,13 @@ def living(pid: int) -> bool:
     return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
 
 
+def test_the_kernel_rather_kills_a_daemon_that_is_short_of_memory_than_what_starts_it_again(tmp_path: Path) -> None:
+    with ProcessGroup() as group:
+        daemon = group.start(spec(tmp_path, "import time; time.sleep(300)"))
+        scores = [int(Path(f"/proc/{pid}/oom_score").read_text()) for pid in (daemon.pid, os.getpid())]
+        assert scores[0] > scores[1]
+
+
 def eventually(condition: Callable[[], bool], timeout_s: float = 600.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
