@@ -125,13 +125,14 @@ class MeasuredGain:
         }
 
 
-def worth(pairs: Sequence[tuple[float, float]], *, reference: str) -> MeasuredGain | None:
+def measured_gain(pairs: Sequence[tuple[float, float]], *, reference: str, who: str = "student") -> MeasuredGain | None:
     """Compare a student with a reference on the same cases.
 
     Args:
         pairs: (Dice of the student, Dice of the reference) of each case. Pairs with a figure that is not finite are
             left out.
         reference: Name of the reference in sentences.
+        who: Name of the scored model in sentences.
 
     Returns:
         The comparison; None if no pair is left.
@@ -141,7 +142,7 @@ def worth(pairs: Sequence[tuple[float, float]], *, reference: str) -> MeasuredGa
         return None
     gain, half_width = mean_interval([ours - theirs for ours, theirs in both])
     student, other = (math.fsum(column) / len(both) for column in zip(*both, strict=True))
-    return MeasuredGain(student, other, reference, gain, half_width, len(both))
+    return MeasuredGain(student, other, reference, gain, half_width, len(both), who)
 
 
 def over_best(student: Score, controls: Mapping[str, Score | None]) -> MeasuredGain | None:
@@ -169,7 +170,7 @@ def over_best(student: Score, controls: Mapping[str, Score | None]) -> MeasuredG
 def _over(student: Score, control: Score, name: str) -> MeasuredGain | None:
     ours, theirs = student.cases, control.cases
     pairs = list(zip(ours, theirs, strict=True)) if len(ours) == len(theirs) else []
-    if paired := worth(pairs, reference=name):
+    if paired := measured_gain(pairs, reference=name):
         return paired
     gain = student.mean - control.mean
     return MeasuredGain(student.mean, control.mean, name, gain, None, 0) if math.isfinite(gain) else None

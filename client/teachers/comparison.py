@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,7 @@ from client.teachers.teacher import Teachers
 from common.codecs import load_codec, shapes
 from common.config import Study
 from common.errors import InvalidInput
-from common.intervals import mean_interval
-from common.measured_gain import GainVerdict, MeasuredGain
+from common.measured_gain import GainVerdict, MeasuredGain, measured_gain
 from common.models.fit import predict
 from common.models.unet import load_weights, network_for
 from common.objects import ObjectStore
@@ -107,52 +106,28 @@ class CaseComparison:
     """The student compared with a reference, for one structure or for all together.
 
     Attributes:
-        reference: Name of the reference.
+        measured: The student's gain over the reference, over the cases in which at least one of them has a Dice.
         public: True if the reference was made without any site's data.
         structure: Name of the structure, or :data:`ALL`.
-        cases: Number of cases in which the student or the reference has a Dice.
-        student: The student's mean Dice.
-        other: The reference's mean Dice.
-        difference: Mean paired difference, student minus reference.
-        half_width: Half width of its 95 % interval by Student's t; None for a single case.
         missed: Number of cases in which the student has Dice 0.
         reference_missed: Number of cases in which the reference has Dice 0.
-        who: Name of the scored model in sentences: student or adapted network.
     """
 
-    reference: str
+    measured: MeasuredGain
     public: bool
     structure: str
-    cases: int
-    student: float
-    other: float
-    difference: float
-    half_width: float | None
     missed: int
     reference_missed: int
-    who: str = "student"
-
-    @property
-    def worth(self) -> MeasuredGain:
-        """The comparison as a :class:`~common.measured_gain.MeasuredGain`, which gives verdict and text of a report."""
-        return MeasuredGain(
-            self.student, self.other, self.reference, self.difference, self.half_width, self.cases, self.who
-        )
-
-    @property
-    def word(self) -> GainVerdict:
-        """The verdict: proven better, proven worse, or not proven. A difference that is not finite is not proven."""
-        return self.worth.word if math.isfinite(self.difference) else GainVerdict.NOT_PROVEN
 
     @property
     def alarming(self) -> bool:
         """True if the student is proven worse than a model made from public data only."""
-        return self.public and self.word is GainVerdict.WORSE
+        return self.public and self.measured.word is GainVerdict.WORSE
 
     @property
     def figures(self) -> str:
         """The mean Dice of both models and their difference, without the verdict."""
-        return f"{self._where}{self.worth.figures}"
+        return f"{self._where}{self.measured.figures}"
 
     @property
     def _where(self) -> str:
@@ -162,13 +137,27 @@ class CaseComparison:
         """Return the comparison as a sentence."""
         missed = ""
         if self.missed > self.reference_missed:
-            missed = f" Nothing found in {self.missed} of them, {self.reference} in {self.reference_missed}."
-        return f"{self._where}{self.worth.sentence}{missed}"
+            missed = f" Nothing found in {self.missed} of them, {self.measured.reference} in {self.reference_missed}."
+        return f"{self._where}{self.measured.sentence}{missed}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain values for JSON."""
-        facts = {name: value for name, value in asdict(self).items() if name != "who"}
-        return {**facts, "word": str(self.word), "alarming": self.alarming, "sentence": self.sentence()}
+        found = self.measured
+        return {
+            "reference": found.reference,
+            "public": self.public,
+            "structure": self.structure,
+            "cases": found.cases,
+            "student": found.student,
+            "other": found.other,
+            "difference": found.gain,
+            "half_width": found.half_width,
+            "missed": self.missed,
+            "reference_missed": self.reference_missed,
+            "word": str(found.word),
+            "alarming": self.alarming,
+            "sentence": self.sentence(),
+        }
 
 
 ALL = "all structures"
@@ -338,24 +327,9 @@ def compare(
             for ours, theirs in zip(student, other, strict=True)
             if (pair := _pair(ours, theirs) if one is None else _pair(ours[one : one + 1], theirs[one : one + 1]))
         ]
-        if not pairs:
-            continue
-        difference, half_width = mean_interval([ours - theirs for ours, theirs in pairs])
-        rows.append(
-            CaseComparison(
-                reference=reference.name,
-                public=reference.public,
-                structure=structure,
-                cases=len(pairs),
-                student=statistics.fmean(ours for ours, _ in pairs),
-                other=statistics.fmean(theirs for _, theirs in pairs),
-                difference=difference,
-                half_width=half_width,
-                missed=sum(ours == 0 for ours, _ in pairs),
-                reference_missed=sum(theirs == 0 for _, theirs in pairs),
-                who=who,
-            )
-        )
+        if measured := measured_gain(pairs, reference=reference.name, who=who):
+            missed, reference_missed = (sum(dice == 0 for dice in column) for column in zip(*pairs, strict=True))
+            rows.append(CaseComparison(measured, reference.public, structure, missed, reference_missed))
     return rows
 
 

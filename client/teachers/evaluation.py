@@ -199,7 +199,7 @@ class Evaluation:
             return None
         if self.alarms:
             return site_verdict.WORSE
-        proven = all(one.word is GainVerdict.PROVEN for one in compared)
+        proven = all(one.measured.word is GainVerdict.PROVEN for one in compared)
         return site_verdict.BETTER if proven else site_verdict.NOT_BETTER
 
     @property
@@ -209,7 +209,7 @@ class Evaluation:
         They advise this site which network to use. They do not change the verdict, because no other hospital has these
         teachers.
         """
-        own = [one for one in self.comparisons if not one.public and one.word is GainVerdict.WORSE]
+        own = [one for one in self.comparisons if not one.public and one.measured.word is GainVerdict.WORSE]
         sure, theirs = (self.reliability.get(name, NOTHING).error for name in (f"the {self.who}", OWN_TEACHERS))
         less_sure = f"Less well calibrated than {OWN_TEACHERS}: calibration error {sure:.3f} against {theirs:.3f}."
         return (*(one.sentence() for one in own), *([less_sure] if sure > theirs + LESS_SURE else []))
@@ -217,7 +217,7 @@ class Evaluation:
     @property
     def headline(self) -> str:
         """The verdict with its meaning, and the public models that it compares with, in one line."""
-        public = dict.fromkeys(one.reference for one in self.comparisons if one.public)
+        public = dict.fromkeys(one.measured.reference for one in self.comparisons if one.public)
         if self.fit.refused:
             return f"No verdict: {self.fit.sentence}"
         if self.verdict is None:

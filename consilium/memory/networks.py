@@ -218,7 +218,7 @@ def compare(
     Dice on 1 held-out cases: student 1.000
     """
     from common.metrics import score
-    from server.postprocess.scores import worth_of
+    from server.postprocess.scores import gain_of
 
     data = check_kind("controls", controls, Controls).study.data
     if not callable(student):
@@ -243,7 +243,7 @@ def compare(
             for image in images
         )
         scores[name] = score((each.argmax(axis=0).astype(np.uint8) for each in found), truths, data.members)
-    return Comparison(scores, worth_of(scores))
+    return Comparison(scores, gain_of(scores))
 
 
 def _check_alike(student: object, controls: Controls) -> None:

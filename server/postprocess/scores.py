@@ -117,7 +117,7 @@ def figures(scores: Mapping[str, Score]) -> dict[str, float]:
     means = {n if n == STUDENT else f"control {n}": case_mean(one) for n, one in scores.items()}
     shown = {name.replace("_", " "): mean for name, mean in means.items() if not math.isnan(mean)}
     shown["cases"] = len(scores[STUDENT].cases)
-    found = worth_of(scores)
+    found = gain_of(scores)
     if found is None:
         return shown
     name = f"gain over {found.reference}"
@@ -128,7 +128,7 @@ def figures(scores: Mapping[str, Score]) -> dict[str, float]:
     return shown
 
 
-def worth_of(scores: Mapping[str, Score]) -> MeasuredGain | None:
+def gain_of(scores: Mapping[str, Score]) -> MeasuredGain | None:
     """Return the student's gain over its best control, paired case by case.
 
     Args:

@@ -8,13 +8,13 @@ import pytest
 from scipy.stats import ttest_rel
 
 from common.errors import InvalidInput
-from common.measured_gain import GainVerdict, MeasuredGain, Score, over_best, worth
+from common.measured_gain import GainVerdict, MeasuredGain, Score, measured_gain, over_best
 
 OURS, THEIRS = [0.71, 0.64, 0.8, 0.69, 0.75], [0.66, 0.66, 0.71, 0.65, 0.72]
 
 
 def test_the_gain_and_its_interval_are_students_of_the_paired_differences() -> None:
-    found = worth(list(zip(OURS, THEIRS, strict=True)), reference="x")
+    found = measured_gain(list(zip(OURS, THEIRS, strict=True)), reference="x")
     expected = ttest_rel(OURS, THEIRS).confidence_interval(0.95)
     assert found is not None
     assert found.interval == pytest.approx((expected.low, expected.high))
@@ -49,9 +49,9 @@ def test_an_interval_that_holds_nothing_is_never_said_to_prove_nothing() -> None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_figure_that_is_none_counts_for_nothing_and_is_never_a_worth(bad: float) -> None:
-    assert worth([(bad, 0.5), (0.5, bad)], reference="x") is None
-    found = worth([(bad, 0.5), (0.7, 0.5)], reference="x")
+def test_a_figure_that_is_none_counts_for_nothing_and_is_never_a_gain(bad: float) -> None:
+    assert measured_gain([(bad, 0.5), (0.5, bad)], reference="x") is None
+    found = measured_gain([(bad, 0.5), (0.7, 0.5)], reference="x")
     assert found is not None
     assert (found.student, found.cases, found.half_width) == (0.7, 1, None)
     with pytest.raises(InvalidInput, match="gain"):

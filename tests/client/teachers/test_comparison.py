@@ -37,7 +37,7 @@ def test_a_structure_that_vanished_is_named_even_where_the_mean_is_better() -> N
     """Erased in every case, while the other structure rose by more than was lost."""
     student = [(0.95, 0.0), (0.9, 0.0), (0.97, 0.0)]
     found = rows(student, [(0.3, 0.2), (0.3, 0.3), (0.4, 0.1)])
-    assert found[ALL].difference > 0
+    assert found[ALL].measured.gain > 0
     assert not found[ALL].alarming
     assert re.search(r"in 3 of .* in 0\b", found["posterior"].sentence())
     assert not found["anterior"].alarming
@@ -61,7 +61,7 @@ def test_a_student_below_the_public_start_or_the_teachers_is_worse_and_the_alarm
     for row in rows(student, better).values():
         assert row.alarming
         assert "the public start" in row.sentence()
-        assert row.word == "worse"
+        assert row.measured.word == "worse"
     for row in rows(student, better, TEACHERS).values():
         assert not row.alarming
         assert "own teachers" in row.sentence()
@@ -73,24 +73,24 @@ def test_a_structure_seen_where_there_is_none_counts_against_the_student() -> No
     student = [(0.8, 0.7), (0.8, 0.0), (0.8, 0.0), (0.8, 0.0)]
     start = [(0.8, 0.7), (0.8, nothing), (0.8, nothing), (0.8, nothing)]
     found = rows(student, start)["posterior"]
-    assert (found.cases, found.difference) == (4, pytest.approx(-0.75))
+    assert (found.measured.cases, found.measured.gain) == (4, pytest.approx(-0.75))
     assert re.search(r"not proven .*: -0\.750", found.sentence())
     assert [lost.structure for lost in missed_structures(NAMES, student)] == ["posterior"]
-    assert rows(start, student)["posterior"].difference == pytest.approx(0.75)
+    assert rows(start, student)["posterior"].measured.gain == pytest.approx(0.75)
     assert rows([(0.8, nothing)], [(0.8, nothing)]).keys() == {ALL, "anterior"}
 
 
 def test_a_difference_that_chance_explains_raises_no_alarm_and_is_still_said() -> None:
     found = rows([(0.70, 0.7), (0.60, 0.7), (0.71, 0.7)], [(0.60, 0.7), (0.75, 0.7), (0.70, 0.7)])["anterior"]
-    assert found.difference < 0
+    assert found.measured.gain < 0
     assert not found.alarming
     assert re.search(r"not proven .*: -0\.0", found.sentence())
 
 
 def test_one_case_tells_no_difference() -> None:
     found = rows([(0.5, 0.5)], [(0.6, 0.6)])[ALL]
-    assert (found.half_width, found.alarming) == (None, False)
-    assert found.word == "not proven"
+    assert (found.measured.half_width, found.alarming) == (None, False)
+    assert found.measured.word == "not proven"
     assert "no interval" in found.sentence()
 
 
@@ -103,7 +103,7 @@ def test_intervals_are_those_of_the_paired_t_test(pairs: list[tuple[float, float
         return
     test = stats.ttest_rel([a for a, _ in pairs], [b for _, b in pairs])
     low, high = test.confidence_interval(0.95)
-    assert found.half_width == pytest.approx((high - low) / 2, rel=1e-6)
+    assert found.measured.half_width == pytest.approx((high - low) / 2, rel=1e-6)
     if abs(test.pvalue - 0.05) > 1e-6:
         assert found.alarming == (test.pvalue < 0.05 and differences.mean() < 0)
 

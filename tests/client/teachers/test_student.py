@@ -547,8 +547,8 @@ def test_a_case_that_trained_one_voter_is_compared_with_the_others_and_worse_tha
         (pulled / "data").unlink()
     row = next(row for row in result.comparisons if not row.public and row.structure == "all structures")
     by_hand = [2 * (truths[0] & truth).sum() / (truths[0].sum() + truth.sum()) for truth in truths]
-    assert (row.cases, row.other) == (3, pytest.approx(np.mean(by_hand)))
-    assert row.word == "worse"
+    assert (row.measured.cases, row.measured.other) == (3, pytest.approx(np.mean(by_hand)))
+    assert row.measured.word == "worse"
     page = (folder / "evaluation.html").read_text()
     assert re.search("Worse than .*own teachers", page.split("<h2>Comparisons")[0])
     assert 'class="ok"' not in page

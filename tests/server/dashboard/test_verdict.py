@@ -45,12 +45,12 @@ def said(gain: MeasuredGain | None, *, joint: bool = False, hospitals: int = 4):
     ],
 )
 def test_green_is_a_gain_that_is_proven_by_the_rule_of_every_other_text(gain, half, name):
-    worth = MeasuredGain(0.5 + gain, 0.5, "the control public only", gain, half, 12 if half else 0)
-    found = said(worth)
-    assert found.name == name == worth.word.replace(" ", "-")
+    measured = MeasuredGain(0.5 + gain, 0.5, "the control public only", gain, half, 12 if half else 0)
+    found = said(measured)
+    assert found.name == name == measured.word.replace(" ", "-")
     assert found.learned is (name == "proven")
-    assert worth.title == found.words
-    assert worth.figures in found.basis
+    assert measured.title == found.words
+    assert measured.figures in found.basis
     assert found.next
 
 
@@ -90,8 +90,8 @@ def test_the_gain_is_over_the_best_control_and_of_this_study_alone(tmp_path: Pat
     (tmp_path / "report.json").write_text(report(0.8, {"zero_code": 0.6, "shuffled_codes": 0.75, "public_only": None}))
     found = read_measured(folder, STUDY.id)
     assert found is not None
-    assert (found.worth.reference, found.worth.interval) == ("the control shuffled codes", None)
-    assert found.worth.gain == pytest.approx(0.05)
+    assert (found.over_best.reference, found.over_best.interval) == ("the control shuffled codes", None)
+    assert found.over_best.gain == pytest.approx(0.05)
     assert read_measured(folder, "f" * 64) is None
 
 
@@ -128,9 +128,9 @@ def test_a_case_without_a_score_is_left_out_of_the_pairs(tmp_path: Path):
     (tmp_path / "report.json").write_text(json.dumps(found))
     measured = read_measured(tmp_path, STUDY.id)
     assert measured is not None
-    assert measured.worth.cases == 2
+    assert measured.over_best.cases == 2
     expected = ttest_1samp([0.2, 0.17], 0).confidence_interval(0.95)
-    assert measured.worth.interval == pytest.approx((expected.low, expected.high))
+    assert measured.over_best.interval == pytest.approx((expected.low, expected.high))
 
 
 def test_a_study_beyond_what_the_planners_form_takes_is_planned_all_the_same():

@@ -44,7 +44,7 @@ from server.ledger.server_ledger import Ledger
 from server.planning.recommend import NOT_REHEARSED
 from server.postprocess.labels import read_released
 from server.postprocess.networks import student_data_of
-from server.postprocess.scores import figures, kept_scores, worth_of
+from server.postprocess.scores import figures, gain_of, kept_scores
 from server.protocols.controls import CONTROLS, PUBLIC_NETWORK, STUDENT, control_training, controls_of
 from server.protocols.query_protocol import protocol_of
 from server.study import create_study as setup
@@ -223,9 +223,9 @@ class TestARun:
         assert list(json.loads(workspace.scores_file.read_text())["controls"]) == [*CONTROLS, PUBLIC_NETWORK]
         assert figures(scores)["control public network"] == pytest.approx(np.mean(dice))
         alone = {STUDENT: scores[STUDENT], PUBLIC_NETWORK: scores[PUBLIC_NETWORK]}
-        worth = worth_of(alone)
-        assert worth is not None
-        assert worth.reference.endswith("control public network")
+        gain = gain_of(alone)
+        assert gain is not None
+        assert gain.reference.endswith("control public network")
 
     def test_student_and_every_control_begin_from_it(self, first: Path, grown: Recorded) -> None:
         student_data = student_data_of(read_released(grown.workspace))
