@@ -161,7 +161,7 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
                 self._append(ConsentRecord(study.to_json(), study.id, self.pool))
         return study.id
 
-    def agreed(self, study_id: str) -> bool:
+    def has_consent(self, study_id: str) -> bool:
         """Return whether this hospital has consented to a study. A later pause or withdrawal changes nothing here.
 
         The consent is a ``note`` row that names a person. That the study is on record proves no consent, because a

@@ -88,7 +88,7 @@ class KeepsSealed(SiteFile):
         """
         return dict(self.books.sealed.peers.get(study_id, {}))
 
-    def look_at_draw(self, named: str) -> DisclosedDraw:
+    def disclosure_cost(self, named: str) -> DisclosedDraw:
         """Compute the privacy cost of disclosing a draw's mask key to an auditor; record nothing.
 
         With the key, the auditor can compute the sum of this site's code and its own noise share, for each query. This
@@ -156,10 +156,10 @@ class KeepsSealed(SiteFile):
 
         Raises:
             InvalidInput: If ``named`` does not identify exactly one draw, or ``auditor`` is no key.
-            Refused: ``old-draw`` or ``withdrawn``, for the reasons in :meth:`look_at_draw`.
+            Refused: ``old-draw`` or ``withdrawn``, for the reasons in :meth:`disclosure_cost`.
         """
         check_hash(auditor)
-        shown = self.look_at_draw(named)
+        shown = self.disclosure_cost(named)
         batch, number = shown.draw.batch, shown.draw.number
         with self._writing():
             record = DisclosureRecord(

@@ -42,7 +42,7 @@ SHOWN_CASES = 5
 """Number of cases that a finding about many cases names on the terminal."""
 
 
-def look(
+def diagnose(
     site_dir: Path | None,
     data: Path | None,
     *,

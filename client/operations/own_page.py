@@ -18,8 +18,7 @@ from client.operations.evaluated import adapted_verdict, newest_evaluation, stud
 from client.operations.own_cases import ADAPTED, OWN, STUDENT, CaseList, OwnCases
 from client.policy import load_site
 from client.site.books import joined_study, read_books
-from client.site.peers import PeersView, PeerTrust
-from client.site.peers import look as look_at_peers
+from client.site.peers import PeersView, PeerTrust, peers_view
 from client.site.status import facts_in
 from common.config import Study
 from common.errors import ALARM_REMEDY
@@ -81,7 +80,7 @@ class SitesOwnPage(OwnPage):
     def facts(self) -> HospitalFacts:
         self._read_policy()
         config, study = self._config, self._study
-        view, listed, networks = look_at_peers(self._directory), self._cases.listed(), self._cases.networks()
+        view, listed, networks = peers_view(self._directory), self._cases.listed(), self._cases.networks()
         outdated, away = self._cases.outdated(), _away(self._directory)
         own = newest_evaluation(self._directory) if self._data is None else None
         verdicts = {ADAPTED: adapted_verdict(self._directory / FOLDER / REPORT)}
@@ -101,7 +100,7 @@ class SitesOwnPage(OwnPage):
                 sealed=view.sealed,
                 own_fingerprint=fingerprint(view.own.key),
                 peers=tuple(
-                    OwnPeer(one.peer.site, one.fingerprint, one.standing.value, one.standing is PeerTrust.CONFIRMED)
+                    OwnPeer(one.peer.site, one.fingerprint, one.trust.value, one.trust is PeerTrust.CONFIRMED)
                     for one in view.peers
                 ),
                 alarms=(*_alarms(site.alarms, view, stopped=stopped), *away),

@@ -28,7 +28,7 @@ from client.records.served import retired_voters
 from client.site.books import joined_study, read_books
 from client.site.deals import check_trained, silent_voters
 from client.site.enrolment import check_data_folder
-from client.site.peers import PeerTrust, look
+from client.site.peers import PeerTrust, peers_view
 from common.admission import read_request
 from common.config import Study, load_study
 from common.errors import ALARM_REMEDY, ConsiliumError, InvalidInput, LedgerCorrupt
@@ -128,7 +128,7 @@ def _ledger(config: SiteConfig) -> list[CheckResult]:
             return [_unconsented(study)]
         with read_books(config) as ledger:
             doubt, older = ledger.doubt(), ledger.forgotten() is not None
-            agreed, stopped = ledger.agreed(study.id), ledger.stopped(study.id)
+            agreed, stopped = ledger.has_consent(study.id), ledger.stopped(study.id)
     except TROUBLE as error:
         return [failure("ledger", error, "put study, ledger, the ledger's key and its standing file back")]
     remedy = _RECOVER if older else ALARM_REMEDY
@@ -410,13 +410,13 @@ def _consent_first(config: SiteConfig) -> str:
 def _peers(directory: Path) -> list[CheckResult]:
     """Check that enough other hospitals are confirmed for a sealed sum, and that none of their keys has changed."""
     try:
-        view = look(directory)
+        view = peers_view(directory)
     except TROUBLE as error:
         return [failure("peers", error, "restore the site's files, then run `consilium site peers`")]
     if not view.sealed:
         return []
     found = [CheckResult("peers", State.FAIL if it.stops else State.NOTE, it.text, it.remedy) for it in view.problems()]
-    return found or [fine("peers", f"{len(view.standing(PeerTrust.CONFIRMED))} confirmed")]
+    return found or [fine("peers", f"{len(view.with_trust(PeerTrust.CONFIRMED))} confirmed")]
 
 
 def _gpu(memory: Callable[[], tuple[int, int] | None] | None = None) -> CheckResult:

@@ -155,7 +155,7 @@ def open_worker(
     config = load_site(directory)
     study = joined_study(config)
     ledger = open_books(config)
-    if not ledger.agreed(study.id):
+    if not ledger.has_consent(study.id):
         ledger.close()
         raise consent_missing(study)
     _state_identity(ledger, directory)  # before anything is accepted

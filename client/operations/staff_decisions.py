@@ -116,7 +116,7 @@ def has_consented(directory: Path) -> bool:
     if not config.ledger_file.exists():
         return False
     with read_books(config) as ledger:
-        return ledger.agreed(joined_study(config).id)
+        return ledger.has_consent(joined_study(config).id)
 
 
 def check_consent(directory: Path) -> None:

@@ -23,7 +23,7 @@ from common.objects import write_atomically
 from common.peers import Peer
 
 
-def look_at_draw(site_dir: Path, draw: str) -> DisclosedDraw:
+def disclosure_cost(site_dir: Path, draw: str) -> DisclosedDraw:
     """Compute the privacy cost of disclosing a draw's mask key, so that a person can read it before disclosing the key.
 
     Args:
@@ -38,7 +38,7 @@ def look_at_draw(site_dir: Path, draw: str) -> DisclosedDraw:
         Refused: If a patient was withdrawn since, or an earlier version of this program made the draw.
     """
     with read_books(load_site(site_dir)) as ledger:
-        return ledger.look_at_draw(draw)
+        return ledger.disclosure_cost(draw)
 
 
 def disclose(site_dir: Path, draw: str, *, auditor: str, out: Path, now: datetime) -> DisclosedDraw:

@@ -61,12 +61,12 @@ class KnownPeer:
 
     Attributes:
         peer: Site and key.
-        standing: How this site judges the key.
+        trust: How this site judges the key.
         heard: The sources from which this site received the key.
     """
 
     peer: Peer
-    standing: PeerTrust
+    trust: PeerTrust
     heard: tuple[str, ...]
 
     @property
@@ -118,16 +118,16 @@ class PeersView:
     quorum: int
     peers: tuple[KnownPeer, ...]
 
-    def standing(self, *standings: PeerTrust) -> tuple[KnownPeer, ...]:
+    def with_trust(self, *trusts: PeerTrust) -> tuple[KnownPeer, ...]:
         """Return the keys with one of these judgements.
 
         Args:
-            standings: Judgements.
+            trusts: Judgements.
 
         Returns:
             The keys.
         """
-        return tuple(known for known in self.peers if known.standing in standings)
+        return tuple(known for known in self.peers if known.trust in trusts)
 
     def problems(self) -> tuple[OwnAlarm, ...]:
         """Return the problems that a person must look into, the worst first; none in a study without sealed sums.
@@ -138,11 +138,11 @@ class PeersView:
         if not self.sealed:
             return ()
         found = [
-            OwnAlarm(text.format(_names(self.standing(standing))), remedy, stops=True)
-            for standing, text, remedy in _WRONG
-            if self.standing(standing)
+            OwnAlarm(text.format(_names(self.with_trust(trust))), remedy, stops=True)
+            for trust, text, remedy in _WRONG
+            if self.with_trust(trust)
         ]
-        missing, unknown = self.quorum - 1 - len(self.standing(PeerTrust.CONFIRMED)), self.standing(_NEW)
+        missing, unknown = self.quorum - 1 - len(self.with_trust(PeerTrust.CONFIRMED)), self.with_trust(_NEW)
         if missing > 0 or unknown:
             text = f"not confirmed here: {_names(unknown) or 'none is listed'}"
             if missing > 0:
@@ -159,7 +159,7 @@ class PeersView:
             "own": {**self.own.to_json(), "fingerprint": fingerprint(self.own.key)},
             "peers": [
                 {**known.peer.to_json(), "fingerprint": known.fingerprint}
-                | {"standing": known.standing.value, "heard": list(known.heard)}
+                | {"standing": known.trust.value, "heard": list(known.heard)}
                 for known in self.peers
             ],
         }
@@ -178,7 +178,7 @@ class OfferedPeers(Document):
     peers: Annotated[tuple[Peer, ...], Count("peers that offers named", most=MAX_OFFERED)]
 
 
-def look(directory: Path) -> PeersView:
+def peers_view(directory: Path) -> PeersView:
     """Return all keys of other sites that this site confirmed or received. Nothing is changed.
 
     Args:
@@ -195,7 +195,7 @@ def look(directory: Path) -> PeersView:
         return _view(config, ledger)
 
 
-def take(directory: Path, listed: Peers) -> None:
+def store_list(directory: Path, listed: Peers) -> None:
     """Store the consortium's list of peers, so that it can be shown. No key becomes trusted by this.
 
     Args:
@@ -219,7 +219,7 @@ def fetch(directory: Path, *, on_wait: OnWait = lambda said: None) -> None:
         InvalidInput: If it cannot be fetched, or is of another study.
     """
     config = load_site(directory)
-    take(directory, PublicObjects(config, on_wait=on_wait).peers(_study(config)))
+    store_list(directory, PublicObjects(config, on_wait=on_wait).peers(_study(config)))
 
 
 def check_other(directory: Path, site: str) -> None:
@@ -259,7 +259,7 @@ def confirm(directory: Path, site: str, read_out: str) -> Peer:
             not show the fingerprints of received keys, because a person could copy them without asking the hospital.
     """
     check_other(directory, site)
-    view = look(directory)
+    view = peers_view(directory)
     told = [known.peer for known in view.peers if known.peer.site == site]
     if not told:
         raise InvalidInput(
@@ -296,8 +296,8 @@ def confirm_shown(directory: Path, shown: PeersView) -> tuple[Peer, ...]:
         InvalidInput: If a site has a changed key, another site's key or several keys. Such a site must be confirmed by
             name.
     """
-    wanted = [known.peer for known in shown.standing(PeerTrust.NOT_CONFIRMED)]
-    doubtful = {known.peer.site for known in shown.peers if known.standing not in _PLAIN}
+    wanted = [known.peer for known in shown.with_trust(PeerTrust.NOT_CONFIRMED)]
+    doubtful = {known.peer.site for known in shown.peers if known.trust not in _PLAIN}
     doubtful |= {peer.site for peer in wanted if sum(peer.site == other.site for other in wanted) > 1}
     if doubtful:
         raise InvalidInput(
@@ -374,12 +374,12 @@ def _view(config: SiteConfig, ledger: SiteLedger) -> PeersView:
     for peer in _offered(config.root, study.id):
         heard.setdefault(peer, []).append("an offer")
     heard.pop(own, None)
-    known = (KnownPeer(peer, _standing(peer, own, confirmed), tuple(ways)) for peer, ways in heard.items())
-    ordered = sorted(known, key=lambda one: (one.peer.site, one.standing is not PeerTrust.CONFIRMED))
+    known = (KnownPeer(peer, _trust_in(peer, own, confirmed), tuple(ways)) for peer, ways in heard.items())
+    ordered = sorted(known, key=lambda one: (one.peer.site, one.trust is not PeerTrust.CONFIRMED))
     return PeersView(study.id, own, study.privacy.sealed, study.privacy.quorum, tuple(ordered))
 
 
-def _standing(peer: Peer, own: Peer, confirmed: dict[str, str]) -> PeerTrust:
+def _trust_in(peer: Peer, own: Peer, confirmed: dict[str, str]) -> PeerTrust:
     if peer.site == own.site or peer.key == own.key:
         return PeerTrust.NOT_OURS
     if confirmed.get(peer.site) == peer.key:
@@ -395,7 +395,7 @@ def _record(directory: Path, peers: Sequence[Peer]) -> None:
     for peer in peers:
         check_other(directory, peer.site)
     with open_books(config) as ledger:
-        if not ledger.agreed(study.id):
+        if not ledger.has_consent(study.id):
             raise consent_missing(study)
         for peer in peers:
             ledger.confirm_peer(study.id, peer)

@@ -15,7 +15,7 @@ from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
 from client.site.books import read_books
 from client.site.deals import present_teachers
-from client.site.peers import PeerTrust, look
+from client.site.peers import PeerTrust, peers_view
 from common.clock import utc_now
 from common.errors import InvalidInput
 from common.ledger.keys import load_signing_key
@@ -74,10 +74,10 @@ def site_status(directory: Path, facts: SiteFacts | None = None) -> dict[str, An
         **(facts or facts_of(directory)).to_json(),
         "shared": {name: value for name, value in shared.items() if name != "site"},
     }
-    view = look(directory)
+    view = peers_view(directory)
     if view.sealed:
         problems = [f"{problem.text}; to fix: {problem.remedy}" for problem in view.problems()]
-        said["peers"] = {"confirmed": len(view.standing(PeerTrust.CONFIRMED)), "problems": problems}
+        said["peers"] = {"confirmed": len(view.with_trust(PeerTrust.CONFIRMED)), "problems": problems}
     return said
 
 

@@ -405,7 +405,7 @@ def logged_event(line: str, known: Known) -> FoundEvent | None:
     return FoundEvent(kind[0], utc_time(f"{words[0]} {words[1].replace(',', '.')}"), facts)
 
 
-def once(sources: Sequence[Source], *, party: str, name: str, sink: Sink) -> int:
+def send_all(sources: Sequence[Source], *, party: str, name: str, sink: Sink) -> int:
     """Send all events of the sources to one target, from the beginning.
 
     Args:

@@ -162,7 +162,7 @@ def approve(
 
 
 @provision_app.command("list")
-def standing(directory: StudyDir, as_json: AsJson = False) -> None:
+def list_sites(directory: StudyDir, as_json: AsJson = False) -> None:
     """List the admitted sites, which of them are online or revoked, and how long the certificate is valid.
 
     Example: consilium provision list trial

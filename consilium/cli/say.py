@@ -33,7 +33,7 @@ def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     typer.echo(plain_lines(text), err=err, nl=nl)
 
 
-def agreed(question: str, *, err: bool = False) -> bool:
+def ask_yes_no(question: str, *, err: bool = False) -> bool:
     """Ask a question with the answers yes and no.
 
     Args:

@@ -52,7 +52,7 @@ def server_log(directory: StudyDir, log_to: Targets = None, schema: Schema = Fal
 
 def _log(directory: Path, *, party: str, sources: Any, targets: list[str] | None, schema: bool) -> None:
     from common.security_log.events import json_schema
-    from common.security_log.follow import once
+    from common.security_log.follow import send_all
     from common.security_log.program import follower
 
     if schema:
@@ -61,4 +61,4 @@ def _log(directory: Path, *, party: str, sources: Any, targets: list[str] | None
         follower(directory, party=party, open_sources=sources, targets=targets).run(stop=threading.Event().wait)
     else:
         found: tuple[str, list[Source]] = sources(directory)
-        once(found[1], party=party, name=found[0], sink=_Printed())
+        send_all(found[1], party=party, name=found[0], sink=_Printed())

@@ -234,10 +234,12 @@ def doctor(
     Example: consilium site doctor --site-dir /srv/consilium --data /data/north --report doctor
     """
     from client.operations import findings as findings_of
-    from client.operations.doctor import look
+    from client.operations.doctor import diagnose
 
     with counting("cases", show=data is not None) as on_case:
-        findings = look(site_dir, data, study=study, layout=layout, label_map=label_map, report=report, on_case=on_case)
+        findings = diagnose(
+            site_dir, data, study=study, layout=layout, label_map=label_map, report=report, on_case=on_case
+        )
     if report is not None:
         paths = findings_of.write_report(report, findings)
         say(f"report: {paths[1]}", err=True)
@@ -304,7 +306,7 @@ def up(
             check_consent(directory)
             check_teachers(load_site(directory))
 
-    def look() -> None:
+    def check() -> None:
         if wrong := [finding for finding in check_site(site_dir, starting=True) if not finding.ok]:
             say(to_text(wrong), err=True)
 
@@ -312,7 +314,7 @@ def up(
         say(f"connected: {config.site} to {config.server.superlink}" if config and not only else "up", err=True)
 
     if config is not None:
-        threading.Thread(target=look, daemon=True).start()  # an unreachable server must not delay the start
+        threading.Thread(target=check, daemon=True).start()  # an unreachable server must not delay the start
     parts = PARTS if only is None else (only,)
     site_up(site_dir, parts=parts, others=others, on_ready=ready, log_to=log_to or ())
 

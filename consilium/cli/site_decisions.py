@@ -14,7 +14,7 @@ from common.errors import InvalidInput
 from common.plain import plain
 from common.wording import many
 from consilium.cli.options import AsJson, SiteDir
-from consilium.cli.say import agreed, json_text, say
+from consilium.cli.say import ask_yes_no, json_text, say
 
 if TYPE_CHECKING:
     from client.operations.staff_decisions import Withdrawal
@@ -355,11 +355,11 @@ def disclose(
     """
     from client.policy import load_site
     from client.site.disclose import disclose as disclose_draw
-    from client.site.disclose import look_at_draw
+    from client.site.disclose import disclosure_cost
     from common.disclosure import auditor_fingerprint
 
     auditor = _auditor_key(to)
-    shown = look_at_draw(site_dir, draw)
+    shown = disclosure_cost(site_dir, draw)
     target = out or Path(f"disclosure-{load_site(site_dir).site.replace('/', '-')}-{shown.roster[:12]}.json")
     say(
         f"draw {shown.roster[:16]}: your code with your share of the noise, of "
@@ -369,7 +369,7 @@ def disclose(
         err=as_json,
     )
     question = "Have you compared this fingerprint with the auditor, and may they have the code?"
-    if not yes and not agreed(question, err=as_json):
+    if not yes and not ask_yes_no(question, err=as_json):
         raise InvalidInput(
             "the disclosure was not confirmed, so nothing was disclosed",
             limit="the answer y",

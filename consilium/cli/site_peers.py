@@ -11,7 +11,7 @@ import typer
 from common.errors import InvalidInput
 from common.plain import joined
 from consilium.cli.options import AsJson, SiteDir
-from consilium.cli.say import agreed, json_text, say
+from consilium.cli.say import ask_yes_no, json_text, say
 
 if TYPE_CHECKING:
     from client.site.peers import PeersView
@@ -55,7 +55,7 @@ def peers(
     if confirm is not None:
         known.check_other(site_dir, confirm)
     if take is not None:
-        known.take(site_dir, read_peers(take))
+        known.store_list(site_dir, read_peers(take))
     if fetch:
         known.fetch(site_dir, on_wait=partial(say, err=True))
     if distrust is not None:
@@ -63,14 +63,14 @@ def peers(
     if confirm is not None:
         said = fingerprint or _typed(confirm)
         known.confirm(site_dir, confirm, said)
-    view = known.look(site_dir)
-    if confirm_all and view.standing(known.PeerTrust.NOT_CONFIRMED):
+    view = known.peers_view(site_dir)
+    if confirm_all and view.with_trust(known.PeerTrust.NOT_CONFIRMED):
         say(peers_text(view), err=True)
-        if not agreed("have you compared each NOT CONFIRMED fingerprint with that hospital itself?", err=True):
+        if not ask_yes_no("have you compared each NOT CONFIRMED fingerprint with that hospital itself?", err=True):
             say("nothing was confirmed; to fix: call these hospitals, then answer y at a terminal", err=True)
             raise typer.Exit(1)
         known.confirm_shown(site_dir, view)
-        view = known.look(site_dir)
+        view = known.peers_view(site_dir)
     say(json_text(view.to_json()) if as_json else peers_text(view))
 
 
@@ -94,9 +94,9 @@ def consent_to_peers(site_dir: Path) -> str:
     Returns:
         The text.
     """
-    from client.site.peers import look
+    from client.site.peers import peers_view
 
-    said = "\n".join(f"  {line}" for line in peers_text(look(site_dir)).splitlines())
+    said = "\n".join(f"  {line}" for line in peers_text(peers_view(site_dir)).splitlines())
     return f"""\
 WITH WHOM YOUR CODES ARE ADDED UP
 {said}
@@ -111,6 +111,6 @@ def peers_text(view: PeersView) -> str:
     width = max(len(name) for name in (view.own.site, *(known.peer.site for known in view.peers)))
     lines = [f"{view.own.site:{width}}  {fingerprint(view.own.key)}  this site: read this out to the others"]
     for known in view.peers:
-        told = "" if known.standing == "confirmed" else f" (from {', '.join(known.heard)})"
-        lines.append(f"{known.peer.site:{width}}  {known.fingerprint}  {known.standing.value}{told}")
+        told = "" if known.trust == "confirmed" else f" (from {', '.join(known.heard)})"
+        lines.append(f"{known.peer.site:{width}}  {known.fingerprint}  {known.trust.value}{told}")
     return joined([*lines, *(f"{problem.text}; to fix: {problem.remedy}" for problem in view.problems())])

@@ -17,7 +17,7 @@ from pathlib import Path
 from client.operations.daemons import Refusal, SiteNode, expect_refused, launcher, site_node, supernode, worker
 from client.operations.staff_decisions import consent, has_consented
 from client.site.enrolment import SiteKit, create_site
-from client.site.peers import confirm_shown, look, take
+from client.site.peers import confirm_shown, peers_view, store_list
 from client.site.registry import Registry
 from common.admission import read_request
 from common.errors import InvalidInput
@@ -255,10 +255,10 @@ def introduce(workspace: Workspace, sites: Mapping[str, Path]) -> None:
         InvalidInput: If a listed fingerprint differs.
     """
     listed = provision.publish_peers(workspace)
-    read_out = {name: fingerprint(look(directory).own.key) for name, directory in sites.items()}
+    read_out = {name: fingerprint(peers_view(directory).own.key) for name, directory in sites.items()}
     for name, directory in sites.items():
-        take(directory, listed)
-        view = look(directory)
+        store_list(directory, listed)
+        view = peers_view(directory)
         for known in view.peers:
             if known.fingerprint != read_out[known.peer.site]:
                 raise InvalidInput(

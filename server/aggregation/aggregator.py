@@ -71,7 +71,7 @@ class Aggregator:
         retry_pause_s: Pause between two attempts to reach missing sites.
         before: Number of planned queries that were answered in earlier rounds. It is only used to report progress.
         keep_status: Stores the report that a site shares about itself.
-        keep_words: Stores a site's signed masked codes (sealed studies only).
+        store_codes: Stores a site's signed masked codes (sealed studies only).
         after: The aggregator of this run's previous round; sites that it did not wait for any more are not waited for
             in this round.
 
@@ -93,14 +93,14 @@ class Aggregator:
         retry_pause_s: float = 5.0,
         before: int = 0,
         keep_status: Callable[[Site, str], None] = lambda site, text: None,
-        keep_words: Callable[[SiteCodes], None] = lambda words: None,
+        store_codes: Callable[[SiteCodes], None] = lambda codes: None,
         after: Aggregator | None = None,
     ) -> None:
         self._study, self._queries, self._sites = study, tuple(queries), sites
         self._ledger, self._sealing_key, self._events = ledger, sealing_key, events
         self._sampler, self._clock = sampler, clock
         self._retry_pause_s, self._before = retry_pause_s, before
-        self._keep_words = keep_words
+        self._store_codes = store_codes
         self._receipts = ReceiptDelivery(ledger, events, keep_status=keep_status)
         self._presence: Presence = Presence(study, clock=clock) if after is None else after._presence
         self._refused: dict[str, str] = {}

@@ -39,7 +39,7 @@ from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import read_released, write_labels
 from server.protocols.controls import CONTROLS
 from server.protocols.query_protocol import protocol_of
-from server.study.evidence import keep_words
+from server.study.evidence import store_codes
 from server.study.pools import check_answers
 from server.study.revocations import check_revoked
 from server.study.spoiled import check_answered
@@ -116,7 +116,7 @@ def collect(
                 events=events,
                 before=queries[0].round - 1,
                 keep_status=partial(keep_status, workspace.reports_dir),
-                keep_words=partial(keep_words, workspace.evidence_dir),
+                store_codes=partial(store_codes, workspace.evidence_dir),
                 after=core,
             )
             core.run(transport, should_stop=workspace.stop_file.exists)

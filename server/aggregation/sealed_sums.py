@@ -393,7 +393,7 @@ class SealedSums(Aggregator):
         the next run asks for the same sum without another charge. A site that replied, but declined to send its masked
         code, cannot complete the draw any more.
         """
-        summed, batch.roster = _Sum(draw, set(draw.roster.sites), self._keep_words), draw.roster
+        summed, batch.roster = _Sum(draw, set(draw.roster.sites), self._store_codes), draw.roster
         wanted = tuple(query.id for query in draw.queries)
         attempt = self._gather(
             batch, roster, ahead, transport, lambda site: wanted if site in summed.missing else (), summed.add

@@ -17,7 +17,7 @@ from common.errors import InvalidInput
 from common.reading import read_json
 from server.dashboard.pictures import VolumeFacts, label_hash, picture_key, read_facts, student_hash
 from server.dashboard.service import DashboardService
-from server.postprocess.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, standing
+from server.postprocess.decisions import MAX_NOTE_CHARACTERS, Decision, Verdict, newest_decisions
 from server.protocols.controls import controls_of
 from server.protocols.query_protocol import protocol_of
 from server.study.gate import shown_gate
@@ -168,7 +168,7 @@ def labels_page(service: DashboardService) -> LabelsPage:
     """
     follower = service.follower
     study, workspace = follower.study, follower.workspace
-    decided = standing(service.decided(), study.id)
+    decided = newest_decisions(service.decided(), study.id)
     answers, student = follower.facts().answers, student_hash(workspace)
     volumes = published(workspace, study)
     answered = protocol_of(study).query_plan(study).labelled(answers, asked=len(volumes))

@@ -103,7 +103,7 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
     return tuple(found)
 
 
-def standing(decisions: tuple[Decision, ...], study: str) -> dict[str, Decision]:
+def newest_decisions(decisions: tuple[Decision, ...], study: str) -> dict[str, Decision]:
     """Return the newest decision on each volume of a study.
 
     Args:
@@ -129,7 +129,7 @@ def rejected_labels(path: Path, study: str) -> frozenset[tuple[str, str]]:
     Raises:
         InvalidInput: If the file is invalid.
     """
-    newest = standing(read_decisions(path), study).values()
+    newest = newest_decisions(read_decisions(path), study).values()
     return frozenset((one.volume, one.label) for one in newest if one.verdict is Verdict.REJECT)
 
 
@@ -203,7 +203,7 @@ class DecisionStore:
         with os.fdopen(handle, "r+b") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             known = read_decisions(self.path)
-            last = standing(known, study).get(volume)
+            last = newest_decisions(known, study).get(volume)
             if last is not None and (last.label, last.verdict) == (label, verdict):
                 return last
             content = stream.read()

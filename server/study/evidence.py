@@ -18,16 +18,16 @@ from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 
 
-def keep_words(folder: Path, words: SiteCodes) -> None:
+def store_codes(folder: Path, codes: SiteCodes) -> None:
     """Store one site's signed masked codes of a draw.
 
     Masked codes without evidence must not be added up. Any error of writing is therefore passed on and ends the run.
 
     Args:
         folder: The study's ``evidence/``.
-        words: The signed masked codes.
+        codes: The signed masked codes.
     """
-    write_atomically(_file(folder, words.roster, words.site), words.render(), mode=0o600)
+    write_atomically(_file(folder, codes.roster, codes.site), codes.render(), mode=0o600)
 
 
 def evidence_of(workspace: Workspace, draw: str) -> DrawEvidence:

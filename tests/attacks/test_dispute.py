@@ -26,7 +26,7 @@ from common.peers import Peer
 from common.privacy.mechanism import Protection
 from consilium.audit.dispute import Judgement, judge
 from consilium.cli.main import app
-from server.study.evidence import keep_words
+from server.study.evidence import store_codes
 from server.study.workspace import Workspace
 from tests.commands import typed
 from tests.federation import Federation, make_study
@@ -51,7 +51,7 @@ class Study(Federation):
 
     def run(self) -> None:
         core = self.core()
-        core._keep_words = lambda words: keep_words(self.root / "evidence", words)
+        core._store_codes = lambda codes: store_codes(self.root / "evidence", codes)
         core.run(self.transport)
 
     def evidence(self, number: int = -1) -> DrawEvidence:
@@ -345,7 +345,7 @@ def test_a_disclosure_is_on_record_with_its_auditor_its_draw_and_what_it_would_c
     world.run()
     evidence, ledger = world.evidence(), world.site_ledgers["site-0"]
     before = ledger.spent()
-    shown = ledger.look_at_draw(evidence.roster.id[:12])
+    shown = ledger.disclosure_cost(evidence.roster.id[:12])
     world.disclosed("site-0", evidence.roster.id)
     (record,) = ledger.books.sealed.disclosed
     assert (record.masks, record.auditor, record.queries) == (evidence.roster.id, public_hex(AUDITOR), 2)
@@ -380,7 +380,7 @@ def test_a_draw_is_not_disclosed_after_a_patient_in_it_was_withdrawn(world: Stud
 def test_a_draw_that_this_site_sent_nothing_in_is_not_disclosed(world: Study, named: str) -> None:
     world.run()
     with pytest.raises(InvalidInput, match="draw"):
-        world.site_ledgers["site-0"].look_at_draw(named)
+        world.site_ledgers["site-0"].disclosure_cost(named)
 
 
 def test_only_the_chosen_auditor_opens_a_disclosure(world: Study) -> None:

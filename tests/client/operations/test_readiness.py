@@ -335,7 +335,7 @@ def test_a_full_or_failing_disk_is_reported_in_every_check_that_meets_it(
                 raise
             raise InvalidInput("file cannot be read", remedy="put it back") from error
 
-    for name in ("create_node_keys", "expires", "check_data_folder", "_has_teachers", "look", "joined_study"):
+    for name in ("create_node_keys", "expires", "check_data_folder", "_has_teachers", "peers_view", "joined_study"):
         monkeypatch.setattr(readiness, name, fail)
     failed = [one for one in check_site(world.site) if one.state is State.FAIL]
     assert [one.check for one in failed] == ["keys", "authority", "data", "teachers", "peers", "ledger"]

@@ -675,7 +675,7 @@ def test_a_recovery_needs_only_the_file_of_a_study_whose_directory_was_deleted(
     assert result.exit_code == 0, result.output
     with read_books(load_site(north)) as ledger:
         assert ledger.spent().releases == 3
-        assert not ledger.agreed(second.study().id)
+        assert not ledger.has_consent(second.study().id)
     assert "own-ledger" in str(site("recover", "--site-dir", north, "--study", second.study_file).exception)
 
 

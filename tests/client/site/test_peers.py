@@ -18,7 +18,7 @@ from client.operations.staff_decisions import consent, has_consented
 from client.policy import load_site
 from client.site.books import open_books
 from client.site.enrolment import SiteKit, create_site
-from client.site.peers import LISTED, MAX_OFFERED, OFFERED, PeerTrust, confirm, look, note_offered, take
+from client.site.peers import LISTED, MAX_OFFERED, OFFERED, PeerTrust, confirm, note_offered, peers_view, store_list
 from client.site.registry import Registry
 from client.site.status import site_status
 from common.admission import read_request
@@ -52,7 +52,7 @@ class World:
 
     def standings(self, site: str = "north") -> dict[str, str]:
         return {
-            f"{known.peer.site} {known.peer.key[:4]}": str(known.standing) for known in look(self.sites[site]).peers
+            f"{known.peer.site} {known.peer.key[:4]}": str(known.trust) for known in peers_view(self.sites[site]).peers
         }
 
     def offer(self, *peers: Peer) -> None:
@@ -107,7 +107,7 @@ def test_confirming_a_peer_is_no_consent_and_needs_one(world: World, tmp_path: P
     kit = SiteKit.load(world.sites["north"].parents[1] / "kit")
     (tmp_path / "more data").mkdir()
     create_site(directory, pool="new", data=tmp_path / "more data", kit=kit, registry=Registry(tmp_path / "new.json"))
-    take(directory, world.listed)
+    store_list(directory, world.listed)
     before = len(_kinds(directory))
     with pytest.raises(InvalidInput, match=r"no consent.*site consent"):
         confirm(directory, "south", fingerprint(world.key("south")))
@@ -133,11 +133,11 @@ def test_a_site_shows_its_own_fingerprint_and_believes_no_list(world: World, tmp
         assert fingerprint(world.key(name)) in shown.stdout
     assert shown.stdout.count("NOT CONFIRMED") == 2
     assert set(world.standings().values()) == {PeerTrust.NOT_CONFIRMED}
-    assert look(world.sites["north"]).own == Peer("north", world.key("north"))
+    assert peers_view(world.sites["north"]).own == Peer("north", world.key("north"))
 
 
 def test_a_peer_is_confirmed_by_what_it_read_out_and_by_nothing_else(world: World) -> None:
-    take(world.sites["north"], world.listed)
+    store_list(world.sites["north"], world.listed)
     for wrong in ("SHA256:AAAA", fingerprint(world.key("west")), fingerprint(INVENTED), world.key("south")):
         refused = world.ask("--confirm", "south", "--fingerprint", wrong)
         assert isinstance(refused.exception, InvalidInput)
@@ -154,7 +154,7 @@ def test_a_peer_is_confirmed_by_what_it_read_out_and_by_nothing_else(world: Worl
 
 
 def test_an_invented_site_stays_unconfirmed_until_somebody_reads_its_key_out(world: World) -> None:
-    take(world.sites["north"], world.saying(invented=INVENTED))
+    store_list(world.sites["north"], world.saying(invented=INVENTED))
     confirm(world.sites["north"], "south", fingerprint(world.key("south")))
     with pytest.raises(InvalidInput, match="has received"):
         confirm(world.sites["north"], "nobody", fingerprint(INVENTED))
@@ -163,9 +163,9 @@ def test_an_invented_site_stays_unconfirmed_until_somebody_reads_its_key_out(wor
 
 def test_an_exchanged_key_is_shown_beside_the_confirmed_one_and_replaces_nothing(world: World) -> None:
     north, south = world.sites["north"], world.key("south")
-    take(north, world.listed)
+    store_list(north, world.listed)
     confirm(north, "south", fingerprint(south))
-    take(north, world.saying(south=INVENTED))
+    store_list(north, world.saying(south=INVENTED))
     assert world.standings() | {"south eeee": PeerTrust.KEY_CHANGED, f"south {south[:4]}": PeerTrust.CONFIRMED} == (
         world.standings()
     )
@@ -180,14 +180,14 @@ def test_an_exchanged_key_is_shown_beside_the_confirmed_one_and_replaces_nothing
 
 def test_exchanged_names_do_not_pass_the_telephone(world: World) -> None:
     """South's key under west's name: south reads out its own fingerprint, and it is not the one listed for south."""
-    take(world.sites["north"], world.saying(south=world.key("west"), west=world.key("south")))
+    store_list(world.sites["north"], world.saying(south=world.key("west"), west=world.key("south")))
     with pytest.raises(InvalidInput, match="tampered"):
         confirm(world.sites["north"], "south", fingerprint(world.key("south")))
 
 
 def test_a_key_under_two_names_is_confirmed_under_one(world: World) -> None:
     north = world.sites["north"]
-    take(north, world.listed)
+    store_list(north, world.listed)
     confirm(north, "south", fingerprint(world.key("south")))
     world.offer(Peer("doubled", world.key("south")))
     assert f"doubled {world.key('south')[:4]}" in {
@@ -198,7 +198,7 @@ def test_a_key_under_two_names_is_confirmed_under_one(world: World) -> None:
 
 
 def test_a_site_learns_that_another_key_is_given_out_for_it(world: World) -> None:
-    take(world.sites["north"], world.saying(north=INVENTED))
+    store_list(world.sites["north"], world.saying(north=INVENTED))
     assert world.standings()["north eeee"] == PeerTrust.NOT_OURS
     with pytest.raises(InvalidInput, match="peer: got 'north'"):
         confirm(world.sites["north"], "north", fingerprint(INVENTED))
@@ -208,14 +208,14 @@ def test_a_site_learns_that_another_key_is_given_out_for_it(world: World) -> Non
 def test_a_list_of_another_study_is_refused_also_where_it_lies_already(world: World) -> None:
     other = Peers(INVENTED, world.listed.peers)
     with pytest.raises(InvalidInput, match=f"{INVENTED[:16]}.*{world.listed.study[:16]}"):
-        take(world.sites["north"], other)
+        store_list(world.sites["north"], other)
     write_peers(world.sites["north"] / LISTED, other)
     with pytest.raises(InvalidInput, match=f"{INVENTED[:16]}.*{world.listed.study[:16]}"):
-        look(world.sites["north"])
+        peers_view(world.sites["north"])
 
 
 def test_all_are_confirmed_at_once_only_by_who_was_shown_them_and_said_so(world: World) -> None:
-    take(world.sites["north"], world.listed)
+    store_list(world.sites["north"], world.listed)
     for answer in ("", "n\n", "\n"):
         assert _confirm_all(world, typed=answer).exit_code == 1
     assert PeerTrust.CONFIRMED not in world.standings().values()
@@ -227,7 +227,7 @@ def test_all_are_confirmed_at_once_only_by_who_was_shown_them_and_said_so(world:
 
 
 def test_an_input_that_ends_without_an_answer_says_what_to_do(world: World) -> None:
-    take(world.sites["north"], world.listed)
+    store_list(world.sites["north"], world.listed)
     asked = world.ask("--confirm", "south", typed="")
     assert isinstance(asked.exception, InvalidInput)
     assert "--fingerprint" in str(asked.exception)
@@ -235,7 +235,7 @@ def test_an_input_that_ends_without_an_answer_says_what_to_do(world: World) -> N
 
 
 def test_a_site_is_refused_as_its_own_peer_before_a_fingerprint_is_asked_for(world: World) -> None:
-    take(world.sites["north"], world.listed)
+    store_list(world.sites["north"], world.listed)
     asked = world.ask("--confirm", "north", typed="")
     assert isinstance(asked.exception, InvalidInput)
     assert "got 'north'; allowed: another site than this one; to fix: " in str(asked.exception)
@@ -243,7 +243,7 @@ def test_a_site_is_refused_as_its_own_peer_before_a_fingerprint_is_asked_for(wor
 
 
 def test_a_site_heard_of_with_two_keys_is_not_confirmed_in_passing(world: World) -> None:
-    take(world.sites["north"], world.listed)
+    store_list(world.sites["north"], world.listed)
     world.offer(Peer("south", INVENTED))
     with pytest.raises(InvalidInput, match="south"):
         _confirm_all(world)
@@ -258,7 +258,7 @@ def _confirm_all(world: World, *, typed: str = "y\n") -> Result:
 
 def test_what_offers_name_is_shown_and_not_believed(world: World) -> None:
     world.offer(Peer("north", world.key("north")), Peer("south", world.key("south")))
-    assert [(known.peer.site, known.standing, known.heard) for known in look(world.sites["north"]).peers] == [
+    assert [(known.peer.site, known.trust, known.heard) for known in peers_view(world.sites["north"]).peers] == [
         ("south", PeerTrust.NOT_CONFIRMED, ("an offer",))
     ]
     confirm(world.sites["north"], "south", fingerprint(world.key("south")))
@@ -270,7 +270,7 @@ def test_what_offers_name_is_shown_and_not_believed(world: World) -> None:
 def test_a_server_that_names_ever_new_peers_fills_no_disk(world: World) -> None:
     for start in (0, MAX_OFFERED):
         world.offer(*(Peer(f"s{n}", f"1{n:063x}") for n in range(start, start + MAX_OFFERED)))
-    known = look(world.sites["north"]).peers
+    known = peers_view(world.sites["north"]).peers
     assert {one.peer.site for one in known} == {f"s{n}" for n in range(MAX_OFFERED, 2 * MAX_OFFERED)}
     assert (world.sites["north"] / OFFERED).stat().st_size < 200 * MAX_OFFERED
 
@@ -279,14 +279,14 @@ def test_a_server_that_names_ever_new_peers_fills_no_disk(world: World) -> None:
 def test_damaged_notes_stop_no_worker_and_are_named_to_a_person(damage: bytes, world: World) -> None:
     (world.sites["north"] / OFFERED).write_bytes(damage)
     with pytest.raises(InvalidInput, match="delete the file"):
-        look(world.sites["north"])
+        peers_view(world.sites["north"])
     assert [one.check for one in check_site(world.sites["north"]) if one.state is State.FAIL].count("peers") == 1
     world.offer(Peer("south", world.key("south")))
     assert list(world.standings()) == [f"south {world.key('south')[:4]}"]
 
 
 def test_a_confirmation_can_be_taken_back(world: World) -> None:
-    take(world.sites["north"], world.listed)
+    store_list(world.sites["north"], world.listed)
     confirm(world.sites["north"], "south", fingerprint(world.key("south")))
     assert world.ask("--distrust", "south").exit_code == 0
     assert PeerTrust.CONFIRMED not in world.standings().values()
@@ -301,7 +301,7 @@ def test_doctor_and_status_say_how_many_are_missing_and_what_to_do(world: World)
 
     assert found()[0] is State.FAIL
     assert "--fetch" in found()[2]
-    take(north, world.listed)
+    store_list(north, world.listed)
     confirm(north, "south", fingerprint(world.key("south")))
     state, text, remedy = found()
     assert (state, "west" in text, "south" in text) == (State.FAIL, True, False)
@@ -309,7 +309,7 @@ def test_doctor_and_status_say_how_many_are_missing_and_what_to_do(world: World)
     confirm(north, "west", fingerprint(world.key("west")))
     assert found() == (State.OK, "2 confirmed", "")
     assert site_status(north)["peers"] == {"confirmed": 2, "problems": []}
-    take(north, world.saying(invented=INVENTED))
+    store_list(north, world.saying(invented=INVENTED))
     assert found()[0] is State.NOTE
     shown = CliRunner().invoke(app, ["site", "status", "--site-dir", str(north)])
     assert re.search("warning: .*not confirmed.*: invented", shown.stdout)
@@ -326,7 +326,7 @@ def test_an_open_study_asks_for_no_peers(world: World) -> None:
 
 def test_the_consent_sheet_names_the_hospitals_by_their_fingerprints(world: World) -> None:
     north = world.sites["north"]
-    take(north, world.listed)
+    store_list(north, world.listed)
     confirm(north, "south", fingerprint(world.key("south")))
     sheet = CliRunner().invoke(study_app, ["show", str(north), "--for-site"]).stdout
     for name in NAMES:
@@ -335,7 +335,7 @@ def test_the_consent_sheet_names_the_hospitals_by_their_fingerprints(world: Worl
 
 
 def test_machines_read_the_same(world: World) -> None:
-    take(world.sites["north"], world.listed)
+    store_list(world.sites["north"], world.listed)
     facts = json.loads(world.ask("--json").stdout)
     assert facts["own"] == {
         "site": "north",
@@ -357,7 +357,7 @@ def test_a_study_file_exchanged_after_the_request_is_no_consent(world: World) ->
         (north / "study.toml").write_text(render_study(other))
         with pytest.raises(InvalidInput, match=f"{other.id[:16]}.*{study.id[:16]}.*join request"):
             open_worker(north)
-        take(north, replace(world.listed, study=other.id))
+        store_list(north, replace(world.listed, study=other.id))
         with pytest.raises(InvalidInput, match=f"{other.id[:16]}.*{study.id[:16]}.*join request"):
             confirm(north, "south", fingerprint(world.key("south")))
         (failed,) = (one for one in check_site(north) if one.check == "data")

@@ -38,7 +38,7 @@ from common.security_log.follow import (
     daemon_fact,
     failing_targets,
     logged_event,
-    once,
+    send_all,
 )
 from common.security_log.program import STATE, kept_log, with_backlog
 from common.security_log.rows import shared_row
@@ -178,7 +178,7 @@ def test_a_target_that_refuses_is_shown_with_its_cause_since_when_and_how_many_l
     make = lambda: LogFollower([source], {target: open_sink(target)}, party="site", name="n", state=logs / STATE)  # noqa: E731
     make().step()
     (failing,) = failing_targets(logs / STATE)
-    waiting = once([source], party="site", name="n", sink=Kept())
+    waiting = send_all([source], party="site", name="n", sink=Kept())
     make().step()  # after a restart
     assert failing_targets(logs / STATE) == (failing,)
     assert failing.waiting == waiting > 1
@@ -300,7 +300,7 @@ def test_nothing_that_a_site_wrote_about_a_patient_is_in_a_line(tmp_path: Path) 
         LinesSource(log, read=lambda line: logged_event(line, of_site._LINES)),
         LinesSource(tmp_path / "daemons.jsonl", read=daemon_fact),
     ]
-    once(sources, party="site", name="n", sink=sink)
+    send_all(sources, party="site", name="n", sink=sink)
     assert sink.events == ["ledger-begun", "note-written", "unreadable", "message-refused", "daemon-ended"]
     assert PATIENT not in json.dumps(sink.records)
 

@@ -42,7 +42,7 @@ def test_a_disclosure_is_asked_about_beside_its_json(
     cost = guarantee(Fraction(1), budget, Protection(Unit.HOSPITAL, Relation.REPLACE_ONE), "exact")
     draw = DisclosedDraw("a" * 64, DrawId("b" * 64, "c" * 64, "d" * 64, 1), 2, Fraction(1), cost)
     disclosed: list[int] = []
-    monkeypatch.setattr("client.site.disclose.look_at_draw", lambda *_: draw)
+    monkeypatch.setattr("client.site.disclose.disclosure_cost", lambda *_: draw)
     monkeypatch.setattr("client.site.disclose.disclose", lambda *_, **__: disclosed.append(1))
     words = ["disclose", "a" * 12, "--site-dir", str(tmp_path), "--to", "e" * 64, "--out", str(tmp_path / "out.json")]
     done = CliRunner().invoke(site_app, [*words, "--json"], input=f"{answer}\n")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from common.security_log.follow import once
+from common.security_log.follow import send_all
 from server.dashboard.app import Options, create_app
 from server.dashboard.sign_in import MAX_LOG_BYTES, SIGN_INS, dashboard_sources
 from tests.security_log_reference import Kept
@@ -15,7 +15,7 @@ from tests.server.dashboard.conftest import PASSWORD, Clock, Recorded, TestClien
 
 def logged(state: Path) -> list[dict[str, Any]]:
     sink = Kept()
-    once(dashboard_sources(state), party="dashboard", name="n", sink=sink)
+    send_all(dashboard_sources(state), party="dashboard", name="n", sink=sink)
     return sink.records
 
 
