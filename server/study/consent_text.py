@@ -6,7 +6,7 @@ unit and relation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
@@ -14,7 +14,7 @@ from common.canonical import check_integer
 from common.config import Study
 from common.ledger.spending import Spending
 from common.plain import RESEARCH_ONLY
-from common.privacy.accounting import guarantee
+from common.privacy.accounting import Guarantee, guarantee
 from common.privacy.calibration import noise_multiplier
 from common.privacy.coalitions import against_whom, trade_sentences
 from common.privacy.consent import delta_rule, warn_about
@@ -34,15 +34,52 @@ _RELATIONS = {
     Relation.ZERO_OUT: "left out, so that its codes counted as zero",
 }
 
-_SEEN_OPEN = """\
-  The server's operator   your clipped codes, which the server core decrypts. The operator is TRUSTED to add the noise
-                          and to ask real hospitals: receipts prove what was charged, not that noise was added
-                          or that the other hospitals on a roster exist.
-  Flower and its database your codes only as ciphertext, which nobody can read without the core's key."""
-_SEEN_SEALED = """\
-  The server's operator   your codes only under masks and with your share of the noise, and the noisy sum of all. The
-                          operator is not trusted; the text above says which ε holds against it, and with whom.
-  Flower and its database the same, encrypted once more to the core's key."""
+_SEEN_OPEN = (
+    (
+        "The server's operator",
+        "your clipped codes, which the server core decrypts. The operator is TRUSTED to add the noise\n"
+        "and to ask real hospitals: receipts prove what was charged, not that noise was added\n"
+        "or that the other hospitals on a roster exist.",
+    ),
+    ("Flower and its database", "your codes only as ciphertext, which nobody can read without the core's key."),
+)
+_SEEN_SEALED = (
+    (
+        "The server's operator",
+        "your codes only under masks and with your share of the noise, and the noisy sum of all. The\n"
+        "operator is not trusted; the text above says which ε holds against it, and with whom.",
+    ),
+    ("Flower and its database", "the same, encrypted once more to the core's key."),
+)
+_SEEN = (
+    ("The other hospitals", "the noisy releases, the roster of each, and the student."),
+    ("The public", "what the consortium publishes of those. The guarantee covers all of it."),
+)
+_VERDICTS_SEEN = ("Everybody", "with the student: each hospital's signed verdict. No ε covers it.")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsentSection:
+    """A section of the consent text.
+
+    Attributes:
+        title: The section's title.
+        said: The paragraphs, in lines as a terminal shows them; each with the words before it, which are empty except
+            in a section of two columns.
+    """
+
+    title: str
+    said: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        """Return the section as a terminal shows it."""
+        width = 24 if self.said[0][0] else 0
+        lines = (
+            f"  {who if number == 0 else '':{width}}{line}"
+            for who, words in self.said
+            for number, line in enumerate(words.split("\n"))
+        )
+        return "\n".join((self.title.upper(), *lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +185,7 @@ def sealed_facts(study: Study, *, sites: int = 0, spending: Spending | None = No
         three cases, the numbers of sites for which the guarantees hold, and the guarantees in words.
     """
     privacy, spending = study.privacy, spending or Spending.of(study.privacy)
-    most = max(check_integer("sites", sites, least=0), privacy.quorum, spending.largest_roster)
-    terms = privacy.budget, privacy.protection, privacy.accountant
-    no_share, t_shares, more = against_whom(
-        spending.bound, *terms, least=privacy.quorum, most=most, colluders=privacy.colluders
-    )
+    most, (no_share, t_shares, more) = against_server(study, spending, sites=sites)
     return {
         "colluders": privacy.colluders,
         "spare_draws": privacy.spare_draws,
@@ -163,6 +196,25 @@ def sealed_facts(study: Study, *, sites: int = 0, spending: Spending | None = No
         "knowing_one_more": more.to_json(),
         "in_words": list(map(spending.if_known, sealed_sentences(study, sites=most, spent=spending.mu_squared))),
     }
+
+
+def against_server(
+    study: Study, spending: Spending, *, sites: int
+) -> tuple[int, tuple[Guarantee, Guarantee, Guarantee]]:
+    """Return the guarantees of a sealed study against a server that knows the noise of no site, of t and of t + 1.
+
+    Args:
+        study: A sealed study; t is its number of colluders.
+        spending: The spending so far.
+        sites: Number of sites that may answer.
+
+    Returns:
+        The largest number of sites for which the guarantees hold, and the three guarantees.
+    """
+    privacy = study.privacy
+    most = max(check_integer("sites", sites, least=0), privacy.quorum, spending.largest_roster)
+    terms = privacy.budget, privacy.protection, privacy.accountant
+    return most, against_whom(spending.bound, *terms, least=privacy.quorum, most=most, colluders=privacy.colluders)
 
 
 def for_consortium(study: Study, *, sites: int, spending: Spending | None = None) -> str:
@@ -229,10 +281,6 @@ def _gate_sentence(study: Study, *, yours: bool = False) -> str:
     )
 
 
-_VERDICTS_SEEN = """
-  Everybody               with the student: each hospital's signed verdict. No ε covers it."""
-
-
 def _start_sentence(study: Study, *, yours: bool = False) -> str:
     """Describe the given network from which student, controls and possibly teachers begin.
 
@@ -294,65 +342,76 @@ def for_site(study: Study, *, patients: int | None = None, spending: Spending | 
     Returns:
         The text.
     """
+    parts = consent_sections(study, patients=patients, spending=spending)
+    return "\n\n".join((f"Study {study.name}, {study.id}", *map(str, parts))) + "\n"
+
+
+def consent_sections(
+    study: Study, *, patients: int | None = None, spending: Spending | None = None
+) -> tuple[ConsentSection, ...]:
+    """Return the sections of :func:`for_site`.
+
+    Args:
+        study: The study.
+        patients: Number of the hospital's patients; None if the hospital does not state it.
+        spending: What was spent, if there is a ledger; by default nothing is spent.
+
+    Returns:
+        The sections.
+    """
     spending = spending or Spending.of(study.privacy)
-    privacy = study.privacy
+    privacy, query_plan = study.privacy, protocol_of(study).query_plan(study)
     unit, others = _UNITS[privacy.unit]
     relation = _RELATIONS[privacy.relation].format(others=others)
-    epsilon = f"ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant)"
-    sentences = [] if spending.warning is None else [f"Warning: {spending.warning}"]
-    sentences.append(spending.odds_sentence(colluders=privacy.sealed_colluders, yours=True))
-    sentences.append(spending.groups_sentence())
-    sentences.append(delta_rule(privacy.delta, unit=privacy.unit))
-    if privacy.unit is Unit.PATIENT and patients is not None:
-        warning = warn_about(privacy.delta, unit=Unit.PATIENT, units=patients)
-        sentences += [] if warning is None else [f"Warning: {warning}."]
-    said = "\n".join(_filled(sentence) for sentence in sentences)
-    most, spent = spending.largest_roster, spending.mu_squared
-    against = map(spending.if_known, sealed_sentences(study, sites=most, spent=spent))
-    sealed = "".join(f"{_filled(sentence)}\n" for sentence in against)
-    seen = _SEEN_SEALED if privacy.sealed else _SEEN_OPEN
-    trade = "".join(f"{_filled(sentence)}\n" for sentence in trade_sentences(sealed=privacy.sealed))
-    gate = f"{_filled(_gate_sentence(study, yours=True))}\n" if study.gate.verdicts else ""
-    verdicts = _VERDICTS_SEEN if study.gate.verdicts else ""
-    given = f"{_filled(_start_sentence(study, yours=True))}\n" if study.start.weights else ""
-    query_plan = protocol_of(study).query_plan(study)
-    asked = _filled(
+    asked = [
         f"Your site trains networks, the teachers, on your own patients: {privacy.voters_per_site} a site. The "
         f"teachers segment {query_plan.which} public volumes ({', '.join(study.data.labels[1:])}). A code is a "
         "short vector that describes a teacher's segmentation. Your site clips each code to norm C = "
         f"{study.codec.radius:g}. For {query_plan.each} your site sends the sum of the teachers' codes. No image, "
         "label map, weight or gradient of yours leaves."
+    ]
+    asked += [_start_sentence(study, yours=True)] if study.start.weights else []
+    asked += [_gate_sentence(study, yours=True)] if study.gate.verdicts else []
+    odds = [] if spending.warning is None else [f"Warning: {spending.warning}"]
+    odds.append(spending.odds_sentence(colluders=privacy.sealed_colluders, yours=True))
+    odds.append(spending.groups_sentence())
+    odds.append(delta_rule(privacy.delta, unit=privacy.unit))
+    if privacy.unit is Unit.PATIENT and patients is not None:
+        warning = warn_about(privacy.delta, unit=Unit.PATIENT, units=patients)
+        odds += [] if warning is None else [f"Warning: {warning}."]
+    against = sealed_sentences(study, sites=spending.largest_roster, spent=spending.mu_squared)
+    guaranteed = (
+        f"ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), δ = {delta_text(privacy.delta)}, "
+        f"{privacy.protection}.",
+        f"In words: everything that this study releases would look almost the same if\n{unit} were {relation}.",
+        "ε and δ say how nearly the same.",
+        *_filled(odds),
+        *_filled(map(spending.if_known, against)),
+        f"Noise is added to every number released: standard deviation {_z(study, 5)} × the sensitivity of the sum.",
+        f"Nothing is released with fewer than {privacy.quorum} sites.",
+        *_filled([pool_sentence(study, yours=True)]),
+        "Your site's own ledger refuses every query that would exceed the cap you set in site.toml.",
     )
-    return f"""\
-Study {study.name}, {study.id}
-
-WHAT IS ASKED OF YOU
-{asked}
-{given}{gate}
-WHAT IS GUARANTEED
-  {epsilon}, δ = {delta_text(privacy.delta)}, {privacy.protection}.
-  In words: everything that this study releases would look almost the same if
-  {unit} were {relation}.
-  ε and δ say how nearly the same.
-{said}
-{sealed}  Noise is added to every number released: standard deviation {_z(study, 5)} × the sensitivity of the sum.
-  Nothing is released with fewer than {privacy.quorum} sites.
-{_filled(pool_sentence(study, yours=True))}
-  Your site's own ledger refuses every query that would exceed the cap you set in site.toml.
-
-WHO SEES WHAT
-{seen}
-  The other hospitals     the noisy releases, the roster of each, and the student.
-  The public              what the consortium publishes of those. The guarantee covers all of it.{verdicts}
-
-ONE DISHONEST HOSPITAL
-{trade}
-WHAT IS NOT COVERED
-  The guarantee does not hide that you take part: your name is on the roster. It protects a patient known at
-  several sites less, because the patient counts once at each site. It does not cover the public volumes and
-  public label maps, nor what your own staff can see at your own site.
-"""
+    seen = (*(_SEEN_SEALED if privacy.sealed else _SEEN_OPEN), *_SEEN)
+    return (
+        _section("What is asked of you", _filled(asked)),
+        _section("What is guaranteed", guaranteed),
+        ConsentSection("Who sees what", (*seen, _VERDICTS_SEEN) if study.gate.verdicts else seen),
+        _section("One dishonest hospital", _filled(trade_sentences(sealed=privacy.sealed))),
+        _section("What is not covered", _NOT_COVERED),
+    )
 
 
-def _filled(text: str) -> str:
-    return fill(text, width=106, initial_indent="  ", subsequent_indent="  ")
+_NOT_COVERED = (
+    "The guarantee does not hide that you take part: your name is on the roster. It protects a patient known at\n"
+    "several sites less, because the patient counts once at each site. It does not cover the public volumes and\n"
+    "public label maps, nor what your own staff can see at your own site.",
+)
+
+
+def _section(title: str, paragraphs: Iterable[str]) -> ConsentSection:
+    return ConsentSection(title, tuple(("", words) for words in paragraphs))
+
+
+def _filled(sentences: Iterable[str]) -> list[str]:
+    return [fill(sentence, width=104) for sentence in sentences]

@@ -13,27 +13,10 @@ from common.canonical import sha256_file
 from common.config import Study
 from common.ledger.spending import Spending
 from common.privacy.accounting import Guarantee
-from common.privacy.coalitions import against_whom
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import Relation, Unit
 from common.study_mechanism import sealed_sentences
-from server.study.consent_text import for_site
-
-SEEN, COLUMN = "Who sees what", 26
-"""Title of the one section of the consent text that has two columns, and the character at which the second begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A section of the consent text.
-
-    Attributes:
-        title: Heading of the section.
-        said: Pairs of a party and a sentence about the party; the party is empty if the sentence is about none.
-    """
-
-    title: str
-    said: tuple[tuple[str, str], ...]
+from server.study.consent_text import ConsentSection, against_server, consent_sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +39,7 @@ class ShownGuarantee:
     against: tuple[tuple[str, str], ...]
     plainly: tuple[str, ...]
     details: tuple[str, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[ConsentSection, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +64,6 @@ def promise(study: Study, spending: Spending, *, sites: int) -> ShownGuarantee:
     """
     privacy = study.privacy
     terms = f"{privacy.accountant} accountant, {privacy.protection}"
-    parts = [block.split("\n", 1) for block in for_site(study, spending=spending).strip().split("\n\n")]
     return ShownGuarantee(
         guarantee=f"ε = {epsilon_text(privacy.epsilon)} at δ = {delta_text(privacy.delta)}, {terms}",
         terms=terms,
@@ -92,7 +74,7 @@ def promise(study: Study, spending: Spending, *, sites: int) -> ShownGuarantee:
             spending.groups_sentence(),
             *map(spending.if_known, sealed_sentences(study, sites=sites, spent=spending.mu_squared)),
         ),
-        sections=tuple(_section(part[0].capitalize(), part[1]) for part in parts if len(part) == 2),
+        sections=consent_sections(study, spending=spending),
     )
 
 
@@ -108,11 +90,7 @@ def _against(study: Study, spending: Spending, *, sites: int) -> tuple[tuple[str
     if not privacy.sealed:
         operator = ("The server's operator, who sees every hospital's code", "none: trusted to add the noise")
         return ((everybody, _epsilon(guaranteed)), *together, operator)
-    terms = privacy.budget, privacy.protection, privacy.accountant
-    most = max(sites, privacy.quorum, spending.largest_roster)
-    no_share, t_shares, more = against_whom(
-        spending.bound, *terms, least=privacy.quorum, most=most, colluders=privacy.colluders
-    )
+    most, (no_share, t_shares, more) = against_server(study, spending, sites=sites)
     with_t = f"The server's operator together with {privacy.colluders} of the hospitals"
     with_more = f"The server's operator together with {privacy.colluders + 1} of the hospitals"
     return (
@@ -141,18 +119,6 @@ def _plainly(study: Study, spending: Spending) -> tuple[str, ...]:
         "Every hospital counts in a ledger of its own, refuses past its own cap, and may pause or leave at any time.",
         "It is not hidden that a hospital takes part. A patient of two hospitals is protected at each one separately.",
     )
-
-
-def _section(title: str, text: str) -> Section:
-    """Parse a section of the consent text, and join its lines, which are wrapped for a terminal."""
-    column, said = COLUMN if title == SEEN else 0, [("", "")]
-    for line in text.splitlines():
-        who, words = line[:column].strip(), line[column:].strip()
-        if who or said[-1][1].endswith("."):
-            said.append((who, words))
-        else:
-            said[-1] = (said[-1][0], f"{said[-1][1]} {words}".strip())
-    return Section(title, tuple(pair for pair in said if pair[1]))
 
 
 def issued(folder: Path) -> IssuedCertificate | None:
