@@ -14,7 +14,7 @@ import queue
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from common.privacy.mechanism import QuerySpec
 from common.privacy.release import CodeSum
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.batch import Batch
-from server.aggregation.exchange import Reply, Transport
+from server.aggregation.exchange import Reply
 from server.study.workspace import Site
 from tests.federation import Federation, make_study, part
 
@@ -63,12 +63,6 @@ class SlowNodes:
 class OneByOne(Aggregator):
     """An aggregator that sends offer, request and receipts in separate messages."""
 
-    transport: Transport
-
-    def run(self, transport: Transport, *, should_stop: Callable[[], bool] = lambda: False) -> None:
-        self.transport = transport
-        super().run(transport, should_stop=should_stop)
-
     def _plan(
         self, queries: Sequence[QuerySpec], *, before: Batch | None = None, roster: Sequence[Site] = ()
     ) -> Batch | None:
@@ -76,7 +70,7 @@ class OneByOne(Aggregator):
 
     def _release(self, batch: Batch, roster: Sequence[Site], sums: Mapping[str, CodeSum]) -> int:
         released = super()._release(batch, roster, sums)
-        self._send_receipts(self.transport)
+        self._send_receipts()
         return released
 
 

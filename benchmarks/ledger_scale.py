@@ -23,7 +23,7 @@ from benchmarks.run import Figure, figure, measured_alone, memory_mib
 from common.canonical import sha256_bytes
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.privacy.mechanism import MAX_STATED_STD, Mechanism, QuerySpec
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.worlds import make_study
 
@@ -57,12 +57,12 @@ def filled(path: Path, *, releases: int, sites: int) -> Ed25519PrivateKey:
             )
         for first in range(0, releases, BATCH):
             asked = [
-                Candidate(
-                    QuerySpec(1, codec, (sha256_bytes(b"%d" % number),), 1, "zero", "codec", mechanism), lambda: zero
-                )
+                QuerySpec(1, codec, (sha256_bytes(b"%d" % number),), 1, "zero", "codec", mechanism)
                 for number in range(first, min(releases, first + BATCH))
             ]
-            done = ledger.release_batch(study_id=study.id, batch_id=f"b{first}", roster=roster, candidates=asked)
+            done = ledger.release_batch(
+                study_id=study.id, batch_id=f"b{first}", roster=roster, queries=asked, draw=lambda _: zero
+            )
             assert not done.refused
     return key
 

@@ -31,7 +31,7 @@ from common.canonical import sha256_bytes
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.privacy.mechanism import QuerySpec
 from common.study_mechanism import study_mechanism
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from tests.worlds import make_study
 
 BATCH, DIMENSION, SITES = 64, 64, ("aachen", "bergen", "cadiz")
@@ -110,15 +110,14 @@ def measure(folder: Path, *, rounds: int) -> Pace:
                 PoolDeclaration(entry.pool, entry.site, privacy.budget, privacy.accountant, privacy.protection)
             )
 
-        def candidates(size: int) -> list[Candidate]:
+        def queries(size: int) -> list[QuerySpec]:
             volumes = [sha256_bytes(b"volume %d" % next(numbers)) for _ in range(size)]
-            return [
-                Candidate(QuerySpec(1, codec, (volume,), 1, "zero", "codec", mechanism), lambda: zero)
-                for volume in volumes
-            ]
+            return [QuerySpec(1, codec, (volume,), 1, "zero", "codec", mechanism) for volume in volumes]
 
-        def release(asked: list[Candidate]) -> None:
-            ledger.release_batch(study_id=study_id, batch_id=f"b{next(numbers)}", roster=roster, candidates=asked)
+        def release(asked: list[QuerySpec]) -> None:
+            ledger.release_batch(
+                study_id=study_id, batch_id=f"b{next(numbers)}", roster=roster, queries=asked, draw=lambda _: zero
+            )
 
         def encode() -> None:
             for row in ROWS:
@@ -128,9 +127,9 @@ def measure(folder: Path, *, rounds: int) -> Pace:
         for number in range(rounds):
             times["bare"].append(_timed(commit))
             times["encoded"].append(_timed(encode))
-            times["single"].append(_timed(partial(release, candidates(1))))
+            times["single"].append(_timed(partial(release, queries(1))))
             if number % 5 == 0:
-                times["batched"].append(_timed(partial(release, candidates(BATCH))))
+                times["batched"].append(_timed(partial(release, queries(BATCH))))
     bare.close()
     wall = {name: statistics.median(seconds for seconds, _ in taken) for name, taken in times.items()}
     cpu = {name: min(seconds for _, seconds in taken) for name, taken in times.items()}

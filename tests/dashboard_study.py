@@ -24,7 +24,7 @@ from common.privacy.mechanism import QuerySpec
 from common.study_mechanism import study_mechanism
 from consilium.in_process import Sites, Wire, site_config
 from server.aggregation.pipeline import collect, run_study
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
 from server.study.start import GivenStart
 from server.study.workspace import Site, Workspace
@@ -186,7 +186,8 @@ def make_large_study(root: Path, *, rows: int, sites: int = 4, roster: int = 4) 
                 study_id=study.id,
                 batch_id=f"batch-{start}",
                 roster=tuple(RosterEntry(site=site.name, pool=site.pool) for site in registered if site in entries),
-                candidates=[Candidate(query, noisy.copy) for query in queries],
+                queries=queries,
+                draw=lambda _: noisy.copy(),
             )
     return workspace
 

@@ -44,7 +44,7 @@ from consilium.audit.world import SiteVoters, VoterAnswers
 from consilium.in_process import Sites, Wire, site_config
 from server.aggregation.pipeline import collect
 from server.aggregation.sealed_sums import aggregator_of
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from server.protocols.query_protocol import protocol_of
 from server.protocols.rounds import keep_frame
 from server.public.material import CodecRecord
@@ -236,7 +236,8 @@ class Service:
                 study_id=study.id,
                 batch_id=f"further-{query.id[:8]}",
                 roster=roster,
-                candidates=[Candidate(query, lambda: nothing)],
+                queries=[query],
+                draw=lambda _: nothing,
             )
         return not result.refused
 
@@ -283,7 +284,8 @@ class Service:
                     study_id=study,
                     batch_id=release.batch if other is None else f"again-{release.batch[:32]}",
                     roster=stored.roster,
-                    candidates=[Candidate(stored.query, lambda: np.zeros(self.subject.dimension, dtype=np.int64))],
+                    queries=[stored.query],
+                    draw=lambda _: np.zeros(self.subject.dimension, dtype=np.int64),
                 )
                 same = again.answers and np.array_equal(again.answers[0].noisy_sum, release.answer)
                 changed += not same or not np.array_equal(stored.noisy_sum, release.answer)

@@ -49,7 +49,7 @@ from server.aggregation.exchange import Questions, Transport, exchange
 from server.aggregation.presence import RETURN_S, Presence
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_draws import StoredAnswer
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
 
 REPLY_MARGIN_S = 30.0
@@ -107,6 +107,7 @@ class Aggregator:
         self._opens = False
         self._left_out: frozenset[str] = frozenset() if after is None else after._left_out
         self._believed: frozenset[str] = frozenset() if after is None else after._believed  # only in sealed sums
+        self._transport: Transport
         self._check_registered()
 
     def open_queries(self) -> tuple[QuerySpec, ...]:
@@ -132,31 +133,37 @@ class Aggregator:
         Raises:
             QuorumNotReached: If too few sites accept a batch or send codes; nothing of that batch is charged.
             LedgerCorrupt: If the quorum is missed and a site holds a signed head that this ledger does not contain.
+            Refused: ``sum-spoiled`` if a sealed sum cannot come from honest sites; the draw's other sums are stored.
         """
+        self._transport = transport
+        self._finish_open(should_stop)
         queries = self.open_queries()
         self._progress(len(queries))
         ahead: Batch | None = None
         while queries and not should_stop():
             batch = ahead or self._plan(queries)
             if batch is None:
-                self._end(queries, transport)
+                self._end(queries)
                 break
-            after = self._answer(batch, queries[len(batch.queries) :], transport)
+            after = self._answer(batch, queries[len(batch.queries) :])
             queries, ahead = after.queries, after.ahead
             self._progress(len(queries))
             if after.budget_ended:
                 break
-        self._send_receipts(transport, silent=self._presence.silent)
+        self._send_receipts(silent=self._presence.silent)
 
-    def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Remaining:
+    def _finish_open(self, should_stop: Callable[[], bool]) -> None:
+        """Finish the draws of a sealed sum that an earlier process left open."""
+
+    def _answer(self, batch: Batch, later: Sequence[QuerySpec]) -> Remaining:
         """Request and release one batch (steps 1 to 4).
 
         Returns:
             The queries that are still open, and the next batch, which was offered in the request for this one's codes.
         """
-        roster = self._settle(batch, transport)  # step 1
+        roster = self._settle(batch)  # step 1
         ahead = self._plan(later, before=batch, roster=roster)
-        sums = self._collect(batch, roster, ahead, transport)  # steps 2 and 3
+        sums = self._collect(batch, roster, ahead)  # steps 2 and 3
         answered = self._release(batch, roster, sums)  # step 4
         return Remaining((*batch.queries[answered:], *later), ahead, budget_ended=answered < len(batch.queries))
 
@@ -168,7 +175,7 @@ class Aggregator:
                 f"{self._or_finish()}"
             )
 
-    def _end(self, queries: Sequence[QuerySpec], _transport: Transport) -> None:
+    def _end(self, queries: Sequence[QuerySpec]) -> None:
         """Log that the run ends before these queries because the budgets of a quorum are used up.
 
         Raises:
@@ -177,9 +184,9 @@ class Aggregator:
         self._check_registered()
         self._events.emit("budget-refused", batch="", queries=[query.id for query in queries])
 
-    def _send_receipts(self, transport: Transport, *, silent: Container[str] = ()) -> None:
+    def _send_receipts(self, *, silent: Container[str] = ()) -> None:
         timeout_s = self._study.collection.offer_deadline_s
-        self._receipts.send(self._sites(), transport, timeout_s=timeout_s, silent=silent)
+        self._receipts.send(self._sites(), self._transport, timeout_s=timeout_s, silent=silent)
 
     def _progress(self, left: int) -> None:
         done = self._before + len(self._queries) - left
@@ -230,7 +237,7 @@ class Aggregator:
 
     # --- step 1: offering
 
-    def _settle(self, batch: Batch, transport: Transport) -> tuple[Site, ...]:
+    def _settle(self, batch: Batch) -> tuple[Site, ...]:
         """Return the batch's roster: the sites that are online, can pay for the batch and accept it.
 
         Sites that have not answered the offer yet are asked now. A silent site left its newest message unanswered. It
@@ -246,26 +253,26 @@ class Aggregator:
         room = self._room(batch.queries[0])
         able = [site for site, queries in room.items() if queries >= len(batch.queries)]
         by_node = {site.node_id: site for site in able}
-        online = self._presence.await_sites(able, batch, transport)
+        online = self._presence.await_sites(able, batch, self._transport)
         for site in self._sites():
             if site.node_id not in online:
                 self._note_answer(site, batch, "offline" if site in able else self._unable(site))
         undecided = [by_node[node] for node in sorted(online) if by_node[node].name not in batch.answers]
         quiet = [site for site in undecided if site.name in self._presence.silent]
         for heard in self._receipts.ask(
-            quiet, transport, timeout_s=min(RETURN_S, self._study.collection.offer_deadline_s)
+            quiet, self._transport, timeout_s=min(RETURN_S, self._study.collection.offer_deadline_s)
         ):
             self._presence.note_heard(heard)
         silent = [site for site in undecided if site.name in self._presence.silent]
-        self._offer_to([site for site in undecided if site not in silent], batch, transport)
+        self._offer_to([site for site in undecided if site not in silent], batch)
         if list(batch.answers.values()).count("accepted") < self._study.privacy.quorum:
-            self._offer_to(silent, batch, transport)
+            self._offer_to(silent, batch)
         else:
             for site in silent:
                 self._note_answer(site, batch, "deadline")
         roster = [site for site in able if batch.answers.get(site.name) == "accepted"]
         if len(roster) < self._study.privacy.quorum:
-            self._below_quorum(batch, len(roster), transport)
+            self._below_quorum(batch, len(roster))
             if self._receipts.contradicted:
                 raise LedgerCorrupt(self._receipts.contradiction())
             raise QuorumNotReached(
@@ -277,14 +284,14 @@ class Aggregator:
             )
         return tuple(sorted(roster, key=lambda site: site.name))
 
-    def _offer_to(self, sites: Sequence[Site], batch: Batch, transport: Transport) -> None:
+    def _offer_to(self, sites: Sequence[Site], batch: Batch) -> None:
         """Offer a batch to sites, and record their answers and which of them gave none."""
         if not sites:
             return
         offer = issued_now(batch.offer)
         offers = {site.node_id: (site, lambda: offer) for site in sites}
         deadline_s, started = self._study.collection.offer_deadline_s, self._clock()
-        for heard in exchange(transport, offers, sign=self._ledger.sign, timeout_s=deadline_s):
+        for heard in exchange(self._transport, offers, sign=self._ledger.sign, timeout_s=deadline_s):
             batch.waited[heard.site.name] += self._clock() - started
             self._presence.note_heard(heard)
             self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
@@ -324,20 +331,18 @@ class Aggregator:
         accepted = reason == "accepted"
         self._events.emit("offer-answered", batch=batch.id, site=site.name, accepted=accepted, reason=reason)
 
-    def _below_quorum(self, batch: Batch, accepted: int, transport: Transport) -> None:
+    def _below_quorum(self, batch: Batch, accepted: int) -> None:
         """Log that the quorum was missed. Send the sites the receipts that they lack, because the run ends here.
 
         Sites that left an offer unanswered are included, because only a site's last statement tells whether its ledger
         contradicts this one.
         """
         self._events.emit("quorum-missed", batch=batch.id, accepted=accepted, needed=self._study.privacy.quorum)
-        self._send_receipts(transport)
+        self._send_receipts()
 
     # --- steps 2 and 3: requesting, checking and adding
 
-    def _collect(
-        self, batch: Batch, roster: Sequence[Site], ahead: Batch | None, transport: Transport
-    ) -> dict[str, CodeSum]:
+    def _collect(self, batch: Batch, roster: Sequence[Site], ahead: Batch | None) -> dict[str, CodeSum]:
         """Ask for codes until all have arrived or ``patience_s`` has passed; return their sums by query id.
 
         A site that cannot be reached is asked again, so an outage costs only time. A code that was refused counts as
@@ -345,13 +350,13 @@ class Aggregator:
         outage. If fewer sites than the quorum have answered at the end, nothing is released or charged. # sensitive
         """
         answering = Answering(batch.queries, (site.name for site in roster))
-        attempt = self._gather(batch, roster, ahead, transport, answering.missing, answering.take)
+        attempt = self._gather(batch, roster, ahead, answering.missing, answering.take)
         for name in [site.name for site in roster if answering.missing(site.name)]:
             self._left_out |= {name}
             self._events.emit("reply-missing", batch=batch.id, attempt=attempt, site=name, reason="patience")
         answered, quorum = len(answering.heard), self._study.privacy.quorum
         if answered < quorum:
-            self._below_quorum(batch, answered, transport)
+            self._below_quorum(batch, answered)
             raise QuorumNotReached(
                 f"only {answered} of the {len(roster)} sites that accepted the batch of queries answered in time, "
                 f"fewer than the quorum of {quorum}; nothing was released, and {SITES_CHARGED}; to fix: "
@@ -365,7 +370,6 @@ class Aggregator:
         batch: Batch,
         roster: Sequence[Site],
         ahead: Batch | None,
-        transport: Transport,
         missing: Callable[[str], tuple[str, ...]],
         take: Callable[[str, Decrypted], None],
     ) -> int:
@@ -392,7 +396,7 @@ class Aggregator:
             waiting = {site.node_id: codes for site in expected if (codes := missing(site.name))}
             if not waiting or (attempt > 1 and self._clock() >= until):  # make at least one attempt
                 break
-            online = transport.online()
+            online = self._transport.online()
             for site in roster:
                 if site.node_id in waiting.keys() - online and site.name not in batch.unreached:
                     batch.unreached.add(site.name)
@@ -400,7 +404,7 @@ class Aggregator:
                         "reply-missing", batch=batch.id, attempt=attempt, site=site.name, reason="offline"
                     )
             if reachable := {node: waiting[node] for node in sorted(online & waiting.keys())}:
-                self._ask(batch, attempt, reachable, roster, ahead, transport, take_timed, started=started, until=until)
+                self._ask(batch, attempt, reachable, roster, ahead, take_timed, started=started, until=until)
             if any(missing(site.name) for site in expected):
                 time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
         for site in expected:
@@ -416,7 +420,6 @@ class Aggregator:
         missing: Mapping[int, tuple[str, ...]],
         roster: Sequence[Site],
         ahead: Batch | None,
-        transport: Transport,
         take: Callable[[str, Decrypted], None],
         *,
         started: float,
@@ -432,13 +435,13 @@ class Aggregator:
         ``until``, or when ``collection.deadline_s`` and :data:`REPLY_MARGIN_S` seconds have passed since the sites were
         asked. # sensitive until noised
         """
-        questions = self._questions(batch, attempt, missing, roster, ahead, transport)
+        questions = self._questions(batch, attempt, missing, roster, ahead)
         deadline_s = self._study.collection.deadline_s
         asked = [site.name for site in roster if site.node_id in missing]
         facts = {"batch": batch.id, "attempt": attempt, "sites": len(asked), "queries": len(batch.queries)}
         self._events.emit("batch-dispatched", **facts, asked=asked)
         timeout_s, owing = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - self._clock())), set(missing)
-        for heard in exchange(transport, questions, sign=self._ledger.sign, timeout_s=timeout_s):
+        for heard in exchange(self._transport, questions, sign=self._ledger.sign, timeout_s=timeout_s):
             self._presence.note_heard(heard)
             site, parts = heard.site, heard.parts
             for part in parts:
@@ -474,7 +477,6 @@ class Aggregator:
         missing: Mapping[int, tuple[str, ...]],
         roster: Sequence[Site],
         ahead: Batch | None,
-        transport: Transport,
     ) -> Questions:
         """Return the message that each node gets in one attempt.
 
@@ -483,7 +485,7 @@ class Aggregator:
         """
         by_node = {site.node_id: site for site in (*self._sites(), *roster)}
         undecided = ahead.able - ahead.answers.keys() if ahead else frozenset()
-        online = transport.online() & by_node.keys() if ahead else frozenset()
+        online = self._transport.online() & by_node.keys() if ahead else frozenset()
         heard_from = undecided - self._presence.silent
         offered = {node for node in online if by_node[node].name in (undecided if node in missing else heard_from)}
         offer = issued_now(ahead.offer) if ahead else None
@@ -547,15 +549,12 @@ class Aggregator:
     # --- step 4: releasing
 
     def _release(self, batch: Batch, roster: Sequence[Site], sums: Mapping[str, CodeSum]) -> int:
-        candidates = [
-            Candidate(query, partial(sums[query.id].released, sites=len(roster), sampler=self._sampler))
-            for query in batch.queries
-        ]
         result = self._ledger.release_batch(
             study_id=self._study.id,
             batch_id=batch.id,
             roster=tuple(RosterEntry(site=site.name, pool=site.pool) for site in roster),
-            candidates=candidates,
+            queries=batch.queries,
+            draw=lambda query: sums[query.id].released(sites=len(roster), sampler=self._sampler),
         )
         if result.answers:
             self._note_released(batch, result.answers, roster)

@@ -40,7 +40,6 @@ from common.public_keys import point_of
 from common.wording import many
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.batch import SITES_CHARGED, Batch, Decrypted, Remaining, unusable_codes
-from server.aggregation.exchange import Transport
 from server.ledger.recovery import RECOVERED
 from server.ledger.server_draws import Draw, StoredAnswer
 from server.study.spoiled import question, spoiled_draws
@@ -108,23 +107,11 @@ class SealedSums(Aggregator):
         """Return the open queries, those with the fewest draws first, because sites may have accepted these already."""
         return tuple(sorted(super().open_queries(), key=lambda query: self._ledger.books.last_draw(query.id)))
 
-    def run(self, transport: Transport, *, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Finish the draws that an earlier process left open, then answer all open queries.
-
-        Args:
-            transport: Carries messages to and from the sites.
-            should_stop: Asked before every draw.
-
-        Raises:
-            QuorumNotReached: If too few sites accept, or too few have confirmed each other's keys; nothing of that draw
-                is charged.
-            Refused: ``sum-spoiled`` if a sum cannot come from honest sites. The draw's other sums are stored first.
-        """
+    def _finish_open(self, should_stop: Callable[[], bool]) -> None:
         planned = {query.id for query in self._queries}
         for draw in self._ledger.open_draws(self._study.id):
             if {query.id for query in draw.queries} <= planned and not should_stop():
-                self._resume(draw, transport)
-        super().run(transport, should_stop=should_stop)
+                self._resume(draw)
 
     # --- steps 1 and 2: offering and charging
 
@@ -150,7 +137,7 @@ class SealedSums(Aggregator):
         room = super()._room(query, in_flight)
         return {site: left for site, left in room.items() if site.name not in self._left_out and site.answer_key}
 
-    def _end(self, queries: Sequence[QuerySpec], transport: Transport) -> None:
+    def _end(self, queries: Sequence[QuerySpec]) -> None:
         """End the run before these queries because too few sites are left.
 
         Raises:
@@ -164,13 +151,13 @@ class SealedSums(Aggregator):
         able = tuple(site for site in super()._room(queries[0]) if site.answer_key)
         silent = [site for site in able if site.name in self._left_out]
         if len(able) < self._study.privacy.quorum:
-            super()._end(queries, transport)
+            super()._end(queries)
             return
         batch = Batch(self._offer(tuple(queries), able), able=frozenset())
         for site in silent:
             self._note_answer(site, batch, "left-out")
         left = len(able) - len(silent)
-        self._below_quorum(batch, left, transport)
+        self._below_quorum(batch, left)
         raise QuorumNotReached(
             f"these sites accepted queries in this run, but did not answer them in time: "
             f"{', '.join(sorted(site.name for site in silent))}; without them, {many(left, 'site')} with budget can "
@@ -210,7 +197,7 @@ class SealedSums(Aggregator):
         self._noted_draws[batch.id] = offered
         return again
 
-    def _answer(self, batch: Batch, later: Sequence[QuerySpec], transport: Transport) -> Remaining:
+    def _answer(self, batch: Batch, later: Sequence[QuerySpec]) -> Remaining:
         """Make one draw (steps 1 to 4).
 
         If the draw is lost, its queries are put behind ``later``, because sites may have accepted the next batch, which
@@ -220,7 +207,7 @@ class SealedSums(Aggregator):
             The queries that have no answer yet, and the next batch if it was offered during this draw.
         """
         try:
-            batch, roster, masks = self._masked_roster(batch, transport)  # step 1
+            batch, roster, masks = self._masked_roster(batch)  # step 1
         except QuorumNotReached:
             if not self._spent_at_sites(batch):
                 raise
@@ -233,7 +220,7 @@ class SealedSums(Aggregator):
             self._events.emit("budget-refused", batch=batch.id, queries=list(result.refused))
         ahead = None if result.refused else self._plan(later)
         left = [query for query in batch.queries if query.id in result.refused]
-        if result.draw is not None and not self._completed(batch, result.draw, roster, ahead, transport):
+        if result.draw is not None and not self._completed(batch, result.draw, roster, ahead):
             left += result.draw.queries
             ahead = None if self._ledger.open_draws(self._study.id) else ahead  # an open draw ends the run
         return Remaining((*later, *left), ahead, budget_ended=bool(result.refused))
@@ -250,7 +237,7 @@ class SealedSums(Aggregator):
         credible = said > max(1, self._study.privacy.colluders) and bool(self.answers())
         return credible and said > len(answers) - self._study.privacy.quorum
 
-    def _masked_roster(self, batch: Batch, transport: Transport) -> tuple[Batch, tuple[Site, ...], MaskedRoster]:
+    def _masked_roster(self, batch: Batch) -> tuple[Batch, tuple[Site, ...], MaskedRoster]:
         """Offer the batch, and choose the sites of the draw's roster.
 
         A site is on the roster if it accepted the offer, gave a mask key for this draw, and is left by :meth:`_mutual`,
@@ -269,7 +256,7 @@ class SealedSums(Aggregator):
         redrawn = False
         while True:
             try:
-                accepted = self._settle(batch, transport)
+                accepted = self._settle(batch)
             except QuorumNotReached as error:
                 newest = -1 if redrawn else self._newest_draw(batch)
                 if newest < (batch.offer.draw or 0):
@@ -278,7 +265,7 @@ class SealedSums(Aggregator):
                 continue
             roster = self._mutual(self._with_keys(accepted, batch), batch)
             if len(roster) < self._study.privacy.quorum:
-                self._below_quorum(batch, len(roster), transport)
+                self._below_quorum(batch, len(roster))
                 raise QuorumNotReached(
                     f"only {len(roster)} of the {len(accepted)} sites that accepted have confirmed each other's keys, "
                     f"fewer than the quorum of {self._study.privacy.quorum}; {SITES_CHARGED}; to fix: have the sites "
@@ -385,7 +372,7 @@ class SealedSums(Aggregator):
             )
 
     def _completed(
-        self, batch: Batch, draw: Draw, roster: Sequence[Site], ahead: Batch | None, transport: Transport
+        self, batch: Batch, draw: Draw, roster: Sequence[Site], ahead: Batch | None
     ) -> tuple[StoredAnswer, ...]:
         """Wait for the masked codes of the whole roster; return the stored answers, or none if some are missing.
 
@@ -395,9 +382,7 @@ class SealedSums(Aggregator):
         """
         summed, batch.roster = _Sum(draw, set(draw.roster.sites), self._store_codes), draw.roster
         wanted = tuple(query.id for query in draw.queries)
-        attempt = self._gather(
-            batch, roster, ahead, transport, lambda site: wanted if site in summed.missing else (), summed.add
-        )
+        attempt = self._gather(batch, roster, ahead, lambda site: wanted if site in summed.missing else (), summed.add)
         if summed.missing:
             self._left_out |= summed.missing
             waited_for = summed.missing & {site.name for site in self._sites()} - batch.declined
@@ -464,7 +449,7 @@ class SealedSums(Aggregator):
             reason=reason,
         )
 
-    def _resume(self, draw: Draw, transport: Transport) -> None:
+    def _resume(self, draw: Draw) -> None:
         """Request the masked codes of an open draw again; sites send the codes they stored, or compute them now."""
         by_name = {site.name: site for site in self._sites()}
         roster = tuple(by_name[name] for name in draw.roster.sites if name in by_name)
@@ -472,7 +457,7 @@ class SealedSums(Aggregator):
             self._lose(draw, "incomplete", sites=set(draw.roster.sites) - {site.name for site in roster})
             return
         offer = Offer(draw.roster.study, draw.roster.ledger, draw.roster.batch, draw.queries, draw.roster.draw, ())
-        self._completed(Batch(offer, able=frozenset(draw.roster.sites)), draw, roster, None, transport)
+        self._completed(Batch(offer, able=frozenset(draw.roster.sites)), draw, roster, None)
 
 
 def _named(error: QuorumNotReached, batch: Batch) -> QuorumNotReached:

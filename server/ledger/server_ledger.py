@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -65,20 +64,6 @@ from common.measured_gain import MeasuredGain
 from common.privacy.mechanism import QuerySpec
 from common.study_facts import StudyFacts, study_facts
 from server.ledger.server_draws import AnswersQueries, BatchResult, StoredAnswer, checked_answer
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A query put forward for release.
-
-    Attributes:
-        query: The query to charge and answer.
-        make_answer: Function that draws the noise and returns the noisy sum. It is called at most once, after the
-            query's charge was found to fit the budgets. It is not called if the query has a stored answer.
-    """
-
-    query: QuerySpec
-    make_answer: Callable[[], NDArray[np.int64]]
 
 
 class Ledger(AnswersQueries):
@@ -280,9 +265,15 @@ class Ledger(AnswersQueries):
     # --- releasing
 
     def release_batch(
-        self, *, study_id: str, batch_id: str, roster: tuple[RosterEntry, ...], candidates: Sequence[Candidate]
+        self,
+        *,
+        study_id: str,
+        batch_id: str,
+        roster: tuple[RosterEntry, ...],
+        queries: Sequence[QuerySpec],
+        draw: Callable[[QuerySpec], NDArray[np.int64]],
     ) -> BatchResult:
-        """Charge and answer the longest prefix of ``candidates`` that fits the budgets, in one transaction.
+        """Charge and answer the longest prefix of ``queries`` that fits the budgets, in one transaction.
 
         A new query must fit two budgets of every pool on the roster: the pool's lifetime budget and the study's budget
         for that pool, each by the accountant declared for it. The first query that does not fit ends the batch: it and
@@ -299,22 +290,23 @@ class Ledger(AnswersQueries):
             study_id: The study that asks.
             batch_id: The batch's id.
             roster: The sites, each with the pool that pays.
-            candidates: The queries, each with a function that draws its answer.
+            queries: The queries.
+            draw: Function that draws a query's noise and returns the noisy sum. It is called at most once for each
+                query, and not for one that is refused or that has an answer.
 
         Returns:
-            The answers in the order of ``candidates``, and the ids of refused queries.
+            The answers in the order of ``queries``, and the ids of refused queries.
 
         Raises:
             QuorumNotReached: If the roster is below the study's quorum; no row is written.
             InvalidInput: For an unknown study, an undeclared pool, a query that is named twice or does not fit the
-                study, or an answer that is not int64[l]; no row is written. Errors of ``make_answer`` are passed on.
+                study, or an answer that is not int64[l]; no row is written. Errors of ``draw`` are passed on.
         """
-        make = {candidate.query.id: candidate.make_answer for candidate in candidates}
 
         def charge(study: StudyTerms, query: QuerySpec, ordered: RosterRecord, planned: ChargedTotals) -> StoredAnswer:
             # step 2; step 1 is _charge_batch, step 4 is _writing
             query_id = query.id
-            noisy = checked_answer(make[query_id](), dimension=query.mechanism.dimension)
+            noisy = checked_answer(draw(query), dimension=query.mechanism.dimension)
             data = noisy.astype("<i8").tobytes()
             named = self._named(ordered)  # step 3
             record = ReleaseRecord.of(study, batch_id, query, query_id, ordered.roster, sha256_bytes(data), named=named)
@@ -322,7 +314,7 @@ class Ledger(AnswersQueries):
             self._books.enter(row, record, charge=planned)
             return StoredAnswer(query, noisy, ordered.roster, record.voters, row.seq, row.hash, study.id, batch_id)
 
-        return self._charge_batch(study_id, batch_id, roster, [candidate.query for candidate in candidates], charge)
+        return self._charge_batch(study_id, batch_id, roster, queries, charge)
 
     # --- reading
 

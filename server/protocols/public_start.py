@@ -12,7 +12,6 @@ steps than passes is refused.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -33,8 +32,6 @@ from server.protocols.query_protocol import STUDENT_SEED
 from server.protocols.student_fit import given_model
 from server.public.material import START_FILE, OnStage, PublicMaterial
 from server.public.paired import Paired
-
-Onto = Callable[[Float[np.ndarray, "k x y z"]], Float[np.ndarray, "k u v w"]]
 
 PUBLIC_PASSES = 3
 """Number of passes of self-training of the public start."""

@@ -31,7 +31,7 @@ from consilium.reports.papers import Paper
 from server.dashboard.app import Options, create_app
 from server.dashboard.auth import Role, Session
 from server.dashboard.security import SessionReader
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from server.protocols.per_volume import plan_queries
 from server.public.material import CodecRecord
@@ -68,7 +68,8 @@ def release(workspace: Workspace, first: int, last: int, sites: tuple[str, ...])
             study_id=study.id,
             batch_id=f"b{first}",
             roster=tuple(RosterEntry(site=site, pool=f"{site}-mri") for site in sites),
-            candidates=[Candidate(query, lambda: np.zeros(5, dtype=np.int64)) for query in queries],
+            queries=queries,
+            draw=lambda _: np.zeros(5, dtype=np.int64),
         )
 
 
@@ -289,7 +290,8 @@ def test_refusals_audit_and_the_hospitals_own_figures_are_included(workspace: Wo
             study_id=study.id,
             batch_id="late",
             roster=tuple(RosterEntry(site=site, pool=f"{site}-mri") for site in ("aachen", "bergen")),
-            candidates=[Candidate(query, lambda: np.zeros(5, dtype=np.int64)) for query in second],
+            queries=second,
+            draw=lambda _: np.zeros(5, dtype=np.int64),
         )
     assert result.refused
     report = {"summary": "No fault found.", "exceeded": False, "runs": 200, "confidence": 0.9995, "claimed_mu": 2.0}

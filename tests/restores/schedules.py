@@ -23,8 +23,8 @@ from client.ledger.site_ledger import SiteLedger
 from common.errors import ConsiliumError, LedgerCorrupt, Refused
 from common.ledger.receipts import Receipt
 from common.ledger.rollback_guard import KeptStanding, ServerStanding, SiteLedgerStanding, kept_standing
-from common.privacy.mechanism import Budget
-from server.ledger.server_ledger import Candidate, Ledger
+from common.privacy.mechanism import Budget, QuerySpec
+from server.ledger.server_ledger import Ledger
 from tests.common.ledger.ledger_world import (
     SITES,
     Caps,
@@ -229,15 +229,12 @@ class Life:
     def release(self, ledger: Ledger, study: str, roster: list[str], chosen: Sequence[int]) -> None:
         begun = len(self.draws)
 
-        def drawn(number: int) -> Callable[[], np.ndarray]:
-            def draw() -> np.ndarray:
-                self.draws.append((number, tuple(roster)))
-                return np.full(4, len(self.draws), dtype=np.int64)
+        def draw(query: QuerySpec) -> np.ndarray:
+            self.draws.append((QUERIES.index(query), tuple(roster)))
+            return np.full(4, len(self.draws), dtype=np.int64)
 
-            return draw
-
-        candidates = [Candidate(QUERIES[number], drawn(number)) for number in chosen]
-        ledger.release_batch(study_id=study, batch_id=f"b{begun}", roster=roster_of(roster), candidates=candidates)
+        queries = [QUERIES[number] for number in chosen]
+        ledger.release_batch(study_id=study, batch_id=f"b{begun}", roster=roster_of(roster), queries=queries, draw=draw)
         made = frozenset(("draw", number) for number in range(begun, len(self.draws)))
         self.server.show(made)
         head = ledger.head().hash

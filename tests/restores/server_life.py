@@ -22,7 +22,7 @@ from common.ledger.keys import load_signing_key
 from common.ledger.receipts import Receipt
 from common.privacy.mechanism import Budget, QuerySpec
 from server.ledger.recovery import recover_charges
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from server.public.material import CodecRecord
 from server.study.create_study import create_study, open_ledger
 from server.study.workspace import Site, Workspace
@@ -166,7 +166,8 @@ class Life:
                 study_id=STUDY.id,
                 batch_id=f"b{len(self.drawn)}",
                 roster=roster_of(accepted),
-                candidates=[Candidate(query, self._draw(query)) for query in queries],
+                queries=queries,
+                draw=self._draw,
             )
             if receipts:
                 for name in accepted:
@@ -182,12 +183,9 @@ class Life:
         self.receipted |= set(receipt.query_ids)
         return True
 
-    def _draw(self, query: QuerySpec):  # type: ignore[no-untyped-def]
-        def draw() -> np.ndarray:
-            self.drawn.append(query.id)
-            return np.full(4, len(self.drawn), dtype=np.int64)
-
-        return draw
+    def _draw(self, query: QuerySpec) -> np.ndarray:
+        self.drawn.append(query.id)
+        return np.full(4, len(self.drawn), dtype=np.int64)
 
     def receipt_files(self) -> list[Path]:
         """What every site writes with ``consilium site heads --out``."""

@@ -28,7 +28,7 @@ from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import Protection, Relation, Unit
 from consilium.cli.provision import provision_app
 from consilium.cli.study import study_app
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from server.operations import provision
 from server.protocols.per_volume import plan_queries
@@ -225,7 +225,8 @@ def spend_in(workspace: Workspace, study: Study, fed: Federation, number: int) -
             study_id=study.id,
             batch_id=f"b{number}",
             roster=(RosterEntry("north", "north"), RosterEntry("south", "south")),
-            candidates=[Candidate(query, lambda: np.zeros(query.mechanism.dimension, dtype=np.int64))],
+            queries=[query],
+            draw=lambda _: np.zeros(query.mechanism.dimension, dtype=np.int64),
         )
 
 

@@ -146,8 +146,9 @@ def named(folder: Path) -> dict[str, Lines | list[str]]:
         site.consent(study)
         for query in queries:
             site.reserve(study.id, [query])
-            candidates = answers.candidates([query])
-            server.release_batch(study_id=study.id, batch_id="b", roster=roster_of(sites), candidates=candidates)
+            server.release_batch(
+                study_id=study.id, batch_id="b", roster=roster_of(sites), queries=[query], draw=answers.draw
+            )
         receipts = [render() for render in server.receipts_due("aachen")]
         for text in receipts:
             site.record_receipt(Receipt.parse(text), public_key=SERVER_KEY.public_key())
@@ -165,7 +166,8 @@ def _server(folder: Path) -> Lines:
             study_id=study_id,
             batch_id=batch,
             roster=roster_of(),
-            candidates=answers.candidates([queries[number] for number in numbers]),
+            queries=[queries[number] for number in numbers],
+            draw=answers.draw,
         )
 
     with Ledger.create(path, signing_key=SERVER_KEY, clock=Ticking()) as ledger:

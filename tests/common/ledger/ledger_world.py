@@ -27,7 +27,7 @@ from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec, Relation, Unit
 from server.ledger.backup import backup
 from server.ledger.server_draws import BatchResult
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from server.ledger.verify import VerifyReport, verify
 from tests import worlds
 from tests.worlds import receipts_of
@@ -96,16 +96,10 @@ class Answers:
     drawn: list[str] = field(default_factory=list)
     seed: int = 0
 
-    def draw(self, query: QuerySpec) -> Callable[[], NDArray[np.int64]]:
-        def make() -> NDArray[np.int64]:
-            self.drawn.append(query.id)
-            rng = np.random.default_rng((self.seed, len(self.drawn)))
-            return rng.integers(-(2**40), 2**40, size=query.mechanism.dimension, dtype=np.int64)
-
-        return make
-
-    def candidates(self, queries: Sequence[QuerySpec]) -> list[Candidate]:
-        return [Candidate(query=query, make_answer=self.draw(query)) for query in queries]
+    def draw(self, query: QuerySpec) -> NDArray[np.int64]:
+        self.drawn.append(query.id)
+        rng = np.random.default_rng((self.seed, len(self.drawn)))
+        return rng.integers(-(2**40), 2**40, size=query.mechanism.dimension, dtype=np.int64)
 
 
 @dataclass
@@ -144,7 +138,8 @@ class World:
             study_id=study or self.study.id,
             batch_id=batch,
             roster=roster_of(sites),
-            candidates=self.answers.candidates(queries),
+            queries=queries,
+            draw=self.answers.draw,
         )
 
     def reopen(self) -> None:

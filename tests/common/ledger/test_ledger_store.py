@@ -36,7 +36,7 @@ from common.ledger.rows import Position
 from common.privacy.accounting import MAX_POOL_COORDINATES
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
 from server.ledger import server_receipts
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import (
     BUDGET,
@@ -206,13 +206,13 @@ def test_a_sealed_study_needs_two_sites_beside_its_colluders_whatever_quorum_its
 )
 def test_anything_but_the_mechanisms_integers_is_refused_and_nothing_is_charged(world: World, bad: object) -> None:
     rows = world.ledger.row_count
-    good = world.answers.candidates(queries(1))
     with pytest.raises(InvalidInput, match="noisy answer"):
         world.ledger.release_batch(
             study_id=world.study.id,
             batch_id="b1",
             roster=roster_of(),
-            candidates=[*good, Candidate(query=queries(2)[0], make_answer=lambda: bad)],  # type: ignore[arg-type, return-value]
+            queries=queries(1, 2),
+            draw=lambda query: bad if query in queries(2) else world.answers.draw(query),  # type: ignore[arg-type, return-value]
         )
     assert world.ledger.row_count == rows
     assert world.ledger.spent("aachen-mri") == Spend()
@@ -221,7 +221,7 @@ def test_anything_but_the_mechanisms_integers_is_refused_and_nothing_is_charged(
 
 
 def test_a_failing_sampler_charges_nothing_and_the_ledger_goes_on(world: World) -> None:
-    def fail() -> None:
+    def fail(_query: QuerySpec) -> np.ndarray:
         raise OSError("no randomness")
 
     with pytest.raises(OSError, match="no randomness"):
@@ -229,7 +229,8 @@ def test_a_failing_sampler_charges_nothing_and_the_ledger_goes_on(world: World) 
             study_id=world.study.id,
             batch_id="b1",
             roster=roster_of(),
-            candidates=[Candidate(query=queries(1)[0], make_answer=fail)],  # type: ignore[arg-type]
+            queries=queries(1),
+            draw=fail,
         )
     assert world.ledger.spent("aachen-mri") == Spend()
     assert len(world.release(queries(1)).answers) == 1
@@ -256,7 +257,8 @@ def test_an_undeclared_pool_or_another_sites_pool_is_refused(world: World) -> No
                 study_id=world.study.id,
                 batch_id="b1",
                 roster=(entry, *roster_of(("bergen",))),
-                candidates=world.answers.candidates(queries(1)),
+                queries=queries(1),
+                draw=world.answers.draw,
             )
     assert world.answers.drawn == []
 
@@ -266,7 +268,7 @@ def test_a_site_or_pool_cannot_be_on_the_roster_twice(world: World) -> None:
     for twice in (entry, RosterEntry("aachen", "bergen-mri"), RosterEntry("bergen", "aachen-mri")):
         with pytest.raises(InvalidInput, match="twice"):
             world.ledger.release_batch(
-                study_id=world.study.id, batch_id="b", roster=(entry, twice), candidates=world.answers.candidates([])
+                study_id=world.study.id, batch_id="b", roster=(entry, twice), queries=[], draw=world.answers.draw
             )
 
 
@@ -337,8 +339,13 @@ def test_a_pool_per_patient_pays_for_all_voters_of_a_study_per_hospital(tmp_path
         spent = Fraction(0)
         for number, (study, factor) in enumerate(((per_patient, 1), (per_hospital, 9))):
             ledger.register_study(study)
-            candidate = Candidate(make_query(number, mechanism), lambda: np.zeros(4, dtype=np.int64))
-            ledger.release_batch(study_id=study.id, batch_id="b", roster=roster_of(), candidates=[candidate])
+            ledger.release_batch(
+                study_id=study.id,
+                batch_id="b",
+                roster=roster_of(),
+                queries=[make_query(number, mechanism)],
+                draw=lambda _: np.zeros(4, dtype=np.int64),
+            )
             spent += factor * one_voter
             assert ledger.spent("aachen-mri").mu_squared == spent
 
@@ -353,8 +360,13 @@ def test_the_number_of_noisy_coordinates_is_limited(tmp_path: Path) -> None:
         books = ledger._books
         for site in SITES:
             books._spent[f"{site}-mri"] = Spend(Fraction(1, 2**20), room - 1, (room - 1) * wide.dimension)
-        candidates = [Candidate(make_query(n, wide), lambda: np.zeros(1 << 20, dtype=np.int64)) for n in range(2)]
-        result = ledger.release_batch(study_id=world.study.id, batch_id="b", roster=roster_of(), candidates=candidates)
+        result = ledger.release_batch(
+            study_id=world.study.id,
+            batch_id="b",
+            roster=roster_of(),
+            queries=[make_query(n, wide) for n in range(2)],
+            draw=lambda _: np.zeros(1 << 20, dtype=np.int64),
+        )
         assert len(result.answers) == 1
         assert '"reason":"coordinates"' in list(ledger.rows())[-1].body
 
@@ -407,7 +419,8 @@ def test_answers_are_read_only_and_independent_of_the_callers_array(world: World
         study_id=world.study.id,
         batch_id="b1",
         roster=roster_of(),
-        candidates=[Candidate(query=queries(1)[0], make_answer=lambda: mine)],
+        queries=queries(1),
+        draw=lambda _: mine,
     )
     mine[:] = 7
     assert result.answers[0].noisy_sum.tolist() == [0, 1, 2, 3]
@@ -420,8 +433,9 @@ def test_answers_are_read_only_and_independent_of_the_callers_array(world: World
 
 def test_stored_bytes_are_little_endian_int64(world: World) -> None:
     values = np.array([1, -2, 2**40, -(2**62)], dtype=np.int64)
-    candidate = Candidate(query=queries(1)[0], make_answer=lambda: values)
-    world.ledger.release_batch(study_id=world.study.id, batch_id="b", roster=roster_of(), candidates=[candidate])
+    world.ledger.release_batch(
+        study_id=world.study.id, batch_id="b", roster=roster_of(), queries=queries(1), draw=lambda _: values
+    )
     connection = sqlite3.connect(world.path)
     blob = connection.execute("SELECT data FROM answers").fetchone()[0]
     connection.close()
@@ -545,7 +559,8 @@ def test_two_writers_see_each_others_charges(world: World) -> None:
             study_id=world.study.id,
             batch_id="b2",
             roster=roster_of(),
-            candidates=world.answers.candidates(queries(*range(3, 20))),
+            queries=queries(*range(3, 20)),
+            draw=world.answers.draw,
         )
         assert len(result.answers) == 3 + 4
         assert world.ledger.spent("aachen-mri").releases == 10

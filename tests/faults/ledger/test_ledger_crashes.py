@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from benchmarks.ledger_speed import measure
 from common.ledger.keys import create_signing_key
 from common.privacy.mechanism import QuerySpec
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import declare, ledger_study, make_mechanism, make_query, roster_of
 
@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from common.ledger.keys import load_signing_key
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from tests.common.ledger.ledger_world import make_mechanism, make_query, ledger_study, roster_of
 
 folder, room, first, count, batch = Path(sys.argv[1]), *map(int, sys.argv[2:6])
@@ -42,11 +42,11 @@ sys.stdin.readline()
 with Ledger.open(folder / "ledger.sqlite", signing_key=load_signing_key(folder / "ledger.key")) as ledger:
     for start in range(first, first + count, batch):
         queries = [make_query(n, mechanism) for n in range(start, min(start + batch, first + count))]
-        def answer():
+        def draw(_query):
             return np.frombuffer(np.random.default_rng().bytes(64), dtype=np.int64).copy()
         result = ledger.release_batch(
             study_id=study.id, batch_id=f"b{start}", roster=roster_of(),
-            candidates=[Candidate(query, answer) for query in queries])
+            queries=queries, draw=draw)
         for answer in result.answers:
             print(answer.query.id, answer.noisy_sum.tobytes().hex(), flush=True)
         for refused in result.refused:
@@ -214,8 +214,9 @@ def test_durable_releases_cost_little_processor_time(tmp_path: Path) -> None:
 
 def release(ledger: Ledger, study_id: str, queries: list[QuerySpec]) -> None:
     zero = np.zeros(8, dtype=np.int64)
-    candidates = [Candidate(query, lambda: zero) for query in queries]
-    ledger.release_batch(study_id=study_id, batch_id=queries[0].id, roster=roster_of(), candidates=candidates)
+    ledger.release_batch(
+        study_id=study_id, batch_id=queries[0].id, roster=roster_of(), queries=queries, draw=lambda _: zero
+    )
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from common.masking import MaskedRoster, MaskKey, Member
 from common.privacy.mechanism import AccountantName, Protection, QuerySpec, Relation, Unit
 from common.study_mechanism import study_mechanism
 from server.ledger.backup import backup
-from server.ledger.server_ledger import Candidate, Ledger
+from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
 from tests.worlds import make_study, receipts_of
@@ -164,7 +164,8 @@ def ask(life: Life, workspace: Workspace, count: int) -> None:
                 study_id=study.id,
                 batch_id=f"batch-{len(life.acts)}",
                 roster=roster(life),
-                candidates=[Candidate(query, lambda: np.zeros(DIMENSION, dtype=np.int64)) for query in asked],
+                queries=asked,
+                draw=lambda _: np.zeros(DIMENSION, dtype=np.int64),
             )
             answered = [answer.query for answer in result.answers]
         life.receipts += [receipt for site in SITES for receipt in receipts_of(ledger, site)]
@@ -210,7 +211,8 @@ def reuse(life: Life) -> None:
                 study_id=mine.study().id,
                 batch_id=f"batch-{len(life.acts)}",
                 roster=roster(life),
-                candidates=[Candidate(query, lambda: np.zeros(DIMENSION, dtype=np.int64)) for query in chosen],
+                queries=chosen,
+                draw=lambda _: np.zeros(DIMENSION, dtype=np.int64),
             )
         except InvalidInput:  # a query of other terms than this study's
             return
