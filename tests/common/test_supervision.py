@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -68,11 +67,7 @@ class World:
         return [facts for name, facts in self.facts if name == event]
 
     def until(self, supervisor: Supervisor, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 600
-        while not done():
-            assert time.monotonic() < deadline, self.facts
-            supervisor.step()
-            time.sleep(0.02)
+        until(lambda: done() or supervisor.step(), lambda: self.facts, pause_s=0.02)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -151,6 +151,7 @@ def rolled_back(world: World, folder: Path) -> None:
     """The machine goes back to what was copied into ``folder``, ledger and standing together."""
     put_back(world, folder / "ledger.sqlite")
     shutil.copy(folder / "ledger.standing", standing_path(world.path))
+    world.reopen()
 
 
 def saved(world: World, folder: Path) -> Path:
@@ -172,6 +173,12 @@ def put_back(world: World, copy: Path) -> None:
     """What an operator does: stop the server and put the copy where the ledger was."""
     deleted(world)
     shutil.copy(copy, world.path)
+
+
+def open_restored(world: World, copy: Path) -> None:
+    """The copy is put back, and opened for a recovery."""
+    put_back(world, copy)
+    world.ledger = Ledger.open(world.path, signing_key=world.key, clock=Ticking(), restored=True)
 
 
 def check(world: World, path: Path | None = None) -> VerifyReport:
@@ -257,8 +264,26 @@ def run_batch(world: World, site: Hospital, batch: str, *numbers: int) -> Receip
     return receipt_for(world, batch)
 
 
+def take(world: World, site: Hospital, receipt: Receipt) -> None:
+    """The site gets a receipt."""
+    site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+
+
+def answered(world: World, site: Hospital, batch: str, *numbers: int) -> Receipt:
+    """A batch is released, and the site stores its receipt."""
+    receipt = run_batch(world, site, batch, *numbers)
+    take(world, site, receipt)
+    return receipt
+
+
+def both_recover(world: World, site: Hospital, receipts: Iterable[Receipt]) -> None:
+    """The restored server enters lost charges from receipts, and a person at the site ends its alarm."""
+    world.ledger.recover(receipts)
+    site.ledger.recover(world.ledger.ledger_id)
+
+
 def deliver(world: World, site: Hospital, *, in_spite_of: tuple[type[Exception], ...] = ()) -> None:
     """The site gets each receipt that it has not; ``in_spite_of`` are refusals after which the next one comes."""
     for receipt in receipts_of(world.ledger, "aachen", after=site.ledger.held(world.ledger.ledger_id).seq):
         with suppress(*in_spite_of):
-            site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+            take(world, site, receipt)

@@ -49,14 +49,17 @@ from tests.common.ledger.ledger_world import (
     Hospital,
     Ticking,
     World,
+    answered,
     batch_receipts,
+    both_recover,
     ledger_study,
     make_mechanism,
+    open_restored,
     queries,
     receipt_for,
     run_batch,
+    take,
 )
-from tests.common.ledger.ledger_world import put_back as put_back_server
 from tests.worlds import receipts_of
 
 CODE = np.array([3, -4, 0, 12], dtype=np.int64)
@@ -263,7 +266,7 @@ def test_a_zero_code_leaves_the_same_rows_as_a_real_one(site: Hospital) -> None:
 def test_receipts_are_checked_and_kept(world: World, site: Hospital) -> None:
     for number, batch in enumerate(("b1", "b2", "b3")):
         receipt = run_batch(world, site, batch, 2 * number, 2 * number + 1)
-        site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+        take(world, site, receipt)
         assert receipt.after == world.ledger.spent("aachen-mri") == site.ledger.spent()
     release = receipt.releases[0].release
     assert [mechanism.radius_int for mechanism in receipt.mechanisms] == [1 << 16, 1 << 16]  # C = 1 on the grid
@@ -281,7 +284,7 @@ def test_receipts_are_checked_and_kept(world: World, site: Hospital) -> None:
 def test_a_receipt_that_comes_again_changes_nothing(world: World, site: Hospital) -> None:
     receipt = run_batch(world, site, "b1", 1)
     for _ in range(2):
-        site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+        take(world, site, receipt)
     assert len(site.ledger.receipts()) == 1
     assert site.ledger.alarms() == ()
 
@@ -291,20 +294,19 @@ def test_lost_receipts_are_asked_for_and_issued_again(world: World, site: Hospit
     run_batch(world, site, "b2", 2)
     third = run_batch(world, site, "b3", 3)
     with pytest.raises(Refused) as refused:
-        site.ledger.record_receipt(third, public_key=world.key.public_key())
+        take(world, site, third)
     assert refused.value.reason == "receipt-gap"
     assert site.ledger.alarms() == ()
     world.reopen()
     for receipt in receipts_of(world.ledger, "aachen", after=0):
-        site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+        take(world, site, receipt)
     assert len(site.ledger.receipts()) == 3
 
 
 def test_a_site_that_missed_a_batch_follows_on(world: World, site: Hospital) -> None:
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    answered(world, site, "b1", 1)
     world.release(queries(2), batch="b2", sites=("bergen", "cadiz"))
-    receipt = run_batch(world, site, "b3", 3)
-    site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+    receipt = answered(world, site, "b3", 3)
     assert receipt.after.releases == 2
 
 
@@ -314,13 +316,13 @@ def test_a_receipt_signed_by_someone_else_is_refused_without_an_alarm(world: Wor
         site.ledger.record_receipt(receipt, public_key=Ed25519PrivateKey.generate().public_key())
     altered = replace(receipt, after=Spend(Fraction(1, 7), 1, 4))
     with pytest.raises(InvalidInput, match="signed"):
-        site.ledger.record_receipt(altered, public_key=world.key.public_key())
+        take(world, site, altered)
     assert site.ledger.alarms() == ()
 
 
 def assert_alarm(site: Hospital, world: World, receipt: Receipt, match: str) -> None:
     with pytest.raises(ReceiptContradiction, match=match):
-        site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+        take(world, site, receipt)
     site.reopen()
     assert len(site.ledger.alarms()) == 1
     assert ALARM_REMEDY in status_text(site.ledger.facts("aachen"))
@@ -337,7 +339,7 @@ def test_a_server_that_charges_less_is_caught(world: World, site: Hospital) -> N
 
 
 def test_a_server_that_forgets_earlier_charges_is_caught(world: World, site: Hospital) -> None:
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    answered(world, site, "b1", 1)
     receipt = run_batch(world, site, "b2", 2)
     single = replace(receipt, before=Spend(), after=Spend(receipt.after.mu_squared / 2, 1, 4))
     assert_alarm(site, world, single.signed(world.key), "totals before")
@@ -353,11 +355,10 @@ def test_a_server_that_states_a_cheaper_event_is_caught(world: World, site: Hosp
 
 
 def test_a_server_that_dropped_its_last_rows_is_caught(world: World, site: Hospital, tmp_path: Path) -> None:
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    answered(world, site, "b1", 1)
     old = ledger_world.saved(world, tmp_path / "old")
-    site.ledger.record_receipt(run_batch(world, site, "b2", 2, 3), public_key=world.key.public_key())
+    answered(world, site, "b2", 2, 3)
     ledger_world.rolled_back(world, old)  # the machine was rolled back as a whole: sites alone can tell
-    world.reopen()
     assert world.ledger.spent("aachen-mri").releases == 1, "the restored server knows nothing of batch b2"
     receipt = run_batch(world, site, "b4", 4)
     assert_alarm(site, world, receipt, "rolled back or forked")
@@ -366,9 +367,9 @@ def test_a_server_that_dropped_its_last_rows_is_caught(world: World, site: Hospi
 def test_a_server_that_forks_is_caught_by_the_site_and_between_two_sites(
     world: World, site: Hospital, tmp_path: Path
 ) -> None:
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    answered(world, site, "b1", 1)
     fork = ledger_world.saved(world, tmp_path / "fork")
-    site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=world.key.public_key())
+    answered(world, site, "b2", 2)
     with Ledger.open(fork / "ledger.sqlite", signing_key=world.key, clock=Ticking()) as ledger:
         other = World(fork / "ledger.sqlite", world.key, ledger, world.study)
         other.release(queries(2), batch="b2")
@@ -384,16 +385,14 @@ def test_a_server_that_forks_is_caught_by_the_site_and_between_two_sites(
 
 
 def test_a_server_that_replays_an_old_receipt_as_new_is_caught(world: World, site: Hospital) -> None:
-    first = run_batch(world, site, "b1", 1)
-    site.ledger.record_receipt(first, public_key=world.key.public_key())
-    second = run_batch(world, site, "b2", 2)
-    site.ledger.record_receipt(second, public_key=world.key.public_key())
+    first = answered(world, site, "b1", 1)
+    second = answered(world, site, "b2", 2)
     replayed = replace(first, batch_id="b9").signed(world.key)
-    site.ledger.record_receipt(replayed, public_key=world.key.public_key())
+    take(world, site, replayed)
     assert len(site.ledger.receipts()) == 2, "a head already known adds nothing and proves nothing"
     moved = replace(second, head=replace(second.head, seq=second.head.seq + 1)).signed(world.key)
     with pytest.raises(InvalidInput, match="signed"):
-        site.ledger.record_receipt(moved, public_key=world.key.public_key())
+        take(world, site, moved)
 
 
 def test_a_server_that_edited_the_study_is_caught(world: World, site: Hospital) -> None:
@@ -411,7 +410,7 @@ def test_a_charge_for_a_query_never_accepted_is_caught(world: World, site: Hospi
 
 
 def test_a_second_ledger_for_the_same_study_is_caught(world: World, site: Hospital, tmp_path: Path) -> None:
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    answered(world, site, "b1", 1)
     fresh = World.create(tmp_path / "fresh")
     with fresh.ledger:
         receipt = run_batch(fresh, site, "b1", 2)
@@ -422,7 +421,7 @@ def test_a_second_ledger_for_the_same_study_is_caught(world: World, site: Hospit
 def test_reservations_without_a_receipt_stay_spent(world: World, site: Hospital) -> None:
     receipt = run_batch(world, site, "b1", 1, 2)
     site.ledger.reserve(world.study.id, queries(3, 4, 5))
-    site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+    take(world, site, receipt)
     assert site.ledger.spent().releases == 5
     facts = site.ledger.facts("aachen")
     assert (facts.accepted, facts.receipted) == (5, 2)
@@ -435,21 +434,20 @@ def test_after_an_alarm_a_person_lets_the_site_go_on_but_not_for_less(
     site.ledger.recover(world.ledger.ledger_id)
     assert site.ledger.alarms() == ()
     with pytest.raises(Refused, match="ended the alarm"):
-        site.ledger.record_receipt(receipt_for(world, "b4"), public_key=world.key.public_key())
+        take(world, site, receipt_for(world, "b4"))
     receipt = run_batch(world, site, "b5", 5)
     with pytest.raises(LedgerCorrupt, match="lacks charges"):
-        site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+        take(world, site, receipt)
     assert len(site.ledger.alarms()) == 1
 
 
 def test_receipts_that_contradicted_are_handed_over_for_a_recovery(world: World, site: Hospital) -> None:
     """They charge too: what the server released while nobody knew of the rollback must not be forgotten."""
-    known = run_batch(world, site, "b1", 1)
-    site.ledger.record_receipt(known, public_key=world.key.public_key())
+    known = answered(world, site, "b1", 1)
     world.release(queries(9), batch="b2")
     contradicts = receipt_for(world, "b2")
     with pytest.raises(LedgerCorrupt, match="never accepted"):
-        site.ledger.record_receipt(contradicts, public_key=world.key.public_key())
+        take(world, site, contradicts)
     assert site.ledger.receipts() == (known,)
     assert site.ledger.receipts(evidence=True) == (known, contradicts)
 
@@ -458,23 +456,20 @@ def test_what_was_released_between_a_rollback_and_its_discovery_stays_owed(
     world: World, site: Hospital, tmp_path: Path
 ) -> None:
     """A ledger that was recovered without it falls short of what the site holds, and is refused."""
-    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    old = ledger_world.saved(world, tmp_path / "old")
+    answered(world, site, "b1", 1)
     ledger_world.rolled_back(world, old)
-    world.reopen()
     with pytest.raises(LedgerCorrupt):
-        site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=key)
+        answered(world, site, "b2", 2)
     ledger_world.rolled_back(world, old)  # and so b2 is forgotten too
-    world.reopen()
     for receipts, batch, number in ((site.ledger.receipts(), "b3", 3), (site.ledger.receipts(evidence=True), "b4", 4)):
-        world.ledger.recover(receipts)
-        site.ledger.recover(world.ledger.ledger_id)
+        both_recover(world, site, receipts)
         receipt = run_batch(world, site, batch, number)
         if batch == "b3":
             with pytest.raises(LedgerCorrupt):
-                site.ledger.record_receipt(receipt, public_key=key)
+                take(world, site, receipt)
         else:
-            site.ledger.record_receipt(receipt, public_key=key)
+            take(world, site, receipt)
     assert site.ledger.alarms() == ()
     assert world.ledger.spent("aachen-mri").releases == site.ledger.spent().releases == 4
 
@@ -484,20 +479,17 @@ def test_a_query_that_only_contradicting_receipts_show_is_charged_again_when_it_
     world: World, site: Hospital, tmp_path: Path, late: bool
 ) -> None:
     """Late: the receipt arrives after the person's recovery, so it raises no alarm."""
-    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    old = ledger_world.saved(world, tmp_path / "old")
+    answered(world, site, "b1", 1)
     ledger_world.rolled_back(world, old)
-    world.reopen()
     told = run_batch(world, site, "b2", 2)
     if late:
         site.ledger.recover(world.ledger.ledger_id)
     with pytest.raises(Refused if late else LedgerCorrupt):
-        site.ledger.record_receipt(told, public_key=key)
+        take(world, site, told)
     ledger_world.rolled_back(world, old)  # so the answer of query 2 is lost
-    world.reopen()
-    world.ledger.recover(site.ledger.receipts(evidence=True))
-    site.ledger.recover(world.ledger.ledger_id)
-    site.ledger.record_receipt(run_batch(world, site, "b3", 2), public_key=key)
+    both_recover(world, site, site.ledger.receipts(evidence=True))
+    answered(world, site, "b3", 2)
     assert world.answers.drawn.count(queries(2)[0].id) == 2
     assert world.ledger.spent("aachen-mri").releases == site.ledger.spent().releases == 3
     assert site.ledger.books.spent_in(world.study.id).releases == 3
@@ -511,20 +503,18 @@ def test_a_release_is_charged_though_its_receipt_comes_after_that_of_a_second_re
     world: World, site: Hospital, tmp_path: Path, late: bool
 ) -> None:
     """Late: the receipt arrives after a person's recovery, so it raises no alarm."""
-    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
+    old = ledger_world.saved(world, tmp_path / "old")
     told = run_batch(world, site, "b1", 1)
     ledger_world.rolled_back(world, old)  # nobody notices, so the query is asked again
-    world.reopen()
-    site.ledger.record_receipt(run_batch(world, site, "b2", 1), public_key=key)
+    answered(world, site, "b2", 1)
     if late:
         site.ledger.recover(world.ledger.ledger_id)
     with pytest.raises(Refused if late else LedgerCorrupt):
-        site.ledger.record_receipt(told, public_key=key)
-    world.ledger.recover(site.ledger.receipts(evidence=True))
-    site.ledger.recover(world.ledger.ledger_id)
+        take(world, site, told)
+    both_recover(world, site, site.ledger.receipts(evidence=True))
     assert world.answers.drawn.count(queries(1)[0].id) == 2
     assert world.ledger.spent("aachen-mri").releases == site.ledger.spent().releases == 2
-    site.ledger.record_receipt(run_batch(world, site, "b3", 2), public_key=key)
+    answered(world, site, "b3", 2)
     assert world.ledger.spent("aachen-mri") == site.ledger.spent() == site.ledger.books.spent_in(world.study.id)
     site.reopen()
     assert site.ledger.spent().releases == 3
@@ -535,20 +525,17 @@ def test_a_lost_release_is_charged_though_the_server_has_lost_one_more_that_a_co
     world: World, site: Hospital, tmp_path: Path
 ) -> None:
     """The totals of the recovered ledger are as large as the site's receipts add up to, but of other releases."""
-    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
-    site.ledger.record_receipt(run_batch(world, site, "b0", 9), public_key=key)
+    old = ledger_world.saved(world, tmp_path / "old")
+    answered(world, site, "b0", 9)
     run_batch(world, site, "b1", 1)
     elsewhere = receipts_of(world.ledger, "bergen")
     ledger_world.rolled_back(world, old)
-    world.reopen()
     told = run_batch(world, site, "b2", 2)
     with pytest.raises(LedgerCorrupt, match="rolled back"):
-        site.ledger.record_receipt(told, public_key=key)
+        take(world, site, told)
     ledger_world.rolled_back(world, old)
-    world.reopen()
-    world.ledger.recover(elsewhere)
-    site.ledger.recover(world.ledger.ledger_id)
-    site.ledger.record_receipt(run_batch(world, site, "b3", 1), public_key=key)
+    both_recover(world, site, elsewhere)
+    answered(world, site, "b3", 1)
     assert len(world.answers.drawn) == 4
     assert site.ledger.spent().releases == site.ledger.books.spent_in(world.study.id).releases == 4
     site.reopen()
@@ -559,17 +546,14 @@ def test_a_lost_release_is_charged_though_the_server_has_lost_another_one_that_t
     world: World, site: Hospital, tmp_path: Path
 ) -> None:
     """The totals of the recovered ledger are as large as those of the accepted receipt, but of other releases."""
-    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
+    old = ledger_world.saved(world, tmp_path / "old")
     run_batch(world, site, "b1", 1)
     elsewhere = receipts_of(world.ledger, "bergen")
     ledger_world.rolled_back(world, old)
-    world.reopen()
-    site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=key)
+    answered(world, site, "b2", 2)
     ledger_world.rolled_back(world, old)  # nobody notices that b2 is lost
-    world.reopen()
-    world.ledger.recover(elsewhere)
-    site.ledger.recover(world.ledger.ledger_id)
-    site.ledger.record_receipt(run_batch(world, site, "b3", 1), public_key=key)
+    both_recover(world, site, elsewhere)
+    answered(world, site, "b3", 1)
     assert len(world.answers.drawn) == 3
     assert site.ledger.spent().releases == site.ledger.books.spent_in(world.study.id).releases == 3
     site.reopen()
@@ -581,15 +565,12 @@ def test_a_site_that_no_longer_holds_the_receipts_before_a_recovery_counts_no_re
     world: World, site: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known_ledgers, "MAX_HELD", 1)
-    key = world.key.public_key()
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    answered(world, site, "b1", 1)
     old = ledger_world.saved(world, tmp_path / "old")
-    site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=key)
-    ledger_world.put_back(world, old / "ledger.sqlite")
-    world.ledger = Ledger.open(world.path, signing_key=world.key, clock=Ticking(), restored=True)
-    world.ledger.recover(site.ledger.receipts())
-    site.ledger.recover(world.ledger.ledger_id)
-    site.ledger.record_receipt(run_batch(world, site, "b3", 3), public_key=key)
+    answered(world, site, "b2", 2)
+    open_restored(world, old / "ledger.sqlite")
+    both_recover(world, site, site.ledger.receipts())
+    answered(world, site, "b3", 3)
     assert site.ledger.spent().releases >= len(world.answers.drawn) == 3
     counted = site.ledger.spent()
     site.reopen()
@@ -601,15 +582,13 @@ def test_a_receipt_whose_charge_only_a_row_lost_contains_counts_twice_and_once_i
     world: World, site: Hospital, tmp_path: Path, given: bool
 ) -> None:
     """Without it the site cannot tell the row from one that charges releases without a receipt."""
-    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
-    ledger_world.put_back(world, old / "ledger.sqlite")
-    world.ledger = Ledger.open(world.path, signing_key=world.key, clock=Ticking(), restored=True)
+    old = ledger_world.saved(world, tmp_path / "old")
+    answered(world, site, "b1", 1)
+    open_restored(world, old / "ledger.sqlite")
     for receipts in ((), site.ledger.receipts() if given else ()):
-        world.ledger.recover(receipts)
-    site.ledger.recover(world.ledger.ledger_id)
+        both_recover(world, site, receipts)
     for batch, number in (("b2", 2), ("b3", 3)):
-        site.ledger.record_receipt(run_batch(world, site, batch, number), public_key=key)
+        answered(world, site, batch, number)
     assert site.ledger.spent().releases == len(world.answers.drawn) + (0 if given else 1) == (3 if given else 4)
     assert site.ledger.alarms() == ()
 
@@ -617,17 +596,14 @@ def test_a_receipt_whose_charge_only_a_row_lost_contains_counts_twice_and_once_i
 def test_an_alarm_about_a_row_lost_that_may_charge_a_receipt_twice_ends_once_the_server_was_given_the_receipt(
     world: World, site: Hospital, tmp_path: Path
 ) -> None:
-    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
-    site.ledger.record_receipt(run_batch(world, site, "b1", *range(6)), public_key=key)
-    ledger_world.put_back(world, old / "ledger.sqlite")
-    world.ledger = Ledger.open(world.path, signing_key=world.key, clock=Ticking(), restored=True)
-    world.ledger.recover(())
-    site.ledger.recover(world.ledger.ledger_id)
+    old = ledger_world.saved(world, tmp_path / "old")
+    answered(world, site, "b1", *range(6))
+    open_restored(world, old / "ledger.sqlite")
+    both_recover(world, site, ())
     with pytest.raises(LedgerCorrupt, match="enter this site's receipts"):
-        site.ledger.record_receipt(run_batch(world, site, "b2", 6), public_key=key)
-    world.ledger.recover(site.ledger.receipts(evidence=True))
-    site.ledger.recover(world.ledger.ledger_id)
-    site.ledger.record_receipt(run_batch(world, site, "b3", 7), public_key=key)
+        answered(world, site, "b2", 6)
+    both_recover(world, site, site.ledger.receipts(evidence=True))
+    answered(world, site, "b3", 7)
     assert site.ledger.alarms() == ()
     assert site.ledger.spent().releases == len(world.answers.drawn) == 8
 
@@ -635,15 +611,13 @@ def test_an_alarm_about_a_row_lost_that_may_charge_a_receipt_twice_ends_once_the
 def test_a_full_ledger_is_still_read_though_an_earlier_version_counted_one_of_its_losses_too_little(
     world: World, site: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
-    ledger_world.put_back(world, old / "ledger.sqlite")
-    world.ledger = Ledger.open(world.path, signing_key=world.key, clock=Ticking(), restored=True)
-    world.ledger.recover(())
-    site.ledger.recover(world.ledger.ledger_id)
+    old = ledger_world.saved(world, tmp_path / "old")
+    answered(world, site, "b1", 1)
+    open_restored(world, old / "ledger.sqlite")
+    both_recover(world, site, ())
     with monkeypatch.context() as older:
         older.setattr(KnownLedgers, "counted_in", lambda self, receipt, _rosters: self.of(receipt.ledger_id))
-        site.ledger.record_receipt(run_batch(world, site, "b2", 2), public_key=key)
+        answered(world, site, "b2", 2)
         site.ledger.reserve(world.study.id, queries(*range(3, 11)))
         assert site.ledger.spent().releases == 10  # the cap
     site.reopen()
@@ -667,14 +641,14 @@ def test_evidence_that_comes_again_is_kept_once(world: World, site: Hospital) ->
     world.release(queries(5))
     for _ in range(3):
         with pytest.raises(LedgerCorrupt, match="never accepted"):
-            site.ledger.record_receipt(receipt_for(world, "b1"), public_key=world.key.public_key())
+            take(world, site, receipt_for(world, "b1"))
     assert [row.kind for row in site.ledger.rows()].count("alarm") == 1
 
 
 def test_a_released_query_is_declined_when_it_is_asked_again_and_charged_again_after_a_recovery(
     world: World, site: Hospital
 ) -> None:
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    answered(world, site, "b1", 1)
     for _ in range(2):
         with pytest.raises(Refused) as refused:
             site.ledger.reserve(world.study.id, queries(1, 2))
@@ -696,14 +670,13 @@ def test_a_site_pays_for_each_release_that_receipts_show_though_it_accepted_the_
 ) -> None:
     """Two noises on one sum are two releases, also where the server did not ask the site again."""
     key, copy = world.key.public_key(), ledger_world.saved(world, tmp_path / "copy")
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    answered(world, site, "b1", 1)
     ledger_world.rolled_back(world, copy)
-    world.reopen()
     assert world.ledger.recover(site.ledger.receipts()) == 1
     site.ledger.recover(world.ledger.ledger_id)
     world.release(queries(1), batch="b2")
     assert len(world.answers.drawn) == 2
-    site.ledger.record_receipt(receipt_for(world, "b2"), public_key=key)
+    take(world, site, receipt_for(world, "b2"))
     one = MECHANISM.mu_squared(site.caps.protection)
     for ledger in (site.ledger, SiteLedger.read(site.path)):
         assert ledger.spent() == ledger.books.spent_in(site.study.id) == Spend(2 * one, 2, 2 * MECHANISM.dimension)
@@ -747,8 +720,7 @@ def continued(
 
 
 def test_a_receipt_that_releases_a_query_again_is_an_alarm_and_charges_nothing(world: World, site: Hospital) -> None:
-    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
-    site.ledger.record_receipt(first, public_key=key)
+    key, first = world.key.public_key(), answered(world, site, "b1", 1)
     spent, released = site.ledger.spent(), first.releases[0].release
     again = continued(world, first, [released])
     assert_alarm(site, world, again, "releases query .* again")
@@ -760,30 +732,27 @@ def test_a_file_that_already_holds_a_receipt_of_a_further_release_is_still_read(
     world: World, site: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Version 0.2.0 stored such receipts."""
-    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
-    site.ledger.record_receipt(first, public_key=key)
+    key, first = world.key.public_key(), answered(world, site, "b1", 1)
     with monkeypatch.context() as older:
         older.setattr("client.ledger.site_receipts._check_paid", lambda _receipt, _books: None)
-        site.ledger.record_receipt(continued(world, first, [first.releases[0].release]), public_key=key)
+        take(world, site, continued(world, first, [first.releases[0].release]))
     site.reopen()
     assert site.ledger.spent().releases == 2
     assert verify(site.path, server_key=key).ok
 
 
 def test_a_receipt_that_releases_one_query_twice_is_an_alarm(world: World, site: Hospital) -> None:
-    first = run_batch(world, site, "b1", 1)
-    site.ledger.record_receipt(first, public_key=world.key.public_key())
+    first = answered(world, site, "b1", 1)
     second = run_batch(world, site, "b2", 2).releases[0].release
     assert_alarm(site, world, continued(world, first, [second, second]), "releases query .* again")
 
 
 def test_after_a_recovery_a_query_is_released_again_once(world: World, site: Hospital) -> None:
     """A recovered server may have drawn an answer again; one that is honest does so once."""
-    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
-    site.ledger.record_receipt(first, public_key=key)
+    first = answered(world, site, "b1", 1)
     site.ledger.recover(world.ledger.ledger_id)
     again = continued(world, first, [first.releases[0].release])
-    site.ledger.record_receipt(again, public_key=key)
+    take(world, site, again)
     assert site.ledger.spent().releases == 2
     assert_alarm(site, world, continued(world, again, [first.releases[0].release]), "releases query .* again")
 
@@ -793,15 +762,14 @@ def test_invented_losses_of_the_server_charge_a_site_at_most_one_loss_beyond_its
     world: World, site: Hospital, losses: int
 ) -> None:
     """A row ``lost`` may charge every accepted query without a receipt again; a server can invent many such rows."""
-    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
-    site.ledger.record_receipt(first, public_key=key)
+    first = answered(world, site, "b1", 1)
     second = run_batch(world, site, "b2", 2).releases[0].release
     site.ledger.reserve(world.study.id, queries(3, 4))  # three without a receipt; the cap has room for ten
     one = MECHANISM.mu_squared(HOSPITAL)
     lost = Spend(3 * losses * one, 3 * losses, 3 * losses * MECHANISM.dimension)
     receipt = continued(world, first, [second], kinds=["lost"] * losses, lost=lost)
     if losses == 3:
-        site.ledger.record_receipt(receipt, public_key=key)
+        take(world, site, receipt)
         assert site.ledger.spent().releases == 4 + 9
     else:
         assert_alarm(site, world, receipt, "lost more than")
@@ -810,8 +778,7 @@ def test_invented_losses_of_the_server_charge_a_site_at_most_one_loss_beyond_its
 
 def test_after_an_alarm_was_ended_invented_losses_are_bounded_as_before(world: World, site: Hospital) -> None:
     """A person who ends an alarm agrees to the server's rollback, not to any sum. A raised cap agrees to more."""
-    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
-    site.ledger.record_receipt(first, public_key=key)
+    first = answered(world, site, "b1", 1)
     site.ledger.recover(first.ledger_id)
     second = run_batch(world, site, "b2", 2).releases[0].release
     one = MECHANISM.mu_squared(HOSPITAL)
@@ -822,7 +789,7 @@ def test_after_an_alarm_was_ended_invented_losses_are_bounded_as_before(world: W
     site.reopen(Caps(budget=Budget(epsilon=400.0, delta=1e-3)))
     site.ledger.recover(first.ledger_id)
     third = run_batch(world, site, "b3", 3).releases[0].release
-    site.ledger.record_receipt(continued(world, receipt, [third]), public_key=key)
+    take(world, site, continued(world, receipt, [third]))
     assert site.ledger.spent().releases == 3 + 90
 
 
@@ -830,43 +797,40 @@ def test_receipts_that_are_paid_for_fill_the_disk_up_to_one_limit(
     world: World, site: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A receipt has a link for each row of the server's ledger since the last one; a server can invent rows."""
-    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
-    site.ledger.record_receipt(first, public_key=key)
+    first = answered(world, site, "b1", 1)
     second = run_batch(world, site, "b2", 2).releases[0].release
     long = continued(world, first, [second], kinds=["note"] * 100)
     monkeypatch.setattr("client.ledger.site_receipts.MAX_PAID_BYTES", 2 * len(first.render()) + 500)
     rows = site.ledger.row_count
     with pytest.raises(Refused, match="are stored; to fix"):
-        site.ledger.record_receipt(long, public_key=key)
+        take(world, site, long)
     assert (site.ledger.row_count, site.ledger.alarms()) == (rows, ())
     site.reopen()
-    site.ledger.record_receipt(continued(world, first, [second]), public_key=key)
+    take(world, site, continued(world, first, [second]))
     site.ledger.reserve(world.study.id, queries(3))  # a site whose receipts are full is not barred
 
 
 def test_contradicting_receipts_of_many_days_are_stored_up_to_one_limit(
     world: World, site: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
-    site.ledger.record_receipt(first, public_key=key)
+    first = answered(world, site, "b1", 1)
     monkeypatch.setattr("client.ledger.site_receipts.MAX_EVIDENCE_BYTES", 3 * len(first.render()))
     for day in range(8):
         site.clock.now += timedelta(days=1)
         again = continued(world, first, [first.releases[0].release], kinds=[f"day-{day}"])
         with pytest.raises(LedgerCorrupt):
-            site.ledger.record_receipt(again, public_key=key)
+            take(world, site, again)
     alarms = [row for row in site.ledger.rows() if row.kind == "alarm"]
     assert len(alarms) in (2, 3)
 
 
 def test_a_receipt_that_is_filled_up_with_long_names_of_kinds_is_refused_unstored(world: World, site: Hospital) -> None:
-    key, first = world.key.public_key(), run_batch(world, site, "b1", 1)
-    site.ledger.record_receipt(first, public_key=key)
+    first = answered(world, site, "b1", 1)
     second, rows = run_batch(world, site, "b2", 2).releases[0].release, site.ledger.row_count
     with pytest.raises(InvalidInput, match="kind"):
-        site.ledger.record_receipt(continued(world, first, [second], kinds=["x" * 65]), public_key=key)
+        take(world, site, continued(world, first, [second], kinds=["x" * 65]))
     assert site.ledger.row_count == rows
-    site.ledger.record_receipt(continued(world, first, [second], kinds=["x" * 64]), public_key=key)
+    take(world, site, continued(world, first, [second], kinds=["x" * 64]))
 
 
 def test_an_old_backup_is_noticed_recovered_from_and_understates_nothing(
@@ -880,12 +844,11 @@ def test_an_old_backup_is_noticed_recovered_from_and_understates_nothing(
     world.reopen()
     assert world.ledger.spent("bergen-mri").releases == 4, "every pool of the lost releases is charged again"
     site.ledger.recover(world.ledger.ledger_id)
-    site.ledger.record_receipt(run_batch(world, site, "b5", 5), public_key=world.key.public_key())
+    answered(world, site, "b5", 5)
     assert world.ledger.spent("aachen-mri").mu_squared >= site.ledger.spent().mu_squared
     assert verify(world.path, public_key=world.key.public_key()).ok
     assert verify(site.path, server_key=world.key.public_key()).ok
-    answered = world.release(queries(2), batch="b6")
-    assert len(answered.answers) == 1, "a lost answer is asked for anew, and charged anew"
+    assert len(world.release(queries(2), batch="b6").answers) == 1, "a lost answer is asked for anew, and charged anew"
     assert world.ledger.spent("aachen-mri").releases == 6
 
 
@@ -925,7 +888,7 @@ def test_a_receipt_is_read_back_exactly_and_nothing_else_is_read(world: World, s
 def test_a_tampered_site_ledger_is_detected(world: World, site: Hospital) -> None:
     receipt = run_batch(world, site, "b1", 1)
     site.ledger.store_code(queries(1)[0].id, CODE)
-    site.ledger.record_receipt(receipt, public_key=world.key.public_key())
+    take(world, site, receipt)
     site.ledger.close()
     connection = sqlite3.connect(site.path, isolation_level=None)
     for name in ("codes_no_update", "rows_no_update"):
@@ -941,7 +904,7 @@ def test_a_tampered_site_ledger_is_detected(world: World, site: Hospital) -> Non
 
 
 def test_a_receipt_by_another_key_in_a_site_ledger_is_named(world: World, site: Hospital) -> None:
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=world.key.public_key())
+    answered(world, site, "b1", 1)
     assert verify(site.path, server_key=world.key.public_key()).ok
     report = verify(site.path, server_key=Ed25519PrivateKey.generate().public_key())
     assert report.first_bad_row == site.ledger.row_count
@@ -1122,23 +1085,20 @@ def test_a_query_that_a_contradicting_receipt_showed_is_charged_again_after_a_re
     site: Hospital, world: World, tmp_path: Path
 ) -> None:
     """The site's own copy lacks the acceptance and the alarm; the server has forgotten the release, unnoticed."""
-    key, old = world.key.public_key(), ledger_world.saved(world, tmp_path / "old")
-    site.ledger.record_receipt(run_batch(world, site, "b0", 9), public_key=key)
+    old = ledger_world.saved(world, tmp_path / "old")
+    answered(world, site, "b0", 9)
     held = site.ledger.receipts()
     backup(site.path, tmp_path / "copy")
     ledger_world.rolled_back(world, old)
-    world.reopen()
     told = run_batch(world, site, "b1", 1)
     with pytest.raises(LedgerCorrupt, match="rolled back"):
-        site.ledger.record_receipt(told, public_key=key)
+        take(world, site, told)
     site.ledger.recover(world.ledger.ledger_id)
     put_back(site, tmp_path / "copy")
     reopen_restored(site, charge=True)
     site.ledger.decide(site.study.id, "resume")
     ledger_world.rolled_back(world, old)
-    world.reopen()
-    world.ledger.recover(held)
-    site.ledger.recover(world.ledger.ledger_id)
+    both_recover(world, site, held)
     run_batch(world, site, "b2", 1)
     assert len(world.answers.drawn) == site.ledger.spent().releases == 3
 
@@ -1147,23 +1107,23 @@ def test_receipts_of_lost_acceptances_are_part_of_what_was_charged_and_no_more(
     site: Hospital, world: World, tmp_path: Path
 ) -> None:
     key = world.key.public_key()
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1, 2), public_key=key)
+    answered(world, site, "b1", 1, 2)
     backup(site.path, tmp_path / "copy")
     lost = [run_batch(world, site, "b2", 3), run_batch(world, site, "b3", 4)]
     spent = site.ledger.spent()
     put_back(site, tmp_path / "copy")
     reopen_restored(site)
     with pytest.raises(LedgerCorrupt, match="never accepted"):  # before the loss is charged it contradicts the copy
-        site.ledger.record_receipt(lost[0], public_key=key)
+        take(world, site, lost[0])
     site.ledger.charge_lost(SiteLedgerStanding.load(standing_path(site.path)))
     site.reopen()
     for receipt in lost:
-        site.ledger.record_receipt(receipt, public_key=key)
+        take(world, site, receipt)
     assert site.ledger.spent() == spent == world.ledger.spent("aachen-mri")
     assert site.ledger.facts("aachen").receipted == 4
     world.release(queries(9), batch="b4")  # the site never accepted this one, before the loss or after
     with pytest.raises(LedgerCorrupt, match="never accepted"):
-        site.ledger.record_receipt(receipt_for(world, "b4"), public_key=key)
+        take(world, site, receipt_for(world, "b4"))
     assert verify(site.path, server_key=key).kinds["restored"] == 1
 
 
@@ -1171,17 +1131,16 @@ def test_a_draw_that_the_restored_server_and_the_restored_site_both_lost_is_char
     site: Hospital, world: World, tmp_path: Path
 ) -> None:
     key = world.key.public_key()
-    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    answered(world, site, "b1", 1)
     backup(site.path, tmp_path / "site")
     backup(world.path, tmp_path / "server")
-    site.ledger.record_receipt(run_batch(world, site, "b2", 2, 3), public_key=key)
-    put_back_server(world, tmp_path / "server")
-    world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
+    answered(world, site, "b2", 2, 3)
+    open_restored(world, tmp_path / "server")
     world.ledger.recover(())
     put_back(site, tmp_path / "site")
     reopen_restored(site, charge=True)
     site.ledger.decide(site.study.id, "resume")
-    site.ledger.record_receipt(run_batch(world, site, "b3", 2, 3, 4), public_key=key)
+    answered(world, site, "b3", 2, 3, 4)
     site.reopen()
     assert site.ledger.spent() == site.ledger.books.spent_in(site.study.id) == world.ledger.spent("aachen-mri")
     assert site.ledger.spent().releases == 6
@@ -1203,8 +1162,7 @@ def test_a_draw_that_a_restored_server_lost_counts_in_its_study_whichever_study_
         world.release(queries(number), batch=f"b{world.ledger.row_count}", study=study.id)
 
     ask(other, 1)
-    put_back_server(world, tmp_path / "server")
-    world.ledger = Ledger.open(world.path, signing_key=world.key, restored=True)
+    open_restored(world, tmp_path / "server")
     world.ledger.recover(())
     if restored:
         put_back(site, tmp_path / "site")
@@ -1212,9 +1170,9 @@ def test_a_draw_that_a_restored_server_lost_counts_in_its_study_whichever_study_
         for study in (other, world.study):
             site.ledger.decide(study.id, "resume")
     ask(world.study, 2)
-    site.ledger.record_receipt(*receipts_of(world.ledger, "aachen"), public_key=key)
+    take(world, site, *receipts_of(world.ledger, "aachen"))
     ask(other, 1)
-    site.ledger.record_receipt(receipts_of(world.ledger, "aachen")[-1], public_key=key)
+    take(world, site, receipts_of(world.ledger, "aachen")[-1])
     assert site.ledger.books.spent_in(other.id) == world.ledger.books.spent_in(other.id, "aachen-mri")
     assert site.ledger.books.spent_in(world.study.id).releases >= 1
     assert site.ledger.spent() == world.ledger.spent("aachen-mri")
@@ -1224,7 +1182,7 @@ def test_a_draw_that_a_restored_server_lost_counts_in_its_study_whichever_study_
 def test_a_lost_release_counts_in_its_study_though_a_receipt_shows_a_later_one_of_the_same_query(
     site: Hospital, world: World, tmp_path: Path
 ) -> None:
-    key, other = world.key.public_key(), ledger_study("second")
+    other = ledger_study("second")
     world.ledger.register_study(other)
     site.ledger.consent(other)
     old = ledger_world.saved(world, tmp_path / "old")
@@ -1236,10 +1194,9 @@ def test_a_lost_release_counts_in_its_study_though_a_receipt_shows_a_later_one_o
 
     elsewhere = ask(other, 1, "b1", told="bergen")
     ledger_world.rolled_back(world, old)  # nobody notices, so the query is asked again
-    world.reopen()
-    site.ledger.record_receipt(ask(other, 1, "b2"), public_key=key)
+    take(world, site, ask(other, 1, "b2"))
     world.ledger.recover([elsewhere])
-    site.ledger.record_receipt(ask(world.study, 2, "b3"), public_key=key)
+    take(world, site, ask(world.study, 2, "b3"))
     assert world.ledger.books.spent_in(other.id, "aachen-mri").releases == 2
     assert site.ledger.books.spent_in(other.id) == world.ledger.books.spent_in(other.id, "aachen-mri")
     assert site.ledger.spent() == world.ledger.spent("aachen-mri")
@@ -1248,16 +1205,16 @@ def test_a_lost_release_counts_in_its_study_though_a_receipt_shows_a_later_one_o
 def test_without_a_standing_all_that_was_left_is_spent_and_a_new_cap_goes_on(
     site: Hospital, world: World, tmp_path: Path
 ) -> None:
-    key, cap = world.key.public_key(), max_mu_squared(AccountantName.EXACT, BUDGET)
+    cap = max_mu_squared(AccountantName.EXACT, BUDGET)
     old = saved(site, tmp_path / "old")
     lost = run_batch(world, site, "b1", 1, 2)
     rolled_back(site, old)
     site.reopen()  # nothing on this machine tells
     with pytest.raises(LedgerCorrupt, match="never accepted"):
-        site.ledger.record_receipt(lost, public_key=key)
+        take(world, site, lost)
     site.ledger.charge_lost(None)
     assert site.ledger.spent().mu_squared == cap
-    site.ledger.record_receipt(lost, public_key=key)
+    take(world, site, lost)
     assert site.ledger.spent() == Spend(cap, 2, 2 * MECHANISM.dimension)
     assert site.ledger.alarms() == ()
     site.ledger.decide(site.study.id, "resume")

@@ -32,6 +32,7 @@ from tests.common.ledger.ledger_world import (
     declare,
     queries,
     roster_of,
+    take,
     tampered,
 )
 from tests.worlds import receipts_of
@@ -54,10 +55,6 @@ def texts(world: World, site: str = "aachen") -> list[str]:
 
 def bodies(world: World, kind: str) -> list[dict[str, Any]]:
     return [json.loads(row.body) for row in world.ledger.rows() if row.kind == kind]
-
-
-def take(world: World, site: Hospital, receipt: Receipt) -> None:
-    site.ledger.record_receipt(receipt, public_key=world.key.public_key())
 
 
 def batches(world: World, site: Hospital, count: int) -> list[Receipt]:

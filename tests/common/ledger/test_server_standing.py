@@ -509,7 +509,6 @@ def test_what_a_kept_standing_charged_since_the_fork_is_charged_beside_what_was_
         world.release([make_query(number, MECHANISM)], batch=f"b{number + 1}")
     new = saved(world, tmp_path / "new")
     rolled_back(world, old)
-    world.reopen()
     for number in range(after):
         world.release([make_query(number, MECHANISM)], batch=f"c{number}")
     kept = new / "ledger.standing"
@@ -654,7 +653,6 @@ def test_two_lost_lines_that_look_alike_are_both_charged(world: World, tmp_path:
         world.release([make_query(n, MECHANISM) for n in range(3)], batch="b1")
         saved(world, tmp_path / name)
         rolled_back(world, old)
-        world.reopen()
     recovered(world, tmp_path / "first" / "ledger.standing", tmp_path / "second" / "ledger.standing")
     assert world.ledger.spent(POOL).releases == len(world.answers.drawn) == 6
 
@@ -663,7 +661,6 @@ def test_the_standing_beside_a_copy_and_one_of_another_line_are_both_charged(wor
     old = saved(world, tmp_path / "old")
     for name, number in (("first", 1), ("second", 2)):
         rolled_back(world, old)
-        world.reopen()
         world.release([make_query(number, MECHANISM)], batch=name)
         saved(world, tmp_path / name)
     put_back(world, old / "ledger.sqlite")  # the second's standing still lies beside it

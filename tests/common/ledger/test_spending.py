@@ -56,7 +56,6 @@ def recovered(world: World, tmp_path: Path) -> Spending:
     world.release([make_query(n, MECHANISM) for n in range(10)], batch="b1")
     receipts = batch_receipts(world.ledger, "b1")
     rolled_back(world, old)
-    world.ledger = Ledger.open(world.path, signing_key=world.key)
     world.release([make_query(n, MECHANISM) for n in range(8)], batch="b2")
     world.ledger.recover(receipts)
     assert len(world.answers.drawn) == 18
