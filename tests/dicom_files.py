@@ -20,12 +20,13 @@ def write_series(
     folder: Path,
     array: np.ndarray,
     *,
-    uid: str,
+    uid: str = f"{STUDY}.4",
     number: int = 4,
     description: str = "T1 axial",
     modality: str = "MR",
     study: str = STUDY,
     patient: str = "1970",
+    slope: float = 1.0,
 ) -> None:
     """One MR image file a slice with all that the standard's module table asks of one; names in no order."""
     import pydicom
@@ -38,7 +39,7 @@ def write_series(
         meta = FileMetaDataset()
         meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = kind, f"{uid}.{k + 1}"
         meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        path = folder / f"IM{(k * 7) % 31:03d}-{number}"
+        path = folder / f"IM{(k * 20) % 31:03d}-{number}"
         file = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
         file.SOPClassUID, file.SOPInstanceUID = kind, f"{uid}.{k + 1}"
         file.PatientName, file.PatientID, file.Modality = "Doe^Jane", patient, modality
@@ -51,7 +52,7 @@ def write_series(
         file.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], ORIGIN[2] + k * STEP[2]]
         file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
         file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 16, 15, 0
-        file.RescaleSlope, file.RescaleIntercept = 1, 0
+        file.RescaleSlope, file.RescaleIntercept = slope, 0
         file.PixelData = array[:, :, k].T.tobytes()
         pydicom.dcmwrite(path, file, enforce_file_format=True)
 

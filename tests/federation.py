@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from client.worker import Worker
 from common.codecs.codec import Codec, fit_codec
 from common.config import Study
-from common.events import EventLog, read_events
+from common.events import EventLog
 from common.ledger.keys import public_hex
 from common.messages import CodesReply, CodesRequest, Offer, Part, Several, decode
 from common.objects import ObjectStore
@@ -34,6 +34,7 @@ from server.protocols.rounds import round_query
 from server.public.material import CodecRecord
 from server.study.create_study import ServerKeys
 from server.study.workspace import Site
+from tests.waiting import events_of
 from tests.worlds import make_study as make_study
 from tests.worlds import pool_of, site_toml
 
@@ -211,7 +212,7 @@ class Federation:
         ]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in read_events(self.events_file) if event["event"] == kind]
+        return events_of(self.events_file, kind)
 
     def close(self) -> None:
         self.ledger.close()

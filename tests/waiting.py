@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common.events import read_events
+
+T = TypeVar("T")
 
 
 def until(
-    true: Callable[[], object],
+    true: Callable[[], T],
     what: object = "it did not come to that",
     *,
     timeout_s: float = 600.0,
     pause_s: float = 0.05,
-) -> None:
-    """Look again and again; what is waited for stands in the error. A function as ``what`` is asked for it then."""
+    alive: Callable[[], object] = lambda: True,
+) -> T:
+    """Look again and again; what was found. What is waited for stands in the error; a function is asked for it then.
+
+    ``alive`` is false if there is nothing left to wait for.
+    """
     end = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what() if callable(what) else what}"
+    while not (found := true()):
+        lives = alive()
+        if not lives or time.monotonic() >= end:
+            said = what() if callable(what) else what
+            raise AssertionError(f"not within {timeout_s:g} s: {said}" if lives else f"it ended before: {said}")
         time.sleep(pause_s)
+    return found
+
+
+def events_of(file: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of one kind in an event log."""
+    return [event for event in read_events(file) if event["event"] == kind]

@@ -26,7 +26,6 @@ from pathlib import Path
 
 import pytest
 
-from common.events import read_events
 from common.pki import create_authority, create_node_keys, issue_server_certificate
 from common.process import ProcessGroup
 from common.sockets import free_ports
@@ -37,7 +36,7 @@ from server.study.workspace import Endpoint, Workspace
 from tests.attacks.thief import Attacker, open_routes
 from tests.small_servers import http_server, serving, tls_of
 from tests.studies import made_study, served_study
-from tests.waiting import until
+from tests.waiting import events_of, until
 
 pytestmark = pytest.mark.slow
 
@@ -252,14 +251,10 @@ def test_an_app_submitted_with_the_operators_secret_reads_neither_key_nor_ledger
         assert stolen.read_text().split() == ["flower/operator.secret"]
         assert stolen.stat().st_uid == NOBODY
         start_run(workspace)  # and ours, as the same user, has the core run the study, which admitted nobody yet
-        until(lambda: told(workspace, "run-failed"), "the core was asked for a run")
-        assert re.search("missing .*directory", told(workspace, "run-failed")[0]["reason"])
+        until(lambda: events_of(workspace.events_file, "run-failed"), "the core was asked for a run")
+        assert re.search("missing .*directory", events_of(workspace.events_file, "run-failed")[0]["reason"])
         assert workspace.events_file.stat().st_uid == 0
     finally:
         for part in reversed(parts):
             part.terminate()
             part.wait(600)
-
-
-def told(workspace: Workspace, kind: str) -> list[dict]:
-    return [event for event in read_events(workspace.events_file) if event["event"] == kind]

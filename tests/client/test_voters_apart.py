@@ -12,9 +12,8 @@ import pytest
 
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
-from common.protocols.frame import plan_frame
-from server.public.material import CodecRecord
 from tests.federation import Federation, ball, make_study
+from tests.joint_federation import frame_of, keep
 
 VOTERS = 3
 RADII = (1.5, 2.0, 2.5)
@@ -66,25 +65,8 @@ def fed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     study = replace(study, codec=replace(study.codec, joint=joint))
     with Federation(tmp_path_factory.mktemp(request.param), study=study, volumes=3) as made:
         if joint:
-            made.frame = joint_frame(made)
+            made.frame = keep(made, frame_of(made, volumes=3))
         yield made
-
-
-def joint_frame(fed: Federation) -> CodecRecord:
-    rng = np.random.default_rng(0)
-    size = 3 * min(4, fed.codec.dimension)
-    factors = rng.normal(size=(size, size))
-    frame = plan_frame(
-        kernel=factors @ factors.T,
-        centre=rng.normal(0, 0.1, size=(3, fed.codec.dimension)),
-        variances=np.linspace(0.2, 0.1, fed.codec.dimension),
-        residual=0.5,
-        temperature=0.5,
-        noise_std=1e-4,
-        radius=fed.study.codec.radius,
-        codec=fed.codec_hash,
-    )
-    return CodecRecord(sha256=fed.objects.put(frame.to_bytes()), dimension=frame.dimension)
 
 
 def answered(fed: Federation, asks: list[Callable[[], Any]]) -> np.ndarray:

@@ -9,7 +9,6 @@ import json
 import re
 import subprocess
 import tarfile
-import time
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from tests.docker.conftest import ENVIRONMENT
 from tests.docker.scan import SCAN
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "consilium-test"
@@ -86,10 +86,12 @@ def test_every_daemon_is_healthy_and_no_process_is_root_s(compose: Compose) -> N
     containers = compose.containers()
     assert len(containers) == 10
     for service, container in containers.items():
-        deadline = time.monotonic() + 300  # the demo restarts the server while it copies the ledger
-        while (state := json.loads(compose.run("inspect", container))[0])["State"]["Health"]["Status"] != "healthy":
-            assert time.monotonic() < deadline, service
-            time.sleep(2.0)
+
+        def healthy(container: str = container) -> dict | None:
+            state = json.loads(compose.run("inspect", container))[0]
+            return state if state["State"]["Health"]["Status"] == "healthy" else None
+
+        state = until(healthy, service, timeout_s=300, pause_s=2.0)  # the demo restarts the server while it copies
         assert state["HostConfig"]["ReadonlyRootfs"] is True
         users = compose.run("top", container, "-eo", "pid,uid,comm").splitlines()[1:]
         assert {line.split()[1] for line in users} == {"10001"}, (service, users)

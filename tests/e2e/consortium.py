@@ -15,7 +15,6 @@ from common.config import CodecConfig, CollectionConfig, TrainingConfig
 from common.data.dataset import Case
 from common.data.msd import write_dataset
 from common.data.synthetic import study_data, write_phantoms
-from common.events import read_events
 from common.sockets import free_port
 from consilium.demo.federation import write_server
 from server.ledger.server_ledger import Ledger
@@ -24,6 +23,7 @@ from server.operations.supervisor import request_stop, supervise
 from server.study import create_study as setup
 from server.study.workspace import Workspace
 from tests.studies import made_study
+from tests.waiting import events_of
 from tests.worlds import make_study
 
 SITES = ("site-0", "site-1")
@@ -111,7 +111,7 @@ def collect(workspace: Workspace) -> None:
 
 
 def events(workspace: Workspace, kind: str) -> list[dict]:
-    return [event for event in read_events(workspace.events_file) if event["event"] == kind]
+    return events_of(workspace.events_file, kind)
 
 
 def consortium_of(root: Path) -> Consortium:

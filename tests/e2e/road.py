@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from client.training.private.settings import PrivateSettings
 from common.config import CodecConfig, CollectionConfig, DataConfig, GateConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import write_dataset
 from common.data.synthetic import study_data, write_phantoms
-from common.events import read_events
 from common.privacy.mechanism import GRID_BITS
 from consilium.demo.federation import Federation, write_server, write_sites
 from consilium.demo.training import train_all
@@ -29,6 +27,7 @@ from server.public.statement_files import PEERS, said_file
 from server.study import create_study as setup
 from server.study.workspace import Workspace
 from tests.studies import made_study
+from tests.waiting import events_of, until
 from tests.worlds import make_privacy
 
 SITES, QUERIES, PATIENTS = 3, 6, 2
@@ -40,8 +39,24 @@ CODEC = CodecConfig(augmentations=20, max_dimension=8)
 PRIVACY = make_privacy(planned_queries=QUERIES)
 
 
+class OfStudy:
+    """What a study's directory says of its runs."""
+
+    workspace: Workspace
+
+    def ledger(self) -> Ledger:
+        return Ledger.open(self.workspace.ledger_file)
+
+    def answers(self) -> dict[str, bytes]:
+        with self.ledger() as ledger:
+            return {a.query.id: a.noisy_sum.tobytes() for a in ledger.answers(self.workspace.study().id)}
+
+    def events(self, kind: str) -> list[dict]:
+        return events_of(self.workspace.events_file, kind)
+
+
 @dataclass
-class Road:
+class Road(OfStudy):
     root: Path
     workspace: Workspace
     sites: dict[str, Path]
@@ -52,31 +67,16 @@ class Road:
         """The list of hospitals and keys that the server gives."""
         return said_file(self.workspace.objects_dir, PEERS, self.workspace.study().id)
 
-    def ledger(self) -> Ledger:
-        return Ledger.open(self.workspace.ledger_file)
-
-    def answers(self) -> dict[str, bytes]:
-        with self.ledger() as ledger:
-            return {a.query.id: a.noisy_sum.tobytes() for a in ledger.answers(self.workspace.study().id)}
-
-    def events(self, kind: str) -> list[dict]:
-        return [event for event in read_events(self.workspace.events_file) if event["event"] == kind]
-
     def wait(self, kind: str, *, timeout_s: float = 600.0) -> dict:
-        until = time.monotonic() + timeout_s
-        while time.monotonic() < until:
-            if found := self.events(kind):
-                return found[-1]
-            self.federation.group.check()
-            time.sleep(0.05)
-        raise AssertionError(f"no {kind} event within {timeout_s} s")
+        lives = lambda: self.federation.group.check() is None  # noqa: E731
+        return until(lambda: self.events(kind), f"a {kind} event", timeout_s=timeout_s, alive=lives)[-1]
 
     def consilium(self, *arguments: str, timeout_s: float = 600.0) -> subprocess.CompletedProcess:
         command = [sys.executable, "-c", "from consilium.cli.main import main; main()", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
 
 
-def memory_with_one_reply(road: Road) -> bytes:
+def memory_with_one_reply(road: Road, read: Callable[[int], bytes] | None = None) -> bytes:
     """The core's memory while the first hospital's codes are there and nobody else's: the other workers stand still."""
     road.wait("batch-dispatched")
     workers = [daemon for daemon in road.federation.group.daemons if daemon.spec.role == "worker"]
@@ -86,7 +86,7 @@ def memory_with_one_reply(road: Road) -> bytes:
     try:
         road.wait("reply-received")
         assert len(road.events("reply-received")) == 1
-        return memory_of(road.events("run-started")[-1]["pid"])
+        return (read or memory_of)(road.events("run-started")[-1]["pid"])
     finally:
         for pid in others:
             os.kill(pid, signal.SIGCONT)

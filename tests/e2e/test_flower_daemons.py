@@ -37,6 +37,7 @@ from server.operations.daemons import (
     superlink,
     unregister_node,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 
@@ -140,12 +141,13 @@ def foreign_app(folder: Path, *, out: Path, nodes: int) -> Path:
 
 def finished(group: ProcessGroup, server: FlowerServer, run: int, *, timeout_s: float = 600.0) -> RunStatus:
     """How a run ended, once it has."""
-    deadline = time.monotonic() + timeout_s
-    while not (status := run_status(server, run)).finished:
+
+    def ended() -> RunStatus | None:
         group.check()
-        assert time.monotonic() < deadline, status
-        time.sleep(1.0)
-    return status
+        status = run_status(server, run)
+        return status if status.finished else None
+
+    return until(ended, "the run's end", timeout_s=timeout_s, pause_s=1.0)
 
 
 def all_pids(daemons: tuple[Daemon, ...]) -> set[int]:
@@ -314,17 +316,13 @@ def test_no_flower_process_outlives_its_parent(tmp_path: Path, signum: signal.Si
     root, here = str(Path(__file__).parents[2]), str(Path(__file__).parent)
     code = CTRL_C.format(root=root, here=here, where=str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stderr=subprocess.DEVNULL) as parent:
-        deadline = time.monotonic() + 600
-        while not (tmp_path / "submitted").exists() or not any("serverapp" in line for line in commands(tmp_path)):
-            assert time.monotonic() < deadline, "the federation did not start"
-            time.sleep(0.1)
+        submitted = (tmp_path / "submitted").exists
+        until(lambda: submitted() and any("serverapp" in line for line in commands(tmp_path)), "the federation")
         assert len(commands(tmp_path)) >= 5  # superlink, superexec, supernode, launcher, the ServerApp
         parent.send_signal(signum)
         parent.wait(600)
     if signum == signal.SIGKILL:  # nobody is left to wait for them: Flower's own shutdown takes its time
-        deadline = time.monotonic() + 600
-        while commands(tmp_path) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: not commands(tmp_path), lambda: commands(tmp_path))
     assert commands(tmp_path) == []
 
 

@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,16 +32,15 @@ from common.data.dataset import Case, Dataset
 from common.data.msd import write_dataset
 from common.data.synthetic import write_phantoms
 from common.errors import ConsiliumError
-from common.events import read_events
 from common.pki import create_node_keys
 from common.privacy.mechanism import AccountantName
 from common.privacy.patient_guarantee import SMALLER
 from common.process import ProcessGroup
 from common.sockets import free_port, free_ports
 from consilium.cli.main import app
-from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
-from tests.e2e.road import files_now, found_in, known_codes
+from tests import waiting
+from tests.e2e.road import OfStudy, files_now, found_in, known_codes
 from tests.shown import hold, output_of
 
 pytestmark = pytest.mark.slow
@@ -145,11 +143,7 @@ class Party:
         return log
 
     def until(self, true, log: Path) -> None:
-        end = time.monotonic() + 600
-        while not true():
-            assert time.monotonic() < end, log.read_text()[-3000:]
-            assert self.daemons[-1].poll() is None, log.read_text()[-3000:]
-            time.sleep(0.1)
+        waiting.until(true, lambda: log.read_text()[-3000:], alive=lambda: self.daemons[-1].poll() is None)
 
     def _words(self, beginning: str, exchanged: tuple[tuple[str, str], ...]) -> str:
         command = of_the_docs(beginning)
@@ -166,7 +160,7 @@ class Party:
 
 
 @dataclass
-class Road:
+class Road(OfStudy):
     root: Path
     office: Party
     hospitals: dict[str, Party]
@@ -179,21 +173,8 @@ class Road:
     def site(self, name: str) -> Path:
         return self.hospitals[name].folder / "site"
 
-    def ledger(self) -> Ledger:
-        return Ledger.open(self.workspace.ledger_file)
-
-    def answers(self) -> dict[str, bytes]:
-        with self.ledger() as ledger:
-            return {a.query.id: a.noisy_sum.tobytes() for a in ledger.answers(self.workspace.study().id)}
-
-    def events(self, kind: str) -> list[dict]:
-        return [event for event in read_events(self.workspace.events_file) if event["event"] == kind]
-
     def wait(self, kind: str, *, more_than: int = 0) -> None:
-        end = time.monotonic() + 600
-        while len(self.events(kind)) <= more_than:
-            assert time.monotonic() < end, f"no {kind} event"
-            time.sleep(0.05)
+        waiting.until(lambda: len(self.events(kind)) > more_than, f"a {kind} event")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from typer.testing import CliRunner
 from common.sockets import free_ports
 from consilium.cli.main import app
 from tests.shown import hold
+from tests.waiting import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 MAIN = (sys.executable, "-c", "from consilium.cli.main import main; main()")
@@ -56,11 +56,7 @@ def daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[su
 def up(command: str, log: Path, said: str) -> subprocess.Popen[bytes]:
     with log.open("wb") as out:
         daemon = subprocess.Popen([*MAIN, *shlex.split(command)[1:]], stdout=out, stderr=out)
-    end = time.monotonic() + 600
-    while said not in log.read_text():
-        assert daemon.poll() is None, log.read_text()[-3000:]
-        assert time.monotonic() < end, log.read_text()[-3000:]
-        time.sleep(0.1)
+    until(lambda: said in log.read_text(), lambda: log.read_text()[-3000:], alive=lambda: daemon.poll() is None)
     return daemon
 
 

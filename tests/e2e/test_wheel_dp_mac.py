@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from math import sqrt
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import pytest
 from client.ledger.site_ledger import SiteLedger
 from common.config import DataConfig, TrainingConfig, render_study
 from common.data.msd import read_dataset, write_dataset
+from tests.waiting import until
 from tests.worlds import make_study, site_toml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -99,11 +99,12 @@ def test_a_fresh_environment_trains_by_dp_mac_is_killed_resumes_and_its_ledger_s
         command, cwd=tmp_path, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert first.stdout is not None
-    until = time.monotonic() + 600
-    while not (journals := list(site.glob("teachers/voter-000/journal-*.jsonl"))) or _lines(journals[0]) < 4:
-        assert first.poll() is None, first.stdout.read().decode()
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    journals = until(
+        lambda: [one for one in site.glob("teachers/voter-000/journal-*.jsonl") if _lines(one) >= 4],
+        lambda: "" if first.poll() is None or first.stdout is None else first.stdout.read().decode(),
+        pause_s=0.02,
+        alive=lambda: first.poll() is None,
+    )
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     first.stdout.close()

@@ -6,11 +6,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from common.process import executable
+from tests.waiting import until
 
 
 def consilium(*arguments: str) -> str:
@@ -40,8 +40,4 @@ def up(log: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iter
 
 
 def wait(log: Path, words: str, process: subprocess.Popen[bytes], *, timeout_s: float = 300.0) -> None:
-    until = time.monotonic() + timeout_s
-    while words not in log.read_text():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < until, log.read_text()
-        time.sleep(0.2)
+    until(lambda: words in log.read_text(), log.read_text, timeout_s=timeout_s, alive=lambda: process.poll() is None)

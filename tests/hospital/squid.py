@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.sockets import accepts, free_port
+from tests.waiting import until
 
 HELPER = Path("/usr/lib/squid/security_file_certgen")
 CONF = """
@@ -72,10 +72,8 @@ def squid(
     subprocess.run(["chown", "-R", "proxy:proxy", str(folder)], check=True)
     with subprocess.Popen([program, "-N", "-f", str(folder / "squid.conf")]) as daemon:
         try:
-            end = time.monotonic() + 60
-            while not accepts("127.0.0.1", port):
-                assert time.monotonic() < end, (folder / "cache.log").read_text()[-800:]
-                time.sleep(0.2)
+            said = lambda: (folder / "cache.log").read_text()[-800:]  # noqa: E731
+            until(lambda: accepts("127.0.0.1", port), said, timeout_s=60)
             yield port
         finally:
             daemon.send_signal(signal.SIGTERM)

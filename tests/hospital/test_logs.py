@@ -23,6 +23,7 @@ from common.sockets import free_port
 from server.operations.supervisor import LOG_MODULE as SERVER_LOG
 from tests.dashboard_study import make_study_directory
 from tests.federation import Federation
+from tests.waiting import until
 
 pytestmark = pytest.mark.hospital
 JOURNALD = Path("/usr/lib/systemd/systemd-journald")
@@ -55,13 +56,6 @@ def rsyslogd(folder: Path) -> Iterator[tuple[int, int]]:
             yield udp, tcp
         finally:
             daemon.send_signal(signal.SIGTERM)
-
-
-def until(there, timeout_s: float = 20.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not there():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.1)
 
 
 def lines(path: Path) -> list[tuple[str, dict]]:

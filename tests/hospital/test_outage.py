@@ -19,7 +19,6 @@ import pytest
 
 from client.operations.readiness import check_site
 from common.config import CollectionConfig
-from common.events import read_events
 from consilium.demo import federation
 from consilium.demo.federation import admit
 from server.ledger.server_ledger import Ledger
@@ -28,6 +27,7 @@ from server.operations.supervisor import RunFailed, supervise
 from tests.e2e.road import PRIVACY, build
 from tests.hospital.parties import consilium, up, wait
 from tests.hospital.squid import readable_by_squid, squid
+from tests.waiting import events_of, until
 
 pytestmark = pytest.mark.hospital
 OUTAGE_S = float(os.environ.get("CONSILIUM_OUTAGE_S", "60"))
@@ -54,14 +54,10 @@ def test_a_study_goes_on_after_an_outage_of_the_hospitals_proxies(tmp_path: Path
     server, study = workspace.endpoint().port, workspace.study()
 
     def released() -> list[float]:
-        events = [event for event in read_events(workspace.events_file) if event["event"] == "released"]
-        return [float(len(events))]
+        return [float(len(events_of(workspace.events_file, "released")))]
 
     def wait_for(count: int, *, timeout_s: float = 300.0) -> None:
-        until = time.monotonic() + timeout_s
-        while released()[0] < count:
-            assert time.monotonic() < until, f"{released()} of {count} answers"
-            time.sleep(0.2)
+        until(lambda: released()[0] >= count, lambda: f"{released()} of {count} answers", timeout_s=timeout_s)
 
     with contextlib.ExitStack() as parties:
         of_squid = Path(parties.enter_context(tempfile.TemporaryDirectory(prefix="squid-")))

@@ -12,13 +12,13 @@ import pwd
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from client.ledger.site_ledger import SiteLedger
 from common.data.msd import write_dataset
+from tests.waiting import until
 from tests.worlds import STUDY, site_toml, write_case
 
 pytestmark = pytest.mark.hospital
@@ -87,19 +87,12 @@ def test_a_job_in_rootless_podman_trains_teachers_is_stopped_and_is_charged_once
             return user.run("scontrol", "show", "job", job).split("JobState=")[1].split()[0]
 
         def until_ended(job: str) -> str:
-            end = time.monotonic() + 600
-            while (now := state(job)) not in ENDED:
-                assert time.monotonic() < end, (now, (site / "job.out").read_text())
-                time.sleep(1)
-            return now
+            until(lambda: state(job) in ENDED, (site / "job.out").read_text, pause_s=1)
+            return state(job)
 
         job = submit()
         checkpoint = site / "teachers" / "voter-000" / "checkpoint.pt"
-        end = time.monotonic() + 600
-        while not checkpoint.exists():
-            assert time.monotonic() < end, (site / "job.out").read_text()
-            assert state(job) not in ENDED, (site / "job.out").read_text()
-            time.sleep(0.5)
+        until(checkpoint.exists, (site / "job.out").read_text, pause_s=0.5, alive=lambda: state(job) not in ENDED)
         user.run("scancel", "--batch", "--signal=USR1", job)
         assert until_ended(job) == "COMPLETED"
         assert re.search("interrupted .*checkpoint", (site / "job.out").read_text())

@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ import pytest
 from client.ledger.site_ledger import SiteLedger
 from client.operations.staff_decisions import consent
 from common.data.msd import write_dataset
+from tests import waiting
 from tests.worlds import STUDY, site_toml, write_case
 
 pytestmark = pytest.mark.hospital
@@ -57,11 +57,8 @@ def state(job: str) -> str:
 
 
 def until(job: str, wanted: set[str], *, timeout_s: float = 300.0) -> str:
-    end = time.monotonic() + timeout_s
-    while (now := state(job)) not in wanted:
-        assert time.monotonic() < end, f"job {job} is {now}"
-        time.sleep(1)
-    return now
+    waiting.until(lambda: state(job) in wanted, lambda: f"job {job} is {state(job)}", timeout_s=timeout_s, pause_s=1)
+    return state(job)
 
 
 def trainings(site: Path) -> list[str]:
@@ -73,11 +70,8 @@ def test_teachers_are_trained_by_a_job_that_is_stopped_in_between_and_charged_on
     job = submit(site)
     until(job, {"RUNNING"})
     checkpoint = site / "teachers" / "voter-000" / "checkpoint.pt"
-    end = time.monotonic() + 240
-    while not checkpoint.exists():
-        assert time.monotonic() < end, (site / "job.out").read_text()
-        assert state(job) == "RUNNING", (site / "job.out").read_text()
-        time.sleep(0.5)
+    output = (site / "job.out").read_text
+    waiting.until(checkpoint.exists, output, timeout_s=240, pause_s=0.5, alive=lambda: state(job) == "RUNNING")
     subprocess.run(["scancel", "--batch", "--signal=USR1", job], check=True)
     assert until(job, ENDED) == "COMPLETED"
     assert re.search("interrupted .*checkpoint", (site / "job.out").read_text())

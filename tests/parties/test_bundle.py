@@ -13,12 +13,14 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests import waiting
 from tests.docker.conftest import DOCKER, ROOT
 from tests.docker.scan import SCAN
 from tests.faults.deployment.parts import ip, namespaces_work
@@ -96,11 +98,7 @@ class Host:
         return {line.split()[0]: line.partition("(")[2].rstrip(")") for line in lines}
 
 
-def until(true: Callable[[], object], what: str, *, timeout_s: float = 300.0) -> None:
-    started = time.monotonic()
-    while not true():
-        assert time.monotonic() - started < timeout_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(1.0)
+until = partial(waiting.until, timeout_s=300.0, pause_s=1.0)
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests import waiting
 from tests.attacks.thief import THIEF
 from tests.docker.conftest import DOCKER, ROOT
 
@@ -75,11 +76,7 @@ class Machine:
         return [json.loads(line) for line in self.root("cat", path, check=False).splitlines() if line.startswith("{")]
 
 
-def until(true: Callable[[], object], what: str, *, timeout_s: float = 180.0) -> None:
-    started = time.monotonic()
-    while not true():
-        assert time.monotonic() - started < timeout_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.5)
+until = partial(waiting.until, timeout_s=180.0, pause_s=0.5)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from common.canonical import sha256_file
 from common.codecs import load_codec
 from common.errors import InvalidInput
-from common.events import EventLog, read_events
+from common.events import EventLog
 from common.metrics import score
 from common.privacy.mechanism import AccountantName
 from consilium.cli.study import study_app
@@ -31,6 +31,7 @@ from server.protocols.joint.belief import estimated_codes
 from server.protocols.rounds import answered_rounds
 from server.protocols.stored_labels import StoredLabels
 from tests.dashboard_study import Recorded, make_study_directory
+from tests.waiting import events_of
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +48,7 @@ def test_a_study_stopped_after_a_round_ends_with_all_of_them_and_a_student(recor
     workspace = recorded.workspace
 
     def released() -> int:
-        return sum(event["event"] == "released" for event in read_events(workspace.events_file))
+        return len(events_of(workspace.events_file, "released"))
 
     with pytest.MonkeyPatch.context() as patched:
         ask = Aggregator.run
@@ -109,7 +110,7 @@ def test_the_operator_sees_how_the_answers_weigh_and_what_speaks_against_them(re
     workspace = recorded.workspace
     if not (workspace.student_dir / "weights.pt").exists():
         recorded.run()
-    weighed = [event for event in read_events(workspace.events_file) if event["event"] == "answers-weighed"][-1]
+    weighed = events_of(workspace.events_file, "answers-weighed")[-1]
     with Ledger.open(workspace.ledger_file) as ledger:
         answers = answered_rounds(workspace.public(), ledger.answer)
     codec = load_codec(workspace.objects.get(workspace.codec().sha256))

@@ -13,53 +13,18 @@ from common.data.dicom import read_series
 from common.data.volume import load_example, load_volume
 from common.errors import InvalidInput
 from tests.common.data.corpus import packed
+from tests.dicom_files import ORIGIN, STEP, write_series
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("SimpleITK") is None or importlib.util.find_spec("pydicom") is None,
     reason="needs the extras dicom and dev",
 )
 SHAPE = (6, 5, 4)  # columns, rows, slices
-STEP = (1.0, 1.5, 2.5)
-ORIGIN = (-10.0, 20.0, 30.0)  # mm in LPS+
 DATA = DataConfig(labels=("background", "core"), spacing_mm=(1.0, 1.5, 2.5), grid=(8, 8, 8))
 
 
 def voxels(seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(10, 900, SHAPE).astype(np.uint16)
-
-
-def write_series(
-    folder: Path, array: np.ndarray, *, uid: str = "1.2.3.4", skip: int | None = None, slope: float = 1.0
-) -> None:
-    """One file a slice, named in another order than they lie; rows run along +y, columns along +x of the patient."""
-    import pydicom
-    from pydicom.dataset import FileDataset, FileMetaDataset
-    from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for k in range(array.shape[2]):
-        if k == skip:
-            continue
-        meta = FileMetaDataset()
-        meta.MediaStorageSOPClassUID = MRImageStorage
-        meta.MediaStorageSOPInstanceUID = f"{uid}.{k + 1}"
-        meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        path = folder / f"IM{(k * 7) % 11:03d}"
-        file = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
-        file.SOPClassUID, file.SOPInstanceUID = MRImageStorage, f"{uid}.{k + 1}"
-        file.PatientName, file.PatientID, file.Modality = "Doe^Jane", "1970", "MR"
-        file.StudyInstanceUID, file.SeriesInstanceUID = "1.2.3", uid
-        file.InstanceNumber = array.shape[2] - k
-        file.Columns, file.Rows = array.shape[0], array.shape[1]
-        file.PixelSpacing = [STEP[1], STEP[0]]
-        file.SliceThickness = STEP[2]
-        file.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
-        file.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], ORIGIN[2] + k * STEP[2]]
-        file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-        file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 16, 15, 0
-        file.RescaleSlope, file.RescaleIntercept = slope, 0
-        file.PixelData = array[:, :, k].T.tobytes()
-        pydicom.dcmwrite(path, file, enforce_file_format=True)
 
 
 @pytest.mark.parametrize("size", [(60_000, 60_000), (5, 7)])
@@ -107,7 +72,8 @@ def test_a_series_and_the_nifti_file_of_the_same_scan_give_the_same_volume_with_
 
 
 def test_a_missing_slice_and_two_series_in_one_folder_are_refused_without_a_name(tmp_path: Path) -> None:
-    write_series(tmp_path / "gap", voxels(), skip=1)
+    write_series(tmp_path / "gap", voxels())
+    sorted((tmp_path / "gap").iterdir())[1].unlink()
     write_series(tmp_path / "two", voxels())
     write_series(tmp_path / "two/more", voxels(2), uid="1.2.3.9")
     for file in (tmp_path / "two/more").iterdir():

@@ -29,7 +29,6 @@ from common.admission import read_request
 from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study, TrainingConfig
 from common.data.msd import read_dataset, write_dataset
 from common.data.synthetic import study_data, write_phantoms
-from common.events import read_events
 from common.privacy.mechanism import AccountantName
 from consilium.demo.federation import introduce
 from server.ledger.server_ledger import Ledger
@@ -38,6 +37,7 @@ from server.study import create_study as setup
 from server.study.workspace import Endpoint, Workspace
 from tests.studies import made_study
 from tests.trained_sites import train_site
+from tests.waiting import events_of
 from tests.worlds import make_privacy
 
 SITES = ("site-1", "site-2", "site-3")
@@ -352,7 +352,7 @@ class Federation:
         return time.monotonic() - started
 
     def events(self, kind: str) -> list[dict]:
-        return [event for event in read_events(self.workspace.events_file) if event["event"] == kind]
+        return events_of(self.workspace.events_file, kind)
 
     def wait(self, kind: str, *, count: int = 1, timeout_s: float = 180.0) -> dict:
         self.until(lambda: len(self.events(kind)) >= count, f"{count} {kind}", timeout_s=timeout_s)

@@ -5,9 +5,7 @@ The same search of an open study, whose server opens codes, finds them. Needs gc
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ import pytest
 from common.config import CollectionConfig
 from server.operations.supervisor import start_run
 from tests.e2e.daemons import running
-from tests.e2e.road import PRIVACY, Road, build, files_now, found_in, known_codes
+from tests.e2e.road import PRIVACY, Road, build, files_now, found_in, known_codes, memory_with_one_reply
 
 pytestmark = [
     pytest.mark.faults,
@@ -47,22 +45,6 @@ def files_of(road: Road) -> bytes:
     return b"".join(content for _, content in files_now([road.workspace.root]))
 
 
-def core_with_one_reply(road: Road) -> bytes:
-    """The core's while the first hospital's codes are there and nobody else's: the other workers stand still."""
-    road.wait("batch-dispatched", timeout_s=600)
-    workers = [daemon for daemon in road.federation.group.daemons if daemon.spec.role == "worker"]
-    others = [daemon.pid for daemon in workers if daemon.spec.name != NAMES[0]]
-    for pid in others:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        road.wait("reply-received", timeout_s=600)
-        assert len(road.events("reply-received")) == 1
-        return core_of(road.events("run-started")[-1]["pid"], road.root)
-    finally:
-        for pid in others:
-            os.kill(pid, signal.SIGCONT)
-
-
 @pytest.mark.parametrize("privacy", [OPEN, SEALED], ids=lambda privacy: privacy.aggregation)
 def test_a_dump_of_the_server_holds_codes_of_an_open_study_and_none_of_a_sealed_one(privacy, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     found: dict[str, bytes] = {}
@@ -70,7 +52,7 @@ def test_a_dump_of_the_server_holds_codes_of_an_open_study_and_none_of_a_sealed_
     with running(workspace, sites) as federation:
         road = Road(root=tmp_path, workspace=workspace, sites=sites, federation=federation)
         start_run(workspace)
-        found["core with one reply"] = core_with_one_reply(road)
+        found["core with one reply"] = memory_with_one_reply(road, lambda pid: core_of(pid, tmp_path))
         road.wait("released", timeout_s=600)
         found["core after the release"] = core_of(road.events("run-started")[-1]["pid"], tmp_path)
         found["files after the release"] = files_of(road)

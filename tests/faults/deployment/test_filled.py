@@ -40,6 +40,7 @@ from tests.attacks.link import flower_object, named, reply_objects
 from tests.attacks.rogue_node import Rogue, names, reply_metadata
 from tests.e2e.daemons import running
 from tests.e2e.road import build
+from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -255,10 +256,8 @@ def test_sixteen_replies_of_sixty_mebibytes_stop_at_the_quota_and_nobody_else_is
         assert filler.refused.count("413") == REPLIES  # a megabyte of names
         assert filler.refused.count("shape") == REPLIES  # as many as fit
         assert most - names_before < 3 * (REPLIES + 2 * len(HONEST)) + 10  # no name of those trees is one of them
-        until = time.monotonic() + 120
-        while (left := kept(workspace))[0]:
-            assert time.monotonic() < until, left  # a run's objects end with it, at some node's next heartbeat
-            time.sleep(1.0)
+        # a run's objects end with it, at some node's next heartbeat
+        until(lambda: not kept(workspace)[0], lambda: kept(workspace), timeout_s=120, pause_s=1.0)
         for node in (*nodes, attacker):
             node.over.set()
     logs = "".join(path.read_text(errors="replace") for path in (workspace.root / "flower" / "logs").glob("*.log"))

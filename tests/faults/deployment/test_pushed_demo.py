@@ -9,7 +9,6 @@ did it. docs/dishonest-hospital.md shows what each party sees.
 from __future__ import annotations
 
 import json
-import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,6 +29,7 @@ from server.public.statement_files import STUDENTS, said_file
 from tests.e2e.daemons import running
 from tests.e2e.dishonest import SPOILS, pushes_then, serving
 from tests.e2e.road import Road
+from tests.waiting import until
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that it would rather have another HTTP client
@@ -94,10 +94,7 @@ def dashboard(road: Road, state: Path) -> str:
     users_file(state).add("ada", Role.OPERATOR, "a long enough secret")
     app = create_app(Options(study=road.workspace.root, state=state))
     with TestClient(app, base_url="http://localhost") as client:
-        until = time.monotonic() + 60
-        while not client.get("/healthz").json()["up_to_date"]:
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        until(lambda: client.get("/healthz").json()["up_to_date"], timeout_s=60)
         client.post("/login", data={"name": "ada", "password": "a long enough secret"})
         return client.get("/student").text
 

@@ -28,7 +28,7 @@ from client.teachers.pulled_student import check_gate
 from client.teachers.verdict import word_of
 from common.config import GateConfig, Study, parse_study, render_study
 from common.errors import InvalidInput, Refused
-from common.events import EventLog, read_events
+from common.events import EventLog
 from common.measured_gain import MeasuredGain
 from common.node_auth import AdmittedNode, write_admitted
 from common.site_verdict import MAX_VERDICT_BYTES, MEANINGS, SiteVerdict
@@ -44,6 +44,7 @@ from server.study.workspace import Workspace
 from tests.commands import refusal_of, typed
 from tests.exported import exported_study, statement_file
 from tests.federation import Federation, make_study
+from tests.waiting import events_of
 
 EARLY, LATE = "2026-11-24T09:00:00.000000Z", "2026-11-24T10:00:00.000000Z"
 
@@ -169,7 +170,7 @@ def test_the_command_takes_verdicts_in_and_says_where_the_gate_stands(fed: Feder
         files[-1].write_bytes(verdict(fed, site, word).render())
     done = typed(student_app, "verdict", fed.root, *files)
     assert re.search(r"2 verdicts .*\(1 better, 1 not-better\).* 2 .*: NOT RELEASED", done.stdout)
-    taken = [event for event in read_events(fed.events_file) if event["event"] == "verdict-taken"]
+    taken = events_of(fed.events_file, "verdict-taken")
     assert [(one["site"], one["word"]) for one in taken[-2:]] == [("site-0", "better"), ("site-1", "not-better")]
 
 
