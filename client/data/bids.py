@@ -122,6 +122,8 @@ def _files(directory: Path) -> _Files:
     tables: dict[str | None, list[Path]] = defaultdict(list)
     strays, other_images, other_maps = set[str](), set[str](), set[str]()
     for path in (*sorted(directory.glob("*dseg.tsv")), *files):
+        if path.name.startswith("."):  # such as ._sub-01_T1w.nii.gz, which macOS writes beside a copied file
+            continue
         folder = _folder_case(directory, path.parent)
         if path.name.endswith("dseg.tsv"):
             tables[folder].append(path)

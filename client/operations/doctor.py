@@ -20,7 +20,7 @@ from client.records.patient_deal import check_listed
 from client.records.scan_patients import check_scans
 from client.site.books import slots_file
 from common.config import DataConfig, load_study
-from common.data.dataset import Case, Dataset, DuplicateCases, PatientIdentity
+from common.data.dataset import Case, Dataset, DuplicateCases, PatientIdentity, named
 from common.data.patients import counted_once, scans_by_patient
 from common.data.volume import Volume, load_case, load_label
 from common.errors import InvalidInput
@@ -141,7 +141,7 @@ def check_data(
         CheckResult(
             "cases",
             State.OK if usable else State.FAIL,
-            f"{len(results)} cases: {good} good, {odd} odd and used, {also}{broken} left out; "
+            f"{many(len(results), 'case')}: {good} good, {odd} odd and used, {also}{broken} left out; "
             "files and labels were checked; `consilium site evaluate` checks whether images suit the study's networks",
             "" if usable else "repair the cases below",
         )
@@ -159,6 +159,16 @@ def check_data(
                 "uses them",
                 "list them in dataset.json, or take their files out",
                 subject=", ".join(problem.case for problem in dataset.unlisted),
+            )
+        )
+    if dataset.unlabelled:
+        findings.append(
+            CheckResult(
+                "cases",
+                State.NOTE,
+                f"{len(dataset.unlabelled)} of them without a label map; no voter uses them",
+                "if they should have one, put it where the layout expects it",
+                subject=named(dataset.unlabelled),
             )
         )
     findings += _foreign(results, data)

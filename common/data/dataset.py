@@ -126,6 +126,19 @@ def left_out_lines(used: int, problems: Sequence[Problem], *, of: str = "cases")
     return [f"{of}: {used} used, {len(problems)} left out", *named, *more]
 
 
+def named(cases: Sequence[Case]) -> str:
+    """Return the names of at most :data:`MOST_NAMED` cases, and the number of further ones.
+
+    Args:
+        cases: The cases.
+
+    Returns:
+        The text.
+    """
+    more = [f"and {len(cases) - MOST_NAMED} more"] if len(cases) > MOST_NAMED else []
+    return ", ".join([case.id for case in cases[:MOST_NAMED]] + more)
+
+
 @dataclass(frozen=True, slots=True)
 class Dataset:
     """A dataset on disk.
@@ -175,6 +188,11 @@ class Dataset:
     def labelled(self) -> tuple[Case, ...]:
         """The cases with a label map."""
         return tuple(case for case in self.cases if case.label is not None)
+
+    @property
+    def unlabelled(self) -> tuple[Case, ...]:
+        """The cases without a label map."""
+        return tuple(case for case in self.cases if case.label is None)
 
     @property
     def patients_listed(self) -> frozenset[str]:

@@ -165,6 +165,8 @@ def plan_split(
     counts = counts if folds is None else replace(counts, test=0)
     cases, left_out = _usable(sorted(dataset.labelled, key=lambda case: case.id))
     named = _named_hospitals(cases, asked=counts.hospitals)
+    if not named:
+        cases = [replace(case, hospital=None) for case in cases]
     hospitals = len(named) or counts.hospitals or 0
     patients = rest = _patients(cases, by_hospital=bool(named))
     test: list[list[Case]] = []
@@ -210,7 +212,8 @@ def plan_split(
 
 
 def _named_hospitals(cases: Sequence[Case], *, asked: int | None) -> list[str]:
-    """Return the names of the hospitals in the cases; empty unless every case names one.
+    """Return the names of the hospitals in the cases; empty unless every case names one, or if all name the same
+    hospital and ``asked`` is larger, because a single name divides nothing.
 
     Refuse if the number of named hospitals is not ``asked`` (None: any number), or if ``asked`` is None and not every
     case names a hospital.
@@ -222,6 +225,8 @@ def _named_hospitals(cases: Sequence[Case], *, asked: int | None) -> list[str]:
                 "number of hospitals is missing",
                 remedy=f"give --hospitals, or put a table {SITES} into the dataset's folder",
             )
+        return []
+    if len(named) == 1 and (asked or 1) > 1:
         return []
     if asked not in (None, len(named)):
         raise InvalidInput(

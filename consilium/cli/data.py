@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from common.plain import plain
+from common.wording import many
 from consilium.cli.options import ResultAsJson, counting, folder_to_write, names
 from consilium.cli.say import say
 
@@ -42,7 +43,7 @@ def synth(
         with counting("tumours", total=cases) as on_case:
             write_tumours(out, cases=cases, seed=seed, on_case=on_case)
         facts = {"dataset": str(out), "cases": cases, "seed": seed}
-        say(json.dumps(facts) if as_json else f"{out}: {cases} cases of four contrasts, regions WT, TC, ET")
+        say(json.dumps(facts) if as_json else f"{out}: {many(cases, 'case')} of four contrasts, regions WT, TC, ET")
         return
     with counting("phantoms", total=cases) as on_case:
         dataset = write_phantoms(
@@ -52,7 +53,8 @@ def synth(
         facts = {"dataset": str(out), "cases": len(dataset.cases), "labels": dataset.labels, "seed": seed}
         say(json.dumps({**facts, "hospitals": hospitals}))
     else:
-        say(f"{out}: {len(dataset.cases)} cases of {hospitals} hospital(s), labels {', '.join(dataset.labels)}")
+        made = f"{many(len(dataset.cases), 'case')} of {many(hospitals, 'hospital')}"
+        say(f"{out}: {made}, labels {', '.join(dataset.labels)}")
 
 
 @app.command("split")
@@ -87,12 +89,15 @@ def split(
     Example: consilium data split --data phantoms --out split --seed 1 --public-images 24 --label-maps 12
     Example: consilium data split --data tumours --sites sites.csv --out split --seed 1 --paired 8
     """
+    from client.data.case_checks import readable
     from client.data.layouts import named_dataset
-    from common.data.dataset import left_out_lines
+    from common.data.dataset import left_out_lines, named
     from common.data.split import SplitCounts, plan_split, with_own_sites, with_sites, write_split
 
     dataset = named_dataset(data, layout=layout, labels=names(labels), channels=names(channels))
     dataset = with_own_sites(dataset, data) if sites is None else with_sites(dataset, sites)
+    with counting("cases", total=len(dataset.cases)) as on_case:
+        dataset = readable(dataset, on_case=lambda done, _total: on_case(done))
     counts = SplitCounts(hospitals, public_images, label_maps, validation, test, paired)
     plan = plan_split(dataset, counts, seed=seed)
     record = write_split(plan, dataset, out)
@@ -106,3 +111,5 @@ def split(
     )
     for line in left_out_lines(len(plan.cases), plan.problems):
         say(plain(line))
+    if dataset.unlabelled:
+        say(plain(f"not used, without a label map: {named(dataset.unlabelled)}"))

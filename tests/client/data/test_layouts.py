@@ -156,6 +156,26 @@ def test_every_layout_is_found_by_itself_and_gives_the_same_cases_channels_and_p
         assert seen == [brightness(number, CHANNELS.index(name)) for name in DATA.channels]
 
 
+@pytest.mark.parametrize("layout", MAKE)
+def test_the_hidden_files_of_a_desktop_change_no_layout(layout: str, tmp_path: Path) -> None:
+    """Each copy from a Mac has a `._NAME` beside a file: in BIDS it counted as a second image, or as a table."""
+    root = MAKE[layout](tmp_path / "set")
+    before = open_dataset(root)
+    for path in list(root.rglob("*")):
+        hidden = path / ".DS_Store" if path.is_dir() else path.with_name(f"._{path.name}")
+        hidden.write_bytes(b"\0\5\x16\7")
+    (root / "._dseg.tsv").write_bytes(b"\0\5\x16\7")
+    assert open_dataset(root) == before
+
+
+def test_the_doctor_names_each_case_without_a_label_map(tmp_path: Path) -> None:
+    """No layout but nnU-Net's counts such a case as left out, so nothing said that no voter uses it."""
+    root = make_bids(tmp_path / "set")
+    (root / "derivatives/manual/sub-b/ses-2/anat/sub-b_ses-2_dseg.nii.gz").unlink()
+    (note,) = (one for one in check_data(root, DATA, DatasetSettings()) if "without a label map" in one.text)
+    assert (note.state, note.subject, note.text.split()[0]) == (State.NOTE, "sub-b_ses-2", "1")
+
+
 def test_notes_on_the_cases_beside_a_dataset_are_no_layout_but_a_table_that_names_patients_is(tmp_path: Path) -> None:
     (tmp_path / "dataset.json").write_text("{}")
     for columns, found in (("case_id,site,grade", "msd"), ("case_id,patient_id", "table"), ("image_T1,site", "table")):

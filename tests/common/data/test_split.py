@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from common.canonical import sha256_file
 from common.data.msd import Case, Dataset, read_dataset, write_dataset
 from common.data.split import Split, SplitCounts, plan_split, private_label_hashes, with_sites, write_split
+from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
 from consilium.cli.data import app
 
@@ -27,8 +28,9 @@ def make(folder: Path, *, hospitals: int = 0, count: int = 26) -> Dataset:
     (folder / "raw" / "labels").mkdir(parents=True)
     for i in range(count):
         paths = [folder / "raw" / f"p{i:02d}.nii.gz", folder / "raw" / "labels" / f"p{i:02d}.nii.gz"]
-        for path in paths:
-            nib.save(nib.Nifti1Image(np.full((3, 3, 3), i, dtype=np.uint8), np.eye(4)), path)
+        image = np.arange(i, i + 27, dtype=np.uint8)
+        for path, array in zip(paths, (image, np.where(image == 26, 1, 0).astype(np.uint8)), strict=True):
+            nib.save(nib.Nifti1Image(array.reshape(3, 3, 3), np.eye(4)), path)
         cases.append(Case(f"p{i:02d}", *paths, hospital=f"h{i % hospitals}" if hospitals else None))
     return write_dataset(folder / "set", name="all", labels=["background", "core"], channels=["MRI"], cases=cases)
 
@@ -144,6 +146,37 @@ def test_the_command_splits_and_a_missing_case_is_named(tmp_path: Path) -> None:
     assert re.search("left out p00: .*image", result.stdout)
 
 
+def test_a_case_that_no_site_could_use_is_dealt_to_nobody_and_one_without_a_label_is_named(tmp_path: Path) -> None:
+    """A time series and a label map on other voxels were dealt, and counted as used."""
+    made, out = tmp_path / "made", tmp_path / "out"
+    cases = write_phantoms(made, cases=7, seed=1).cases
+    scan, label = nib.load(cases[0].image), nib.load(cases[1].label)
+    nib.save(nib.Nifti1Image(np.stack([np.asanyarray(scan.dataobj)] * 2, -1), scan.affine), cases[0].image)
+    nib.save(nib.Nifti1Image(np.asanyarray(label.dataobj)[4:], label.affine), cases[1].label)
+    index = json.loads((made / "dataset.json").read_text())
+    index["test"] = [index["training"].pop()["image"]]
+    (made / "dataset.json").write_text(json.dumps(index))
+    counts = ["--public-images", "1", "--label-maps", "1", "--validation", "0", "--test", "0", "--hospitals", "2"]
+    arguments = ["split", "--data", str(made), "--out", str(out), "--seed", "1", *counts]
+    said = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+    assert "cases: 4 used, 2 left out" in said
+    assert re.search("left out phantom_0000: .*time series", said)
+    assert re.search("left out phantom_0001: .*different shapes", said)
+    assert "not used, without a label map: phantom_0006" in said
+
+
+def test_data_that_were_just_made_can_be_split_among_more_hospitals_than_they_name(tmp_path: Path) -> None:
+    """`data synth` names one hospital unless told otherwise; its name is no division to keep, nor written anywhere."""
+    made, out = tmp_path / "made", tmp_path / "out"
+    runner = CliRunner()
+    runner.invoke(app, ["synth", "--out", str(made), "--cases", "6", "--seed", "1"], catch_exceptions=False)
+    counts = ["--public-images", "1", "--label-maps", "1", "--validation", "0", "--test", "0", "--hospitals", "2"]
+    arguments = ["split", "--data", str(made), "--out", str(out), "--seed", "1", *counts]
+    assert "hospital-01 2, hospital-02 2;" in runner.invoke(app, arguments, catch_exceptions=False).stdout
+    cases = [case for site in (out / "sites").iterdir() for case in read_dataset(site).cases]
+    assert {case.hospital for case in cases} == {None}
+
+
 def test_paired_cases_are_public_with_both_and_the_record_says_so(tmp_path: Path) -> None:
     dataset = make(tmp_path)
     out = tmp_path / "out"
@@ -190,6 +223,7 @@ def test_another_layout_becomes_one_file_a_case_in_the_datasets_own_numbers(tmp_
         files = {name: f"{name}-{i}.nii.gz" for name in ("T1", "FLAIR", "label")}
         for name, file in files.items():
             array = rng.integers(0, 2, (4, 4, 4)) * 7 if name == "label" else np.full((4, 4, 4), i + 10 * len(name))
+            array.flat[0] = 0  # an image of one value is none
             nib.save(nib.Nifti1Image(array.astype(np.uint8), np.eye(4)), tmp_path / file)
         lines.append(f"{files['T1']},{files['FLAIR']},{files['label']},patient-{i},case-{i}")
     (tmp_path / "cases.csv").write_text("\n".join(lines))
@@ -213,8 +247,8 @@ def test_another_layout_becomes_one_file_a_case_in_the_datasets_own_numbers(tmp_
     (case,) = read_dataset(tmp_path / "out" / "public" / "paired").labelled
     number = int(case.id.removeprefix("case-"))
     image = np.asanyarray(nib.load(case.image).dataobj)
-    assert (image[..., 0] == number + 50).all()
-    assert (image[..., 1] == number + 20).all()
+    assert (image[1:, ..., 0] == number + 50).all()
+    assert (image[1:, ..., 1] == number + 20).all()
     drawn = np.asanyarray(nib.load(tmp_path / f"label-{number}.nii.gz").dataobj)
     assert case.label is not None
     np.testing.assert_array_equal(np.asanyarray(nib.load(case.label).dataobj), drawn == 7)
