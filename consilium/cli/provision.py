@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from common.errors import DaemonFailed, InvalidInput, LedgerCorrupt
+from common.errors import DaemonFailed, InvalidInput, LedgerCorrupt, StorageFailed
 from common.plain import joined
 from consilium.cli.options import LOG_TO, AsJson, SiteName, StudyDir
 from consilium.cli.say import json_text, say
@@ -201,11 +201,12 @@ def list_sites(directory: StudyDir, as_json: AsJson = False) -> None:
         say(f"{name}: its approval was interrupted; to fix: run the same `consilium provision approve` again")
 
 
-def online_text(sites: Sequence[SiteStanding]) -> str:
+def online_text(sites: Sequence[SiteStanding], *, full: bool = False) -> str:
     """Return a line that says how many admitted sites are online; names the others and says what to do.
 
     Args:
         sites: The admitted sites.
+        full: True if the server's disk is full, so that SuperLink cannot record which sites are online.
 
     Returns:
         The line.
@@ -214,6 +215,8 @@ def online_text(sites: Sequence[SiteStanding]) -> str:
     line = f"sites: {len(sites) - len(away)} of {len(sites)} online"
     if not away:
         return line
+    if full:
+        return f"{line}; not known to be online: {', '.join(away)}; SuperLink can record it once the disk has room"
     unknown = [site for site in sites if site.node == "unknown"]
     remedies = []
     if unknown:
@@ -375,17 +378,18 @@ def up(
 def status(directory: StudyDir, as_json: AsJson = False) -> None:
     """Show the server's daemons, why one ended, which sites are online, and if the ledger is the newest copy.
 
-    Exit code 5: the ledger does not verify, or the standing file beside it shows that it is an older copy. 7: a daemon
-    is not ready, or the certificate has expired.
+    Exit code 5: the ledger does not verify, or the standing file beside it shows that it is an older copy. 9: the disk
+    is full or failing. 7: a daemon is not ready, or the certificate has expired.
 
     Example: consilium server status trial
     """
     from server.operations import provision
     from server.operations.supervisor import daemon_standings, no_daemons
-    from server.study.status import ledger_problem
+    from server.study.status import disk_problem, ledger_problem
 
     workspace = Workspace(directory)
     workspace.check_there()
+    disk = disk_problem(workspace)
     found, ledger, shown = daemon_standings(workspace), ledger_problem(workspace), None
     running = any(one.daemon.startswith("superlink") and one.state == "ready" for one in found)
     nodes = _nodes(workspace) if running else None
@@ -397,6 +401,7 @@ def status(directory: StudyDir, as_json: AsJson = False) -> None:
             "daemons": [dataclasses.asdict(one) for one in found],
             "certificate": None if shown is None else shown.line,
             "ledger": ledger,
+            "disk": disk,
             "sites": {site.site: site.node for site in sites},
         }
         say(json_text(facts))
@@ -405,11 +410,15 @@ def status(directory: StudyDir, as_json: AsJson = False) -> None:
         if shown is not None:
             say(shown.line)
         if sites:
-            say(online_text(sites))
+            say(online_text(sites, full=disk is not None))
+        if disk is not None:
+            say(f"DISK: {disk}")
         if ledger is not None:
             say(f"LEDGER: {ledger}")
     if ledger is not None:
         raise typer.Exit(LedgerCorrupt.exit_code)
+    if disk is not None:
+        raise typer.Exit(StorageFailed.exit_code)
     if not found or any(one.state != "ready" for one in found) or (shown is not None and shown.over):
         raise typer.Exit(DaemonFailed.exit_code)
 

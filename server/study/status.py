@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from common.config import Study
@@ -15,11 +16,13 @@ from common.errors import InvalidInput, LedgerCorrupt
 from common.event_kinds import EVENTS
 from common.events import read_events
 from common.ledger.spending import Spending
+from common.objects import check_room
 from common.privacy.accounting import Guarantee
 from common.privacy.figures import delta_text, epsilon_text
 from common.reading import lenient_json
 from common.study_facts import StudyFacts
-from common.wording import many
+from common.system_errors import DISK, explain
+from common.wording import MISSED, many
 from server.ledger.server_ledger import Ledger
 from server.study.consent_text import BatchRoster, rosters
 from server.study.gate import shut_line
@@ -60,8 +63,12 @@ class SiteStatus:
 
     @property
     def state(self) -> str:
-        """The site's state: ``revoked``; ``spent`` if its pool cannot pay for a further query; otherwise ``open``."""
-        return "revoked" if self.revoked else "spent" if self.spent else "open"
+        """The site's state: ``revoked``; ``spent`` if its pool cannot pay for a further query; ``offline`` or
+        ``declined`` if it did not answer or declined its newest offer and sent no code since; otherwise ``open``.
+        """
+        reason = self.newest["reason"] if self.newest.get("event") == "offer-answered" else "accepted"
+        offered = "open" if reason == "accepted" else "offline" if reason in MISSED else "declined"
+        return "revoked" if self.revoked else "spent" if self.spent else offered
 
     def to_json(self) -> dict[str, object]:
         """Return the status as plain JSON."""
@@ -318,6 +325,24 @@ def ledger_problem(workspace: Workspace) -> str | None:
             return ledger.standing_problem()
     except (LedgerCorrupt, InvalidInput) as error:
         return str(error)
+
+
+def disk_problem(workspace: Workspace) -> str | None:
+    """Return why nothing can be written to the study's disk: it is full or failing.
+
+    Args:
+        workspace: The study's directory.
+
+    Returns:
+        The folder and the reason, with a remedy; None if there is room, or if this user may not write there.
+    """
+    for folder in filter(Path.is_dir, (workspace.root / "logs", workspace.flower_dir / "logs")):
+        try:
+            check_room(folder)
+        except OSError as error:
+            if error.errno in DISK:
+                return "; to fix: ".join(explain(error))
+    return None
 
 
 def bundle_problem(workspace: Workspace, spending: Spending) -> str | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
+import os
 import re
 import shutil
 import socket
@@ -25,7 +27,7 @@ from client.site.books import open_books
 from client.site.enrolment import new_request
 from common.admission import JoinRequest, read_request, write_request
 from common.config import CodecConfig
-from common.errors import DaemonFailed, InvalidInput
+from common.errors import DaemonFailed, InvalidInput, StorageFailed
 from common.ledger.keys import create_signing_key, load_signing_key
 from common.ledger.rollback_guard import standing_path
 from common.node_auth import read_admitted
@@ -42,6 +44,7 @@ from server.operations.exact import CertificateHosts
 from server.operations.leaving import forget
 from server.public.statement_files import PEERS, said_file
 from server.study import create_study as setup
+from server.study import status
 from server.study.create_study import open_ledger
 from server.study.revocations import check_revoked
 from server.study.workspace import Endpoint, Site, Workspace
@@ -600,6 +603,31 @@ def test_the_server_s_status_names_each_site_that_is_not_online() -> None:
     assert "`consilium site status`" in online_text([replace(north, node="offline"), lost])
 
 
+def test_a_server_whose_disk_is_full_says_so_and_blames_no_gateway_or_hospital(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its SuperLink cannot write down who is online, so every site looked away: `server status` named gateway.log."""
+
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+    (logs := workspace.root / "logs").mkdir(exist_ok=True)
+    monkeypatch.setattr(status, "check_room", full)
+    done = CliRunner().invoke(app, ["server", "status", str(workspace.root)])
+    assert done.exit_code == StorageFailed.exit_code
+    assert f"DISK: {logs}: No space left on device; to fix: make room" in done.stdout
+    away = provision.SiteStanding(site="s", pool="s", node_id=1, admitted=True, fingerprint="", node="offline")
+    assert "gateway.log" not in online_text([away], full=True)
+    assert "`consilium site status`" not in online_text([away], full=True)
+
+
+def test_a_server_s_status_leaves_no_file_behind_and_needs_no_right_to_write(workspace: Workspace) -> None:
+    (workspace.root / "logs").mkdir(exist_ok=True)
+    before = sorted(workspace.root.rglob("*"))
+    assert status.disk_problem(workspace) is None
+    assert sorted(workspace.root.rglob("*")) == before
+
+
 def test_the_network_s_part_of_a_server_has_no_ledger_to_speak_of(workspace: Workspace) -> None:
     workspace.ledger_file.unlink()
     done = CliRunner().invoke(app, ["server", "status", str(workspace.root), "--json"])
@@ -608,6 +636,7 @@ def test_the_network_s_part_of_a_server_has_no_ledger_to_speak_of(workspace: Wor
         "daemons": [],
         "certificate": provision.certificate(workspace, now=datetime.now(UTC)).line,
         "ledger": None,
+        "disk": None,
         "sites": {},
     }
 

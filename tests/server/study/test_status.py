@@ -90,6 +90,16 @@ def test_a_site_whose_codes_were_refused_does_not_look_like_the_others(workspace
     assert "3 codes" in south
 
 
+@pytest.mark.parametrize(("reason", "state"), [("paused", "declined"), ("offline", "offline"), ("accepted", "open")])
+def test_a_site_that_declines_or_is_away_is_not_said_to_be_open(workspace: Workspace, reason: str, state: str) -> None:
+    """A hospital that had withdrawn stood there as `open`, like one that answers."""
+    events = events_of(workspace)
+    events.emit("offer-answered", batch="b", site="north", accepted=reason == "accepted", reason=reason)
+    assert study_status(workspace).to_json()["sites"]["north"]["state"] == state  # type: ignore[index]
+    events.emit("reply-received", batch="b", attempt=1, site="north", codes=1, seconds=1.0)
+    assert study_status(workspace).to_json()["sites"]["north"]["state"] == "open"  # type: ignore[index]
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [("cut short", "consilium ledger recover"), ("a link that leads nowhere", "mount that disk")],
