@@ -97,7 +97,8 @@ class VoterReport:
             never None for a private training.
         dice: Mean Dice of each structure on the held-out patients; None for a structure that is absent from all.
         mean_dice: Mean over the structures.
-        steps: Steps done.
+        steps: Steps that moved the weights.
+        lost_steps: Steps of a private training that were charged and lost to interruptions.
         loss: Last loss; None for a private training.
         seconds: Duration.
         reused: True if the teacher of an earlier run was kept.
@@ -114,6 +115,7 @@ class VoterReport:
     dice: tuple[float | None, ...] = ()
     mean_dice: float | None = None
     steps: int = 0
+    lost_steps: int = 0
     loss: float | None = None
     seconds: float = 0.0
     reused: bool = False

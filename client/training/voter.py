@@ -150,6 +150,7 @@ def _saved(report: VoterReport, result: TrainedVoter, task: VoterTask, held_out:
         dice=dice,
         mean_dice=finite(mean_present(math.nan if d is None else d for d in dice)),
         steps=result.steps,
+        lost_steps=0 if result.event is None else result.event.steps - result.steps,
         loss=result.loss,
         seconds=round(result.seconds, 3),
         guarantees=_guarantees(task, result.event),

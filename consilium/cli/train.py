@@ -153,7 +153,7 @@ def train(
     if as_json:
         say(json.dumps(result.to_json(), allow_nan=False))
     else:
-        say(_summary(result.report, result.structures))
+        say(summary(result.report, result.structures))
         cases = result.cases
         say(f"{many(cases.patients, 'patient')} in {many(cases.listed, 'case')}: {cases.patient_identity.sentence}")
         if not all(voter.reused for voter in result.report.voters):
@@ -197,7 +197,16 @@ def _progress(voters: int, steps: int, on_step: OnProgress | None = None) -> Ite
         yield on_progress
 
 
-def _summary(report: SiteReport, structures: tuple[str, ...]) -> str:
+def summary(report: SiteReport, structures: tuple[str, ...]) -> str:
+    """Describe each teacher of a finished `site train`: its patients, steps, scores, guarantees, or why there is none.
+
+    Args:
+        report: The report.
+        structures: Names of the structures that teachers segment.
+
+    Returns:
+        The lines as one text.
+    """
     lines = []
     for voter in report.voters:
         if voter.weights is None:
@@ -210,10 +219,13 @@ def _summary(report: SiteReport, structures: tuple[str, ...]) -> str:
         )
         checked = f"; Dice on {voter.held_out} held-out of its own: {dice}" if voter.dice else ""
         state = "kept from before" if voter.reused else f"{many(voter.steps, 'step')} in {voter.seconds:.0f} s"
+        if voter.lost_steps and not voter.reused:
+            lost = f"{many(voter.lost_steps, 'further step')} charged and lost to interruptions"
+            state = f"{many(voter.steps, 'step')}, {lost}; this run took {voter.seconds:.0f} s"
         lines.append(f"teacher {voter.voter}: {many(voter.trained_on, 'patient')}, {state}{checked}")
         lines += [f"  each of them: {guarantee}" for guarantee in voter.guarantees]
     lines += [f"teacher {crash.voter}: not trained: {crash.reason}" for crash in report.crashes]
     if report.problems:
-        lines.append(f"{len(report.problems)} case(s) left out:")
+        lines.append(f"{many(len(report.problems), 'case')} left out:")
         lines += [f"  {problem.case}: {problem.reason}" for problem in report.problems]
     return joined(lines)

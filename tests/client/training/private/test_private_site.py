@@ -36,6 +36,7 @@ from common.ledger.teacher_records import TrainingRecord
 from common.models.fit import predict
 from common.models.unet import build_unet, save_weights
 from common.privacy.training import Neighbours, Sampling, epsilon_of
+from consilium.cli.train import summary
 from tests.trained_sites import one_after_another, train_site
 from tests.worlds import DATA, site_toml
 
@@ -277,6 +278,26 @@ def test_a_training_stopped_after_any_step_ends_with_the_weights_of_a_whole_one(
     assert resumed.event == whole.event
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_steps_that_a_kill_lost_are_told_from_those_that_moved_the_weights(dataset: Dataset, tmp_path: Path) -> None:
+    """After a kill `site train` said `396 steps in 31 s` of a training of 400 that had run 320 of them in that time."""
+
+    def kill(_voter: int, step: int, _loss: float) -> None:
+        if step == 2:
+            raise KeyboardInterrupt
+
+    of: dict[str, Any] = {"teachers": tmp_path / "t", "data": DATA, "recipe": RECIPE, "voters": 1, "seed": 1}
+    of |= {"trainer": "dp-sgd", "private": settings()}
+    with pytest.raises(KeyboardInterrupt):
+        train_site(dataset, on_progress=kill, **of)
+    (tmp_path / "t" / "voter-000" / "checkpoint.pt").unlink()  # as if the kill had come before it was written
+    report = train_site(dataset, **of)
+    (voter,) = report.voters
+    assert (voter.steps, voter.lost_steps) == (1, 2)
+    assert "1 step, 2 further steps charged and lost to interruptions" in summary(report, DATA.structures)
+    again = train_site(dataset, **of)
+    assert "kept from before" in summary(again, DATA.structures)
 
 
 def test_an_empty_slot_stays_in_n_and_two_scans_of_a_patient_are_one_example(dataset: Dataset, tmp_path: Path) -> None:
