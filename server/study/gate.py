@@ -54,6 +54,11 @@ class GateState:
         return in_words(self.verdicts, needed=self.needed, sites=self.sites) if self.needed else ""
 
     @property
+    def sentence(self) -> str:
+        """The words and, while the student is not released, what the operator can do."""
+        return self.words if self.released else f"{self.words}; to fix: {self.remedy}"
+
+    @property
     def remedy(self) -> str:
         """What the operator can do about a student that is not released."""
         if cannot_be_released(self.verdicts, needed=self.needed, sites=self.sites):
@@ -137,11 +142,11 @@ def shut_line(workspace: Workspace) -> str:
         workspace: The study's directory.
 
     Returns:
-        ``gate:`` and :attr:`GateState.words`; empty if no student is exported yet, or if the student is released.
+        ``gate:`` and :attr:`GateState.sentence`; empty if no student is exported yet, or if the student is released.
     """
     if not workspace.bundle_dir.exists() or (state := shown_gate(workspace)).released:
         return ""
-    return f"gate: {state.words}"
+    return f"gate: {state.sentence}"
 
 
 def take_verdict(workspace: Workspace, data: bytes) -> SiteVerdict:

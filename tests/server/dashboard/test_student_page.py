@@ -82,6 +82,8 @@ def test_a_student_that_the_gate_keeps_is_nowhere_offered_as_released(gated, sta
     status = study_status(workspace)
     for text in (first, api["gate"], "\n".join(status.lines()), str(status.to_json()["gate"])):
         assert (missing in text) is (better < 2)
+        assert ("consilium student verdict" in text) is (better < 2)
+    assert ("consilium site evaluate" in page) is (better < 2)
     assert ("Download bundle" in page) is (better == 2)
     assert ("evaluation only" in page) is (better < 2)
     assert ("NOT RELEASED" in page) is (better < 2)
