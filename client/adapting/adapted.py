@@ -144,7 +144,8 @@ class Adapted:
             )
         if not self.folds:
             found.append(
-                f"NOT CHECKED: {self.patients} patient(s) are too few to tell whether this network is better here than "
+                f"NOT CHECKED: {many(self.patients, 'patient')} {'is' if self.patients == 1 else 'are'} too few to "
+                "tell whether this network is better here than "
                 f"the student or a network of your own; cross-validation needs at least {LEAST_FOR_FOLDS}"
             )
         for other, difference in self.ahead.items():
@@ -233,6 +234,6 @@ def text(result: Adapted) -> str:
         lines.append(f"Dice if the way is chosen without the patient it is scored on: {shown(result.by_choice)}")
     lines += result.warnings
     if result.problems:
-        lines.append(f"{len(result.problems)} case(s) left out:")
+        lines.append(f"{many(len(result.problems), 'case')} left out:")
         lines += [f"  {problem.case}: {problem.reason}" for problem in result.problems]
     return joined([*lines, SEEN])

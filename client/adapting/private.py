@@ -53,6 +53,7 @@ from common.models.student_bundle import (
 from common.plain import RESEARCH_ONLY
 from common.reading import lenient_json
 from common.student_statement import StudentStatement
+from common.wording import many
 
 NAME = "may-leave"
 """Part of the name of the bundle's folder, between strategy and site."""
@@ -94,7 +95,7 @@ class PrivatelyAdapted:
         lines = [f"{self.bundle}: this network may leave the hospital, with these guarantees:"]
         lines += [f"  for each patient of this training: {one}" for one in self.report.guarantees]
         lines += [f"  of the student that it began from: {self.student}"]
-        lines += [f"{len(self.problems)} case(s) left out"] if self.problems else []
+        lines += [f"{many(len(self.problems), 'case')} left out"] if self.problems else []
         return "\n".join(
             [*lines, "the charge is in the site's ledger; `consilium site status` shows each patient's total"]
         )

@@ -20,6 +20,7 @@ from common.data.dataset import Case, Dataset, PatientIdentity, Problem
 from common.data.msd import case_id, is_file, nifti_ending
 from common.data.patients import read_rows, read_table, table_in
 from common.errors import InvalidInput
+from common.wording import many
 
 CASE_TABLES = ("cases.csv", "cases.tsv")
 _PREFIX = "image_"
@@ -75,7 +76,7 @@ class TableLayout:
         known = [bool(row.get("patient_id")) for row in rows]
         if any(known) and not all(known):
             raise InvalidInput(
-                f"{known.count(False)} rows of the table of cases without patient_id, the first in line "
+                f"{many(known.count(False), 'row')} of the table of cases without patient_id, the first in line "
                 f"{lines[known.index(False)]}",
                 remedy="fill patient_id in every row, or leave the column out",
             )

@@ -54,6 +54,7 @@ from common.privacy.accounting import max_mu_squared
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import QuerySpec
 from common.site_facts import SiteFacts, site_facts
+from common.wording import many
 
 
 class CapsTerms(BudgetTerms, StructuralType):
@@ -402,7 +403,8 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
             self._append(RefusalRecord(study_id, "offer", tuple(queries), reason, self.pool, *amounts))
         return Refused(
             word,
-            f"the site's ledger declines {len(queries)} queries; reason: {reason}; to fix: see `consilium site status`",
+            f"the site's ledger declines {many(len(queries), 'query', 'queries')}; reason: {reason}; to fix: see "
+            "`consilium site status`",
         )
 
     def accepted(

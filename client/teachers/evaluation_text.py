@@ -15,6 +15,7 @@ from client.teachers.evaluation import (
 from client.teachers.evaluation_input import PARTS
 from client.teachers.fit_of_cases import CHECK
 from common.plain import RESEARCH_ONLY, joined
+from common.wording import many
 
 
 def comparison_lines(result: Evaluation) -> list[str]:
@@ -40,7 +41,10 @@ def comparison_lines(result: Evaluation) -> list[str]:
     lines += [f"not compared with {missing.name}: {missing.reason}" for missing in result.missing]
     if result.alarms and not result.fit.refused:
         remedy = "" if result.fit.sentence else f" {result.remedy}"
-        lines.append(f"{len(result.alarms)} finding(s) speak against using this {result.who} on these cases.{remedy}")
+        speak = "speaks" if len(result.alarms) == 1 else "speak"
+        lines.append(
+            f"{many(len(result.alarms), 'finding')} {speak} against using this {result.who} on these cases.{remedy}"
+        )
     if result.own_better and not result.fit.sentence:
         lines += ["at this site:", *(f"  {finding}" for finding in result.own_better), f"  {result.own_better_advice}"]
     return lines
@@ -73,16 +77,16 @@ def table(result: Evaluation) -> str:
     missed = sum(math.isinf(distance) for score in result.scores for distance in score.hd95_mm)
     if missed:
         lines.append(
-            f"{missed} structure(s) are in only one of label map and prediction: their Dice is 0, without an HD95"
+            f"in only one of label map and prediction: {many(missed, 'structure')}, of Dice 0, without an HD95"
         )
     if result.withdrawn:
-        lines.append(f"not scored: {result.withdrawn} case(s) of withdrawn patients")
+        lines.append(f"not scored: {many(result.withdrawn, 'case')} of withdrawn patients")
     if result.problems:
-        lines.append(f"{len(result.problems)} case(s) left out:")
+        lines.append(f"{many(len(result.problems), 'case')} left out:")
         lines += [f"  {problem.case}: {problem.reason}" for problem in result.problems]
     if result.trained_on:
         lines.append(
-            f"not scored: {len(result.trained_on)} case(s) of patients on whom this network was trained; "
+            f"not scored: {many(len(result.trained_on), 'case')} of patients on whom this network was trained; "
             "evaluation.json names them"
         )
     return joined([*lines, *comparison_lines(result), RESEARCH_ONLY])

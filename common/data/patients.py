@@ -22,6 +22,7 @@ from common.data.access import entries
 from common.data.dataset import Case, Dataset, DuplicateCases, PatientIdentity, Problem
 from common.errors import InvalidInput
 from common.reading import read_text
+from common.wording import many
 
 PATIENT_TABLES = ("patients.tsv", "patients.csv")
 MAX_TABLE_BYTES = 1 << 24
@@ -179,7 +180,9 @@ def read_column(path: Path, column: str, listed: Iterable[str], *, what: str, re
     listed = tuple(listed)
     if missing := [case for case in listed if case not in found]:
         raise InvalidInput(
-            f"{len(missing)} case(s) without a {what} in the table", value=[path.name, *missing[:3]], remedy=remedy
+            f"{many(len(missing), 'case')} without a {what} in the table",
+            value=[path.name, *missing[:3]],
+            remedy=remedy,
         )
     return {case: found[case] for case in listed}
 

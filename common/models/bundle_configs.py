@@ -17,6 +17,7 @@ from common.models.fit import WINDOW_OVERLAP, inferer_of
 from common.models.unet import definition
 from common.plain import RESEARCH_ONLY
 from common.study_mechanism import sealed_sentences
+from common.wording import many
 
 METADATA_SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -115,7 +116,7 @@ def metadata_of(
         "copyright": owner,
         "data_source": source,
         "data_type": "nibabel",
-        "image_classes": f"{len(study.data.channels)} channel(s), z-scored",
+        "image_classes": f"{many(len(study.data.channels), 'channel')}, z-scored",
         "pred_classes": f"{len(study.data.labels)} channels of logits",
         "eval_metrics": dict(dice),
         "intended_use": "research; not a medical device, not for diagnosis",

@@ -203,7 +203,7 @@ def compare_command(
             "keep both files as evidence, and let the sites pause the study",
             row=fork[1],
         )
-    say(f"OK: {len(first)} and {len(second)} receipts show the same ledger wherever both cover it")
+    say(f"OK: {len(first)} and {many(len(second), 'receipt')} show the same ledger wherever both cover it")
 
 
 @app.command("backup")
@@ -287,9 +287,10 @@ def recover_command(
     say(f"{many(done.entered, 'lost charge')} entered as spent, from {given}")
     if charge_all:
         say(
-            f"without a standing file: everything that {len(done.pools)} pools and their studies had left counts as "
-            "spent, and this ledger admits no new pool. To ask further queries, set up a new study with `consilium "
-            "study init`, without --ledger: each hospital's own ledger still counts all that its pool has spent"
+            f"without a standing file: everything that {many(len(done.pools), 'pool')} and their studies had left "
+            "counts as spent, and this ledger admits no new pool. To ask further queries, set up a new study with "
+            "`consilium study init`, without --ledger: each hospital's own ledger still counts all that its pool has "
+            "spent"
         )
     if done.standing_is_older:
         say(

@@ -18,6 +18,7 @@ from common.config import JOINT_ROUNDS, OPEN, SEALED_SUM, DataConfig, PrivacyCon
 from common.errors import InvalidInput
 from common.privacy.mechanism import HONEST_SITES, AccountantName, Relation, Unit
 from common.reading import parse_json, parsing
+from common.wording import many
 from consilium.cli.options import PLAIN, AsJson, file_to_write
 from consilium.cli.say import console, json_text, say
 
@@ -169,7 +170,7 @@ def plan_command(
         raise InvalidInput(
             "--hospitals",
             value=sites,
-            limit=f"{least} or more in a sealed sum with {privacy.colluders} colluder(s)",
+            limit=f"{least} or more in a sealed sum with {many(privacy.colluders, 'colluder')}",
             remedy=f"give --hospitals {least}{'' if study else otherwise}",
         )
     values = None if spectrum is None else _read_spectrum(spectrum, length=dimension)

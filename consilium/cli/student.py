@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from common.reading import naming_file
+from common.wording import many
 from consilium.cli.options import Metrics, StudyDir, folder_to_write, read_file
 from consilium.cli.say import say
 from server.study.workspace import Workspace
@@ -105,4 +106,4 @@ def student_publish(
     from consilium.reports.publication import publish_student
 
     names = publish_student(Workspace(directory), out)
-    say(f"{out}: {len(names)} files, signed; MODEL_CARD.md and certificate.pdf are for readers")
+    say(f"{out}: {many(len(names), 'file')}, signed; MODEL_CARD.md and certificate.pdf are for readers")

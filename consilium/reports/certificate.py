@@ -301,7 +301,7 @@ def _study_facts(study: Study, *, sites: int, spending: Spending) -> dict[str, A
         "name": study.name,
         "id": study.id,
         "structures": list(study.data.labels[1:]),
-        "asked_about": f"{query_plan.which} public volumes",
+        "asked_about": f"{query_plan.which} public {'volume' if query_plan.which.endswith(' 1') else 'volumes'}",
         "a_sum_for": query_plan.each,
         "budget_epsilon": privacy.epsilon,
         "delta": privacy.delta,

@@ -137,12 +137,11 @@ def _released(facts: dict[str, Any]) -> PaperSection:
     paragraphs = [
         f"The hospitals' teachers segmented {study['asked_about']}: {', '.join(study['structures'])}. "
         f"For {study['a_sum_for'].rstrip(',')}, every hospital sent {sent} clipped to norm C = "
-        f"{study['clipping_norm']:g}. What was "
-        f"released is the sum over at least {study['quorum']} hospitals plus noise. No image, label map, weight or "
-        "gradient left a hospital."
+        f"{study['clipping_norm']:g}. What was released is the sum over at least "
+        f"{many(study['quorum'], 'hospital')} plus noise. No image, label map, weight or gradient left a hospital."
     ]
     points = [
-        f"{many(m['releases'], 'release')} by {m['name']}: {m['coordinates']} numbers each, noise of standard "
+        f"{many(m['releases'], 'release')} by {m['name']}: {many(m['coordinates'], 'number')} each, noise of standard "
         f"deviation {noise_text(m['noise_std_on_sum'])} on every number, {noise_text(m['noise_multiplier'])} times "
         f"what one {study['unit']} can change (noise multiplier z, relation {study['relation']}){_left(m)}."
         for m in facts["mechanisms"]
@@ -162,18 +161,18 @@ def _released(facts: dict[str, Any]) -> PaperSection:
         paragraphs.append("No answer was released in this study.")
     notes = []
     if facts["reused_answers"]:
-        notes.append(f"{facts['reused_answers']} of the answers are another study's on the same pools, used again.")
+        notes.append(f"Answers of another study on the same pools, used again: {facts['reused_answers']}.")
     if facts["recovered_charges"]:
         notes.append(
-            f"{facts['recovered_charges']} charges were entered again from the hospitals' receipts after a restored "
-            "backup; their answers are lost, and they are counted."
+            "Charges entered again from the hospitals' receipts after a restored backup: "
+            f"{facts['recovered_charges']}. Their answers are lost, and they are counted."
         )
     if "lost_draws" in facts:
-        notes.append(f"{facts['lost_draws']} draws of sums were lost; they are counted, and gave no answer.")
+        notes.append(f"Lost draws of sums, which are counted and gave no answer: {facts['lost_draws']}.")
     if "charges_by_standing" in facts:
         notes.append(
-            f"{facts['charges_by_standing']} charges that a restored backup lacked were entered again from the "
-            "ledger's standing file; their answers are lost, and they are counted."
+            f"Charges that a restored backup lacked, entered again from the ledger's standing file: "
+            f"{facts['charges_by_standing']}. Their answers are lost, and they are counted."
         )
     heading = "What was released, when and with whom"
     return PaperSection(heading, paragraphs, points, rows, notes, widths=(0.24, 0.1, 0.16, 0.5) if rows else ())
@@ -298,8 +297,9 @@ def _identity(facts: dict[str, Any], document_sha256: str) -> tuple[PaperSection
         ("Versions", ", ".join(f"{name} {value}" for name, value in facts["versions"].items())),
     )
     verified = (
-        f"Verified before this was written: {ledger['rows']} rows, {ledger['signatures_checked']} signatures, "
-        f"{ledger['answers_checked']} stored answers; {known}."
+        f"Verified before this was written: {many(ledger['rows'], 'row')}, "
+        f"{many(ledger['signatures_checked'], 'signature')}, {many(ledger['answers_checked'], 'stored answer')}; "
+        f"{known}."
     )
     key = ledger["keys"][-1]["public_key"]
     return (

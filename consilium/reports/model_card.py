@@ -108,7 +108,7 @@ def _scores(workspace: Workspace, study: Study) -> str:
     lines.append("")
     means = [sum(known) / len(known) for row in cases["dice"] if (known := _known(row))]
     if means:
-        lines.append(f"On the worst of {len(means)} cases its mean Dice is {min(means):.3f}.")
+        lines.append(f"On the worst of {many(len(means), 'case')} its mean Dice is {min(means):.3f}.")
     lines.append("HD95 is the mean over cases in which both the label and the prediction have the structure.")
     if cases["ece"] is not None:
         lines.append(
@@ -129,7 +129,7 @@ def _limits(study: Study, seen: InputRanges | None) -> str:
     ]
     if seen is not None:
         extent = " × ".join(f"{low:.0f}–{high:.0f}" for low, high in seen.extent_mm)
-        lines.append(f"It was trained on {seen.volumes} public volumes with fields of view of {extent} mm.")
+        lines.append(f"It was trained on {many(seen.volumes, 'public volume')} with fields of view of {extent} mm.")
     lines.append("Its labels are noisy aggregates, so structures may be missed or shifted; check every result.")
     return "\n".join(f"- {line}" for line in lines)
 

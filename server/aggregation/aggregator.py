@@ -279,8 +279,8 @@ class Aggregator:
                 f"only {len(roster)} of {len(self._sites())} sites accepted the batch of queries, fewer than the "
                 f"quorum of {self._study.privacy.quorum}; no site was asked for an answer, and {SITES_CHARGED}; "
                 "to fix: the table of `consilium study status` says why the others did not accept, and docs/runbook.md "
-                "what each reason means; have these sites remove the cause, then `consilium study "
-                f"resume`{self._or_finish()}"
+                "what each reason means; have these sites remove the cause, or admit more sites, then "
+                f"`consilium study resume`{self._or_finish()}"
             )
         return tuple(sorted(roster, key=lambda site: site.name))
 

@@ -20,6 +20,7 @@ from common.models.student_bundle import PRIVACY, WEIGHTS
 from common.models.unet import network_for, weights_from_bytes
 from common.objects import MAX_OBJECT_BYTES, read_regular
 from common.reading import lenient_json
+from common.wording import many
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ def check_fits(study: Study, weights: bytes | None) -> None:
             f"the given network does not fit the student ({error.what})",
             value=study.start.name,
             limit=f"weights of the network {recipe.network} with channels {recipe.channels}, "
-            f"{len(study.data.channels)} input channel(s) and {len(study.data.labels)} labels",
+            f"{many(len(study.data.channels), 'input channel')} and {len(study.data.labels)} labels",
             remedy="give a network with these properties; or set network and channels in [student] and [teacher] of "
             "the study file to those of the given network; or leave --start out",
         ) from error

@@ -207,6 +207,14 @@ def test_a_study_that_released_nothing_still_guarantees_its_budget_and_spent_not
     assert RUN.invoke(app, [str(made.root), "--out", str(tmp_path / "filed")]).exit_code == 0
 
 
+def test_one_of_anything_is_named_in_the_singular(tmp_path: Path) -> None:
+    made = made_study(tmp_path / "study", make_study(planned_queries=1))
+    facts = certificate_facts(made)
+    said = paper_of(facts | {"reused_answers": 1, "recovered_charges": 1, "lost_draws": 1, "charges_by_standing": 1})
+    assert not re.search(r"\b1 (stored )?(volumes|answers|charges|draws|rows|signatures)\b", said.markdown())
+    assert "up to 1 public volume:" in said.markdown()
+
+
 def test_pdf_and_json_are_written_and_the_json_anchors_verify(workspace: Workspace, tmp_path: Path) -> None:
     key = public_hex(load_signing_key(workspace.signing_key_file))
     out = tmp_path / "filed"

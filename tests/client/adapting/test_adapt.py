@@ -316,7 +316,7 @@ def test_every_step_of_training_is_shown_once_and_no_more_than_were_announced(tm
 def test_with_few_patients_the_default_is_taken_and_it_is_said_that_nothing_was_checked(few: Path) -> None:
     found = adapted(few)
     assert (found.way, found.folds, found.figures) == (Method.HALF_WAY, 0, ())
-    assert any("NOT CHECKED: 2 patient(s)" in warning for warning in found.warnings)
+    assert any("NOT CHECKED: 2 patients" in warning for warning in found.warnings)
     assert "NOT CHECKED" in (found.report / "adapted.html").read_text()
     assert LEAST_FOR_FOLDS > 2
 

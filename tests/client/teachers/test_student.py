@@ -386,7 +386,7 @@ def test_figures_stay_below_the_sites_directory_for_its_owner_alone_and_nothing_
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     arguments = ["evaluate", "--site-dir", str(pulled), "--data", str(write_cases(tmp_path))]
     done = typed(site_app, *arguments)
-    assert "1 case(s) left out" in done.stdout
+    assert "1 case left out" in done.stdout
     (folder,) = (path for path in (pulled / "evaluation").iterdir() if str(path) in done.stdout)
     files = {path.name for path in folder.iterdir()}
     assert files == {"evaluation.html", "evaluation.json", "cases.csv", "best.png", "worst.png", "reliability.png"}

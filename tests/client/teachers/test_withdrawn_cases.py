@@ -34,7 +34,7 @@ def test_a_withdrawn_patient_is_neither_scored_nor_counted_nor_pictured(tmp_path
     assert json.loads((folder / "evaluation.json").read_text())["withdrawn"] == 1
     for text in (folder / name for name in ("cases.csv", "evaluation.json", "evaluation.html")):
         assert withdrawn not in text.read_text(), text.name
-    assert "1 case(s) of withdrawn patients" in (folder / "evaluation.html").read_text()
+    assert "1 case of withdrawn patients" in (folder / "evaluation.html").read_text()
     assert patients_of(load_site(site), joined_study(load_site(site))) == len(listed) - 1
 
 
