@@ -203,7 +203,8 @@ def test_uncompressed_data_are_published_too(tmp_path: Path) -> None:
     )
     places = DemoFolders(tmp_path / "out")
     run._data(places, options)
-    run._published(places, options, run._created(places, options), run.DemoProgress(*[lambda *_: None] * 5))
+    run._create(places, options)
+    run._publish(places, options, 3, run.DemoProgress(*[lambda *_: None] * 5))
     assert len(places.workspace.volumes()) == 4
 
 

@@ -21,8 +21,7 @@ from common.config import GateConfig
 from common.student_statement import StudentStatement
 from consilium.demo import federation as daemons
 from consilium.demo import run as demo
-from consilium.demo.options import DemoFolders, DemoOptions
-from consilium.demo.training import train_all
+from consilium.demo.options import DemoOptions
 from server.dashboard.app import Options, create_app, users_file
 from server.dashboard.auth import Role
 from server.public.statement_files import STUDENTS, said_file
@@ -48,19 +47,17 @@ PATIENCE_S = 1_500.0
 def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
     """The demo's data, study and teachers, its daemons, and a gate of two verdicts."""
     out = tmp_path_factory.mktemp("pushed") / "out"
-    places, silent = DemoFolders(out), demo.DemoProgress(*([lambda *_: None] * 5))
+    silent = demo.DemoProgress(*([lambda *_: None] * 5))
     with pytest.MonkeyPatch.context() as patched:
         terms = demo.terms
         patched.setattr(demo, "terms", lambda *given: replace(terms(*given), gate=GateConfig(2)))
         patched.setattr(daemons, "worker", serving({SPOILER: SPOILS, PUSHER: pushes_then(FIRST, LATER, sites=4)}))
-        out.mkdir()
-        demo._data(places, OPTIONS)
-        demo._study(places, OPTIONS, silent)
-        names = sorted(path.name for path in (places.split / "sites").iterdir())
-        sites = daemons.write_sites(places.workspace, places.sites, names=names, data=places.split / "sites")
-        train_all(sites, seed=0, processes=2, on_steps=lambda done, total: None, private=None)
-        with running(places.workspace, sites) as federation:
-            yield Road(root=out, workspace=places.workspace, sites=sites, federation=federation)
+        seconds = demo.Stopwatch(out / "seconds.json", silent)
+        study = demo.create_demo_study(out, OPTIONS, watch=silent, seconds=seconds)
+        sites = study.publish()
+        study.train(sites)
+        with running(study.places.workspace, sites) as federation:
+            yield Road(root=out, workspace=study.places.workspace, sites=sites, federation=federation)
 
 
 def typed(road: Road, *words: str, code: int = 0) -> str:
