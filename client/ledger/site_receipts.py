@@ -7,10 +7,13 @@ signature, and receipts that arrive while earlier ones are missing.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from client.ledger.site_file import SiteFile
 from common.errors import InvalidInput, ReceiptContradiction, Refused
+from common.ledger.charges import charge_of
 from common.ledger.receipts import Receipt, never_receipted
 from common.ledger.records import AlarmRecord, ReceiptRecord, RecoveryRecord, SupersededRecord, parse_body
 from common.ledger.rows import START, Position
@@ -208,10 +211,22 @@ class KeepsReceipts(SiteFile):
         return tuple(Receipt.from_json(parse_body(row.body)["receipt"]) for row in rows)
 
 
+def _unpaid(receipt: Receipt, books: SiteBooks) -> Fraction:
+    """Return the Σμ² of the releases in a receipt that this site knows and has not paid for; it charges them now."""
+    protection = receipt.declaration.protection
+    held = (books.reservations[one] for one in receipt.query_ids if one in books.reservations)
+    unpaid = (one for one in held if not books.reservations.awaits_release(one.query_id))
+    costs = (charge_of(one.mechanism, protection, books.studies[one.study_id].protection) for one in unpaid)
+    return sum(costs, Fraction(0))
+
+
 def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
     """Check that this site has paid for each release in a new receipt. It pays when it accepts a query.
 
-    Three exceptions are allowed:
+    The server's total must not be larger than this site's. After a recovery of the server's ledger, a receipt may begin
+    at any row, so its total can contain releases that it does not name. An older copy of this ledger may lack these.
+
+    Three exceptions are allowed for a release that the receipt names:
 
     1. Charges that the server marks as lost may take the pool beyond its cap, but by no more than the cost of all
        accepted queries without a receipt. This limit holds after the end of an alarm, too.
@@ -224,8 +239,8 @@ def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
     break them.
 
     Raises:
-        ReceiptContradiction: If a release is neither paid nor covered by an exception, or if the receipt charges too
-            much as lost.
+        ReceiptContradiction: If a release is neither paid nor covered by an exception, if the receipt charges too much
+            as lost, or if its total is larger than this site's.
     """
     lost = never_receipted(receipt, books.known.counted_in(receipt, books.rosters)).mu_squared
     if lost and books.spent().mu_squared + lost > books.limit + books.open_to_loss():
@@ -251,3 +266,5 @@ def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
                 f"the receipt releases query {query_id[:12]} again, but receipts already show every release that this "
                 "site accepted"
             )
+    if receipt.after.mu_squared > books.spent().mu_squared + lost + _unpaid(receipt, books):
+        raise ReceiptContradiction("the receipt's total contains queries that this site never accepted")

@@ -1127,6 +1127,27 @@ def test_receipts_of_lost_acceptances_are_part_of_what_was_charged_and_no_more(
     assert verify(site.path, server_key=key).kinds["restored"] == 1
 
 
+def test_an_older_copy_takes_no_receipt_whose_total_is_larger_than_all_that_it_charged(
+    site: Hospital, world: World, tmp_path: Path
+) -> None:
+    """A receipt may begin at any row after a recovery of the server: this one skips that of the query lost here."""
+    key = world.key.public_key()
+    site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
+    old = saved(site, tmp_path / "old")
+    run_batch(world, site, "b2", 2)
+    rolled_back(site, old)
+    site.reopen()  # nothing on this machine tells
+    site.ledger.recover(world.ledger.ledger_id)
+    late = run_batch(world, site, "b3", 3)
+    with pytest.raises(ReceiptContradiction, match="never accepted"):
+        site.ledger.record_receipt(late, public_key=key)
+    site.ledger.charge_lost(None)
+    site.ledger.decide(site.study.id, "resume")
+    site.ledger.record_receipt(late, public_key=key)
+    assert site.ledger.alarms() == ()
+    assert site.ledger.spent().mu_squared >= world.ledger.spent("aachen-mri").mu_squared
+
+
 def test_a_draw_that_the_restored_server_and_the_restored_site_both_lost_is_charged_once(
     site: Hospital, world: World, tmp_path: Path
 ) -> None:
