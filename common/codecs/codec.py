@@ -290,8 +290,8 @@ def fit_codec(
         The fitted codec, which is public.
 
     Raises:
-        InvalidInput: For maps of another type or shape, labels outside the study, a map given twice or known to be
-            private, or fewer sites than the quorum.
+        InvalidInput: For maps of another type or shape, labels outside the study, a label of the study in no map, a map
+            given twice or known to be private, or fewer sites than the quorum.
 
     >>> codec = c.fit_codec(study, maps, sites=8)
     >>> codec.name, codec.radius, codec.grid
@@ -321,7 +321,7 @@ def fit_codec(
     assert noise_std is not None
     kind = codec_class(study.codec.name)
     labels = len(study.data.labels)
-    hashes = []
+    hashes, voxels = [], np.zeros(labels, dtype=np.int64)
     for number, label_map in enumerate(label_maps, start=1):
         if not isinstance(label_map, np.ndarray) or label_map.dtype != np.uint8 or label_map.shape != study.data.grid:
             raise InvalidInput(
@@ -336,6 +336,7 @@ def fit_codec(
             raise InvalidInput(
                 f"public label map {number}: label", value=int(label_map.max()), limit=f"0 to {labels - 1}"
             )
+        voxels += np.bincount(label_map.ravel(), minlength=labels)
         hashes.append(label_map_hash(label_map))
         known = [h for h in (hashes[-1], *(map_hashes or ())[number - 1 : number]) if h in private_hashes]
         if known:
@@ -358,6 +359,13 @@ def fit_codec(
             value=f"{len(hashes)} maps, {len(set(hashes))} of them different",
             limit="different maps only",
             remedy="leave out the duplicates",
+        )
+    if absent := [name for name, count in zip(study.data.labels, voxels, strict=True) if not count]:
+        raise InvalidInput(
+            "labels in no public label map",
+            value=", ".join(absent),
+            limit="every label of the study in some map, because a code tells nothing of a label that none shows",
+            remedy="add maps that show them, or create the study without these labels",
         )
     if map_hashes is not None and len(map_hashes) != len(hashes):
         raise InvalidInput(
