@@ -6,7 +6,7 @@ The product's own (:mod:`consilium.in_process`), with a server whose keys and le
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -156,6 +156,15 @@ class Federation:
             server="localhost",
             more=more,
         )
+
+    def write_site_files(self) -> None:
+        """Write every site's policy file into its folder."""
+        for site in self.sites:
+            (self.root / site.name / "site.toml").write_text(self.site_toml(site.name, site.pool))
+
+    def set_collection(self, **values: Any) -> None:
+        """Have the study collect answers so from now on."""
+        self.study = replace(self.study, collection=replace(self.study.collection, **values))
 
     def core(self, queries: Sequence[QuerySpec] | None = None, **changes: Any) -> Aggregator:
         """A new core, as after a restart: it knows only what is on disk. By default it asks all that is planned.

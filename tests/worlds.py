@@ -10,7 +10,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from common.config import CodecConfig, DataConfig, PrivacyConfig, Study
+from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study
 from common.data.dataset import Case
 from common.ledger.charges import PoolDeclaration
 from common.ledger.receipts import Receipt
@@ -21,6 +21,9 @@ DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), 
 """Of :data:`STUDY` and the patients :func:`write_case` writes."""
 
 SMALL_CODEC = CodecConfig(max_dimension=6, augmentations=0)
+
+HURRIED = CollectionConfig(batch_size=2, offer_deadline_s=1.0, patience_s=1.0)
+"""Asks two queries at a time, and waits a second for who does not answer."""
 
 
 def make_privacy(**terms: Any) -> PrivacyConfig:

@@ -25,7 +25,7 @@ from common.codecs.codec import Codec, check_probabilities
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
 from common.protocols.frame import Frame
-from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol, check_dimension
+from common.protocols.site_protocol import Encoder, Fetch, FramedSite, ImageOf, check_dimension
 
 LEAST_VOXELS = 20
 """Least number of voxels of a structure, in all volumes together, from which its statistics are computed."""
@@ -75,20 +75,11 @@ def standardised(
     return result
 
 
-class AppearanceSite(SiteProtocol):
+class AppearanceSite(FramedSite):
     """The appearance protocol at a site: one query asks for the grey values of structures in all public volumes.
 
-    The field ``QuerySpec.centre`` of a query holds the content hash of its frame. The centre of this frame has one row,
-    because the statistics of all volumes are added.
+    The centre of a query's frame has one row, because the statistics of all volumes are added.
     """
-
-    def describes(self, query: QuerySpec) -> bool:
-        """Return whether a query belongs to this protocol.
-
-        Returns:
-            True if its ``centre`` names a frame.
-        """
-        return query.centre != "zero"
 
     def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
         """Return the encoder of the query's frame.

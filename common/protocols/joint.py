@@ -15,22 +15,11 @@ from common.codecs.codec import Codec
 from common.errors import InvalidInput
 from common.privacy.mechanism import QuerySpec
 from common.protocols.frame import Frame
-from common.protocols.site_protocol import Encoder, Fetch, ImageOf, SiteProtocol, check_dimension
+from common.protocols.site_protocol import Encoder, Fetch, FramedSite, ImageOf, check_dimension
 
 
-class JointSite(SiteProtocol):
-    """The joint protocol at a site: one query covers all public volumes.
-
-    The field ``QuerySpec.centre`` of a joint query holds the content hash of its frame.
-    """
-
-    def describes(self, query: QuerySpec) -> bool:
-        """Return whether a query belongs to this protocol.
-
-        Returns:
-            True if its ``centre`` names a frame.
-        """
-        return query.centre != "zero"
+class JointSite(FramedSite):
+    """The joint protocol at a site: one query covers all public volumes."""
 
     def encoder(self, query: QuerySpec, codec: Codec, *, fetch: Fetch) -> Encoder:
         """Return the encoder of the query's frame.

@@ -90,6 +90,13 @@ class SiteProtocol(Protocol):
         ...
 
 
+class FramedSite(SiteProtocol):
+    """A protocol at a site whose queries name a frame: ``QuerySpec.centre`` holds the frame's content hash."""
+
+    def describes(self, query: QuerySpec) -> bool:
+        return query.centre != "zero"
+
+
 def check_dimension(query: QuerySpec, dimension: int, *, whose: str) -> None:
     """Refuse a query whose code does not have a given length.
 

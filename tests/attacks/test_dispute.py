@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from typer.testing import CliRunner
 
 from client.site.disclose import sealed_disclosure
-from common.config import CollectionConfig, render_study
+from common.config import render_study
 from common.disclosure import SealedDisclosure
 from common.errors import InvalidInput, Refused
 from common.evidence import DrawEvidence, SiteCodes
@@ -30,7 +30,7 @@ from server.study.evidence import store_codes
 from server.study.workspace import Workspace
 from tests.commands import typed
 from tests.federation import Federation, make_study
-from tests.worlds import silent
+from tests.worlds import HURRIED, silent
 
 pytestmark = pytest.mark.slow
 
@@ -44,9 +44,7 @@ class Study(Federation):
 
     def __init__(self, root: Path, *, queries: int = 2) -> None:
         terms = {"quorum": 3, "planned_queries": queries, "aggregation": "sealed-sum", "spare_draws": 4}
-        study = replace(
-            make_study(**terms), collection=CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
-        )
+        study = make_study(collection=HURRIED, **terms)
         super().__init__(root, study=study, sites=SITES)
 
     def run(self) -> None:

@@ -34,6 +34,7 @@ from server.aggregation.exchange import Reply
 from server.ledger.verify import verify
 from tests.dashboard_study import make_study_directory
 from tests.federation import Federation, make_study, part
+from tests.worlds import HURRIED
 
 pytestmark = pytest.mark.slow
 
@@ -43,9 +44,8 @@ LIAR, HONEST = 100, "site-3"
 @contextmanager
 def of_four(root: Path, *, quorum: int, spare_draws: int, colluders: int = 1) -> Iterator[Federation]:
     terms = {"quorum": quorum, "spare_draws": spare_draws, "colluders": colluders}
-    study = make_study(planned_queries=4, aggregation="sealed-sum", **terms)
-    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
-    with Federation(root, study=replace(study, collection=collection), sites=4) as federation:
+    study = make_study(planned_queries=4, aggregation="sealed-sum", collection=HURRIED, **terms)
+    with Federation(root, study=study, sites=4) as federation:
         yield federation
 
 
@@ -81,8 +81,7 @@ def test_one_word_of_a_dishonest_site_keeps_no_honest_one_from_any_roster(
 
 @pytest.fixture
 def open_sum(tmp_path: Path) -> Iterator[Federation]:
-    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
-    with Federation(tmp_path, study=replace(make_study(), collection=collection), sites=3) as federation:
+    with Federation(tmp_path, study=make_study(collection=HURRIED), sites=3) as federation:
         yield federation
 
 
@@ -254,7 +253,7 @@ def test_no_run_ends_as_finished_without_an_answer(whole_roster: Federation) -> 
 def test_a_site_that_sends_nothing_in_the_last_draw_ends_no_run_as_finished(tmp_path: Path, batch: int) -> None:
     """No batch is offered ahead there, so that the next one is planned without the silent site."""
     with of_four(tmp_path, quorum=4, spare_draws=20) as fed:
-        fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=batch))
+        fed.set_collection(batch_size=batch)
         asked = 0
 
         def silent(node: int, body: bytes, reply: bytes) -> bytes | None:
@@ -303,9 +302,9 @@ def test_a_silent_site_that_a_study_needs_costs_one_draw_however_often_the_study
 def test_a_server_whose_older_keys_open_no_code_charges_once_and_names_the_files(
     tmp_path: Path, aggregation: str
 ) -> None:
-    study = make_study(quorum=3, planned_queries=2, aggregation=aggregation, spare_draws=4 * (aggregation != "open"))
-    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
-    fed = Federation(tmp_path, study=replace(study, collection=collection), sites=3)
+    spare = 4 * (aggregation != "open")
+    study = make_study(quorum=3, planned_queries=2, aggregation=aggregation, spare_draws=spare, collection=HURRIED)
+    fed = Federation(tmp_path, study=study, sites=3)
     newest, fed.sealing_key = fed.sealing_key, X25519PrivateKey.generate()
     charged = 0 if aggregation == "open" else 2
     for _ in range(2):
@@ -335,9 +334,9 @@ def test_codes_of_one_site_that_do_not_open_are_not_blamed_on_the_servers_keys_a
         ]
         return encode(Several(tuple(changed)))
 
-    study = make_study(quorum=3, planned_queries=2, aggregation=aggregation, spare_draws=4 * (aggregation != "open"))
-    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
-    fed = Federation(tmp_path, study=replace(study, collection=collection), sites=3)
+    spare = 4 * (aggregation != "open")
+    study = make_study(quorum=3, planned_queries=2, aggregation=aggregation, spare_draws=spare, collection=HURRIED)
+    fed = Federation(tmp_path, study=study, sites=3)
     fed.transport.intercept = spoil
     with pytest.raises(QuorumNotReached) as caught:
         fed.core().run(fed.transport)
@@ -420,7 +419,7 @@ def test_a_false_head_proves_nothing_against_the_servers_ledger(tmp_path: Path) 
 
 def test_a_run_does_not_wait_for_a_site_that_is_revoked_in_mid_draw(tmp_path: Path) -> None:
     with of_four(tmp_path, quorum=3, spare_draws=4) as fed:
-        fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=600))
+        fed.set_collection(patience_s=600)
         seconds = count()
 
         def revoked(node: int, body: bytes, reply: bytes) -> bytes | None:

@@ -25,7 +25,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from client.ledger.site_ledger import SiteLedger
 from client.witnessing import Witnessing
 from common.canonical import canonical_bytes
 from common.codecs.codec import load_codec
+from common.config import CollectionConfig
 from common.envelope import body_of, sign_reply, sign_request
 from common.errors import ConsiliumError, InvalidInput, QuorumNotReached
 from common.events import EventLog
@@ -221,8 +222,8 @@ class World:
     def __init__(self, root: Path, mode: str = "open", *, spare_draws: int = 2) -> None:
         sealed = mode == "sealed"
         terms = {"aggregation": "sealed-sum", "spare_draws": spare_draws} if sealed else {}
-        study = make_study(quorum=3, **terms)
-        self.fed = Federation(root, study=replace(study, collection=replace(study.collection, batch_size=3)))
+        study = make_study(quorum=3, collection=CollectionConfig(batch_size=3), **terms)
+        self.fed = Federation(root, study=study)
         fed = self.fed
         for site in fed.sites:
             worker = fed.workers[site.node_id]

@@ -43,8 +43,7 @@ from tests.worlds import silent
 @pytest.fixture
 def fed(tmp_path: Path) -> Iterator[Federation]:
     with Federation(tmp_path) as made:
-        collection = replace(made.study.collection, patience_s=1.0, offer_deadline_s=1.0)
-        made.study = replace(made.study, collection=collection)
+        made.set_collection(patience_s=1.0, offer_deadline_s=1.0)
         yield made
 
 

@@ -22,7 +22,7 @@ from common.messages import CodesRequest, encode
 from consilium.cli.site import site_app
 from server.ledger.verify import verify
 from tests.federation import Federation, make_study, part
-from tests.worlds import receipts_of
+from tests.worlds import HURRIED, receipts_of
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +31,8 @@ RUN = CliRunner()
 
 @pytest.fixture
 def fed(tmp_path: Path):
-    with Federation(tmp_path) as federation:
-        federation.study = replace(
-            federation.study,
-            collection=replace(federation.study.collection, batch_size=2, offer_deadline_s=1.0, patience_s=1.0),
-        )
-        for site in federation.sites:
-            (tmp_path / site.name / "site.toml").write_text(federation.site_toml(site.name, site.pool))
+    with Federation(tmp_path, study=make_study(collection=HURRIED)) as federation:
+        federation.write_site_files()
         yield federation
 
 

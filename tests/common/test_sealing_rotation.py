@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from client.operations import staff_decisions as control
 from client.policy import load_site
+from common.config import CollectionConfig
 from common.errors import InvalidInput
 from common.ledger.keys import create_sealing_key, create_signing_key, load_sealing_key, public_hex
 from common.sealing_rotation import SealingNotice, load_sealing_keys, rotate_sealing_key, sealing_notice
@@ -26,8 +27,8 @@ RUN = CliRunner()
 @pytest.fixture
 def fed(tmp_path: Path) -> Iterator[Federation]:
     """A federation whose keys lie where a study's do."""
-    study = make_study(planned_queries=8)
-    with Federation(tmp_path, study=replace(study, collection=replace(study.collection, batch_size=2))) as federation:
+    study = make_study(planned_queries=8, collection=CollectionConfig(batch_size=2))
+    with Federation(tmp_path, study=study) as federation:
         (tmp_path / "keys").mkdir()
         federation.sealing_key = create_sealing_key(tmp_path / "keys/sealing.key")
         federation.signing_key = create_signing_key(tmp_path / "keys/ledger.key")
@@ -78,7 +79,7 @@ def test_once_the_old_key_is_deleted_what_is_sealed_to_it_opens_no_more(fed: Fed
     assert old.stat().st_mode & 0o777 == 0o600
     old.unlink()
     use_keys(fed)
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
+    fed.set_collection(patience_s=1.0)
     run_batches(fed, 1)
     assert {event["site"] for event in fed.events("code-refused")} == {"site-1"}
     assert {entry.site for entry in fed.ledger.answers(fed.study.id)[0].roster} == {"site-0", "site-1", "site-2"}

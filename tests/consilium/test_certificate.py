@@ -28,9 +28,7 @@ from consilium.cli.ledger import verify_app
 from consilium.reports.certificate import NOT_ANCHORED, Sources, certificate_facts
 from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.papers import Paper
-from server.dashboard.app import Options, create_app
-from server.dashboard.auth import Role, Session
-from server.dashboard.security import SessionReader
+from server.dashboard.app import Options
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from server.protocols.per_volume import plan_queries
@@ -38,7 +36,7 @@ from server.public.material import CodecRecord
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
 from tests.commands import typed
-from tests.server.dashboard.conftest import TestClient
+from tests.server.dashboard.conftest import glance
 from tests.studies import made_study
 from tests.worlds import make_study
 
@@ -455,7 +453,7 @@ def test_a_name_in_a_study_is_text_in_the_certificate_and_no_command(workspace: 
 
 def test_the_dashboard_shows_a_certificate_that_a_command_issued(workspace: Workspace, tmp_path: Path) -> None:
     (workspace.root / "codec.json").unlink()  # its object is not stored, so the page could draw no spectrum
-    seen = view_of(workspace, tmp_path / "state")
+    seen = glance(Options(study=workspace.root, state=tmp_path / "state"))
     assert "/api/certificate.json" not in seen.get("/study").text
     assert seen.get("/api/certificate.json").status_code == 404
     typed(app, workspace.root, "--out", tmp_path / "elsewhere")
@@ -472,12 +470,3 @@ def test_a_certificate_is_issued_where_the_study_cannot_be_written(workspace: Wo
     done = typed(app, workspace.root, "--out", tmp_path / "elsewhere")
     assert "cannot be written" in done.output
     assert (tmp_path / "elsewhere" / "certificate.pdf").exists()
-
-
-def view_of(workspace: Workspace, state: Path) -> TestClient:
-    """A dashboard that has read the study, with somebody signed in."""
-    service = create_app(Options(study=workspace.root, state=state))
-    session = Session("paul", Role.PRIVACY_OFFICER, "token", 1e12, None)
-    service.state.gate = SessionReader(cookie="any", lookup=lambda _token: session)
-    service.state.service.follower.poll()
-    return TestClient(service, base_url="http://localhost")

@@ -10,7 +10,6 @@ import json
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -20,22 +19,19 @@ from common.data.dataset import PatientIdentity
 from common.data.msd import Case, write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from consilium.demo.federation import write_server, write_sites
-from server.dashboard.app import Options, create_app, users_file
+from server.dashboard.app import Options, users_file
 from server.dashboard.auth import Role
 from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
 from server.study.workspace import Workspace
 from tests.e2e.daemons import running
+from tests.server.dashboard.conftest import PASSWORD, looked_at
 from tests.studies import made_study
 from tests.worlds import make_study
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that it would rather have another HTTP client
-    from starlette.testclient import TestClient
-
 pytestmark = pytest.mark.slow
 
-CASES, QUERIES, BAD, PASSWORD = 100, 2, "doe-041", "a long enough secret"
+CASES, QUERIES, BAD = 100, 2, "doe-041"
 
 
 def consilium(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -116,8 +112,5 @@ def sites_page(workspace: Workspace, state: Path, status: str) -> str:
     (workspace.root / "site-reports" / "north.json").write_text(status)
     state.mkdir()
     users_file(state).add("ada", Role.OPERATOR, PASSWORD)
-    with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
-        while not client.get("/healthz").json()["up_to_date"]:
-            pass
-        assert client.post("/login", data={"name": "ada", "password": PASSWORD}).status_code == 200
+    with looked_at(Options(study=workspace.root, state=state)) as client:
         return client.get("/sites").text

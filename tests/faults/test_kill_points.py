@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import nibabel as nib
@@ -21,7 +21,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from client.operations.serve import serve
-from common.config import TrainingConfig, render_study
+from common.config import CollectionConfig, TrainingConfig, render_study
 from common.events import read_events
 from common.ledger.charges import Spend
 from common.privacy.accounting import Guarantee
@@ -117,11 +117,8 @@ class Killed:
 
 @pytest.fixture
 def study(tmp_path: Path) -> Iterator[Killed]:
-    terms = make_study(planned_queries=QUERIES)
-    fed = Federation(
-        tmp_path,
-        study=replace(terms, student=RECIPE, collection=replace(terms.collection, batch_size=BATCH)),
-    )
+    collection = CollectionConfig(batch_size=BATCH)
+    fed = Federation(tmp_path, study=make_study(planned_queries=QUERIES, student=RECIPE, collection=collection))
     draws = np.random.default_rng(5)
     images = (nib.Nifti1Image(draws.normal(size=GRID).astype(np.float32), np.eye(4)) for _ in range(QUERIES))
     fed.volumes = tuple(fed.objects.put(image.to_bytes()) for image in images)

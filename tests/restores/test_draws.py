@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from client.ledger.site_ledger import SiteLedger
-from common.config import CollectionConfig, render_study
+from common.config import render_study
 from common.errors import ConsiliumError, LedgerCorrupt, QuorumNotReached
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.messages import CodesRequest, encode
@@ -27,7 +26,7 @@ from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.commands import typed
 from tests.federation import Federation, make_study, part
-from tests.worlds import receipts_of
+from tests.worlds import HURRIED, receipts_of
 
 pytestmark = pytest.mark.slow
 
@@ -36,9 +35,8 @@ RESTORED, AWAY = 100, 103
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Federation]:
-    study = make_study(quorum=4, planned_queries=4, aggregation="sealed-sum", spare_draws=20)
-    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
-    with Federation(tmp_path / "world", study=replace(study, collection=collection), sites=4) as federation:
+    study = make_study(quorum=4, planned_queries=4, aggregation="sealed-sum", spare_draws=20, collection=HURRIED)
+    with Federation(tmp_path / "world", study=study, sites=4) as federation:
         yield federation
 
 
@@ -119,9 +117,8 @@ def test_a_restored_site_counts_two_draws_of_a_query_once_each_when_their_receip
     tmp_path: Path, copied: str
 ) -> None:
     """The last site is silent in the middle of the first draw, which is lost; the second one is answered."""
-    study = make_study(quorum=3, planned_queries=2, aggregation="sealed-sum", spare_draws=20)
-    collection = CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1)
-    world = Federation(tmp_path / "world", study=replace(study, collection=collection), sites=4)
+    study = make_study(quorum=3, planned_queries=2, aggregation="sealed-sum", spare_draws=20, collection=HURRIED)
+    world = Federation(tmp_path / "world", study=study, sites=4)
     path, copy = world.root / "site-0" / "site-ledger.sqlite", world.root / "monday.sqlite"
 
     def silent(node: int, body: bytes, reply: bytes) -> bytes | None:

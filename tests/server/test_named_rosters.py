@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from common.config import CollectionConfig
 from common.ledger import charges
 from consilium.audit.service import Service, read_life, read_rows
 from consilium.cli.ledger import _subject
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 def told(root: Path, monkeypatch: pytest.MonkeyPatch, *, aggregation: str, longest: int) -> dict[str, Any]:
     """What every reader says of the same study, where rosters of more than so many sites have rows of their own."""
     root.mkdir()
-    study = make_study(planned_queries=4, quorum=3, aggregation=aggregation)
-    study = replace(study, collection=replace(study.collection, batch_size=2))
+    collection = CollectionConfig(batch_size=2)
+    study = make_study(planned_queries=4, quorum=3, aggregation=aggregation, collection=collection)
     with monkeypatch.context() as patched:
         patched.setattr(charges, "MAX_REPEATED_ROSTER", longest)
         federation = Federation(root, study=study, sites=3)

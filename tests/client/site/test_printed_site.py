@@ -31,13 +31,11 @@ from common.site_facts import SiteFacts
 from consilium.cli.site import site_app
 from consilium.reports.certificate import certificate_facts
 from consilium.reports.certificate_paper import certificate_paper
-from server.dashboard.app import Options, create_app
-from server.dashboard.auth import Role, Session
+from server.dashboard.app import Options
 from server.dashboard.hospital import create_hospital_app
-from server.dashboard.security import SessionReader
 from server.study.workspace import Site, Workspace
 from tests.own_site import make_own_site, page_of, queries_of
-from tests.server.dashboard.conftest import TestClient
+from tests.server.dashboard.conftest import TestClient, glance
 from tests.server.printed.truth import ACCOUNTANTS, cost, epsilon
 
 pytestmark = pytest.mark.slow
@@ -256,11 +254,7 @@ def handed_over(life: Life) -> Iterator[Told]:
     """What the consortium shows of the report that the site printed: its Sites page, its API, its certificate."""
     life.workspace.reports_dir.mkdir(exist_ok=True)
     (life.workspace.reports_dir / "north.json").write_text(command("--json", site=life.site))
-    app = create_app(Options(study=life.workspace.root, state=life.root / "state"))
-    session = Session("paul", Role.PRIVACY_OFFICER, "token", 1e12, None)
-    app.state.gate = SessionReader(cookie="any", lookup=lambda _token: session)
-    app.state.service.follower.poll()
-    client = TestClient(app, base_url="http://localhost", follow_redirects=False)
+    client = glance(Options(study=life.workspace.root, state=life.root / "state"))
     least, spent, cap, accepted, receipted = found(
         r"Its own ledger (at least )?ε (\S+) spent of its cap (\S+) \(exact\), "
         r"(\d+) queries accepted, receipts for (\d+)",

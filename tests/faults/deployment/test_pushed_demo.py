@@ -9,7 +9,6 @@ did it. docs/dishonest-hospital.md shows what each party sees.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +21,13 @@ from common.student_statement import StudentStatement
 from consilium.demo import federation as daemons
 from consilium.demo import run as demo
 from consilium.demo.options import DemoOptions
-from server.dashboard.app import Options, create_app, users_file
+from server.dashboard.app import Options, users_file
 from server.dashboard.auth import Role
 from server.public.statement_files import STUDENTS, said_file
 from tests.e2e.daemons import running
 from tests.e2e.dishonest import SPOILS, pushes_then, serving
 from tests.e2e.road import Road
-from tests.waiting import until
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that it would rather have another HTTP client
-    from starlette.testclient import TestClient
+from tests.server.dashboard.conftest import PASSWORD, looked_at
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -88,11 +83,8 @@ def judged(road: Road, draw: str, *, disclosing: tuple[str, ...], folder: Path) 
 def dashboard(road: Road, state: Path) -> str:
     """The dashboard's page about the student, as a signed-in operator gets it."""
     state.mkdir()
-    users_file(state).add("ada", Role.OPERATOR, "a long enough secret")
-    app = create_app(Options(study=road.workspace.root, state=state))
-    with TestClient(app, base_url="http://localhost") as client:
-        until(lambda: client.get("/healthz").json()["up_to_date"], timeout_s=60)
-        client.post("/login", data={"name": "ada", "password": "a long enough secret"})
+    users_file(state).add("ada", Role.OPERATOR, PASSWORD)
+    with looked_at(Options(study=road.workspace.root, state=state)) as client:
         return client.get("/student").text
 
 

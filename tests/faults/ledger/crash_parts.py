@@ -39,15 +39,13 @@ from server.public.material import CodecRecord
 from server.study.create_study import ServerKeys
 from server.study.workspace import Site
 from tests.federation import StubVoters, make_codec, make_study
-from tests.worlds import pool_of
+from tests.worlds import HURRIED, pool_of
 
 SITES = tuple(Site(name=name, pool=f"{name}-mri", node_id=100 + n) for n, name in enumerate(("aachen", "bergen")))
 
 
 def the_study(planned: int) -> Study:
-    study = make_study(planned_queries=planned, quorum=1)
-    collection = replace(study.collection, batch_size=2, deadline_s=2.0, offer_deadline_s=1.0, patience_s=1.0)
-    return replace(study, collection=collection)
+    return make_study(planned_queries=planned, quorum=1, collection=replace(HURRIED, deadline_s=2.0))
 
 
 def prepare(root: Path, *, planned: int) -> None:

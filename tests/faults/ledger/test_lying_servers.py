@@ -31,7 +31,7 @@ from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.commands import typed
 from tests.federation import Federation, make_study, part
-from tests.worlds import receipts_of
+from tests.worlds import HURRIED, receipts_of
 
 pytestmark = pytest.mark.slow
 
@@ -41,11 +41,8 @@ Lie = Callable[[Receipt], Receipt]
 
 @pytest.fixture
 def fed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Federation]:
-    federation = Federation(tmp_path, study=make_study(planned_queries=getattr(request, "param", 10)))
-    federation.study = replace(
-        federation.study,
-        collection=replace(federation.study.collection, batch_size=2, offer_deadline_s=1.0, patience_s=1.0),
-    )
+    study = make_study(planned_queries=getattr(request, "param", 10), collection=HURRIED)
+    federation = Federation(tmp_path, study=study)
     yield federation
     federation.ledger.close()
     for ledger in federation.site_ledgers.values():
@@ -164,11 +161,30 @@ def restore(fed: Federation, copy: Path) -> None:
     fed.ledger = Ledger.open(fed.root / "ledger.sqlite", signing_key=fed.signing_key)
 
 
+def fork(fed: Federation, copy: Path) -> Ledger:
+    """Go on with a copy of the ledger beside the ledger itself, which is returned."""
+    first, other = fed.ledger, fed.root / "fork.sqlite"
+    shutil.copy(copy, other)
+    shutil.copy(copy.with_suffix(".standing"), other.with_suffix(".standing"))
+    fed.ledger = Ledger.open(other, signing_key=fed.signing_key)
+    return first
+
+
 def skip_lost(fed: Federation, monkeypatch: pytest.MonkeyPatch, lost: set[str]) -> None:
     """The liar takes care not to ask for what the sites know was released, and closes its eyes to what they hold."""
     honest = Aggregator.open_queries
     monkeypatch.setattr(Ledger, "contains", lambda _ledger, _position: True)
     monkeypatch.setattr(Aggregator, "open_queries", lambda core: tuple(q for q in honest(core) if q.id not in lost))
+
+
+def lose_a_batch(fed: Federation, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run two batches; the copy of the ledger from before the second, for which nobody is asked again."""
+    run_batches(fed, 1)
+    copy = snapshot(fed, "copy.sqlite")
+    kept = {answer.query.id for answer in fed.ledger.answers(fed.study.id)}
+    run_batches(fed, 1)
+    skip_lost(fed, monkeypatch, {answer.query.id for answer in fed.ledger.answers(fed.study.id)} - kept)
+    return copy
 
 
 def test_a_server_that_drops_its_last_rows_and_asks_again_gets_no_second_noise(fed: Federation) -> None:
@@ -187,11 +203,7 @@ def test_a_server_that_drops_its_last_rows_and_asks_again_gets_no_second_noise(f
 def test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_batches(fed, 1)
-    copy = snapshot(fed, "copy.sqlite")
-    kept = {answer.query.id for answer in fed.ledger.answers(fed.study.id)}
-    run_batches(fed, 1)
-    skip_lost(fed, monkeypatch, {answer.query.id for answer in fed.ledger.answers(fed.study.id)} - kept)
+    copy = lose_a_batch(fed, monkeypatch)
     restore(fed, copy)
     run_batches(fed, 2)
     for node in fed.workers:
@@ -204,7 +216,7 @@ def test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(
 def test_a_fork_at_exactly_the_row_a_site_holds_is_seen_at_the_next_offer(tmp_path: Path, others: bool) -> None:
     """Two lines of one ledger end at the same row number; nothing about the number tells them apart."""
     fed = Federation(tmp_path, study=make_study(planned_queries=10, quorum=1))
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=2, offer_deadline_s=1.0))
+    fed.set_collection(batch_size=2, offer_deadline_s=1.0)
     run_batches(fed, 1)
     copy = snapshot(fed, "copy.sqlite")
     fed.transport.offline = {100, 101}
@@ -233,16 +245,8 @@ def test_a_fork_at_exactly_the_row_a_site_holds_is_seen_at_the_next_offer(tmp_pa
 def test_a_server_that_forks_stops_the_site_that_saw_both_sides(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_batches(fed, 1)
-    copy = snapshot(fed, "copy.sqlite")
-    kept = {answer.query.id for answer in fed.ledger.answers(fed.study.id)}
-    run_batches(fed, 1)
-    skip_lost(fed, monkeypatch, {answer.query.id for answer in fed.ledger.answers(fed.study.id)} - kept)
-    first = fed.ledger
-    fork = fed.root / "fork.sqlite"
-    shutil.copy(copy, fork)
-    shutil.copy(copy.with_suffix(".standing"), fork.with_suffix(".standing"))
-    fed.ledger = Ledger.open(fork, signing_key=fed.signing_key)
+    copy = lose_a_batch(fed, monkeypatch)
+    first = fork(fed, copy)
     fed.transport.offline = {102}  # site-2 stays with the first ledger
     run_batches(fed, 2)
     first.close()
@@ -253,16 +257,11 @@ def test_a_server_that_forks_stops_the_site_that_saw_both_sides(
 def test_a_fork_no_single_site_can_see_is_found_by_comparing_heads(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for site in fed.sites:
-        (fed.root / site.name / "site.toml").write_text(fed.site_toml(site.name, site.pool))
+    fed.write_site_files()
     copy = snapshot(fed, "copy.sqlite")
     fed.transport.offline = {102}
     run_batches(fed, 1)
-    first = fed.ledger
-    fork = fed.root / "fork.sqlite"
-    shutil.copy(copy, fork)
-    shutil.copy(copy.with_suffix(".standing"), fork.with_suffix(".standing"))
-    fed.ledger = Ledger.open(fork, signing_key=fed.signing_key)
+    first = fork(fed, copy)
     theirs = fed.root / "theirs.jsonl"
     theirs.write_text("\n".join(control.receipt_lines(fed.root / "site-1")))
     skip_lost(fed, monkeypatch, {answer.query.id for answer in first.answers(fed.study.id)})
@@ -341,8 +340,7 @@ def test_an_old_backup_raises_the_alarm_is_recovered_from_and_the_study_ends_wit
     fed: Federation,
 ) -> None:
     """With the commands a person would use. What was drawn twice is charged twice, at the server and at the sites."""
-    for site in fed.sites:
-        (fed.root / site.name / "site.toml").write_text(fed.site_toml(site.name, site.pool))
+    fed.write_site_files()
     run_batches(fed, 1)
     copy = snapshot(fed, "monday.sqlite")
     run_batches(fed, 1)
@@ -391,8 +389,7 @@ def test_an_alarm_raised_by_a_release_after_the_restore_is_recovered_from_too(
 ) -> None:
     """The receipt that raised it was signed before the lost charges were entered; it must not raise it for ever."""
     test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(fed, monkeypatch)
-    for site in fed.sites:
-        (fed.root / site.name / "site.toml").write_text(fed.site_toml(site.name, site.pool))
+    fed.write_site_files()
     receipts = [receipt for ledger in fed.site_ledgers.values() for receipt in ledger.receipts(evidence=True)]
     assert fed.ledger.recover(receipts) == 2
     for site in fed.sites:
@@ -409,8 +406,7 @@ def test_an_alarm_raised_by_a_release_after_the_restore_is_recovered_from_too(
 def test_a_server_that_recovered_less_than_the_sites_hold_is_stopped_again(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for site in fed.sites:
-        (fed.root / site.name / "site.toml").write_text(fed.site_toml(site.name, site.pool))
+    fed.write_site_files()
     test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(fed, monkeypatch)
     for site in fed.sites:
         control.end_alarm(fed.root / site.name)

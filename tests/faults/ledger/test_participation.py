@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ def test_a_failing_teacher_gives_the_roster_receipt_and_reply_of_a_healthy_one(t
     failing.voters["site-1"].failure = failure
     told = []
     for fed in (healthy, failing):
-        fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=3))
+        fed.set_collection(batch_size=3)
         fed.core().run(fed.transport)
         receipts = fed.site_ledgers["site-1"].receipts()
         told.append(

@@ -22,6 +22,7 @@ from server.ledger.backup import backup
 from server.ledger.verify import verify
 from tests.commands import typed
 from tests.federation import Federation, make_study
+from tests.worlds import HURRIED
 
 pytestmark = pytest.mark.slow
 
@@ -30,11 +31,10 @@ RUN = CliRunner()
 
 @pytest.fixture
 def fed(tmp_path: Path) -> Iterator[Federation]:
-    study = make_study(planned_queries=10)
-    study = replace(study, collection=replace(study.collection, batch_size=2, offer_deadline_s=1.0, patience_s=1.0))
+    study = make_study(planned_queries=10, collection=HURRIED)
     with Federation(tmp_path, study=study) as federation:
+        federation.write_site_files()
         for site in federation.sites:
-            (tmp_path / site.name / "site.toml").write_text(federation.site_toml(site.name, site.pool))
             (tmp_path / site.name / "study.toml").write_text(render_study(study))
         yield federation
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from common.config import render_study
+from common.config import CollectionConfig, render_study
 from common.envelope import body_of, sign_reply
 from common.errors import QuorumNotReached
 from common.event_kinds import event_words
@@ -82,7 +82,7 @@ def test_a_second_run_answers_nothing_again_and_charges_nothing_again(federation
 
 def test_a_stop_between_batches_loses_nothing_and_the_next_run_finishes(federation):
     fed = federation()
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=2))
+    fed.set_collection(batch_size=2)
     answered = iter([False, False, True])
     fed.core().run(fed.transport, should_stop=lambda: next(answered))
     stored = {a.query.id: a.noisy_sum.tobytes() for a in fed.ledger.answers(fed.study.id)}
@@ -95,7 +95,7 @@ def test_a_stop_between_batches_loses_nothing_and_the_next_run_finishes(federati
 
 def test_below_quorum_nothing_is_computed_dispatched_or_charged(federation):
     fed = federation()
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, offer_deadline_s=1.0))
+    fed.set_collection(offer_deadline_s=1.0)
     fed.transport.offline = {100, 101}
     rows = fed.ledger.row_count
     with pytest.raises(QuorumNotReached, match="1 of 3"):
@@ -107,7 +107,7 @@ def test_below_quorum_nothing_is_computed_dispatched_or_charged(federation):
 
 def test_a_site_that_is_away_is_not_on_the_roster(federation):
     fed = federation()
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, offer_deadline_s=1.0))
+    fed.set_collection(offer_deadline_s=1.0)
     fed.transport.offline = {101}
     fed.core().run(fed.transport)
     assert {entry.site for a in fed.ledger.answers(fed.study.id) for entry in a.roster} == {"site-0", "site-2"}
@@ -132,7 +132,7 @@ def test_a_failure_after_acceptance_is_the_zero_code_with_the_roster_unchanged(f
 
 def test_a_site_that_falls_silent_after_accepting_counts_as_zero_once_patience_is_over(federation):
     fed = federation(sampler=silent)
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
+    fed.set_collection(patience_s=1.0)
 
     def drop(node, body, reply):
         return None if node == 101 and part(body, CodesRequest) else reply
@@ -149,7 +149,7 @@ def test_a_site_that_falls_silent_after_accepting_counts_as_zero_once_patience_i
 
 def test_when_the_sites_vanish_after_accepting_nothing_is_released_or_charged(federation):
     fed = federation()
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
+    fed.set_collection(patience_s=1.0)
     rows = fed.ledger.row_count
     fed.transport.intercept = lambda node, body, reply: None if part(body, CodesRequest) else reply
     with pytest.raises(QuorumNotReached, match="0 of the 3"):
@@ -174,7 +174,7 @@ def test_sites_are_asked_once_at_least_however_long_the_core_was_held_up(federat
 
 def test_an_outage_of_every_node_costs_time_and_no_answer(federation):
     fed = federation(sampler=silent)
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=20.0))
+    fed.set_collection(patience_s=20.0)
     silent_rounds = iter(range(9))
 
     def outage(node, body, reply):
@@ -231,7 +231,7 @@ def test_a_reply_the_server_cannot_trust_counts_as_zero(federation, lie):
         name = "f" * 64 if lie == "unknown" else query
         return encode(Several((CodesReply(batch=message.batch, attempt=attempt, codes=((name, sealed),)),)))
 
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
+    fed.set_collection(patience_s=1.0)
     fed.transport.intercept = forge
     fed.core().run(fed.transport)
     answer = fed.ledger.answers(fed.study.id)[0]
@@ -242,7 +242,7 @@ def test_a_reply_the_server_cannot_trust_counts_as_zero(federation, lie):
 
 def test_a_refused_code_is_final_and_told_of_once_a_reply(federation):
     fed = federation(sampler=silent)
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=600.0))
+    fed.set_collection(patience_s=600.0)
     asked = []
 
     def forge(node, body, reply):
@@ -287,7 +287,7 @@ def test_a_code_cannot_be_passed_off_as_another_sites(federation):
             stolen["reply"] = reply
         return stolen["reply"] if node == 101 else reply
 
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, patience_s=1.0))
+    fed.set_collection(patience_s=1.0)
     fed.transport.intercept = replay
     fed.core().run(fed.transport)
     assert {e["reason"] for e in fed.events("code-refused")} == {"sealed-code"}
@@ -325,7 +325,7 @@ def test_patient_unit_with_several_voters_bounds_a_sites_sum(federation):
 
 def test_every_site_holds_a_receipt_for_what_was_released(federation):
     fed = federation()
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=4))
+    fed.set_collection(batch_size=4)
     fed.core().run(fed.transport)
     for ledger in fed.site_ledgers.values():
         held = {query for receipt in ledger.receipts() for query in receipt.query_ids}
@@ -335,7 +335,7 @@ def test_every_site_holds_a_receipt_for_what_was_released(federation):
 
 def test_a_receipt_lost_on_the_way_is_sent_again_with_the_next(federation):
     fed = federation()
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=3))
+    fed.set_collection(batch_size=3)
     lost = []
 
     handle = fed.workers[101].handle
@@ -425,7 +425,7 @@ def test_a_pool_that_asks_for_another_unit_is_left_out_when_it_is_spent_and_the_
     )
     fed = federation(study=make_study(planned_queries=9, relation="zero-out", voters_per_site=3, quorum=3), sites=4)
     monkeypatch.setattr(fed.site_ledgers["site-3"], "record_receipt", lambda receipt, public_key: None)
-    batches_of(fed, 1)
+    fed.set_collection(batch_size=1)
     fed.core().run(fed.transport)
     answers = fed.ledger.answers(fed.study.id)
     rosters = [{entry.site for entry in answer.roster} for answer in answers]
@@ -456,10 +456,6 @@ def test_a_person_finishes_with_fewer_answers_once_a_quorum_is_missing_for_good(
     assert 0 < study_status(study.workspace).facts.answers < 8
 
 
-def batches_of(fed, size, **collection):
-    fed.study = replace(fed.study, collection=replace(fed.study.collection, batch_size=size, **collection))
-
-
 def test_a_study_whose_sites_were_revoked_below_the_quorum_names_the_way_to_its_student(federation):
     fed = federation()
     fed.core().run(fed.transport)
@@ -471,7 +467,7 @@ def test_a_study_whose_sites_were_revoked_below_the_quorum_names_the_way_to_its_
 def test_in_a_long_run_a_batch_costs_a_site_one_message(federation):
     """Offer ahead, codes and receipts travel together: one more message before the first batch, one after the last."""
     fed = federation(study=make_study(planned_queries=10))
-    batches_of(fed, 2)
+    fed.set_collection(batch_size=2)
     fed.core().run(fed.transport)
     assert len(fed.ledger.answers(fed.study.id)) == 10
     received = [node for node, _ in fed.transport.replies]
@@ -482,7 +478,7 @@ def test_in_a_long_run_a_batch_costs_a_site_one_message(federation):
 def test_the_receipts_of_a_batch_travel_with_the_next_one(federation):
     """A site can compare its charges with the server's while the study runs, and not only once it has ended."""
     fed = federation(study=make_study(planned_queries=6))
-    batches_of(fed, 2)
+    fed.set_collection(batch_size=2)
     handle, brought = fed.workers[101].handle, []
 
     def watched(body):
@@ -498,7 +494,7 @@ def test_the_receipts_of_a_batch_travel_with_the_next_one(federation):
 def test_a_batch_offered_ahead_leaves_room_for_the_one_in_hand(federation):
     """No site reserves, and no pool is asked for, more than the budget has room for, whatever is still in flight."""
     fed = federation(study=make_study(planned_queries=5))
-    batches_of(fed, 2)
+    fed.set_collection(batch_size=2)
     more = tuple(fed.objects.put(f"more {i}".encode()) for i in range(3))
     core = fed.core()
     first = core._queries[0]
@@ -514,7 +510,7 @@ def test_a_batch_offered_ahead_leaves_room_for_the_one_in_hand(federation):
 
 def test_a_site_that_registers_in_the_middle_of_a_run_is_on_the_next_roster_and_on_no_older_one(federation):
     fed = federation(study=make_study(planned_queries=8))
-    batches_of(fed, 2)
+    fed.set_collection(batch_size=2)
     everybody, fed.sites = fed.sites, fed.sites[:2]
     core = fed.core()
 
@@ -546,7 +542,7 @@ def test_a_site_that_is_registered_but_not_yet_in_the_ledger_is_passed_over(fede
 
 def test_a_site_that_was_away_for_a_run_is_on_the_rosters_of_the_next(federation):
     fed = federation(study=make_study(planned_queries=8))
-    batches_of(fed, 2, offer_deadline_s=1.0)
+    fed.set_collection(batch_size=2, offer_deadline_s=1.0)
     fed.transport.offline = {102}
     fed.core().run(fed.transport, should_stop=iter([False, False, True]).__next__)
     before = {a.query.id: a.roster for a in fed.ledger.answers(fed.study.id)}
@@ -560,7 +556,7 @@ def test_a_site_that_was_away_for_a_run_is_on_the_rosters_of_the_next(federation
 
 def test_a_site_that_comes_back_in_the_middle_of_a_run_is_asked_and_is_waited_for_only_once(federation):
     fed = federation(study=make_study(planned_queries=8))
-    batches_of(fed, 2, offer_deadline_s=1.0)
+    fed.set_collection(batch_size=2, offer_deadline_s=1.0)
     fed.transport.offline = {102}
     waits = []
 
@@ -587,7 +583,7 @@ def test_a_site_that_answers_no_offer_is_waited_for_once_charged_once_and_back_w
 ):
     """Its answers come too late at first, so what it accepts is charged in its own ledger for nothing."""
     fed = federation(study=make_study(quorum=3, aggregation=aggregation, planned_queries=8), sites=4)
-    batches_of(fed, 2)
+    fed.set_collection(batch_size=2)
     number, offers = node - 100, []
 
     def late(to, body, reply):
@@ -608,7 +604,7 @@ def test_a_site_that_answers_no_offer_is_waited_for_once_charged_once_and_back_w
 
 def test_a_site_that_answered_no_offer_is_asked_again_when_the_others_do_not_reach_the_quorum(federation):
     fed = federation(study=make_study(quorum=3, planned_queries=4), sites=4)
-    batches_of(fed, 2, offer_deadline_s=1.0)
+    fed.set_collection(batch_size=2, offer_deadline_s=1.0)
 
     def drop(node, body, reply):
         if node == 101 and part(body, CodesRequest):
@@ -637,7 +633,7 @@ class WorkerAway(Wire):
 
 def test_a_site_whose_worker_is_away_is_named_unavailable_and_not_one_of_another_version(federation):
     fed = federation(study=make_study(planned_queries=4))
-    batches_of(fed, 2, patience_s=1.0)
+    fed.set_collection(batch_size=2, patience_s=1.0)
     fed.transport = WorkerAway(fed.workers)
     core, looks = fed.core(), count()
     core._clock = lambda: 0.05 * next(looks)
@@ -650,7 +646,7 @@ def test_a_site_whose_worker_is_away_is_named_unavailable_and_not_one_of_another
 
 def test_a_site_that_goes_down_after_accepting_ahead_is_not_on_that_roster(federation):
     fed = federation(study=make_study(planned_queries=6))
-    batches_of(fed, 2, offer_deadline_s=1.0)
+    fed.set_collection(batch_size=2, offer_deadline_s=1.0)
 
     def leave(node, body, reply):
         if node == 102 and part(body, CodesRequest):
@@ -665,7 +661,7 @@ def test_a_site_that_goes_down_after_accepting_ahead_is_not_on_that_roster(feder
 
 def test_a_veto_given_while_a_batch_is_computed_keeps_the_site_off_the_next_roster(federation):
     fed = federation(study=make_study(planned_queries=6))
-    batches_of(fed, 2, patience_s=1.0)
+    fed.set_collection(batch_size=2, patience_s=1.0)
     predict = fed.voters["site-2"].predict
 
     def paused_meanwhile(volume):
@@ -681,7 +677,7 @@ def test_a_veto_given_while_a_batch_is_computed_keeps_the_site_off_the_next_rost
 
 def test_the_status_tells_who_took_part_in_what_and_who_is_spent(federation, tmp_path):
     fed = federation(study=make_study(planned_queries=6))
-    batches_of(fed, 2, offer_deadline_s=1.0)
+    fed.set_collection(batch_size=2, offer_deadline_s=1.0)
     fed.transport.offline = {102}
     fed.core().run(fed.transport, should_stop=iter([False, True]).__next__)
     workspace = Workspace(tmp_path)
@@ -709,7 +705,7 @@ def test_the_status_tells_who_took_part_in_what_and_who_is_spent(federation, tmp
 def test_below_quorum_in_the_middle_of_a_run_neither_pools_nor_rows_move(federation):
     """One site down, one killed in mid-batch, one past its deadline: what was answered stays, no more is charged."""
     fed = federation(study=make_study(planned_queries=6), sites=4)
-    batches_of(fed, 2, offer_deadline_s=1.0, patience_s=1.0)
+    fed.set_collection(batch_size=2, offer_deadline_s=1.0, patience_s=1.0)
     fed.transport.offline = {103}
     at_batch = []
 
@@ -737,8 +733,7 @@ def test_receipts_that_one_message_does_not_take_follow_in_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.aggregation.receipts.MAX_RECEIPTS", 2)
-    study = make_study()
-    fed = Federation(tmp_path, study=replace(study, collection=replace(study.collection, batch_size=1)))
+    fed = Federation(tmp_path, study=make_study(collection=CollectionConfig(batch_size=1)))
     fed.core().run(fed.transport)
     held = {site.node_id: (0, NO_HEAD) for site in fed.sites}
     messages: list[int] = []

@@ -14,7 +14,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.ledger.site_ledger import SiteLedger
-from common.config import CollectionConfig
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, ReceiptContradiction, Refused
 from common.ledger.charges import StudyTerms
 from common.ledger.keys import public_hex
@@ -31,6 +30,7 @@ from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.federation import Federation, make_study, part
 from tests.oracles import curve25519
+from tests.worlds import HURRIED
 
 pytestmark = pytest.mark.slow
 
@@ -43,8 +43,7 @@ def silent(size: int, _: Fraction) -> np.ndarray:
 
 def sealed_study(*, patience_s: int = 1, **privacy: object):  # type: ignore[no-untyped-def]
     terms = {"quorum": 3, "planned_queries": 3, "aggregation": "sealed-sum", "spare_draws": 2} | privacy
-    collection = CollectionConfig(batch_size=2, patience_s=patience_s, offer_deadline_s=1)
-    return replace(make_study(**terms), collection=collection)
+    return make_study(collection=replace(HURRIED, patience_s=patience_s), **terms)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy.stats import ncx2
 from typer.testing import CliRunner
 
-from common.config import CollectionConfig, Study
+from common.config import Study
 from common.errors import Refused
 from common.events import EventLog, read_events
 from common.ledger.charges import RosterEntry
@@ -29,7 +28,7 @@ from server.study.status import study_status
 from server.study.workspace import Site, Workspace
 from tests.federation import Federation, make_study
 from tests.studies import made_study
-from tests.worlds import pool_of, silent
+from tests.worlds import HURRIED, pool_of, silent
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +37,7 @@ SITES = 4
 
 def sealed_study(**privacy: object) -> Study:
     terms = {"quorum": 3, "planned_queries": 3, "aggregation": "sealed-sum", "spare_draws": 2} | privacy
-    return replace(make_study(**terms), collection=CollectionConfig(batch_size=2, patience_s=1, offer_deadline_s=1))
+    return make_study(collection=HURRIED, **terms)
 
 
 @pytest.fixture

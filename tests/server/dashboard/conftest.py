@@ -11,7 +11,8 @@ import pytest
 
 from server.dashboard import auth
 from server.dashboard.app import Options, create_app, users_file
-from server.dashboard.auth import Role
+from server.dashboard.auth import Role, Session
+from server.dashboard.security import SessionReader
 from tests.dashboard_study import Recorded, make_study_directory
 from tests.waiting import until
 
@@ -80,11 +81,7 @@ def reader(collected: Recorded, users_text: bytes, tmp_path_factory) -> Iterator
     """The privacy officer, signed in once for all tests of a module that only read."""
     state = tmp_path_factory.mktemp("state")
     (state / "users.json").write_bytes(users_text)
-    app = create_app(Options(study=collected.workspace.root, state=state))
-    with TestClient(app, base_url="http://localhost", follow_redirects=False) as client:
-        until_followed(client)
-        with quick_passwords():
-            assert client.post("/login", data={"name": "paul", "password": PASSWORD}).status_code == 303
+    with quick_passwords(), looked_at(Options(study=collected.workspace.root, state=state), user="paul") as client:
         yield client
 
 
@@ -100,6 +97,24 @@ def client(collected: Recorded, state: Path, clock: Clock) -> Iterator[TestClien
     with TestClient(create_app(options), base_url="http://localhost", follow_redirects=False) as client:
         until_followed(client)
         yield client
+
+
+@contextmanager
+def looked_at(options: Options, *, user: str = "ada") -> Iterator[TestClient]:
+    """A running dashboard that has read the study, with a user signed in; redirects are not followed."""
+    with TestClient(create_app(options), base_url="http://localhost", follow_redirects=False) as client:
+        until_followed(client)
+        assert client.post("/login", data={"name": user, "password": PASSWORD}).status_code == 303
+        yield client
+
+
+def glance(options: Options) -> TestClient:
+    """A dashboard that has read the study once and reads no more, with the privacy officer signed in."""
+    app = create_app(options)
+    session = Session("paul", Role.PRIVACY_OFFICER, "token", 1e12, None)
+    app.state.gate = SessionReader(cookie="any", lookup=lambda _token: session)
+    app.state.service.follower.poll()
+    return TestClient(app, base_url="http://localhost", follow_redirects=False)
 
 
 def until_followed(client: TestClient) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from server.dashboard.app import Options, create_app
+from server.dashboard.app import Options
 from server.dashboard.screens import NAVIGATION
 from tests.dashboard_study import QUERIES, Recorded, make_study_directory
-from tests.server.dashboard.conftest import PASSWORD, TestClient, until_followed
+from tests.server.dashboard.conftest import looked_at
 
 GOLDEN = Path(__file__).parent / "golden.json"
 PAGES = (*(path for path, _, _ in NAVIGATION), "/ledger/7", "/planner?epsilon=x")
@@ -92,13 +92,10 @@ def recorded(tmp_path_factory) -> Recorded:
 
 
 def test_pages_and_documents_say_what_they_said(recorded, state, tmp_path):
-    app = create_app(Options(study=recorded.workspace.root, state=state))
     with (
         recorded.workspace.locked(),  # a run that lives
-        TestClient(app, base_url="http://localhost", follow_redirects=False) as client,
+        looked_at(Options(study=recorded.workspace.root, state=state), user="paul") as client,
     ):
-        until_followed(client)
-        client.post("/login", data={"name": "paul", "password": PASSWORD})
         given = said(client)
     (tmp_path / GOLDEN.name).write_text(json.dumps(given, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     expected = json.loads(GOLDEN.read_text(encoding="utf-8"))

@@ -32,7 +32,7 @@ from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.study.workspace import Workspace
 from tests.dashboard_study import QUERIES, SITES
-from tests.server.dashboard.conftest import PASSWORD, Clock, TestClient, until_followed
+from tests.server.dashboard.conftest import PASSWORD, Clock, TestClient, looked_at
 from tests.server.dashboard.hostile.files import LEDGERS, LINES, OLDER_COPY, REPORT, REPORTS, append_line
 from tests.small_servers import http_server, serving
 
@@ -445,9 +445,7 @@ def test_characters_that_are_not_seen_or_turn_others_around_are_shown_by_number_
         log.write(json.dumps(event | fields) + "\n")
     workspace.reports_dir.mkdir(exist_ok=True)
     (workspace.reports_dir / "north.json").write_text(json.dumps({**REPORT, "version": hidden, "alarms": [hidden]}))
-    with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
-        until_followed(client)
-        client.post("/login", data={"name": "ada", "password": PASSWORD})
+    with looked_at(Options(study=workspace.root, state=state)) as client:
         for path in ("/", "/study", "/sites"):
             text = client.get(path).text
             assert "\\u202e\\u2066\\u200b\\u2028\\u001b\\u0085" in text, path
@@ -472,9 +470,7 @@ def test_pages_stand_over_any_file_of_the_study_and_of_their_own_that_is_none(wo
     """Nothing waits, nothing is shown as a fault of the dashboard's; what cannot be read is said to be so."""
     report = {"study": {"id": workspace.study().id}, "student": {"dice": {"mean": 10**400}}, "controls": {}}
     (workspace.root / "report.json").write_text(json.dumps(report))
-    with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
-        until_followed(client)
-        client.post("/login", data={"name": "ada", "password": PASSWORD})
+    with looked_at(Options(study=workspace.root, state=state)) as client:
         for name in ("public.json", "codec.json", "sites.json", "report.json"):
             (workspace.root / name).unlink(missing_ok=True)
             REPORTS[what](workspace.root / name)

@@ -18,7 +18,7 @@ from common.supervision import FACTS, json_report, keeping
 from server.dashboard.app import Options, create_app
 from server.dashboard.reports import read_reports, take_report
 from server.study.workspace import Workspace
-from tests.server.dashboard.conftest import PASSWORD, TestClient, until_followed
+from tests.server.dashboard.conftest import TestClient, looked_at
 from tests.server.dashboard.hostile.files import REPORT
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -122,9 +122,7 @@ def desk(collected, state, tmp_path):
     ]
     workspace.save_sites(tuple(sites))
     options = Options(study=workspace.root, state=state, now=lambda: NOW)
-    with TestClient(create_app(options), base_url="http://localhost", follow_redirects=False) as client:
-        until_followed(client)
-        client.post("/login", data={"name": "ada", "password": PASSWORD})
+    with looked_at(options) as client:
         yield client, workspace
 
 
@@ -186,12 +184,9 @@ def test_a_log_target_of_the_dashboard_that_fails_is_an_alarm_with_its_remedy(co
     (tmp_path / "full").write_text("a file where a folder is needed")
     target = f"file:{tmp_path / 'full' / 'log.jsonl'}"
     options = Options(study=collected.workspace.root, state=state, log_to=(target,), now=lambda: NOW)
-    app = create_app(options)
-    with TestClient(app, base_url="http://localhost", follow_redirects=False) as client:
-        until_followed(client)
-        client.post("/login", data={"name": "ada", "password": PASSWORD})
-        app.state.security_log.step()
-        app.state.service._views.clear()
+    with looked_at(options) as client:
+        client.app.state.security_log.step()
+        client.app.state.service._views.clear()
         found = {one["name"]: one for one in client.get("/api/overview").json()["alarms"]}
     assert target in found["log-fails"]["title"]
     assert "dashboard" in found["log-fails"]["title"]

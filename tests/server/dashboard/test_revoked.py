@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from common.config import SEALED_SUM, render_study
 from common.node_auth import AdmittedNode, write_admitted
 from consilium.cli.study import study_app
-from server.dashboard.app import Options, create_app
+from server.dashboard.app import Options
 from server.dashboard.read_model import Follower
 from server.dashboard.views.overview import overview
 from server.ledger.server_ledger import Ledger
@@ -25,7 +25,7 @@ from server.study.workspace import Site, Workspace
 from tests.commands import typed
 from tests.dashboard_study import make_large_study
 from tests.federation import make_study
-from tests.server.dashboard.conftest import PASSWORD, TestClient, until_followed
+from tests.server.dashboard.conftest import looked_at
 from tests.studies import made_study
 from tests.worlds import pool_of
 
@@ -86,9 +86,7 @@ def test_pages_show_a_revoked_site_and_no_quorum_with_it(workspace: Workspace, s
     (site,) = (one for one in shown.sites if one.name == "site-0")
     assert (site.state, site.can_answer, site.budget.answers_left) == ("revoked", False, 0)
     assert "revoked" in site.budget.words
-    with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
-        until_followed(client)
-        client.post("/login", data={"name": "ada", "password": PASSWORD})
+    with looked_at(Options(study=workspace.root, state=state)) as client:
         for path in ("/", "/sites"):
             text = client.get(path).text
             assert "quorum 2 of 3, 1 revoked" in text

@@ -12,14 +12,14 @@ from common.config import GateConfig
 from common.events import EventLog
 from common.site_verdict import SiteVerdict
 from common.student_statement import StudentStatement
-from server.dashboard.app import Options, create_app
+from server.dashboard.app import Options
 from server.study.gate import shown_gate, shut_line, take_verdict
 from server.study.status import study_status
 from server.study.workspace import Workspace
 from tests.dashboard_study import make_large_study
 from tests.exported import exported_study, statement_file
 from tests.federation import make_study
-from tests.server.dashboard.conftest import PASSWORD, TestClient, until_followed
+from tests.server.dashboard.conftest import looked_at
 
 
 @pytest.fixture
@@ -33,9 +33,7 @@ def open_page(workspace: Workspace, state: Path):
     """Returns the text of a page, as the operator ada sees it once the dashboard has read the study."""
 
     def text(path: str) -> str:
-        with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
-            until_followed(client)
-            assert client.post("/login", data={"name": "ada", "password": PASSWORD}).status_code == 200
+        with looked_at(Options(study=workspace.root, state=state)) as client:
             return client.get(path).text
 
     return text
@@ -74,9 +72,7 @@ def test_a_student_that_the_gate_keeps_is_nowhere_offered_as_released(gated, sta
         said = SiteVerdict(gated.study.id, bundle, site.name, "better", "2026-11-24T09:00:00.000000Z")
         take_verdict(workspace, said.signed_by(gated.site_ledgers[site.name].sign).render())
     missing = "2 must find it better: NOT RELEASED"
-    with TestClient(create_app(Options(study=gated.root, state=state)), base_url="http://localhost") as client:
-        until_followed(client)
-        client.post("/login", data={"name": "ada", "password": PASSWORD})
+    with looked_at(Options(study=gated.root, state=state)) as client:
         first, page, api = client.get("/").text, client.get("/student").text, client.get("/api/overview").json()
         file = client.get("/api/student/bundle.zip").headers["content-disposition"]
     status = study_status(workspace)

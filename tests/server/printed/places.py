@@ -28,14 +28,12 @@ from consilium.reports.certificate import certificate_facts
 from consilium.reports.certificate_paper import certificate_paper
 from consilium.reports.report_facts import CONTROLS, ReportFacts, SiteFact
 from consilium.reports.study_report import render_html, report_json
-from server.dashboard.app import Options, create_app
-from server.dashboard.auth import Role, Session
-from server.dashboard.security import SessionReader
+from server.dashboard.app import Options
 from server.ledger.server_ledger import Ledger
 from server.postprocess.bundle import privacy_of
 from server.study.consent_text import rosters
 from server.study.workspace import Workspace
-from tests.server.dashboard.conftest import TestClient
+from tests.server.dashboard.conftest import TestClient, glance
 from tests.server.printed.lives import Life
 from tests.server.printed.rules import PLAN, Said, lines_of, of_document, of_text
 
@@ -93,12 +91,7 @@ class View:
 
 def view(life: Life, workspace: Workspace, state: Path) -> View:
     """A dashboard that has looked at the study to the end of its files, with somebody signed in."""
-    app = create_app(Options(study=workspace.root, state=state, metrics_token="m" * 20))
-    session = Session("paul", Role.PRIVACY_OFFICER, "token", 1e12, None)
-    app.state.gate = SessionReader(cookie="any", lookup=lambda _token: session)
-    app.state.service.follower.poll()
-    client = TestClient(app, base_url="http://localhost", follow_redirects=False)
-    return View(life, workspace, client)
+    return View(life, workspace, glance(Options(study=workspace.root, state=state, metrics_token="m" * 20)))
 
 
 def command(app: Any, *arguments: object) -> str:
