@@ -163,6 +163,10 @@ class TrainingFacts:
         )
 
 
+STOPPED = {"pause": "paused", "withdraw": "withdrawn"}
+"""In words, the state of a study that staff have stopped."""
+
+
 @dataclass(frozen=True, slots=True)
 class SiteStudy:
     """A study in a site's ledger.
@@ -181,6 +185,11 @@ class SiteStudy:
     state: str
     spending: Spending
     consents: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The state in a word for a reader."""
+        return STOPPED.get(self.state, self.state)
 
     def to_json(self) -> dict[str, str]:
         """Return the part of a status report about the study."""

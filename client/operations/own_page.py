@@ -35,7 +35,7 @@ from common.hospital_page import (
 from common.ledger.records import RefusalRecord, ReservationRecord, parse_record
 from common.peers import fingerprint
 from common.security_log.program import ROLE
-from common.site_facts import SiteStudy
+from common.site_facts import STOPPED, SiteStudy
 from common.witness.memory import FOLDER as WITNESSES
 from common.witness.memory import HeadMemory
 
@@ -146,10 +146,9 @@ def _state(here: SiteStudy | None, *, stopped: bool, away: bool) -> str:
         return "alarm"
     if here is None or not (here.consents or here.spending.spend.releases):
         return "unconsented"
-    if away and here.state not in ("pause", "withdraw"):
+    if away and here.state not in STOPPED:
         return "away"
-    named = {"pause": "paused", "withdraw": "withdrawn", "spent": "spent"}
-    return named.get(here.state, "answering" if here.spending.spend.releases else "joined")
+    return (STOPPED | {"spent": "spent"}).get(here.state, "answering" if here.spending.spend.releases else "joined")
 
 
 def _alarms(contradictions: Sequence[str], view: PeersView, *, stopped: bool) -> tuple[OwnAlarm, ...]:

@@ -380,7 +380,7 @@ def status_text(facts: SiteFacts, *, peers: dict[str, Any] | None = None) -> str
     studies = [
         line
         for one in facts.studies
-        for line in (f"  {one.name} ({one.id[:16]}…): {one.state}", *(f"    {consent}" for consent in one.consents))
+        for line in (f"  {one.name} ({one.id[:16]}…): {one.words}", *(f"    {consent}" for consent in one.consents))
     ]
     return joined(
         [

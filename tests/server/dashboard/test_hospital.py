@@ -22,6 +22,7 @@ from common.supervision import FACTS, json_report, keeping
 from common.witness.memory import FOLDER as WITNESSES
 from common.witness.memory import HeadMemory
 from common.witness.notes import CheckpointNote, origin_of
+from consilium.cli.site import status_text
 from server.dashboard.hospital import STATES, create_hospital_app
 from server.dashboard.security import HEADERS
 from tests.hospital_facts import KEY, Fixed, client_of, facts
@@ -187,6 +188,15 @@ def files(folder: Path) -> dict[str, str]:
     """Every file's hash, without the two that SQLite keeps beside a ledger while somebody reads it."""
     there = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path): sha256_file(path) for path in there if not path.name.endswith(("-shm", "-wal"))}
+
+
+@pytest.mark.parametrize(("state", "word"), [("paused", "paused"), ("left", "withdrawn")])
+def test_a_study_that_staff_stopped_is_shown_in_a_word_and_not_by_the_name_of_a_command(
+    tmp_path: Path, state: str, word: str
+) -> None:
+    page = page_of(make_own_site(tmp_path, state))
+    assert f'<td data-label="state">{word}</td>' in client_of(page).get("/").text
+    assert f"): {word}\n" in status_text(page.facts().site)
 
 
 @pytest.mark.parametrize(
