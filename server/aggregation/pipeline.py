@@ -25,11 +25,12 @@ from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
-from common.errors import ConsiliumError
+from common.errors import ConsiliumError, StorageFailed
 from common.events import EventLog, read_events
 from common.ledger.keys import load_signing_key
 from common.objects import write_atomically
 from common.sealing_rotation import load_sealing_keys
+from common.system_errors import DISK, explain, system_cause
 from common.witness.memory import FOLDER as WITNESSES
 from server.aggregation.aggregator import Aggregator
 from server.aggregation.exchange import Transport
@@ -75,13 +76,23 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
                     check_answers(ledger, study, pools=[site.pool for site in workspace.admitted()])
                 finish(workspace, events=events)
         except Exception as error:
-            reason = str(error) if isinstance(error, ConsiliumError) else type(error).__name__
-            code = error.exit_code if isinstance(error, ConsiliumError) else ConsiliumError.exit_code
+            reason, code = _why_failed(error)
             events.emit("run-failed", run=run, reason=reason, code=code)
             raise
         if workspace.stop_file.exists():
             events.emit("stop-requested", run=run)
         events.emit("run-finished", run=run, seconds=round(time.monotonic() - started, 3))
+
+
+def _why_failed(error: Exception) -> tuple[str, int]:
+    """Return why a run failed, or only the kind of an unforeseen error, and the exit code of a command that waits."""
+    known = error if isinstance(error, ConsiliumError) else system_cause(error)
+    if isinstance(known, ConsiliumError):
+        return str(known), known.exit_code
+    if known is None:
+        return type(error).__name__, ConsiliumError.exit_code
+    code = StorageFailed.exit_code if known.errno in DISK else ConsiliumError.exit_code
+    return "; to fix: ".join(explain(known)), code
 
 
 def collect(

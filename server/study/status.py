@@ -336,7 +336,7 @@ def disk_problem(workspace: Workspace) -> str | None:
     Returns:
         The folder and the reason, with a remedy; None if there is room, or if this user may not write there.
     """
-    for folder in filter(Path.is_dir, (workspace.root / "logs", workspace.flower_dir / "logs")):
+    for folder in filter(Path.is_dir, (workspace.root, workspace.flower_dir)):
         try:
             check_room(folder)
         except OSError as error:

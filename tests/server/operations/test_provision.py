@@ -611,18 +611,16 @@ def test_a_server_whose_disk_is_full_says_so_and_blames_no_gateway_or_hospital(
     def full(folder: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
-    (logs := workspace.root / "logs").mkdir(exist_ok=True)
     monkeypatch.setattr(status, "check_room", full)
     done = CliRunner().invoke(app, ["server", "status", str(workspace.root)])
     assert done.exit_code == StorageFailed.exit_code
-    assert f"DISK: {logs}: No space left on device; to fix: make room" in done.stdout
+    assert f"DISK: {workspace.root}: No space left on device; to fix: make room" in done.stdout
     away = provision.SiteStanding(site="s", pool="s", node_id=1, admitted=True, fingerprint="", node="offline")
     assert "gateway.log" not in online_text([away], full=True)
     assert "`consilium site status`" not in online_text([away], full=True)
 
 
 def test_a_server_s_status_leaves_no_file_behind_and_needs_no_right_to_write(workspace: Workspace) -> None:
-    (workspace.root / "logs").mkdir(exist_ok=True)
     before = sorted(workspace.root.rglob("*"))
     assert status.disk_problem(workspace) is None
     assert sorted(workspace.root.rglob("*")) == before

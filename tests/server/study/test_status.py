@@ -18,14 +18,16 @@ import pytest
 from typer.testing import CliRunner
 
 from common.config import TrainingConfig
-from common.errors import DaemonFailed, InvalidInput
-from common.events import EventLog
+from common.errors import DaemonFailed, InvalidInput, StorageFailed
+from common.events import EventLog, read_events
 from common.ledger.keys import create_signing_key
 from common.ledger.rollback_guard import standing_path
 from common.ledger.server_state import ServerBooks
 from common.process import READY_TIMEOUT_S
 from common.supervision import FACTS, json_report, keeping
 from consilium.cli.study import ask_to_spend, study_app
+from consilium.in_process import Wire
+from server.aggregation import pipeline
 from server.ledger.server_ledger import Ledger
 from server.operations import supervisor
 from server.operations.daemons import FlowerServer, RunStatus, prepare
@@ -88,6 +90,23 @@ def test_a_site_whose_codes_were_refused_does_not_look_like_the_others(workspace
     assert {name: site.to_json().get("refused") for name, site in status.sites.items()} == {"north": None, "south": 3}
     (south,) = (line for line in status.lines() if line.strip().startswith("south"))
     assert "3 codes" in south
+
+
+def test_a_run_that_a_full_disk_ended_says_so_and_not_only_the_error_s_kind(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dashboard and `study status` said `OSError`, and the command that waited ended with exit code 1."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(workspace.labels_dir))
+
+    monkeypatch.setattr(pipeline, "collect", full)
+    with pytest.raises(OSError, match="No space"):
+        pipeline.run_study(workspace, Wire({}), run="1")
+    (failed,) = (event for event in read_events(workspace.events_file) if event["event"] == "run-failed")
+    assert failed["code"] == StorageFailed.exit_code
+    assert failed["reason"].startswith(f"{workspace.labels_dir}: No space left on device; to fix: make room")
+    assert failed["reason"] in study_status(workspace).warnings
 
 
 @pytest.mark.parametrize(("reason", "state"), [("paused", "declined"), ("offline", "offline"), ("accepted", "open")])
