@@ -290,17 +290,17 @@ def make_kit(workspace: Workspace, site: str, out: Path) -> None:
         out: Folder in which to write the kit's files.
 
     Raises:
-        InvalidInput: If teachers begin from weights that `consilium codec fit` has not made yet. With a kit that lacks
-            them, a hospital would train poorer teachers.
+        InvalidInput: If the study's teachers may begin from weights that `consilium codec fit` makes, and it has not
+            run yet. With a kit that lacks them, a hospital would train poorer teachers.
     """
     check_name(site, what="name of the site")
     study = workspace.study()
-    if study.codec.terms.framed and study.one_network and not workspace.start_file.exists():
+    if study.codec.terms.framed and study.one_network and not (workspace.root / "codec.json").exists():
         raise InvalidInput(
             f"startup kit of {site}",
-            value=f"no {workspace.start_file.name} in {workspace.root}",
-            limit="a kit with the public weights from which this study's teachers begin",
-            remedy="run `consilium codec fit` first, which makes them",
+            value=f"no codec.json in {workspace.root}",
+            limit="a kit made after the codec is fitted, because that may also make the weights teachers begin from",
+            remedy="run `consilium codec fit` first",
         )
     endpoint = workspace.endpoint()
     setup.write_kit(

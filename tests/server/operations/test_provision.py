@@ -42,6 +42,7 @@ from server.ledger.server_ledger import Ledger
 from server.operations import provision
 from server.operations.exact import CertificateHosts
 from server.operations.leaving import forget
+from server.public.material import CodecRecord
 from server.public.statement_files import PEERS, said_file
 from server.study import create_study as setup
 from server.study import status
@@ -528,14 +529,19 @@ def test_a_renewed_certificate_satisfies_a_kit_handed_out_before(workspace: Work
     assert served_certificate(workspace, tmp_path / "kit" / "ca.crt") != before
 
 
-def test_no_kit_is_handed_out_before_the_weights_exist_that_teachers_begin_from(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [b"the public start", b""], ids=["with a start", "whose shapes do not overlap"])
+def test_no_kit_is_handed_out_before_the_codec_is_fitted_which_may_make_what_teachers_begin_from(
+    tmp_path: Path, start: bytes
+) -> None:
     framed = served_study(tmp_path / "study", make_study(codec=CodecConfig(joint=True)))
     command = ("provision", "kit", str(framed.root), "north", "--out", str(tmp_path / "kit"))
     assert "to fix: run `consilium codec fit` first" in str(refusal_of(app, *command))
     assert not (tmp_path / "kit").exists()
-    framed.start_file.write_bytes(b"the public start")
+    if start:
+        framed.start_file.write_bytes(start)
+    framed.save_codec(CodecRecord(sha256="0" * 64, dimension=4))
     typed(app, *command)
-    assert (tmp_path / "kit" / "start.pt").read_bytes() == b"the public start"
+    assert [file.read_bytes() for file in tmp_path.glob("kit/start.pt")] == [start] * bool(start)
 
 
 @pytest.mark.parametrize("command", [("provision", "renew"), ("server", "status")])
