@@ -112,7 +112,7 @@ def collect(
     signing_key = load_signing_key(workspace.signing_key_file)
     with (
         Ledger.open(workspace.ledger_file, signing_key=signing_key) as ledger,
-        stage(events, "collect", total=study.privacy.planned_queries),
+        stage(events, "collect", total=study.privacy.planned_queries, stopped=workspace.stop_file.exists),
     ):
         check_answered(workspace, ledger, study)
         check_revoked(workspace, ledger, study)
@@ -207,15 +207,17 @@ def locked_events(workspace: Workspace) -> Iterator[tuple[Workspace, EventLog]]:
 
 
 @contextmanager
-def stage(events: EventLog, name: str, *, total: int) -> Iterator[None]:
-    """Log the start and the end of a stage around the block; no end is logged if the block raises.
+def stage(events: EventLog, name: str, *, total: int, stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Log the start and the end of a stage around the block; no end is logged if the block raises or was stopped.
 
     Args:
         events: The event log.
         name: The stage's name.
         total: Number of steps it will take.
+        stopped: Called after the block; returns True if somebody stopped the stage before its end.
     """
     events.emit("stage-started", stage=name, total=total)
     started = time.monotonic()
     yield
-    events.emit("stage-finished", stage=name, seconds=round(time.monotonic() - started, 3))
+    if not stopped():
+        events.emit("stage-finished", stage=name, seconds=round(time.monotonic() - started, 3))

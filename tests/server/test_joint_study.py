@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +43,27 @@ ROUNDS = 3
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     torch.set_num_threads(1)
     return make_study_directory(tmp_path_factory.mktemp("joint"), steps=8, rounds=ROUNDS)
+
+
+def test_a_stage_that_was_stopped_does_not_stand_there_as_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dashboard showed a tick at `Collect codes and release` beside `2 of 8 planned answers released`."""
+    made = make_study_directory(tmp_path, batch_size=2)
+    emit = EventLog.emit
+
+    def stop_after_one(log: EventLog, event: str, **facts: object) -> None:
+        emit(log, event, **facts)
+        if event == "released":
+            made.workspace.stop_file.touch()
+
+    monkeypatch.setattr(EventLog, "emit", stop_after_one)
+    made.run()
+    fold = EventFold(made.workspace.events_file)
+    while fold.step(threading.RLock()):
+        pass
+    assert fold.run is not None
+    assert fold.run.state.name == "stopped"
+    assert not fold.stages["collect"].finished
+    assert 0 < fold.stages["collect"].done < fold.stages["collect"].total == 8
 
 
 def test_a_study_stopped_after_a_round_ends_with_all_of_them_and_a_student(recorded: Recorded) -> None:
