@@ -224,6 +224,12 @@ class Chain:
         before, self._seen = self._seen, self._stamp()
         return before != self._seen
 
+    def _note_own_change(self) -> None:
+        """Take the file as it is now for what this object wrote, unless another file has replaced it meanwhile."""
+        now, name_and_inode = self._stamp(), slice(1, 3)
+        if now[name_and_inode] == self._seen[name_and_inode]:
+            self._seen = now
+
     def _stamp(self) -> tuple[object, ...]:
         """Return values that change whenever somebody else writes to the ledger or replaces its file.
 
@@ -459,7 +465,7 @@ class Chain:
                     (last.seq, last.hash, self.public_key, key.sign(message).hex()),
                 )
             self._db.execute("COMMIT")
-            self._seen = self._stamp()
+            self._note_own_change()
         except BaseException as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -575,7 +581,7 @@ class Chain:
         """
         with contextlib.suppress(sqlite3.OperationalError):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._seen = self._stamp()
+            self._note_own_change()
 
     def use_key(self, key: Ed25519PrivateKey) -> None:
         """Sign the ledger's heads (signed hashes of the newest row) with another key from now on.

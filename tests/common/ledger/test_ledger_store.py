@@ -36,6 +36,7 @@ from common.ledger.rows import Position
 from common.privacy.accounting import MAX_POOL_COORDINATES
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, QuerySpec
 from server.ledger import server_receipts
+from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.common.ledger.ledger_world import (
@@ -635,6 +636,29 @@ def test_rewriting_under_an_open_ledger_is_noticed(world: World) -> None:
     with pytest.raises(LedgerCorrupt, match="row 6"):
         world.release(queries(2), batch="b2")
     assert len(world.answers.drawn) == 1
+
+
+def test_a_file_that_an_older_copy_replaces_in_the_middle_of_a_release_is_noticed(world: World, tmp_path: Path) -> None:
+    """The commit went to the file that was gone, and so did every later one of the same run."""
+    backup(world.path, tmp_path / "old.sqlite")
+    world.release(queries(1))
+
+    def draw(_query: QuerySpec) -> np.ndarray:
+        for suffix in ("-wal", "-shm"):
+            Path(f"{world.path}{suffix}").unlink(missing_ok=True)
+        (tmp_path / "old.sqlite").replace(world.path)
+        return np.zeros(MECHANISM.dimension, dtype=np.int64)
+
+    with pytest.raises(LedgerCorrupt, match="rewritten while it was open"):
+        world.ledger.release_batch(
+            study_id=world.study.id, batch_id="b2", roster=roster_of(), queries=queries(2), draw=draw
+        )
+    with pytest.raises(LedgerCorrupt, match="rewritten while it was open"):
+        world.release(queries(3), batch="b3")
+    assert len(world.answers.drawn) == 1
+    world.ledger.close()
+    with pytest.raises(LedgerCorrupt, match="older copy"):
+        Ledger.open(world.path, signing_key=world.key)
 
 
 REWRITTEN = {
