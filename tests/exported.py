@@ -5,30 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import nibabel as nib
-import numpy as np
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from common.config import Study, TrainingConfig, render_study
+from common.config import Study, TrainingConfig
 from common.events import EventLog
 from common.models.unet import build_unet, save_weights
 from server.postprocess.bundle import export_student
 from server.public.statement_files import STUDENTS, said_file
-from server.study.workspace import Workspace
-from tests.federation import GRID, Federation, make_study
+from tests.federation import Federation, make_study
 
 
 def exported_study(root: Path, terms: Study | None = None) -> Federation:
     """The study's federation in ``root``, its receipts at the sites; its network is tiny and trained on nothing."""
     study = replace(terms or make_study(), student=TrainingConfig(channels=(4, 8), steps=1))
     federation = Federation(root, study=study)
-    draws, count = np.random.default_rng(5), len(federation.volumes)
-    images = (nib.Nifti1Image(draws.normal(size=GRID).astype(np.float32), np.eye(4)) for _ in range(count))
-    federation.volumes = tuple(federation.objects.put(image.to_bytes()) for image in images)
+    federation.take_images()
     federation.core().run(federation.transport)
-    workspace = Workspace(root)
-    workspace.save_volumes(federation.volumes)
-    workspace.study_file.write_text(render_study(study))
+    workspace = federation.workspace()
+    workspace.save_sites(federation.sites)
     workspace.signing_key_file.parent.mkdir()
     pem = federation.signing_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     workspace.signing_key_file.touch(mode=0o600)

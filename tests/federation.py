@@ -11,17 +11,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import nibabel as nib
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from client.ledger.site_ledger import SiteLedger
 from client.worker import Worker
 from common.codecs.codec import Codec, fit_codec
-from common.config import Study
+from common.config import Study, render_study
+from common.errors import LedgerCorrupt
 from common.events import EventLog
 from common.ledger.keys import public_hex
+from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.messages import CodesReply, CodesRequest, Offer, Part, Several, decode
 from common.objects import ObjectStore
+from common.peers import Peer
 from common.privacy.gaussian import Sampler, rounded_gaussian
 from common.privacy.mechanism import QuerySpec
 from common.sealing import SealContext, unseal
@@ -33,7 +39,8 @@ from server.protocols.per_volume import plan_queries
 from server.protocols.rounds import round_query
 from server.public.material import CodecRecord
 from server.study.create_study import ServerKeys
-from server.study.workspace import Site
+from server.study.workspace import Site, Workspace
+from tests.backups import put_copy
 from tests.waiting import events_of
 from tests.worlds import make_study as make_study
 from tests.worlds import pool_of, site_toml
@@ -145,6 +152,36 @@ class Federation:
         self.workers = self.hospitals.workers
         self.transport = Wire(self.workers)
 
+    def take_images(self) -> None:
+        """Have images for volumes, so that a student can be trained on them."""
+        draws = np.random.default_rng(5)
+        images = (nib.Nifti1Image(draws.normal(size=GRID).astype(np.float32), np.eye(4)) for _ in self.volumes)
+        self.volumes = tuple(self.objects.put(image.to_bytes()) for image in images)
+
+    def workspace(self) -> Workspace:
+        """The study's folder, with its terms, volumes and codec written into it."""
+        workspace = Workspace(self.root)
+        workspace.study_file.write_text(render_study(self.study))
+        workspace.save_volumes(self.volumes)
+        workspace.save_codec(CodecRecord(sha256=self.codec_hash, dimension=self.codec.dimension))
+        return workspace
+
+    def put_back(self, copy: Path) -> SiteLedger:
+        """Put an older copy where the first site's ledger was, and do what its staff are told to; the ledger."""
+        site, path = self.sites[0], self.root / "site-0" / "site-ledger.sqlite"
+        caps = self.workers[site.node_id]._config.caps
+        self.site_ledgers[site.name].close()
+        put_copy(copy, path)
+        with pytest.raises(LedgerCorrupt, match="older copy"):
+            SiteLedger.open(path, site.pool, caps=caps, site=site.name)
+        with SiteLedger.open(path, site.pool, caps=caps, site=site.name, restored=True) as lost:
+            lost.charge_lost(SiteLedgerStanding.load(standing_path(path)))
+        ledger = self.hospitals.open(site)._ledger
+        ledger.decide(self.study.id, "resume")
+        for peer in self.sites[1:]:
+            ledger.confirm_peer(self.study.id, Peer(peer.name, peer.answer_key))
+        return ledger
+
     def site_toml(self, name: str, pool: str, more: str = "") -> str:
         """The policy file of one of these sites."""
         return site_toml(
@@ -157,10 +194,12 @@ class Federation:
             more=more,
         )
 
-    def write_site_files(self) -> None:
-        """Write every site's policy file into its folder."""
+    def write_site_files(self, more: str = "") -> None:
+        """Write every site's policy file, and the terms it consented to, into its folder."""
         for site in self.sites:
-            (self.root / site.name / "site.toml").write_text(self.site_toml(site.name, site.pool))
+            folder = self.root / site.name
+            (folder / "site.toml").write_text(self.site_toml(site.name, site.pool, more))
+            (folder / "study.toml").write_text(render_study(self.study))
 
     def set_collection(self, **values: Any) -> None:
         """Have the study collect answers so from now on."""

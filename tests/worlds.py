@@ -12,6 +12,7 @@ import numpy as np
 
 from common.config import CodecConfig, CollectionConfig, DataConfig, PrivacyConfig, Study
 from common.data.dataset import Case
+from common.data.msd import Dataset, write_dataset
 from common.ledger.charges import PoolDeclaration
 from common.ledger.receipts import Receipt
 from server.ledger.server_ledger import Ledger
@@ -121,6 +122,14 @@ def write_case(folder: Path, name: str, seed: int) -> Case:
     nib.save(nib.Nifti1Image(image, np.eye(4)), folder / f"{name}.nii.gz")
     nib.save(nib.Nifti1Image(labels, np.eye(4)), folder / "labels" / f"{name}.nii.gz")
     return Case(name, folder / f"{name}.nii.gz", folder / "labels" / f"{name}.nii.gz")
+
+
+def site_data(folder: Path, *, patients: int = 6) -> Dataset:
+    """The dataset of a site with made-up patients."""
+    cases = [write_case(folder / "raw", f"p{i}", i) for i in range(patients)]
+    return write_dataset(
+        folder / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases, synthetic=True
+    )
 
 
 def silent(size: int, noise_std: Fraction) -> np.ndarray:

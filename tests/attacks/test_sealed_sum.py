@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from client.ledger.site_codes import KEYS_A_CHARGE
-from client.ledger.site_ledger import SiteLedger
 from common.config import CollectionConfig
 from common.errors import ConsiliumError, Refused
 from common.ledger.charges import RosterEntry
-from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.masking import MaskedRoster, Member
 from common.messages import OfferReply, decode, encode
 from common.peers import Peer
@@ -157,17 +155,7 @@ def test_a_receipt_opens_no_draw_that_a_restored_site_may_have_answered(tmp_path
         backup(path, tmp_path / "monday.sqlite")
         backup(world.root / "ledger.sqlite", tmp_path / "fork.sqlite")
         assert answers(one, tuple(member(site, [one], "b" * 64) for site in (0, 1, 2)), "b" * 64)
-        world.site_ledgers["site-0"].close()
-        for old in path.parent.glob("site-ledger.sqlite*"):
-            old.unlink()
-        (tmp_path / "monday.sqlite").rename(path)
-        caps = world.workers[100]._config.caps
-        with SiteLedger.open(path, "pool-0", caps=caps, site="site-0", restored=True) as restored:
-            restored.charge_lost(SiteLedgerStanding.load(standing_path(path)))
-        ledger = world.hospitals.open(world.sites[0])._ledger
-        ledger.decide(study.id, "resume")
-        for peer in peers[1:]:
-            ledger.confirm_peer(study.id, peer)
+        ledger = world.put_back(tmp_path / "monday.sqlite")
         members = (member(0, [other], "c" * 64), *(member(site, [one, other], "c" * 64) for site in (3, 4)))
         roster = MaskedRoster(study.id, world.ledger.ledger_id, "c" * 64, 1, members)
         entries = tuple(RosterEntry(one.site, one.site.replace("site", "pool")) for one in members)

@@ -42,9 +42,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory):
     """A study that was run and exported by an honest server, and a site that holds its receipts."""
     root = tmp_path_factory.mktemp("server")
     federation = exported_study(root)
-    site = federation.sites[0]
-    (root / site.name / "site.toml").write_text(federation.site_toml(site.name, site.pool))
-    (root / site.name / "study.toml").write_text(render_study(federation.study))
+    federation.write_site_files()
     yield federation
     federation.close()
 

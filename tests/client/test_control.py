@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from client.policy import AllowLists, ServerFacts, load_site
 from client.records.patient_deal import load_or_deal, load_slots
 from client.records.served import retired_voters
-from common.config import render_study
 from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Refused
 from common.ledger.keys import public_hex
 from common.messages import CodesRequest, encode
@@ -188,7 +187,6 @@ def test_a_patient_is_withdrawn_by_the_name_of_a_case_and_in_any_spelling(fed, h
 def test_a_withdrawal_of_a_patient_says_what_it_will_do_and_asks_before_it_changes_anything(fed, hospital) -> None:
     before, rows = (hospital / "teachers" / "slots.json").read_text(), fed.site_ledgers["site-0"].row_count
     place = load_slots(hospital / "teachers" / "slots.json").place("p2")
-    (hospital / "study.toml").write_text(render_study(fed.study))
     asked = site("withdraw-patient", "p2", "--site-dir", hospital)
     assert "--yes" in asked.exception.remedy, "nobody said yes"
     for words in (

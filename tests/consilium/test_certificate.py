@@ -71,11 +71,16 @@ def release(workspace: Workspace, first: int, last: int, sites: tuple[str, ...])
         )
 
 
-def test_a_sealed_study_certifies_against_whom_it_holds_and_trusts_no_operator(tmp_path: Path) -> None:
-    made = Workspace(tmp_path / "study")
+def sealed_facts(folder: Path) -> dict[str, Any]:
+    """The certificate of a study that seals its sums and asked nothing yet."""
+    made = Workspace(folder / "study")
     sealed_sum = {"planned_queries": 4, "quorum": 3, "aggregation": "sealed-sum", "spare_draws": 1}
     setup.create_study(made, make_study(name="trial", **sealed_sum))
-    facts = certificate_facts(made)
+    return certificate_facts(made)
+
+
+def test_a_sealed_study_certifies_against_whom_it_holds_and_trusts_no_operator(tmp_path: Path) -> None:
+    facts = sealed_facts(tmp_path)
     sealed = facts["study"]["sealed_sum"]
     assert (sealed["colluders"], sealed["spare_draws"], sealed["sites_at_least"]) == (1, 1, 3)
     assert sealed["knowing_no_share"]["epsilon"] < facts["guarantee"]["epsilon"] < sealed["knowing_one_more"]["epsilon"]
@@ -86,7 +91,7 @@ def test_a_sealed_study_certifies_against_whom_it_holds_and_trusts_no_operator(t
     assert "the ciphers of the masks" in said
     for only_open in ("is trusted to add it", "unlimited computing power", "in the transaction that stored it"):
         assert only_open not in said
-    assert RUN.invoke(app, [str(made.root), "--out", str(tmp_path / "out")]).exit_code == 0
+    assert RUN.invoke(app, [str(tmp_path / "study"), "--out", str(tmp_path / "out")]).exit_code == 0
 
 
 def test_it_states_what_the_ledger_holds(workspace: Workspace) -> None:
@@ -143,10 +148,7 @@ def test_the_budget_is_the_guarantee_and_what_was_spent_stands_beside_it(workspa
 
 
 def test_the_front_names_one_epsilon_and_a_table_says_what_each_other_one_is(tmp_path: Path) -> None:
-    made = Workspace(tmp_path / "study")
-    sealed_sum = {"planned_queries": 4, "quorum": 3, "aggregation": "sealed-sum", "spare_draws": 1}
-    setup.create_study(made, make_study(name="trial", **sealed_sum))
-    facts = certificate_facts(made)
+    facts = sealed_facts(tmp_path)
     front, table = paper_of(facts).sections[:2]
     assert re.findall(r"ε = [\d.]+", " ".join(map(str, front.paragraphs))) == ["ε = 8"]
     assert "ciphers of the masks" in " ".join(map(str, front.paragraphs))  # what rests on no ε stays
@@ -165,10 +167,7 @@ def test_the_front_names_one_epsilon_and_a_table_says_what_each_other_one_is(tmp
 
 
 def test_the_front_leaves_out_what_the_table_lists_however_it_is_worded(tmp_path: Path) -> None:
-    made = Workspace(tmp_path / "study")
-    sealed_sum = {"planned_queries": 4, "quorum": 3, "aggregation": "sealed-sum", "spare_draws": 1}
-    setup.create_study(made, make_study(name="trial", **sealed_sum))
-    facts = certificate_facts(made)
+    facts = sealed_facts(tmp_path)
     tabled = [facts["in_words"][place] for place in facts["in_words_tabled"]]
     assert [text for text in facts["in_words"][1:] if "ε = " in text] == tabled
     said = [f"{place} says ε = 1" for place in range(len(facts["in_words"]))]

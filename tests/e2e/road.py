@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -66,6 +67,17 @@ class Road(OfStudy):
     def peers_file(self) -> Path:
         """The list of hospitals and keys that the server gives."""
         return said_file(self.workspace.objects_dir, PEERS, self.workspace.study().id)
+
+    def disclosed(self, name: str, draw: str, auditor: Path) -> str:
+        """The file in which a hospital discloses a draw to an auditor."""
+        out = str(self.root / f"{name}.disclosure")
+        done = self.consilium(
+            *("site", "disclose", draw, "--to", str(auditor / "auditor.json"), "--yes"),
+            *("--site-dir", str(self.sites[name]), "--out", out),
+        )
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"would have spent ε = [\d.]+", done.stdout)
+        return out
 
     def wait(self, kind: str, *, timeout_s: float = 600.0) -> dict:
         lives = lambda: self.federation.group.check() is None  # noqa: E731

@@ -7,7 +7,6 @@ student of the one that was kept.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -61,17 +60,7 @@ def judged(road: Road, stopped: str) -> dict:  # type: ignore[type-arg]
     assert "spoiled" in listed
     done = road.consilium("dispute", "evidence", study, draw, "--out", str(evidence))
     assert done.returncode == 0, done.stderr
-    files = []
-    for name in NAMES:
-        if name == SPOILER:
-            continue
-        files.append(str(road.root / f"{name}.disclosure"))
-        done = road.consilium(
-            *("site", "disclose", draw, "--to", str(auditor / "auditor.json"), "--yes"),
-            *("--site-dir", str(road.sites[name]), "--out", files[-1]),
-        )
-        assert done.returncode == 0, done.stderr
-        assert re.search(r"would have spent ε = [\d.]+", done.stdout)
+    files = [road.disclosed(name, draw, auditor) for name in NAMES if name != SPOILER]
     out = road.root / "judged.json"
     done = road.consilium(
         *("dispute", "judge", str(evidence), *files, "--keys", str(auditor), "--peers", str(road.peers_file)),

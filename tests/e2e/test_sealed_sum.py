@@ -115,15 +115,9 @@ def test_a_dispute_about_a_draw_of_honest_hospitals_finds_nobody(road: Road) -> 
     study, auditor = str(road.workspace.root), road.root / "auditor"
     assert road.consilium("dispute", "keys", str(auditor)).returncode == 0
     draw = road.consilium("dispute", "evidence", study).stdout.split()[0]
-    evidence, files = road.root / "evidence.json", []
+    evidence = road.root / "evidence.json"
     assert road.consilium("dispute", "evidence", study, draw, "--out", str(evidence)).returncode == 0
-    for name in NAMES[:-1]:
-        files.append(str(road.root / f"{name}.disclosure"))
-        done = road.consilium(
-            *("site", "disclose", draw, "--to", str(auditor / "auditor.json"), "--yes"),
-            *("--site-dir", str(road.sites[name]), "--out", files[-1]),
-        )
-        assert done.returncode == 0, done.stderr
+    files = [road.disclosed(name, draw, auditor) for name in NAMES[:-1]]
     done = road.consilium(
         *("dispute", "judge", str(evidence), *files, "--keys", str(auditor)),
         *("--peers", str(road.peers_file), "--out", str(road.root / "judged.json"), "--json"),

@@ -15,22 +15,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import nibabel as nib
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from client.operations.serve import serve
-from common.config import CollectionConfig, TrainingConfig, render_study
+from common.config import CollectionConfig, TrainingConfig
 from common.events import read_events
 from common.ledger.charges import Spend
 from common.privacy.accounting import Guarantee
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
-from server.public.material import CodecRecord
 from server.study.workspace import Workspace
 from tests.faults.kill_parts import POINTS
-from tests.federation import GRID, Federation, make_study
+from tests.federation import Federation, make_study
 
 pytestmark = pytest.mark.slow
 
@@ -119,13 +117,8 @@ class Killed:
 def study(tmp_path: Path) -> Iterator[Killed]:
     collection = CollectionConfig(batch_size=BATCH)
     fed = Federation(tmp_path, study=make_study(planned_queries=QUERIES, student=RECIPE, collection=collection))
-    draws = np.random.default_rng(5)
-    images = (nib.Nifti1Image(draws.normal(size=GRID).astype(np.float32), np.eye(4)) for _ in range(QUERIES))
-    fed.volumes = tuple(fed.objects.put(image.to_bytes()) for image in images)
-    workspace = Workspace(tmp_path)
-    workspace.study_file.write_text(render_study(fed.study))
-    workspace.save_volumes(fed.volumes)
-    workspace.save_codec(CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension))
+    fed.take_images()
+    workspace = fed.workspace()
     workspace.save_sites(fed.sites)
     workspace.signing_key_file.parent.mkdir()
     for path, key in ((workspace.signing_key_file, fed.signing_key), (workspace.sealing_key_file, fed.sealing_key)):

@@ -5,17 +5,13 @@ Real workers, ledgers and core of a sealed study that needs all its sites; only 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from client.ledger.site_ledger import SiteLedger
-from common.config import render_study
 from common.errors import ConsiliumError, LedgerCorrupt, QuorumNotReached
-from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.messages import CodesRequest, encode
 from common.peers import Peer
 from consilium.cli.ledger import app
@@ -24,6 +20,7 @@ from server.aggregation.sealed_sums import MOST_AHEAD, MOST_BELIEVED
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
+from tests.backups import put_copy
 from tests.commands import typed
 from tests.federation import Federation, make_study, part
 from tests.worlds import HURRIED, receipts_of
@@ -60,17 +57,7 @@ def restore_site(world: Federation, copy: Path | None = None) -> None:
         copy.unlink(missing_ok=True)
         backup(path, copy)
         ledger.note("a row that the copy lacks")
-    ledger.close()
-    for old in path.parent.glob("site-ledger.sqlite*"):
-        old.unlink()
-    shutil.copy(copy, path)
-    caps = world.workers[RESTORED]._config.caps
-    with SiteLedger.open(path, "pool-0", caps=caps, site="site-0", restored=True) as opened:
-        opened.charge_lost(SiteLedgerStanding.load(standing_path(path)))
-    opened = world.hospitals.open(world.sites[0])._ledger
-    opened.decide(world.study.id, "resume")
-    for peer in world.sites[1:]:
-        opened.confirm_peer(world.study.id, Peer(peer.name, peer.answer_key))
+    world.put_back(copy)
 
 
 def recover_server(world: Federation) -> str:
@@ -161,17 +148,13 @@ def test_a_server_restored_to_before_every_receipt_goes_on_after_the_printed_rem
     backup(path, world.root / "monday.sqlite")
     world.core().run(world.transport)
     world.ledger.close()
-    for old in path.parent.glob("ledger.sqlite*"):
-        old.unlink()
-    shutil.copy(world.root / "monday.sqlite", path)
+    put_copy(world.root / "monday.sqlite", path)
     recover_server(world)
     said = missed(world, LedgerCorrupt)
     assert "`consilium site recover --server-restored`" in said
+    world.write_site_files("queries_per_day = 1000\n")
     for site in world.sites:
-        folder = world.root / site.name
-        (folder / "site.toml").write_text(world.site_toml(site.name, site.pool, "queries_per_day = 1000\n"))
-        (folder / "study.toml").write_text(render_study(world.study))
-        typed(site_app, "recover", "--server-restored", "--site-dir", folder)
+        typed(site_app, "recover", "--server-restored", "--site-dir", world.root / site.name)
     finishes(world)
     assert world.ledger.spent("pool-1").releases == 8, "the draws that were lost, and those that were made again"
 

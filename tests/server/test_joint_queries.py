@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from client.policy import Consent, review
-from common.config import CodecConfig, render_study
+from common.config import CodecConfig
 from common.errors import InvalidInput, QuorumNotReached
 from common.messages import Offer
 from common.privacy.mechanism import QuerySpec
@@ -168,10 +168,7 @@ class Study:
 @pytest.fixture
 def study(tmp_path: Path) -> Iterator[Study]:
     fed = joint_federation(tmp_path, rounds=3)
-    workspace = Workspace(tmp_path)
-    workspace.study_file.write_text(render_study(fed.study))
-    workspace.save_volumes(fed.volumes)
-    workspace.save_codec(CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension))
+    workspace = fed.workspace()
     assert fed.frame is not None
     keep_frame(workspace.public(), Frame.from_bytes(fed.objects.get(fed.frame.sha256)), after=())
     yield Study(fed, workspace)

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from client.policy import load_site
 from client.site.books import open_books, read_books
-from common.config import render_study
 from common.data.msd import Case, write_dataset
 from common.models.bundle import open_bundle
 from common.privacy.training import Neighbours, TrainingEvent, epsilon_of
@@ -38,8 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("private")
     federation: Federation = exported_study(root)
     site = root / "site-0"
-    (site / "site.toml").write_text(federation.site_toml("site-0", "pool-0"))
-    (site / "study.toml").write_text(render_study(federation.study))
+    federation.write_site_files()
     shutil.copytree(Workspace(root).bundle_dir, site / "student" / "bundle")
     (site / "student" / "statement.json").write_bytes(statement_file(federation).read_bytes())
     cases = []

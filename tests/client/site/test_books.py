@@ -44,6 +44,7 @@ from consilium.cli.site import site_app
 from server.ledger.backup import backup
 from server.ledger.verify import verify
 from server.study.workspace import Workspace
+from tests.backups import put_copy
 from tests.federation import make_study
 from tests.studies import kit_folder, kit_of, served_study
 
@@ -268,9 +269,7 @@ def test_books_restored_from_an_older_copy_are_not_joined(
 ) -> None:
     backup(north / "site-ledger.sqlite", tmp_path / "monday.sqlite")
     accept(north, first.study(), 1)
-    for suffix in ("-wal", "-shm"):
-        Path(f"{north / 'site-ledger.sqlite'}{suffix}").unlink(missing_ok=True)
-    shutil.copy(tmp_path / "monday.sqlite", north / "site-ledger.sqlite")
+    put_copy(tmp_path / "monday.sqlite", north / "site-ledger.sqlite")
     with pytest.raises(LedgerCorrupt, match="recover --own-ledger"):
         join_site(None, kit=kit_of(second), existing=north)
     assert not (north / "studies").exists()

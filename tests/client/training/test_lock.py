@@ -14,11 +14,11 @@ from client.operations.staff_decisions import withdraw_patient
 from client.records.lock import writing
 from client.records.patient_deal import load_or_deal
 from common.config import TrainingConfig
-from common.data.msd import Dataset, write_dataset
+from common.data.msd import Dataset
 from common.errors import Refused
 from consilium.cli.train import app
 from tests.trained_sites import train_site
-from tests.worlds import DATA, STUDY, site_toml, write_case
+from tests.worlds import DATA, STUDY, site_data, site_toml
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=4, batch_size=2)
 HOLDER = """
@@ -33,8 +33,7 @@ with writing(Path(sys.argv[1])):
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
-    cases = [write_case(tmp_path / "raw", f"p{i}", i) for i in range(2)]
-    return write_dataset(tmp_path / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases)
+    return site_data(tmp_path, patients=2)
 
 
 @pytest.fixture

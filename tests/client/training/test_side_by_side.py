@@ -19,24 +19,21 @@ from client.records.voter_files import voter_directory
 from client.training.side_by_side import default_jobs, side_by_side
 from client.training.task import SiteReport
 from common.config import TrainingConfig
-from common.data.msd import Dataset, read_dataset, write_dataset
+from common.data.msd import Dataset, read_dataset
 from common.errors import InvalidInput
 from common.privacy.gaussian import rounded_gaussian
 from consilium.cli.train import app
 from tests.commands import typed
 from tests.trained_sites import train_site
 from tests.waiting import until
-from tests.worlds import DATA, STUDY, write_case
+from tests.worlds import DATA, STUDY, site_data
 
 RECIPE = TrainingConfig(channels=(4, 8), steps=6, batch_size=2)
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
-    cases = [write_case(tmp_path / "raw", f"p{i}", i) for i in range(6)]
-    return write_dataset(
-        tmp_path / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases, synthetic=True
-    )
+    return site_data(tmp_path)
 
 
 def run(data: Dataset, teachers: Path, *, jobs: int, on_progress=lambda voter, step, loss: None) -> SiteReport:

@@ -27,7 +27,7 @@ from client.training.task import SiteReport, held_out_count
 from client.training.voter import TRAINERS
 from common.canonical import sha256_file
 from common.config import DataConfig, TrainingConfig
-from common.data.msd import Case, Dataset, read_dataset, write_dataset
+from common.data.msd import Case, Dataset, read_dataset
 from common.data.split import SplitCounts, plan_split, write_split
 from common.data.synthetic import study_data, write_phantoms
 from common.data.volume import load_volume
@@ -36,7 +36,7 @@ from common.models.fit import NEAR, predict
 from common.models.unet import build_unet, save_weights
 from consilium.cli.train import app
 from tests.trained_sites import one_after_another, train_site
-from tests.worlds import DATA, STUDY, write_case
+from tests.worlds import DATA, STUDY, site_data
 
 pytestmark = pytest.mark.slow
 
@@ -50,10 +50,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
-    cases = [write_case(tmp_path / "raw", f"p{i}", i) for i in range(6)]
-    return write_dataset(
-        tmp_path / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases, synthetic=True
-    )
+    return site_data(tmp_path)
 
 
 def run(

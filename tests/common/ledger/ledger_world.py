@@ -21,15 +21,14 @@ from common.canonical import sha256_bytes
 from common.config import CodecConfig, Study
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.ledger.receipts import Receipt
-from common.ledger.rollback_guard import standing_path
 from common.ledger.sqlite_file import schema_sql
 from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import AccountantName, Budget, Mechanism, Protection, QuerySpec, Relation, Unit
-from server.ledger.backup import backup
 from server.ledger.server_draws import BatchResult
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import VerifyReport, verify
 from tests import worlds
+from tests.backups import copy_of, delete_ledger, put_copy
 from tests.worlds import receipts_of
 
 HOSPITAL = Protection(unit=Unit.HOSPITAL, relation=Relation.REPLACE_ONE)
@@ -149,30 +148,28 @@ class World:
 
 def rolled_back(world: World, folder: Path) -> None:
     """The machine goes back to what was copied into ``folder``, ledger and standing together."""
-    put_back(world, folder / "ledger.sqlite")
-    shutil.copy(folder / "ledger.standing", standing_path(world.path))
+    world.ledger.close()
+    put_copy(folder / "ledger.sqlite", world.path, standing=True)
     world.reopen()
 
 
 def saved(world: World, folder: Path) -> Path:
     """Ledger and standing, copied at one moment."""
     folder.mkdir()
-    backup(world.path, folder / "ledger.sqlite")
-    shutil.copy(standing_path(world.path), folder / "ledger.standing")
+    copy_of(world.path, folder / "ledger.sqlite")
     return folder
 
 
 def deleted(world: World) -> None:
     """The ledger's file is gone; its standing stays."""
     world.ledger.close()
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{world.path}{suffix}").unlink(missing_ok=True)
+    delete_ledger(world.path)
 
 
 def put_back(world: World, copy: Path) -> None:
     """What an operator does: stop the server and put the copy where the ledger was."""
-    deleted(world)
-    shutil.copy(copy, world.path)
+    world.ledger.close()
+    put_copy(copy, world.path)
 
 
 def open_restored(world: World, copy: Path) -> None:

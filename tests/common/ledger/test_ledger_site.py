@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sqlite3
 import stat
 from collections.abc import Sequence
@@ -39,6 +38,7 @@ from consilium.cli.site import status_text
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
+from tests.backups import copy_of, put_copy
 from tests.common.ledger import ledger_world
 from tests.common.ledger.ledger_world import (
     BUDGET,
@@ -931,9 +931,7 @@ def test_reading_needs_no_key(site: Hospital) -> None:
 def put_back(site: Hospital, copy: Path, *, standing: bool = True) -> None:
     """What an operator does; without the standing, the whole machine was rolled back."""
     site.ledger.close()
-    for path in site.path.parent.glob("site-ledger.sqlite*"):
-        path.unlink()
-    shutil.copy(copy, site.path)
+    put_copy(copy, site.path)
     if not standing:
         standing_path(site.path).unlink()
 
@@ -1309,14 +1307,13 @@ def test_a_kill_between_a_charge_and_its_standing_is_no_loss(site: Hospital) -> 
 
 def saved(site: Hospital, folder: Path) -> Path:
     folder.mkdir()
-    backup(site.path, folder / site.path.name)
-    shutil.copy(standing_path(site.path), folder / "site-ledger.standing")
+    copy_of(site.path, folder / site.path.name)
     return folder
 
 
 def rolled_back(site: Hospital, folder: Path) -> None:
-    put_back(site, folder / site.path.name)
-    shutil.copy(folder / "site-ledger.standing", standing_path(site.path))
+    site.ledger.close()
+    put_copy(folder / site.path.name, site.path, standing=True)
 
 
 def recovered(site: Hospital, *standings: Path) -> None:

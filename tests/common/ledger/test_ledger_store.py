@@ -39,6 +39,7 @@ from server.ledger import server_receipts
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
+from tests.backups import delete_ledger
 from tests.common.ledger.ledger_world import (
     BUDGET,
     HOSPITAL,
@@ -724,8 +725,7 @@ def test_a_file_that_another_is_put_in_place_of_is_charged_nothing_more(world: W
     with closing(sqlite3.connect(world.path)) as connection:
         connection.execute("VACUUM INTO ?", (str(copy),))
     world.release(queries(1))
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{world.path}{suffix}").unlink()
+    delete_ledger(world.path)
     if what == "an older copy":
         copy.rename(world.path)
     drawn = len(world.answers.drawn)

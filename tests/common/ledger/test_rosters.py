@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -22,6 +21,7 @@ from common.ledger.rows import SignedHead, body_digest, row_hash
 from common.privacy.mechanism import QuerySpec
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
+from tests.backups import copy_of, put_copy
 from tests.common.ledger.ledger_world import (
     MECHANISM,
     SITES,
@@ -447,19 +447,12 @@ def test_a_roster_changed_in_the_file_is_found(world: World, statement: str) -> 
 
 def restored(world: World, copy: Path) -> None:
     world.ledger.close()
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{world.path}{suffix}").unlink(missing_ok=True)
-    shutil.copy(copy, world.path)
-    shutil.copy(copy.with_suffix(".standing"), world.path.with_suffix(".standing"))
+    put_copy(copy, world.path, standing=True)
     world.ledger = Ledger.open(world.path, signing_key=world.key, clock=Ticking())
 
 
 def backed_up(world: World) -> Path:
-    world.ledger.close()
-    copy = shutil.copy(world.path, world.path.with_name("copy.sqlite"))
-    shutil.copy(world.path.with_suffix(".standing"), copy.with_suffix(".standing"))
-    world.ledger = Ledger.open(world.path, signing_key=world.key, clock=Ticking())
-    return Path(copy)
+    return copy_of(world.path, world.path.with_name("copy.sqlite"))
 
 
 def test_every_pool_of_a_lost_roster_is_charged_again_from_one_sites_receipts(world: World, site: Hospital) -> None:

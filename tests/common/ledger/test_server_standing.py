@@ -37,6 +37,7 @@ from server.ledger.recovery import recover_charges, rotate_signing_key
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from server.study.workspace import Site
+from tests.backups import anothers_standing
 from tests.commands import refusal_of, typed
 from tests.common.ledger.ledger_world import (
     SITES,
@@ -480,10 +481,7 @@ def test_verification_trusts_no_ledger_whose_standing_it_cannot_use(
         case "cut short":
             kept.write_bytes(kept.read_bytes()[:-20])
         case "another ledger's":
-            key = create_signing_key(tmp_path / "other.key")
-            with Ledger.create(tmp_path / "other.sqlite", signing_key=key) as other:
-                other._keep_standing()
-            shutil.copy(tmp_path / "other.standing", kept)
+            anothers_standing(tmp_path, kept)
         case _:
             kept.unlink()
             kept.symlink_to(tmp_path / "gone")

@@ -6,7 +6,6 @@ The oracle is the analytic Gaussian formula in scipy, on how often noise was dra
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, sqrt
@@ -24,6 +23,7 @@ from common.study_mechanism import study_mechanism
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.study.templates import template
+from tests.backups import put_copy
 from tests.common.ledger.ledger_world import (
     BUDGET,
     SITES,
@@ -140,9 +140,7 @@ def test_nothing_is_known_to_be_guaranteed_while_the_ledger_is_an_older_copy(wor
     backup(world.path, tmp_path / "monday.sqlite")
     world.release([make_query(1, MECHANISM)])
     world.ledger.close()
-    shutil.copy(tmp_path / "monday.sqlite", world.path)
-    for suffix in ("-wal", "-shm"):
-        Path(f"{world.path}{suffix}").unlink(missing_ok=True)
+    put_copy(tmp_path / "monday.sqlite", world.path)
     world.ledger = Ledger.open(world.path)
     assert "older copy" in (world.ledger.study_spending(world.study.id).doubt or "")
     assert "nothing is known" in (world.ledger.pool_spending(POOL).warning or "")

@@ -29,6 +29,7 @@ from server.aggregation.aggregator import Aggregator
 from server.aggregation.receipts import ReceiptDelivery
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
+from tests.backups import put_copy
 from tests.commands import typed
 from tests.federation import Federation, make_study, part
 from tests.worlds import HURRIED, receipts_of
@@ -154,18 +155,14 @@ def snapshot(fed: Federation, name: str) -> Path:
 def restore(fed: Federation, copy: Path) -> None:
     """What an operator does: stop, put the copy in the ledger's place, start; the standing was rolled back with it."""
     fed.ledger.close()
-    for suffix in ("", "-wal", "-shm"):
-        (fed.root / f"ledger.sqlite{suffix}").unlink(missing_ok=True)
-    shutil.copy(copy, fed.root / "ledger.sqlite")
-    shutil.copy(copy.with_suffix(".standing"), fed.root / "ledger.standing")
+    put_copy(copy, fed.root / "ledger.sqlite", standing=True)
     fed.ledger = Ledger.open(fed.root / "ledger.sqlite", signing_key=fed.signing_key)
 
 
 def fork(fed: Federation, copy: Path) -> Ledger:
     """Go on with a copy of the ledger beside the ledger itself, which is returned."""
     first, other = fed.ledger, fed.root / "fork.sqlite"
-    shutil.copy(copy, other)
-    shutil.copy(copy.with_suffix(".standing"), other.with_suffix(".standing"))
+    put_copy(copy, other, standing=True)
     fed.ledger = Ledger.open(other, signing_key=fed.signing_key)
     return first
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from common.config import render_study
 from common.errors import LedgerCorrupt
 from common.privacy.accounting import max_mu_squared
 from consilium.cli.site import site_app
 from server.ledger.backup import backup
 from server.ledger.verify import verify
+from tests.backups import put_copy
 from tests.commands import typed
 from tests.federation import Federation, make_study
 from tests.worlds import HURRIED
@@ -34,8 +34,6 @@ def fed(tmp_path: Path) -> Iterator[Federation]:
     study = make_study(planned_queries=10, collection=HURRIED)
     with Federation(tmp_path, study=study) as federation:
         federation.write_site_files()
-        for site in federation.sites:
-            (tmp_path / site.name / "study.toml").write_text(render_study(study))
         yield federation
 
 
@@ -48,9 +46,7 @@ def put_back(fed: Federation, copy: Path, *, machine: bool = False) -> Path:
     """Site 1 stops and puts an older copy in place; with ``machine`` all that lies beside it is as old."""
     folder = fed.root / "site-1"
     fed.site_ledgers["site-1"].close()
-    for path in folder.glob("site-ledger.sqlite*"):
-        path.unlink()
-    shutil.copy(copy, folder / "site-ledger.sqlite")
+    put_copy(copy, folder / "site-ledger.sqlite")
     if machine:
         shutil.copy(fed.root / "monday.standing", folder / "site-ledger.standing")
     return folder

@@ -18,9 +18,8 @@ from common.errors import InvalidInput, LedgerCorrupt, QuorumNotReached, Receipt
 from common.ledger.charges import StudyTerms
 from common.ledger.keys import public_hex
 from common.ledger.receipts import check_arithmetic
-from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.masking import DrawId, MaskKey, Member, _statement, mask_private_key, signed_mask_key
-from common.messages import CodesReply, Offer, OfferReply, Receipts, Several, decode, encode
+from common.messages import CodesReply, CodesRequest, Offer, OfferReply, Receipts, Several, decode, encode
 from common.peers import Peer
 from common.privacy.shares import share_std
 from consilium.reports.certificate import _history
@@ -153,10 +152,12 @@ def test_a_site_that_is_late_completes_the_draw(tmp_path: Path) -> None:
     world.close()
 
 
-def test_a_site_that_dies_in_the_middle_costs_one_draw_and_the_rest_go_on_without_it(world: Federation) -> None:
-    def dead(node: int, body: bytes, reply: bytes) -> bytes | None:
-        return None if node == 103 and part(body, type(world.request(world.planned()[:1]))) is not None else reply
+def dead(node: int, body: bytes, reply: bytes) -> bytes | None:
+    """The last site dies when it is asked for its codes."""
+    return None if node == 103 and part(body, CodesRequest) is not None else reply
 
+
+def test_a_site_that_dies_in_the_middle_costs_one_draw_and_the_rest_go_on_without_it(world: Federation) -> None:
     world.transport.intercept = dead
     world.core().run(world.transport)
     answers = world.core().answers()
@@ -170,9 +171,6 @@ def test_a_site_that_dies_in_the_middle_costs_one_draw_and_the_rest_go_on_withou
 
 def test_when_the_spare_draws_are_used_up_the_study_ends_with_the_answers_it_has(tmp_path: Path) -> None:
     world = Federation(tmp_path, study=sealed_study(spare_draws=0), sites=SITES)
-
-    def dead(node: int, body: bytes, reply: bytes) -> bytes | None:
-        return None if node == 103 and part(body, type(world.request(world.planned()[:1]))) is not None else reply
 
     world.transport.intercept = dead
     world.core().run(world.transport)
@@ -536,9 +534,6 @@ def test_messages_of_a_sealed_study_survive_their_encoding(world: Federation) ->
 
 
 def test_what_pages_and_certificate_count_as_answers_are_answers_and_not_charges(world: Federation) -> None:
-    def dead(node: int, body: bytes, reply: bytes) -> bytes | None:
-        return None if node == 103 and part(body, type(world.request(world.planned()[:1]))) is not None else reply
-
     world.transport.intercept = dead
     world.core().run(world.transport)
     fold = LedgerFold(world.root / "ledger.sqlite", study_id=world.study.id)
@@ -557,33 +552,13 @@ def test_what_pages_and_certificate_count_as_answers_are_answers_and_not_charges
 # --- an older copy of a site's ledger
 
 
-def restored(world: Federation, copy: Path) -> SiteLedger:
-    """Site 0 after its ledger was put back from ``copy`` and what that forgot was charged, as its staff would."""
-    path = world.root / "site-0" / "site-ledger.sqlite"
-    world.site_ledgers["site-0"].close()
-    for old in path.parent.glob("site-ledger.sqlite*"):
-        old.unlink()
-    shutil.copy(copy, path)
-    caps = world.workers[100]._config.caps
-    with pytest.raises(LedgerCorrupt, match="older copy"):
-        SiteLedger.open(path, "pool-0", caps=caps, site="site-0")
-    with SiteLedger.open(path, "pool-0", caps=caps, site="site-0", restored=True) as ledger:
-        ledger.charge_lost(SiteLedgerStanding.load(standing_path(path)))
-    worker = world.hospitals.open(world.sites[0])
-    ledger = worker._ledger
-    ledger.decide(world.study.id, "resume")
-    for peer in world.sites[1:]:
-        ledger.confirm_peer(world.study.id, Peer(peer.name, peer.answer_key))
-    return ledger
-
-
 def test_a_copy_that_forgot_what_was_sent_never_sends_a_second_message_under_the_same_masks(
     world: Federation, tmp_path: Path
 ) -> None:
     queries, members = accept(world)
     backup(world.root / "site-0" / "site-ledger.sqlite", tmp_path / "copy")
     ask(world, queries, members)
-    ledger = restored(world, tmp_path / "copy")
+    ledger = world.put_back(tmp_path / "copy")
     with pytest.raises(Refused, match=f"draw of query {queries[0].id[:12]}"):
         ask(world, queries, members)
     peers = tuple(Peer(site.name, site.answer_key) for site in world.sites)

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from client.policy import SharingPolicy
 from client.worker import shared_status
-from common.config import render_study
 from common.errors import InvalidInput
 from common.messages import MAX_STATUS, NO_HEAD, ReceiptsReply, decode, encode
 from common.supervision import FACTS, json_report, keeping
@@ -110,8 +109,7 @@ def test_a_status_report_says_the_same_whether_a_patient_was_withdrawn(fed, tmp_
 def test_a_printed_status_names_a_daemon_by_one_word_and_says_the_same_whoever_was_withdrawn(fed):
     fed.core().run(fed.transport)
     site, ledger = fed.root / "site-0", fed.site_ledgers["site-0"]
-    (site / "site.toml").write_text(fed.site_toml("site-0", "pool-0"))
-    (site / "study.toml").write_text(render_study(fed.study))
+    fed.write_site_files()
 
     def printed() -> dict:
         done = CliRunner().invoke(site_app, ["status", "--json", "--site-dir", str(site)], catch_exceptions=False)

@@ -10,16 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from client.ledger.site_ledger import SiteLedger
 from client.operations import security_events
 from client.witnessing import MAX_UNRECEIPTED, Witnessing
 from common.errors import QuorumNotReached, Refused
 from common.event_kinds import event_words
 from common.events import EventLog
 from common.ledger.keys import public_hex
-from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.messages import WitnessReply, WitnessRequest, decode, encode
-from common.peers import Peer
 from common.security_log.follow import logged_event
 from common.witness.memory import MAX_CONFLICTS, SHOWN, HeadMemory, blinded
 from common.witness.merkle import root
@@ -321,18 +318,8 @@ def test_a_recovered_site_is_countersigned_anew_once_the_other_hospitals_have_en
     backup(path, copy)
     world.core(world.planned()[:2]).run(world.transport)
     countersign(world)
-    world.site_ledgers["site-0"].close()
-    for old in path.parent.glob("site-ledger.sqlite*"):
-        old.unlink()
-    shutil.copy(copy, path)
-    caps = world.workers[100]._config.caps
-    with SiteLedger.open(path, "pool-0", caps=caps, site="site-0", restored=True) as opened:
-        opened.charge_lost(SiteLedgerStanding.load(standing_path(path)))
-        HeadMemory(path.parent / "witnesses").forget(origin_of("site", opened.ledger_id))
-    opened = world.hospitals.open(world.sites[0])._ledger
-    opened.decide(world.study.id, "resume")
-    for peer in world.sites[1:]:
-        opened.confirm_peer(world.study.id, Peer(peer.name, peer.answer_key))
+    ledger = world.put_back(copy)
+    HeadMemory(path.parent / "witnesses").forget(origin_of("site", ledger.ledger_id))
     watch(world, "site-0")
     world.core().run(world.transport)
     countersign(world)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,9 +56,8 @@ def test_the_curve_stays_when_a_resumed_run_finds_the_student_trained(workspace:
 @pytest.fixture(scope="module")
 def gated(tmp_path_factory: pytest.TempPathFactory):
     """A finished study whose gate needs two verdicts; the student is exported."""
-    terms = make_study(quorum=3, aggregation="sealed-sum", planned_queries=2)
-    federation = exported_study(tmp_path_factory.mktemp("gated"), replace(terms, gate=GateConfig(2)))
-    Workspace(federation.root).save_sites(federation.sites)
+    terms = make_study(quorum=3, aggregation="sealed-sum", planned_queries=2, gate=GateConfig(2))
+    federation = exported_study(tmp_path_factory.mktemp("gated"), terms)
     yield federation
     federation.close()
 

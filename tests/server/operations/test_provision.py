@@ -28,7 +28,7 @@ from client.site.enrolment import new_request
 from common.admission import JoinRequest, read_request, write_request
 from common.config import CodecConfig
 from common.errors import DaemonFailed, InvalidInput, StorageFailed
-from common.ledger.keys import create_signing_key, load_signing_key
+from common.ledger.keys import load_signing_key
 from common.ledger.rollback_guard import standing_path
 from common.node_auth import read_admitted
 from common.peers import read_peers
@@ -49,6 +49,7 @@ from server.study import status
 from server.study.create_study import open_ledger
 from server.study.revocations import check_revoked
 from server.study.workspace import Endpoint, Site, Workspace
+from tests.backups import anothers_standing
 from tests.commands import refusal_of, typed
 from tests.federation import make_study
 from tests.studies import approve, join, served_study
@@ -580,10 +581,7 @@ def test_the_server_s_status_says_that_an_older_copy_of_the_ledger_was_put_in_it
     before = CliRunner().invoke(app, [*command, "--json"])
     assert json.loads(before.stdout)["ledger"] is None
     assert "LEDGER" not in CliRunner().invoke(app, command).stdout
-    key = create_signing_key(tmp_path / "other.key")
-    with Ledger.create(tmp_path / "other.sqlite", signing_key=key) as other:
-        other._keep_standing()
-    shutil.copy(tmp_path / "other.standing", workspace.ledger_file.with_suffix(".standing"))
+    anothers_standing(tmp_path, standing_path(workspace.ledger_file))
     shown, machine = (CliRunner().invoke(app, [*command, *more]) for more in ((), ("--json",)))
     assert shown.exit_code == machine.exit_code == 5
     problem = json.loads(machine.stdout)["ledger"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import nibabel as nib
 import numpy as np
 import pytest
 import torch
 
 from common.canonical import sha256_file
 from common.codecs import load_codec
-from common.config import TrainingConfig, render_study
+from common.config import TrainingConfig
 from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
 from common.events import EventLog, read_events
@@ -24,9 +23,7 @@ from server.protocols import per_volume
 from server.protocols.controls import CONTROLS, derangement
 from server.protocols.stored_labels import as_stored
 from server.protocols.student_fit import train_student
-from server.public.material import CodecRecord
-from server.study.workspace import Workspace
-from tests.federation import GRID, Federation, make_study
+from tests.federation import Federation, make_study
 
 torch.set_num_threads(1)
 RECIPE = TrainingConfig(channels=(2, 4), steps=3, batch_size=2)
@@ -34,19 +31,11 @@ RECIPE = TrainingConfig(channels=(2, 4), steps=3, batch_size=2)
 
 def run_federation(root, *, queries=6):
     """A study whose queries are answered and decoded, on small volumes that can be read."""
-    fed = Federation(root, study=replace(make_study(planned_queries=queries), student=RECIPE))
-    draws = np.random.default_rng(5)
-    volumes = []
-    for _ in range(queries):
-        image = nib.Nifti1Image(draws.normal(size=GRID).astype(np.float32), np.eye(4))
-        volumes.append(fed.objects.put(image.to_bytes()))
-    fed.volumes = tuple(volumes)
+    fed = Federation(root, study=make_study(planned_queries=queries, student=RECIPE))
+    fed.take_images()
     fed.core().run(fed.transport)
     fed.close()
-    workspace = Workspace(root)
-    workspace.study_file.write_text(render_study(fed.study))
-    workspace.save_volumes(fed.volumes)
-    workspace.save_codec(CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension))
+    workspace = fed.workspace()
     write_labels(read_released(workspace), events=EventLog(workspace.events_file, study=fed.study.id))
     return workspace
 

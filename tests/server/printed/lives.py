@@ -6,7 +6,6 @@ A life is drawn from a seed alone. Its last act may leave the ledger older than 
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,10 +22,10 @@ from common.ledger.receipts import Receipt
 from common.masking import MaskedRoster, MaskKey, Member
 from common.privacy.mechanism import AccountantName, Protection, QuerySpec, Relation, Unit
 from common.study_mechanism import study_mechanism
-from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
+from tests.backups import copy_of, put_copy
 from tests.worlds import make_study, receipts_of
 
 SITES = ("aachen", "bergen", "cadiz", "delft")
@@ -221,20 +220,12 @@ def reuse(life: Life) -> None:
 
 def take_copy(life: Life) -> None:
     """A backup, and beside it the standing as it is now: an operator may copy the whole directory."""
-    copy = life.path.parent / f"copy-{len(life.acts)}.sqlite"
-    backup(life.path, copy)
-    shutil.copy(life.path.with_suffix(".standing"), copy.with_suffix(".standing"))
-    life.copies.append(copy)
+    life.copies.append(copy_of(life.path, life.path.parent / f"copy-{len(life.acts)}.sqlite"))
 
 
 def put_back(life: Life, *, standing: bool) -> None:
     """An older copy, alone or with the ``standing`` that was beside it."""
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{life.path}{suffix}").unlink(missing_ok=True)
-    copy = life.random.choice(life.copies)
-    shutil.copy(copy, life.path)
-    if standing:
-        shutil.copy(copy.with_suffix(".standing"), life.path.with_suffix(".standing"))
+    put_copy(life.random.choice(life.copies), life.path, standing=standing)
 
 
 def restore(life: Life) -> None:

@@ -23,7 +23,6 @@ from client.policy import load_site
 from client.site.books import read_books
 from client.teachers.evaluation import CaseScore, Evaluation
 from client.teachers.verdict import figures_of
-from common.config import Study, render_study
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput
 from common.ledger.records import NoteRecord, parse_record
@@ -49,9 +48,7 @@ RUN = CliRunner()
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    study: Study = make_study(planned_queries=2)
-    federation = exported_study(tmp_path_factory.mktemp("evaluated"), study)
-    Workspace(federation.root).save_sites(federation.sites)
+    federation = exported_study(tmp_path_factory.mktemp("evaluated"), make_study(planned_queries=2))
     yield federation
     federation.close()
 
@@ -202,8 +199,7 @@ def student_answer() -> np.ndarray:
 def site_to_evaluate(fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cases: int = 5) -> list[str]:
     """A site with the pulled student and cases; return the words of `site evaluate`."""
     site, workspace = fed.root / "site-0", Workspace(fed.root)
-    (site / "site.toml").write_text(fed.site_toml("site-0", "pool-0"))
-    (site / "study.toml").write_text(render_study(fed.study))
+    fed.write_site_files()
     shutil.copytree(workspace.bundle_dir, site / "student" / "bundle", dirs_exist_ok=True)
     (site / "student" / "statement.json").write_bytes(statement_file(fed).read_bytes())
     made = []

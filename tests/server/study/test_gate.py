@@ -51,13 +51,12 @@ EARLY, LATE = "2026-11-24T09:00:00.000000Z", "2026-11-24T10:00:00.000000Z"
 
 def gated(**privacy: object) -> Study:
     terms = {"quorum": 3, "aggregation": "sealed-sum", "planned_queries": 2} | privacy
-    return replace(make_study(**terms), gate=GateConfig(2))
+    return make_study(gate=GateConfig(2), **terms)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     federation = exported_study(tmp_path_factory.mktemp("gate"), gated())
-    Workspace(federation.root).save_sites(federation.sites)
     yield federation
     federation.close()
 
@@ -109,8 +108,7 @@ def test_a_student_that_is_held_back_is_adapted_with_a_warning_and_never_into_a_
     fed: Federation, tmp_path: Path
 ) -> None:
     site, refusal = fed.root / "site-0", "not released: 0 verdicts of hospitals .*NOT RELEASED"
-    (site / "site.toml").write_text(fed.site_toml("site-0", "pool-0"))
-    (site / "study.toml").write_text(render_study(fed.study))
+    fed.write_site_files()
     shutil.copytree(Workspace(fed.root).bundle_dir, site / "student" / "bundle", dirs_exist_ok=True)
     adapt = ["adapt", "--site-dir", str(site), "--data", str(tmp_path / "none")]
     for said in (True, False):

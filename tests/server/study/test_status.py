@@ -7,7 +7,6 @@ import errno
 import io
 import os
 import re
-import shutil
 import socket
 import sys
 import threading
@@ -20,7 +19,6 @@ from typer.testing import CliRunner
 from common.config import TrainingConfig
 from common.errors import DaemonFailed, InvalidInput, StorageFailed
 from common.events import EventLog, read_events
-from common.ledger.keys import create_signing_key
 from common.ledger.rollback_guard import standing_path
 from common.ledger.server_state import ServerBooks
 from common.process import READY_TIMEOUT_S
@@ -28,7 +26,6 @@ from common.supervision import FACTS, json_report, keeping
 from consilium.cli.study import ask_to_spend, study_app
 from consilium.in_process import Wire
 from server.aggregation import pipeline
-from server.ledger.server_ledger import Ledger
 from server.operations import supervisor
 from server.operations.daemons import FlowerServer, RunStatus, prepare
 from server.operations.supervisor import (
@@ -45,6 +42,7 @@ from server.study.read_facts import facts_of
 from server.study.run_state import SUPERVISED, run_state
 from server.study.status import study_status
 from server.study.workspace import Endpoint, Workspace
+from tests.backups import anothers_standing, delete_ledger
 from tests.commands import typed
 from tests.federation import make_study
 from tests.studies import made_study
@@ -69,10 +67,7 @@ def test_a_ledger_that_its_standing_does_not_fit_is_said_before_anything_is_run(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     assert study_status(workspace).warnings == ()
-    key = create_signing_key(tmp_path / "other.key")
-    with Ledger.create(tmp_path / "other.sqlite", signing_key=key) as other:
-        other._keep_standing()
-    shutil.copy(tmp_path / "other.standing", workspace.ledger_file.with_suffix(".standing"))
+    anothers_standing(tmp_path, standing_path(workspace.ledger_file))
     (warning,) = study_status(workspace).warnings
     assert "of another ledger" in warning
     assert warning.count("consilium ledger recover") == 1
@@ -559,8 +554,7 @@ def test_only_a_network_that_pads_takes_a_grid_that_it_cannot_halve() -> None:
 
 def test_a_study_whose_ledger_is_gone_is_not_shown_as_one_that_spent_nothing(workspace: Workspace) -> None:
     """Its standing is still there: the file was lost, and with it what was spent."""
-    for suffix in ("", "-wal", "-shm"):
-        workspace.ledger_file.with_name(workspace.ledger_file.name + suffix).unlink(missing_ok=True)
+    delete_ledger(workspace.ledger_file)
     assert facts_of(workspace).spending.doubt is not None
     told = CliRunner().invoke(study_app, ["show", str(workspace.root)]).output
     assert "nothing is known" in " ".join(told.split())
