@@ -40,13 +40,15 @@ MAX_LISTED, MAX_TEXT = 20, 300
 
 
 def _each(trainings: Trainings, *, delta: float) -> Iterator[str]:
-    """Say for each strategy and noise how many trainings are on record, and what one costs a patient."""
+    """Say for each strategy and noise how many trainings are on record and unfinished, and what one costs a patient."""
     relation = Neighbours(EXCHANGED.relation)
+    unfinished = Counter((one.strategy, one.event) for one in trainings.all if not one.finished)
     for (strategy, event), count in Counter((one.strategy, one.event) for one in trainings.all).items():
         cost = "no guarantee of its own"
         if event is not None:
             cost = str(TrainingGuarantee(epsilon_of(event, delta=delta, neighbours=relation), delta, relation))
-        yield f"{strategy}, {many(count, 'training')}: {cost}{' each' if count > 1 else ''}"
+        left = f" ({unfinished[strategy, event]} not finished)" if unfinished[strategy, event] else ""
+        yield f"{strategy}, {many(count, 'training')}{left}: {cost}{' each' if count > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,6 +271,7 @@ class KeepsTeachers(SiteFile):
                     strategy=record.strategy,
                     event=record.event,
                     served=training_id in coded | found,
+                    finished=bool(books.made(training_id)),
                 )
                 for training_id, (_, record) in books.trainings.items()
                 for _ in range(1 if record.event is None else max(1, len(books.made(training_id))))

@@ -19,7 +19,7 @@ patient includes it: the ε of the trainings can be stated alone, the ε of the 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf, nextafter
 
@@ -49,6 +49,7 @@ class Training:
         strategy: Name of the training strategy.
         event: The privacy facts that were charged; None for a training without a guarantee.
         served: True if a teacher of this training computed a code, or would compute the next one.
+        finished: False if it has made no teacher yet.
     """
 
     voter: int
@@ -56,6 +57,7 @@ class Training:
     strategy: str
     event: TrainingEvent | None
     served: bool = False
+    finished: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,10 @@ def command(*more: str, site: Path) -> str:
     return done.stdout
 
 
+WORDS = {"paused": "pause", "withdrawn": "withdraw"}
+"""What a reader is told of a study that staff have stopped, and the decision that the ledger has."""
+
+
 def terminal(life: Life) -> Told:
     text = command(site=life.site)
     (cap,) = found(r"the pool's cap: ε = (\S+) \(exact\)", text)
@@ -301,7 +305,7 @@ def hold(life: Life) -> set[str]:
         assert one.refused in (None, str(truth.refused)), one
         assert one.receipted == "0", one
         assert one.withdrawn in (None, str(truth.patients)), one
-        assert one.state in (None, standing(life)), one
+        assert WORDS.get(one.state, one.state) in (None, standing(life)), one
         assert one.consented in (None, True), one
         if one.share is not None:
             limit = truth.total and truth.total / truth.answers * 8  # eight queries take the whole of either budget

@@ -341,6 +341,20 @@ def test_a_training_is_charged_before_its_first_step_and_only_once(dataset: Data
     assert facts.trainings.count == 2
 
 
+def test_a_charged_training_that_made_no_teacher_yet_is_told_from_a_finished_one(dataset: Dataset, site: Path) -> None:
+    """After a kill `site status` said `dp-sgd, 1 training`, and nothing of that it still had to be finished."""
+    planned = tasks(dataset, site / "teachers", settings(), voters=1)
+    record_trainings(site, planned, again=False)
+    with ledger_of(site) as ledger:
+        assert (
+            ledger.facts("site", present=()).trainings.each[0].startswith("dp-sgd, 1 training (1 not finished): ε = ")
+        )
+    record_trained(site, planned, site_report(one_after_another(planned, lambda place, step, loss: None)))
+    with ledger_of(site) as ledger:
+        (line,) = ledger.facts("site", present=()).trainings.each
+    assert line.startswith("dp-sgd, 1 training: ε = ")
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
