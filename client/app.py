@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -45,6 +44,7 @@ from common.envelope import body_of
 from common.errors import ConsiliumError, InvalidInput
 from common.messages import CodesRequest, Several, decode
 from common.plain import log_to_stderr
+from common.process import event_of_signals
 from common.wire import from_message, to_record
 from common.worker_api import HANDLE, channel_options
 
@@ -230,9 +230,7 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     pull = partial(pull_and_inflate_object_from_tree, initial_backoff=POLL_S)
     clientapp_process.pull_and_inflate_object_from_tree = pull
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = event_of_signals()
     Launcher(runtime=arguments.runtime, secret=arguments.secret, socket=arguments.socket, stop=stop).run()
 
 

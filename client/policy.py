@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from client.data.layouts import DatasetSettings, read_settings
 from common.canonical import check_hash, check_name, check_pool, check_schema
-from common.config import Study
+from common.config import Study, load_study
 from common.errors import InvalidInput
 from common.ledger.keys import sealing_public_key, signing_public_key
 from common.messages import Offer
@@ -223,6 +223,17 @@ class SiteConfig:
             The path.
         """
         return self.root / name
+
+    def load_study(self) -> Study:
+        """Read the study in the site's directory.
+
+        Returns:
+            The study.
+
+        Raises:
+            InvalidInput: If the file is missing or not a study.
+        """
+        return load_study(self.path(self.study))
 
     @property
     def books_dir(self) -> Path:

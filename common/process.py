@@ -375,6 +375,18 @@ class ProcessGroup:
             atexit.unregister(self._sweep)
 
 
+def event_of_signals() -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set from now on, in place of ending this process.
+
+    Returns:
+        The event.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
 def base_env(**extra: str) -> dict[str, str]:
     """Return a small environment for a daemon: this process's variables that are on an allow-list, and ``extra``.
 

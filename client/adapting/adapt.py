@@ -57,7 +57,7 @@ from client.teachers.evaluation_input import NOT_USED, load_bundle, parts_of
 from client.teachers.fit_of_cases import FitScores, fit_of
 from client.teachers.pulled_student import STUDENT_DIR
 from client.training.voter import LabelledScan
-from common.config import Study, TrainingConfig, load_study
+from common.config import Study, TrainingConfig
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES, VolumeCache, read
 from common.errors import InvalidInput
 from common.intervals import mean_interval
@@ -163,7 +163,7 @@ def adapt(options: AdaptOptions, *, progress: Progress) -> Adapted:
         Refused: If another training or a withdrawal is writing at this site.
     """
     config = load_site(options.site_dir)
-    study = load_study(config.path(config.study))
+    study = config.load_study()
     folder = options.site_dir / FOLDER
     out = (options.out or folder) / f"{NAME}-{config.site}"
     check_place(out)

@@ -34,7 +34,7 @@ from client.training.task import VoterReport, VoterTask
 from client.training.voter import is_finished, train_voter
 from common.bundle_archive import to_archive
 from common.canonical import digest, sha256_bytes
-from common.config import Study, load_study
+from common.config import Study
 from common.data.dataset import Problem
 from common.errors import InvalidInput
 from common.models.bundle_configs import inference, metadata_of
@@ -126,7 +126,7 @@ def adapt_privately(
     if settings is None:
         raise InvalidInput("private strategy", value=private.strategy, limit=", ".join(STRATEGIES))
     config = load_site(site_dir)
-    study = load_study(config.path(config.study))
+    study = config.load_study()
     target = (out or site_dir / FOLDER) / f"{private.strategy}-{NAME}-{config.site}"
     if target.exists() and not _is_ours(target):
         raise InvalidInput(

@@ -39,7 +39,7 @@ from client.records.declared import (
 )
 from client.records.voter_files import voter_directory
 from client.site.books import open_books, writing_teachers
-from common.config import DataConfig, load_study
+from common.config import DataConfig
 from common.errors import InvalidInput
 from common.objects import write_json
 from common.reading import lenient_json, parsing
@@ -114,7 +114,7 @@ def add(site_dir: Path, brought: AddTeacherOptions) -> AddedTeacher:
         DaemonFailed: If the model's program fails or exceeds its limits.
     """
     config = load_site(site_dir)
-    study = load_study(config.path(config.study))
+    study = config.load_study()
     check_unit(study)
     if not 0 <= brought.voter < study.privacy.voters_per_site:
         raise InvalidInput("--voter", value=brought.voter, limit=f"0 to {study.privacy.voters_per_site - 1}")

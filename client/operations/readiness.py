@@ -30,7 +30,7 @@ from client.site.deals import check_trained, silent_voters
 from client.site.enrolment import check_data_folder
 from client.site.peers import PeerTrust, peers_view
 from common.admission import read_request
-from common.config import Study, load_study
+from common.config import Study
 from common.errors import ALARM_REMEDY, ConsiliumError, InvalidInput, LedgerCorrupt
 from common.https import opener
 from common.node_auth import MAX_AGE_S, MAX_LEAD_S, signed_headers
@@ -372,7 +372,7 @@ def _teachers(config: SiteConfig, *, load: bool) -> CheckResult:
             return fine("teachers", "trained")
         from client.teachers.teacher import Teachers
 
-        study = load_study(config.path(config.study))
+        study = config.load_study()
         voters = study.privacy.voters_per_site
         found, retired = Teachers.load(folder, data=study.data, voters=voters, recipe=study.teacher), frozenset[int]()
         if config.ledger_file.exists():

@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +45,7 @@ from common.data.volume import volume_from_bytes
 from common.errors import ConsiliumError, InvalidInput
 from common.objects import shared
 from common.plain import log_to_stderr
+from common.process import event_of_signals
 from common.protocols.site_protocol import Fetch
 from common.witness.memory import FOLDER as WITNESSES
 from common.worker_api import HEALTH, SERVICE, channel_options
@@ -233,9 +232,7 @@ def run_worker(directory: Path, *, socket: Path) -> None:
         socket: The Unix socket.
     """
     log_to_stderr()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = event_of_signals()
     server = serve(open_worker(directory, sleep=stop.wait), socket=socket)
     log.info("event=ready")
     stop.wait()

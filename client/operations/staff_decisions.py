@@ -32,7 +32,7 @@ from client.site.books import (
 )
 from client.site.deals import as_on_record
 from common.canonical import sha256_bytes, sha256_file
-from common.config import Study, load_study
+from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import Spend
 from common.ledger.receipts import Receipt, first_fork
@@ -373,7 +373,7 @@ def recover_own(directory: Path, *, standing: Path | None, charge_all: bool, stu
     beside, kept = kept_standing(config.ledger_file), standing or standing_path(config.ledger_file)
     with open_books(config, restored=True) as ledger:
         for each in map(load_site, site_directories(config.books_dir)):  # the older copy may lack a study
-            ledger.consent(load_study(each.path(each.study)))
+            ledger.consent(each.load_study())
         for study in studies:
             ledger.consent(study)
         found = {} if standing is None else {standing.resolve(): SiteLedgerStanding.load(standing)}

@@ -24,7 +24,7 @@ from client.records.lock import writing
 from client.records.patient_deal import Slots, load_slots
 from client.site.registry import Registry
 from common.admission import JoinRequest, StatedBooks, read_request
-from common.config import Study, load_study
+from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.rollback_guard import standing_path
 from common.objects import write_json
@@ -93,7 +93,7 @@ def joined_study(config: SiteConfig) -> Study:
         InvalidInput: If it is not the study for which the site's join request was signed. Then ``study.toml`` was
             replaced later, and nobody at the site has consented to the new study.
     """
-    study, request = load_study(config.path(config.study)), _request(config)
+    study, request = config.load_study(), _request(config)
     if request is not None and request.study != study.id:
         raise InvalidInput(
             "study of this site",
@@ -283,7 +283,7 @@ def slots_file(config: SiteConfig) -> Path:
 
 
 def _voters(config: SiteConfig) -> int:
-    return load_study(config.path(config.study)).privacy.voters_per_site
+    return config.load_study().privacy.voters_per_site
 
 
 def deals(books: Path) -> dict[Path, Slots]:

@@ -24,7 +24,7 @@ from client.records.scan_patients import check_identity
 from client.records.served import found_in, retired_voters
 from client.records.voter_files import voter_directory
 from client.site.books import deals, open_books, read_books, site_directories, slots_file
-from common.config import Study, load_study
+from common.config import Study
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.ledger.site_deals import seats_digest
@@ -392,7 +392,7 @@ def present_teachers(config: SiteConfig, ledger: SiteLedger) -> list[tuple[str, 
     found = []
     for directory in site_directories(config.books_dir, absent_ok=True):
         own = load_site(directory)
-        teachers, voters = directory / "teachers", load_study(own.path(own.study)).privacy.voters_per_site
+        teachers, voters = directory / "teachers", own.load_study().privacy.voters_per_site
         served = found_in(teachers, voters=voters)
         brought = {voter for voter in range(voters) if has_foreign(teachers, voter)}
         trained = ["" if voter in brought else hash_ for voter, hash_ in enumerate(served)]

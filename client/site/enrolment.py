@@ -365,7 +365,7 @@ def new_request(directory: Path) -> JoinRequest:
     with open_books(config) as ledger:
         return write_request(
             directory / REQUEST,
-            study=load_study(config.path(config.study)).id,
+            study=config.load_study().id,
             site=config.site,
             pool=config.pool,
             node_key=directory / "node" / "keys" / "node",

@@ -20,7 +20,6 @@ from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
 from client.site.books import consent_missing, joined_study, open_books, read_books
 from client.site.fetch import OnWait, PublicObjects
-from common.config import load_study
 from common.document import Count, Document, Sha256
 from common.errors import InvalidInput
 from common.fingerprints import is_fingerprint
@@ -365,7 +364,7 @@ _PLAIN = (PeerTrust.CONFIRMED, PeerTrust.NOT_CONFIRMED)
 
 
 def _view(config: SiteConfig, ledger: SiteLedger) -> PeersView:
-    study = load_study(config.path(config.study))
+    study = config.load_study()
     confirmed, own = ledger.peers(study.id), Peer(config.site, ledger.public_key)
     heard: dict[Peer, list[str]] = {Peer(site, key): ["confirmed here"] for site, key in confirmed.items()}
     listed = config.root / LISTED
@@ -402,7 +401,7 @@ def _record(directory: Path, peers: Sequence[Peer]) -> None:
 
 
 def _study(config: SiteConfig) -> str:
-    return load_study(config.path(config.study)).id
+    return config.load_study().id
 
 
 def _offered(directory: Path, study: str) -> tuple[Peer, ...]:

@@ -48,7 +48,7 @@ from client.teachers.fit_of_cases import CHECK, FitScores, fit_of
 from client.teachers.pulled_student import STUDENT_DIR
 from common import site_verdict
 from common.calibration import NOTHING, Reliability, reliability
-from common.config import DataConfig, load_study
+from common.config import DataConfig
 from common.data.msd import Case, Problem
 from common.data.volume import load_example
 from common.errors import InvalidInput
@@ -353,7 +353,7 @@ def evaluate(
             on the patients of all cases.
     """
     config = load_site(site_dir)
-    study = load_study(config.path(config.study))
+    study = config.load_study()
     folder_of_model = model or site_dir / STUDENT_DIR / "bundle"
     bundle = load_bundle(folder_of_model, study.data.student)
     dataset = open_for_training(data or config.path(config.data), study.data.student, config.dataset)

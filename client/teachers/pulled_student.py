@@ -28,7 +28,7 @@ from client.site.books import read_books
 from client.site.fetch import OnBytes, OnWait, PublicObjects
 from client.teachers.bundle_values import check_same, read_values, regenerate
 from common.bundle_archive import from_archive
-from common.config import Study, load_study
+from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.ledger.charges import charge_of
 from common.ledger.keys import public_hex
@@ -97,7 +97,7 @@ def pull(
         Refused: ``not-released`` if the verdicts do not release it and ``to_evaluate`` is False.
     """
     config = load_site(site_dir)
-    study = load_study(config.path(config.study))
+    study = config.load_study()
     out = out or site_dir / STUDENT_DIR
     target = out / "bundle"
     if target.exists() and not (target / METADATA).is_file():
@@ -240,7 +240,7 @@ def check_pulled(site_dir: Path) -> None:
         Refused: ``not-released`` if they do not.
     """
     config = load_site(site_dir)
-    study = load_study(config.path(config.study))
+    study = config.load_study()
     statement = StudentStatement.parse((site_dir / STUDENT_DIR / STATEMENT).read_bytes())
     voted = own_verdict(site_dir, statement.bundle) is not None
     with read_books(_with_books(config)) as ledger:

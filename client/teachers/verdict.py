@@ -18,7 +18,7 @@ from client.site.books import open_books
 from client.teachers.evaluation import Evaluation
 from client.teachers.pulled_student import OWN_VERDICT, STUDENT_DIR
 from common.canonical import sha256_bytes, sha256_file
-from common.config import Study, load_study
+from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.rows import format_time
 from common.metrics import mean_present
@@ -191,7 +191,7 @@ def _is_left_over(out: Path, begun: Mapping[str, str]) -> bool:
 def _judged(site_dir: Path) -> tuple[SiteConfig, Study, str]:
     """Return the site's policy, its study, and the hash of the pulled student's archive."""
     config = load_site(site_dir)
-    study, pulled = load_study(config.path(config.study)), site_dir / STUDENT_DIR / "statement.json"
+    study, pulled = config.load_study(), site_dir / STUDENT_DIR / "statement.json"
     if not pulled.is_file():
         raise InvalidInput(
             "student to judge",

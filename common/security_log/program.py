@@ -6,9 +6,7 @@ import argparse
 import contextlib
 import json
 import math
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +15,7 @@ from pathlib import Path
 from common.errors import ConsiliumError, InvalidInput
 from common.objects import write_atomically
 from common.plain import log_to_stderr
-from common.process import DaemonSpec, base_env
+from common.process import DaemonSpec, base_env, event_of_signals
 from common.reading import parse_json
 from common.security_log.follow import LogFollower, Source, failing_targets
 from common.security_log.sinks import open_sink, remedy_of
@@ -70,9 +68,7 @@ def follow_program(party: str, open_sources: OpenSources) -> None:
     parser.add_argument("--to", action="append", required=True, dest="targets")
     arguments = parser.parse_args()
     log_to_stderr()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = event_of_signals()
     try:
         found = follower(arguments.directory, party=party, open_sources=open_sources, targets=arguments.targets)
     except ConsiliumError as error:

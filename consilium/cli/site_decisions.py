@@ -280,12 +280,11 @@ def _ask_for_good(study: str) -> None:
 def _studies(directories: tuple[Path, ...]) -> str:
     """Return the study's name with each directory, or the directory alone if its study cannot be read."""
     from client.policy import load_site
-    from common.config import load_study
 
     def name(directory: Path) -> str:
         config = load_site(directory)
         try:
-            return f"{load_study(config.path(config.study)).name} (in {directory})"
+            return f"{config.load_study().name} (in {directory})"
         except InvalidInput:
             return str(directory)
 

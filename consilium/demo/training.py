@@ -20,7 +20,6 @@ from client.training.private.settings import PrivateSettings
 from client.training.side_by_side import side_by_side
 from client.training.site import site_report
 from client.training.task import Crash, SiteReport, VoterTask
-from common.config import load_study
 from common.data.dataset import Dataset
 from common.errors import DaemonFailed, InvalidInput
 
@@ -91,7 +90,7 @@ def train_all(
 
 def _plan(directory: Path, *, seed: int, private: PrivateSettings | None) -> tuple[Dataset, tuple[VoterTask, ...]]:
     config = load_site(directory)
-    study = load_study(config.path(config.study))
+    study = config.load_study()
     dataset = open_for_training(config.path(config.data), study.data, config.dataset)
     tasks = site_tasks(
         directory,

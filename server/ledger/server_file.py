@@ -185,12 +185,15 @@ class ServerFile(OpenLedger[ServerBooks]):
                     self._append(PoolRecord(declaration))
         for pool, ledger_id in standing.books.items():
             with suppress(InvalidInput):  # this ledger names another site ledger: keep it
-                self._books.check_books(pool, ledger_id)
-                if pool not in self._books.pool_books:
-                    self._append(BooksRecord(pool, ledger_id))
+                self._name_books(pool, ledger_id)
         for text in standing.notes or ():
             if text not in self._books.notes:
                 self._append(NoteRecord(text))
+
+    def _name_books(self, pool: str, ledger_id: str) -> None:
+        self._books.check_books(pool, ledger_id)
+        if pool not in self._books.pool_books:
+            self._append(BooksRecord(pool, ledger_id))
 
     def _charge_lost(self, standing: ServerStanding, receipts: Sequence[Receipt]) -> None:
         """Charge, in one row, the spending that only the standing counts.

@@ -50,7 +50,6 @@ from common.ledger.records import (
     AFTER_ALL_CHARGED,
     ALL_CHARGED,
     REVOKED,
-    BooksRecord,
     KeyRecord,
     NoteRecord,
     PoolRecord,
@@ -216,9 +215,7 @@ class Ledger(AnswersQueries):
             InvalidInput: If the pool has another site ledger, or the ledger keeps another pool's budget.
         """
         with self._writing():
-            self._books.check_books(pool, ledger_id)
-            if pool not in self._books.pool_books:
-                self._append(BooksRecord(pool, ledger_id))
+            self._name_books(pool, ledger_id)
 
     def note(self, text: str) -> None:
         """Record a remark. It changes no total, and must not contain patient data.
