@@ -73,7 +73,7 @@ class World:
         """
         quiet = DemoProgress(*[lambda *_: None] * 5)
         options = DemoOptions(seed=seed, simulated=True)
-        study = create_demo_study(out, options, watch=quiet, seconds=Stopwatch(out / "seconds.json", quiet))
+        study = create_demo_study(out, options, watch=quiet, stopwatch=Stopwatch(out / "seconds.json", quiet))
         study.train(study.publish())
         places = study.places
         made = places.workspace.public()

@@ -44,7 +44,7 @@ from common.envelope import body_of
 from common.errors import ConsiliumError, InvalidInput
 from common.messages import CodesRequest, Several, decode
 from common.plain import log_to_stderr
-from common.process import event_of_signals
+from common.process import stop_on_signals
 from common.wire import from_message, to_record
 from common.worker_api import HANDLE, channel_options
 
@@ -230,7 +230,7 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     pull = partial(pull_and_inflate_object_from_tree, initial_backoff=POLL_S)
     clientapp_process.pull_and_inflate_object_from_tree = pull
-    stop = event_of_signals()
+    stop = stop_on_signals()
     Launcher(runtime=arguments.runtime, secret=arguments.secret, socket=arguments.socket, stop=stop).run()
 
 

@@ -57,7 +57,7 @@ class EventKind:
             event has are left out.
         words: Returns an event in words; None for routine events, which the list of recent events leaves out.
         level: ``info``, ``warning`` or ``critical``.
-        optional: A function, as in ``fields``, for each further field, which older logs do not have.
+        optional: Like ``fields``, for fields that older logs lack.
     """
 
     fields: Mapping[str, Callable[[Any], bool]]

@@ -46,8 +46,8 @@ _INHERITED = (
 _PROXY = ("http_proxy", "https_proxy", "no_proxy")
 
 # Runs between fork and the daemon, in an interpreter of its own, because code run in a forked copy of a threaded
-# process may deadlock. exec keeps the pid, the death signal and the raised oom_score_adj: out of memory, the kernel
-# rather kills a daemon, which is started again, than the process that does so.
+# process may deadlock. exec keeps the pid, the death signal and the raised oom_score_adj. If memory runs out, the
+# kernel kills a daemon first, and its supervisor starts it again.
 _LAUNCH = """
 import ctypes, os, signal, sys
 parent, argv = int(sys.argv[1]), sys.argv[2:]
@@ -375,8 +375,8 @@ class ProcessGroup:
             atexit.unregister(self._sweep)
 
 
-def event_of_signals() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set from now on, in place of ending this process.
+def stop_on_signals() -> threading.Event:
+    """Make SIGTERM and SIGINT set an event instead of ending this process, and return the event.
 
     Returns:
         The event.

@@ -166,7 +166,7 @@ class TrainingFacts:
 
 
 STOPPED = {"pause": "paused", "withdraw": "withdrawn"}
-"""In words, the state of a study that staff have stopped."""
+"""Words for the states of a study that staff have paused or withdrawn from."""
 
 
 @dataclass(frozen=True, slots=True)

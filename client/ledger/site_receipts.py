@@ -212,7 +212,10 @@ class KeepsReceipts(SiteFile):
 
 
 def _unpaid(receipt: Receipt, books: SiteBooks) -> Fraction:
-    """Return the Σμ² of the releases in a receipt that this site knows and has not paid for; it charges them now."""
+    """Return the Σμ² that a receipt adds: its releases of accepted queries beyond those that this site has paid for.
+
+    The site charges them when it stores the receipt.
+    """
     protection = receipt.declaration.protection
     held = (books.reservations[one] for one in receipt.query_ids if one in books.reservations)
     unpaid = (one for one in held if not books.reservations.awaits_release(one.query_id))
@@ -223,8 +226,9 @@ def _unpaid(receipt: Receipt, books: SiteBooks) -> Fraction:
 def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
     """Check that this site has paid for each release in a new receipt. It pays when it accepts a query.
 
-    The server's total must not be larger than this site's. After a recovery of the server's ledger, a receipt may begin
-    at any row, so its total can contain releases that it does not name. An older copy of this ledger may lack these.
+    The receipt's total must not be larger than what this site has charged, together with the charges that the receipt
+    adds. After a recovery of the server's ledger, a receipt may begin at any row, so its total can contain releases
+    that it does not name. An older copy of this ledger may lack these.
 
     Three exceptions are allowed for a release that the receipt names:
 
@@ -267,4 +271,4 @@ def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
                 "site accepted"
             )
     if receipt.after.mu_squared > books.spent().mu_squared + lost + _unpaid(receipt, books):
-        raise ReceiptContradiction("the receipt's total contains queries that this site never accepted")
+        raise ReceiptContradiction("the receipt's total is larger than all that this site's ledger has charged")

@@ -20,7 +20,7 @@ from client.records.patient_deal import check_listed
 from client.records.scan_patients import check_scans
 from client.site.books import slots_file
 from common.config import DataConfig, load_study
-from common.data.dataset import Case, Dataset, DuplicateCases, PatientIdentity, named
+from common.data.dataset import Case, Dataset, DuplicateCases, PatientIdentity, case_names
 from common.data.patients import counted_once, scans_by_patient
 from common.data.volume import Volume, load_case, load_label
 from common.errors import InvalidInput
@@ -166,9 +166,9 @@ def check_data(
             CheckResult(
                 "cases",
                 State.NOTE,
-                f"{len(dataset.unlabelled)} of them without a label map; no voter uses them",
+                f"{many(len(dataset.unlabelled), 'case')} without a label map; no voter uses a case without one",
                 "if they should have one, put it where the layout expects it",
-                subject=named(dataset.unlabelled),
+                subject=case_names(dataset.unlabelled),
             )
         )
     findings += _foreign(results, data)

@@ -45,7 +45,7 @@ from common.data.volume import volume_from_bytes
 from common.errors import ConsiliumError, InvalidInput
 from common.objects import shared
 from common.plain import log_to_stderr
-from common.process import event_of_signals
+from common.process import stop_on_signals
 from common.protocols.site_protocol import Fetch
 from common.witness.memory import FOLDER as WITNESSES
 from common.worker_api import HEALTH, SERVICE, channel_options
@@ -232,7 +232,7 @@ def run_worker(directory: Path, *, socket: Path) -> None:
         socket: The Unix socket.
     """
     log_to_stderr()
-    stop = event_of_signals()
+    stop = stop_on_signals()
     server = serve(open_worker(directory, sleep=stop.wait), socket=socket)
     log.info("event=ready")
     stop.wait()

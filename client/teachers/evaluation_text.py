@@ -77,7 +77,8 @@ def table(result: Evaluation) -> str:
     missed = sum(math.isinf(distance) for score in result.scores for distance in score.hd95_mm)
     if missed:
         lines.append(
-            f"in only one of label map and prediction: {many(missed, 'structure')}, of Dice 0, without an HD95"
+            f"structures that only the label map or only the prediction contains: {missed}; their Dice is 0, without "
+            "an HD95"
         )
     if result.withdrawn:
         lines.append(f"not scored: {many(result.withdrawn, 'case')} of withdrawn patients")

@@ -364,7 +364,8 @@ def fit_codec(
         raise InvalidInput(
             "labels in no public label map",
             value=", ".join(absent),
-            limit="every label of the study in some map, because a code tells nothing of a label that none shows",
+            limit="every label of the study in at least one map, because a code cannot describe a label that is in "
+            "none",
             remedy="add maps that show them, or create the study without these labels",
         )
     if map_hashes is not None and len(map_hashes) != len(hashes):

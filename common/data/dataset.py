@@ -105,7 +105,7 @@ class DuplicateCases(Document):
 
 
 MOST_NAMED = 20
-"""Largest number of left-out cases that a terminal lists by name."""
+"""Largest number of cases that a terminal lists by name."""
 
 
 def left_out_lines(used: int, problems: Sequence[Problem], *, of: str = "cases") -> list[str]:
@@ -126,7 +126,7 @@ def left_out_lines(used: int, problems: Sequence[Problem], *, of: str = "cases")
     return [f"{of}: {used} used, {len(problems)} left out", *named, *more]
 
 
-def named(cases: Sequence[Case]) -> str:
+def case_names(cases: Sequence[Case]) -> str:
     """Return the names of at most :data:`MOST_NAMED` cases, and the number of further ones.
 
     Args:

@@ -213,7 +213,7 @@ def plan_split(
 
 def _named_hospitals(cases: Sequence[Case], *, asked: int | None) -> list[str]:
     """Return the names of the hospitals in the cases; empty unless every case names one, or if all name the same
-    hospital and ``asked`` is larger, because a single name divides nothing.
+    hospital and ``asked`` is larger, because one name cannot divide the cases.
 
     Refuse if the number of named hospitals is not ``asked`` (None: any number), or if ``asked`` is None and not every
     case names a hospital.

@@ -225,9 +225,12 @@ class Chain:
         return before != self._seen
 
     def _note_own_change(self) -> None:
-        """Take the file as it is now for what this object wrote, unless another file has replaced it meanwhile."""
-        now, name_and_inode = self._stamp(), slice(1, 3)
-        if now[name_and_inode] == self._seen[name_and_inode]:
+        """Count the file's present state as seen after this object's own write, unless another file has replaced it.
+
+        :meth:`changed_by_others` then reports the replacement.
+        """
+        now, path_and_inode = self._stamp(), slice(1, 3)
+        if now[path_and_inode] == self._seen[path_and_inode]:
             self._seen = now
 
     def _stamp(self) -> tuple[object, ...]:

@@ -91,7 +91,7 @@ class SiteProtocol(Protocol):
 
 
 class FramedSite(SiteProtocol):
-    """A protocol at a site whose queries name a frame: ``QuerySpec.centre`` holds the frame's content hash."""
+    """The site's part of a protocol whose queries name a frame: ``QuerySpec.centre`` holds the frame's content hash."""
 
     def describes(self, query: QuerySpec) -> bool:
         return query.centre != "zero"

@@ -15,7 +15,7 @@ from pathlib import Path
 from common.errors import ConsiliumError, InvalidInput
 from common.objects import write_atomically
 from common.plain import log_to_stderr
-from common.process import DaemonSpec, base_env, event_of_signals
+from common.process import DaemonSpec, base_env, stop_on_signals
 from common.reading import parse_json
 from common.security_log.follow import LogFollower, Source, failing_targets
 from common.security_log.sinks import open_sink, remedy_of
@@ -68,7 +68,7 @@ def follow_program(party: str, open_sources: OpenSources) -> None:
     parser.add_argument("--to", action="append", required=True, dest="targets")
     arguments = parser.parse_args()
     log_to_stderr()
-    stop = event_of_signals()
+    stop = stop_on_signals()
     try:
         found = follower(arguments.directory, party=party, open_sources=open_sources, targets=arguments.targets)
     except ConsiliumError as error:

@@ -91,7 +91,7 @@ def split(
     """
     from client.data.case_checks import readable
     from client.data.layouts import named_dataset
-    from common.data.dataset import left_out_lines, named
+    from common.data.dataset import case_names, left_out_lines
     from common.data.split import SplitCounts, plan_split, with_own_sites, with_sites, write_split
 
     dataset = named_dataset(data, layout=layout, labels=names(labels), channels=names(channels))
@@ -112,4 +112,4 @@ def split(
     for line in left_out_lines(len(plan.cases), plan.problems):
         say(plain(line))
     if dataset.unlabelled:
-        say(plain(f"not used, without a label map: {named(dataset.unlabelled)}"))
+        say(plain(f"not used, because they have no label map: {case_names(dataset.unlabelled)}"))

@@ -201,12 +201,12 @@ def list_sites(directory: StudyDir, as_json: AsJson = False) -> None:
         say(f"{name}: its approval was interrupted; to fix: run the same `consilium provision approve` again")
 
 
-def online_text(sites: Sequence[SiteStanding], *, full: bool = False) -> str:
+def online_text(sites: Sequence[SiteStanding], *, disk_full: bool = False) -> str:
     """Return a line that says how many admitted sites are online; names the others and says what to do.
 
     Args:
         sites: The admitted sites.
-        full: True if the server's disk is full, so that SuperLink cannot record which sites are online.
+        disk_full: True if the server's disk is full, so that SuperLink cannot record which sites are online.
 
     Returns:
         The line.
@@ -215,8 +215,9 @@ def online_text(sites: Sequence[SiteStanding], *, full: bool = False) -> str:
     line = f"sites: {len(sites) - len(away)} of {len(sites)} online"
     if not away:
         return line
-    if full:
-        return f"{line}; not known to be online: {', '.join(away)}; SuperLink can record it once the disk has room"
+    if disk_full:
+        names = ", ".join(away)
+        return f"{line}; not recorded as online: {names}; SuperLink can record sites again once the disk has room"
     unknown = [site for site in sites if site.node == "unknown"]
     remedies = []
     if unknown:
@@ -410,7 +411,7 @@ def status(directory: StudyDir, as_json: AsJson = False) -> None:
         if shown is not None:
             say(shown.line)
         if sites:
-            say(online_text(sites, full=disk is not None))
+            say(online_text(sites, disk_full=disk is not None))
         if disk is not None:
             say(f"DISK: {disk}")
         if ledger is not None:

@@ -417,7 +417,7 @@ def _print_worth(workspace: Workspace, *, warned: bool) -> None:
         )
         return
     say(f"Dice on the validation set: {found.line()}\n{ONE_RUN}")
-    if found.over_best.word is GainVerdict.PROVEN and warned:
+    if found.measured_gain.word is GainVerdict.PROVEN and warned:
         say(
             "the warning above is about the answers alone. The student was measured afterwards; the measurement does "
             "not show that all sites answered honestly"

@@ -62,8 +62,8 @@ STEPS = {
 
 
 @dataclass(frozen=True, slots=True)
-class TeachersTested:
-    """The demo's test cases, with the scores of all that does not depend on the hospitals' answers.
+class TestedReferences:
+    """The demo's test cases, with the scores of each teacher, of all together and of the mean public label map.
 
     Attributes:
         cases: The test cases.
@@ -82,7 +82,7 @@ class TeachersTested:
     mean_shape: Score
 
 
-def score_teachers(places: DemoFolders) -> TeachersTested:
+def score_teachers(places: DemoFolders) -> TestedReferences:
     """Score teachers and mean shape on the test cases. This needs no result of the study, so both can run at once.
 
     Args:
@@ -98,12 +98,12 @@ def score_teachers(places: DemoFolders) -> TeachersTested:
     teachers, sums = _teachers(places, study, images, truths)
     scored = partial(_score, truths=truths, structures=study.data.members, spacing_mm=study.data.spacing_mm)
     ensemble, mean_shape = [_hard(total) for total in sums], _hard(_mean_shape(places, study))
-    return TeachersTested(test, images, truths, teachers, scored(ensemble), scored([mean_shape] * len(truths)))
+    return TestedReferences(test, images, truths, teachers, scored(ensemble), scored([mean_shape] * len(truths)))
 
 
 def report_facts(
     places: DemoFolders,
-    tested: TeachersTested,
+    tested: TestedReferences,
     *,
     source: Path,
     options: DemoOptions,

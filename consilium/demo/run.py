@@ -121,7 +121,7 @@ def _demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboar
     from consilium.reports.study_report import write_report
 
     seconds, federation = Stopwatch(out / "seconds.json", watch), None
-    study = create_demo_study(out, options, watch=watch, seconds=seconds)
+    study = create_demo_study(out, options, watch=watch, stopwatch=seconds)
     places, workspace = study.places, study.places.workspace
 
     def reported() -> None:
@@ -181,14 +181,14 @@ class DemoStudy:
         source: Folder of the dataset.
         options: The demo's options.
         watch: Functions to which progress is reported.
-        seconds: Measures the stages.
+        stopwatch: Measures the stages.
     """
 
     places: DemoFolders
     source: Path
     options: DemoOptions
     watch: DemoProgress
-    seconds: Stopwatch
+    stopwatch: Stopwatch
 
     def publish(self) -> dict[str, Path]:
         """Publish the study's volumes, codec and public start, and set up the hospitals, unless it was done before.
@@ -197,7 +197,7 @@ class DemoStudy:
             Directory of each hospital by name.
         """
         names = [folder.name for folder in _hospitals(self.places)]
-        with self.seconds.stage("public material"):
+        with self.stopwatch.stage("public material"):
             _publish(self.places, self.options, len(names), self.watch)
             return write_sites(  # each kit holds the public start
                 self.places.workspace,
@@ -217,7 +217,7 @@ class DemoStudy:
         private = self.options.private(begun=self.places.workspace.start_file.exists())
         steps = study.teacher.steps if private is None else private.steps
         voters = study.privacy.voters_per_site * len(sites)
-        with self.seconds.stage("teachers", total=steps * voters):
+        with self.stopwatch.stage("teachers", total=steps * voters):
             train_all(
                 sites,
                 private=private,
@@ -227,14 +227,14 @@ class DemoStudy:
             )
 
 
-def create_demo_study(out: Path, options: DemoOptions, *, watch: DemoProgress, seconds: Stopwatch) -> DemoStudy:
+def create_demo_study(out: Path, options: DemoOptions, *, watch: DemoProgress, stopwatch: Stopwatch) -> DemoStudy:
     """Split the data and create the study, unless an earlier run did.
 
     Args:
         out: The output directory.
         options: The demo's options.
         watch: Functions to which progress is reported.
-        seconds: Measures the stages.
+        stopwatch: Measures the stages.
 
     Returns:
         The demo.
@@ -244,11 +244,11 @@ def create_demo_study(out: Path, options: DemoOptions, *, watch: DemoProgress, s
     """
     places = DemoFolders(out)
     _claim(out, options)
-    with seconds.stage("data"):
+    with stopwatch.stage("data"):
         source = _data(places, options, on_case=partial(watch.advance, "reading cases"), tell=watch.say)
-    with seconds.stage("study"):
+    with stopwatch.stage("study"):
         _create(places, options)
-    return DemoStudy(places, source, options, watch, seconds)
+    return DemoStudy(places, source, options, watch, stopwatch)
 
 
 def _take_home(site_dir: Path) -> None:

@@ -161,18 +161,18 @@ def _released(facts: dict[str, Any]) -> PaperSection:
         paragraphs.append("No answer was released in this study.")
     notes = []
     if facts["reused_answers"]:
-        notes.append(f"Answers of another study on the same pools, used again: {facts['reused_answers']}.")
+        notes.append(f"Answers taken from another study on the same pools: {facts['reused_answers']}.")
     if facts["recovered_charges"]:
         notes.append(
             "Charges entered again from the hospitals' receipts after a restored backup: "
-            f"{facts['recovered_charges']}. Their answers are lost, and they are counted."
+            f"{facts['recovered_charges']}. These charges count, but their answers are lost."
         )
     if "lost_draws" in facts:
-        notes.append(f"Lost draws of sums, which are counted and gave no answer: {facts['lost_draws']}.")
+        notes.append(f"Lost draws of sums: {facts['lost_draws']}. They count, but gave no answer.")
     if "charges_by_standing" in facts:
         notes.append(
             f"Charges that a restored backup lacked, entered again from the ledger's standing file: "
-            f"{facts['charges_by_standing']}. Their answers are lost, and they are counted."
+            f"{facts['charges_by_standing']}. These charges count, but their answers are lost."
         )
     heading = "What was released, when and with whom"
     return PaperSection(heading, paragraphs, points, rows, notes, widths=(0.24, 0.1, 0.16, 0.5) if rows else ())

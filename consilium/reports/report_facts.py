@@ -167,7 +167,7 @@ class ReportFacts:
         return Score(tuple(map(_mean, columns)), _mean([teacher.score.mean for teacher in self.teachers]))
 
     @property
-    def over_best(self) -> MeasuredGain | None:
+    def measured_gain(self) -> MeasuredGain | None:
         """The student's gain over the best of its controls; None if no control was scored."""
         return over_best(self.student, self.controls)
 
@@ -178,7 +178,7 @@ class ReportFacts:
         If the gain is proven, the sentence also states it as a share of the gain of all teachers together without
         noise.
         """
-        found, most = self.over_best, case_mean(self.ensemble)
+        found, most = self.measured_gain, case_mean(self.ensemble)
         if found is None:
             return "What the budget bought could not be measured: no control was scored."
         if not (math.isfinite(most) and most > found.other and found.word is GainVerdict.PROVEN):
@@ -212,7 +212,7 @@ class ReportFacts:
     @property
     def certainty(self) -> str:
         """A sentence that says what the gain's interval covers, or that there is no interval."""
-        return "There is no interval." if self.over_best is None or self.over_best.interval is None else ONE_RUN
+        return "There is no interval." if self.measured_gain is None or self.measured_gain.interval is None else ONE_RUN
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -81,7 +81,7 @@ def report_json(facts: ReportFacts) -> dict[str, Any]:
         "known": facts.known,
         "data": {"used": facts.cases_used, "left_out": [problem.to_json() for problem in facts.left_out]},
         "bought": facts.bought,
-        "worth": None if facts.over_best is None else facts.over_best.to_json(),
+        "worth": None if facts.measured_gain is None else facts.measured_gain.to_json(),
         "student": {"dice": dice(facts.student), "ece": facts.student_ece},
         "test_cases": [
             {"case": one.name, "mean": one.mean, "per_class": dict(zip(facts.labels, one.per_class, strict=True))}

@@ -153,7 +153,7 @@ class Aggregator:
         self._send_receipts(silent=self._presence.silent)
 
     def _finish_open(self, should_stop: Callable[[], bool]) -> None:
-        """Finish the draws of a sealed sum that an earlier process left open."""
+        """Hook for sealed sums, which finish draws that an earlier process left open; an open study has none."""
 
     def _answer(self, batch: Batch, later: Sequence[QuerySpec]) -> Remaining:
         """Request and release one batch (steps 1 to 4).
@@ -258,11 +258,11 @@ class Aggregator:
             if site.node_id not in online:
                 self._note_answer(site, batch, "offline" if site in able else self._unable(site))
         undecided = [by_node[node] for node in sorted(online) if by_node[node].name not in batch.answers]
-        quiet = [site for site in undecided if site.name in self._presence.silent]
+        was_silent = [site for site in undecided if site.name in self._presence.silent]
         for heard in self._receipts.ask(
-            quiet, self._transport, timeout_s=min(RETURN_S, self._study.collection.offer_deadline_s)
+            was_silent, self._transport, timeout_s=min(RETURN_S, self._study.collection.offer_deadline_s)
         ):
-            self._presence.note_heard(heard)
+            self._presence.note_answered(heard)
         silent = [site for site in undecided if site.name in self._presence.silent]
         self._offer_to([site for site in undecided if site not in silent], batch)
         if list(batch.answers.values()).count("accepted") < self._study.privacy.quorum:
@@ -293,7 +293,7 @@ class Aggregator:
         deadline_s, started = self._study.collection.offer_deadline_s, self._clock()
         for heard in exchange(self._transport, offers, sign=self._ledger.sign, timeout_s=deadline_s):
             batch.waited[heard.site.name] += self._clock() - started
-            self._presence.note_heard(heard)
+            self._presence.note_answered(heard)
             self._hear(heard.site, heard.message, batch, problem=heard.problem or "malformed")
 
     def _or_finish(self) -> str:
@@ -321,7 +321,7 @@ class Aggregator:
         """
         if isinstance(message, OfferReply) and message.batch == batch.id:
             batch.replies[site.name] = message
-            held = self._receipts.note_held(site, message)
+            held = self._receipts.record_head(site, message)
             self._note_answer(site, batch, message.reason if held else "ledger-contradicted")
         elif problem:
             self._note_answer(site, batch, "unreadable" if problem == "malformed" else problem)
@@ -442,12 +442,12 @@ class Aggregator:
         self._events.emit("batch-dispatched", **facts, asked=asked)
         timeout_s, owing = max(1.0, min(deadline_s + REPLY_MARGIN_S, until - self._clock())), set(missing)
         for heard in exchange(self._transport, questions, sign=self._ledger.sign, timeout_s=timeout_s):
-            self._presence.note_heard(heard)
+            self._presence.note_answered(heard)
             site, parts = heard.site, heard.parts
             for part in parts:
                 if ahead is not None:
                     self._hear(site, part, ahead)
-                self._receipts.note_reply(site, part)
+                self._receipts.record_receipts(site, part)
             if site.node_id not in missing:
                 continue
             answer = next((part for part in parts if isinstance(part, CodesReply)), None)
@@ -486,8 +486,8 @@ class Aggregator:
         by_node = {site.node_id: site for site in (*self._sites(), *roster)}
         undecided = ahead.able - ahead.answers.keys() if ahead else frozenset()
         online = self._transport.online() & by_node.keys() if ahead else frozenset()
-        heard_from = undecided - self._presence.silent
-        offered = {node for node in online if by_node[node].name in (undecided if node in missing else heard_from)}
+        not_silent = undecided - self._presence.silent
+        offered = {node for node in online if by_node[node].name in (undecided if node in missing else not_silent)}
         offer = issued_now(ahead.offer) if ahead else None
 
         def question(node: int) -> Several:

@@ -163,14 +163,14 @@ class Batch:
         return next(iter((*others, *refused)), "")
 
     def slow(self, roster: Collection[str]) -> dict[str, tuple[float, float]]:
-        """Return sites for which the run waited more than :data:`SLOW_S`, and :data:`SLOW_FACTOR` times as usual.
+        """Return sites for which the run waited longer than the others, by :data:`SLOW_S` and :data:`SLOW_FACTOR`.
 
         Args:
             roster: Names of the sites on the roster.
 
         Returns:
-            By site, the seconds that the run waited for it, and the usual ones: the median over the roster's other
-            sites. Empty if the roster has no other site.
+            By site, the seconds that the run waited for it, and the median of the roster's other sites. Empty if the
+            roster has no other site.
         """
         found = {}
         for site, seconds in sorted(self.waited.items()):

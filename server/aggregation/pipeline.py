@@ -85,7 +85,7 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
 
 
 def _why_failed(error: Exception) -> tuple[str, int]:
-    """Return why a run failed, or only the kind of an unforeseen error, and the exit code of a command that waits."""
+    """Return the reason and the exit code of a failed run; an unforeseen error's reason is only its class's name."""
     known = error if isinstance(error, ConsiliumError) else system_cause(error)
     if isinstance(known, ConsiliumError):
         return str(known), known.exit_code

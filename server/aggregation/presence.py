@@ -18,14 +18,14 @@ RETURN_S = 10.0
 
 
 class Presence:
-    """Which sites are online, and which stayed away until an offer's deadline in this run.
+    """Tracks which sites do not come online and which do not answer messages, in one run.
 
     Args:
         study: The study; ``collection.offer_deadline_s`` is the longest wait.
         clock: Returns seconds.
 
     Attributes:
-        silent: Names of the sites that left their newest message unanswered.
+        silent: Names of the sites whose newest reply is missing, unreadable or unsigned.
     """
 
     def __init__(self, study: Study, *, clock: Callable[[], float]) -> None:
@@ -33,11 +33,11 @@ class Presence:
         self._away: frozenset[int] = frozenset()
         self.silent: frozenset[str] = frozenset()
 
-    def note_heard(self, heard: VerifiedReply) -> None:
+    def note_answered(self, heard: VerifiedReply) -> None:
         """Note whether a site answered a message.
 
         Args:
-            heard: Its reply, or what is known of a missing one.
+            heard: Its reply, or the reason why there is none.
         """
         name = frozenset({heard.site.name})
         self.silent = self.silent | name if heard.message is None else self.silent - name

@@ -75,7 +75,7 @@ class ReceiptDelivery:
                 site, message = heard.site, heard.message
                 if not isinstance(message, ReceiptsReply):
                     continue
-                self.note_held(site, message)
+                self.record_head(site, message)
                 missing[site.node_id] = self.missing(site)
                 if missing[site.node_id] == () and waiting.pop(site.node_id, None) is not None:
                     self._events.emit("receipts-held", site=site.name, ledger_row=message.ledger_row)
@@ -95,7 +95,7 @@ class ReceiptDelivery:
         """
         questions = {site.node_id: (site, partial(self._asked, site)) for site in sites}
         for heard in exchange(transport, questions, sign=self._ledger.sign, timeout_s=timeout_s) if questions else ():
-            self.note_reply(heard.site, heard.message)
+            self.record_receipts(heard.site, heard.message)
             yield heard
 
     def owed(self, site: Site) -> list[Part]:
@@ -132,17 +132,19 @@ class ReceiptDelivery:
     def _message(self, due: Due) -> Receipts:
         return Receipts(self._ledger.ledger_id, _fitting(due))
 
-    def note_reply(self, site: Site, message: AnyMessage | None) -> None:
-        """Log ``receipts-held`` if a site's message says which receipts it holds, and the ledger contains its newest.
+    def record_receipts(self, site: Site, message: AnyMessage | None) -> None:
+        """Record which receipts a site holds, if its message says so.
+
+        Log ``receipts-held``, or ``ledger-contradicted`` if this ledger does not contain the head that it states.
 
         Args:
             site: The site.
             message: The message, or a part of it.
         """
-        if isinstance(message, ReceiptsReply) and self.note_held(site, message):
+        if isinstance(message, ReceiptsReply) and self.record_head(site, message):
             self._events.emit("receipts-held", site=site.name, ledger_row=message.ledger_row)
 
-    def note_held(self, site: Site, message: OfferReply | ReceiptsReply) -> bool:
+    def record_head(self, site: Site, message: OfferReply | ReceiptsReply) -> bool:
         """Record the newest signed head that a site reports.
 
         If the ledger does not contain this head, nothing is released with the site. The site is then sent all its

@@ -114,8 +114,8 @@ class StudentPage:
         exported: Time of the export; None until then.
         files: Path and size in bytes of each file of the bundle; empty before the export.
         guarantee: The privacy guarantee that the bundle states; empty before the export.
-        gate: The hospitals' verdicts on the student, and how to reach its release; empty if the study has no gate. A
-            study with a gate releases the student only after enough hospitals' verdicts for it.
+        gate: The hospitals' verdicts on the student and, until it is released, what the operator can do; empty if the
+            study has no gate. A study with a gate releases the student only after enough hospitals' verdicts for it.
         released: False while the gate lacks verdicts; then the bundle is for evaluation only.
         problem: Reason why the bundle's statement no longer holds; None if it holds.
         examples: Volumes on which label and student agree least and most.

@@ -177,5 +177,5 @@ class Follower:
         measured = read_measured(root, self.study.id)
         with self.lock:
             self._small, self.sites, self._revoked = stamp, sites, revoked
-            self._gain = None if measured is None else measured.over_best
+            self._gain = None if measured is None else measured.measured_gain
         return True

@@ -191,6 +191,7 @@ class ServerFile(OpenLedger[ServerBooks]):
                 self._append(NoteRecord(text))
 
     def _name_books(self, pool: str, ledger_id: str) -> None:
+        """Record which site ledger keeps a pool's budget; refuse another one."""
         self._books.check_books(pool, ledger_id)
         if pool not in self._books.pool_books:
             self._append(BooksRecord(pool, ledger_id))

@@ -299,7 +299,7 @@ def make_kit(workspace: Workspace, site: str, out: Path) -> None:
         raise InvalidInput(
             f"startup kit of {site}",
             value=f"no codec.json in {workspace.root}",
-            limit="a kit made after the codec is fitted, because that may also make the weights teachers begin from",
+            limit="a kit made after `consilium codec fit`, which may also train the network that teachers begin from",
             remedy="run `consilium codec fit` first",
         )
     endpoint = workspace.endpoint()

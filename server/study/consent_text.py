@@ -64,19 +64,19 @@ class ConsentSection:
 
     Attributes:
         title: The section's title.
-        said: The paragraphs, in lines as a terminal shows them; each with the words before it, which are empty except
-            in a section of two columns.
+        paragraphs: Pairs of a party and a paragraph about it, which is broken into lines for a terminal. The party is
+            empty except in the section "Who sees what".
     """
 
     title: str
-    said: tuple[tuple[str, str], ...]
+    paragraphs: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
         """Return the section as a terminal shows it."""
-        width = 24 if self.said[0][0] else 0
+        width = 24 if self.paragraphs[0][0] else 0
         lines = (
             f"  {who if number == 0 else '':{width}}{line}"
-            for who, words in self.said
+            for who, words in self.paragraphs
             for number, line in enumerate(words.split("\n"))
         )
         return "\n".join((self.title.upper(), *lines))

@@ -28,17 +28,17 @@ class Measured:
     """The scores of a study's student and its controls.
 
     Attributes:
-        over_best: The student's gain over the best control.
+        measured_gain: The student's gain over the best control.
         controls: Mean Dice of every control over the cases, by its name.
     """
 
-    over_best: MeasuredGain
+    measured_gain: MeasuredGain
     controls: Mapping[str, float] = field(default_factory=dict)
 
     def line(self) -> str:
         """Return a line with the Dice of the student and of every control."""
         each = [f"{name.replace('_', ' ')} {dice:.3f}" for name, dice in self.controls.items()]
-        return f"student {self.over_best.student:.3f}; controls: {', '.join(each)}"
+        return f"student {self.measured_gain.student:.3f}; controls: {', '.join(each)}"
 
 
 def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
@@ -55,7 +55,7 @@ def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
     found = read_measured(workspace.root, study.id)
     asked = [site.pool for site in workspace.registered()]
     revoked = [site.pool for site in workspace.revoked()]
-    return ledger.study_facts(study, gain=None if found is None else found.over_best, asked=asked, revoked=revoked)
+    return ledger.study_facts(study, gain=None if found is None else found.measured_gain, asked=asked, revoked=revoked)
 
 
 def facts_of(workspace: Workspace) -> StudyFacts:

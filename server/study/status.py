@@ -63,8 +63,9 @@ class SiteStatus:
 
     @property
     def state(self) -> str:
-        """The site's state: ``revoked``; ``spent`` if its pool cannot pay for a further query; ``offline`` or
-        ``declined`` if it did not answer or declined its newest offer and sent no code since; otherwise ``open``.
+        """The site's state, the first that holds of: ``revoked``; ``spent`` if its pool cannot pay for a further query;
+        ``offline`` if the newest event about the site says that it did not answer an offer; ``declined`` if that event
+        says that it declined one; ``open``.
         """
         reason = self.newest["reason"] if self.newest.get("event") == "offer-answered" else "accepted"
         offered = "open" if reason == "accepted" else "offline" if reason in MISSED else "declined"
@@ -114,8 +115,8 @@ class StudyStatus:
         waiting: What the active run waits for, and the slow sites of the newest run.
         last_event: The newest event about the run as a whole.
         facts: Answers, lost draws, spending and gain.
-        gate: The hospitals' verdicts on the exported student, and whether they can still release it; empty if it is
-            released or needs none.
+        gate: The hospitals' verdicts on the exported student, and what the operator can do; empty if it is released or
+            needs none.
         sites: What each site has contributed, by the site's name.
         batches: The releases so far.
         answers_weighed: Result of the newest test of whether the answers are as large as expected; None before the

@@ -20,8 +20,8 @@ class Waiting:
     """What the newest run waits for, by the events so far.
 
     Attributes:
-        sites: Names of the sites whose codes the run waits for now.
-        since: Time at which these codes were first requested.
+        sites: Names of the sites that were asked for codes in the newest attempt and have sent none yet.
+        since: Time at which the first of them was asked.
         slow: By site, one entry for each ``site-slow`` event of the newest run: the seconds that the run waited for the
             site, and the usual ones.
     """
@@ -41,8 +41,8 @@ class Waiting:
             case "run-started":
                 self.sites, self.slow = set(), {}
             case "batch-dispatched":
+                self.since = self.since if self.sites else event["time"]
                 self.sites = set(event.get("asked", ()))
-                self.since = event["time"] if event["attempt"] == 1 else self.since
             case "reply-received":
                 self.sites.discard(event["site"])
             case "site-slow":
@@ -63,6 +63,6 @@ class Waiting:
         factor = f"{seconds / usual:,.0f} times" if usual >= 0.1 else "against"
         batches = many(len(self.slow[site]), "batch", "batches")
         return (
-            f"{site} is slow: in {batches} of this run, the run waited much longer for it than for the others; in the "
-            f"last of them {duration(seconds)}, {factor} the others' median of {duration(usual)}"
+            f"{site} is slow: in {batches} of the newest run, the run waited much longer for it than for the others; "
+            f"most recently {duration(seconds)}, {factor} the others' median of {duration(usual)}"
         )

@@ -38,8 +38,8 @@ class Overview:
     """The content of the first page.
 
     Attributes:
-        gate: A sentence that says how many hospitals' verdicts the exported student still needs for its release; empty
-            if it needs none.
+        gate: The hospitals' verdicts that the exported student still needs for its release, and what the operator can
+            do; empty if it needs none.
     """
 
     study: str
@@ -85,8 +85,8 @@ def overview(
         reports: The sites' own reports.
         more: Alarms of the dashboard itself.
         plan: The plan for the study's own settings; None if there is none.
-        gate: A sentence that says how many hospitals' verdicts the exported student still needs for its release; empty
-            if it needs none.
+        gate: The hospitals' verdicts that the exported student still needs for its release, and what the operator can
+            do; empty if it needs none.
 
     Returns:
         The page's content.

@@ -35,7 +35,7 @@ class SiteView:
         accepted: Number of offers accepted.
         declined: Number of offers declined.
         missed: Number of offers without an answer.
-        latency_s: Median time until a reply in seconds; None before the first reply.
+        latency_s: Median seconds from the first request of a batch to the reply; None before the first reply.
         receipts_row: Ledger row up to which the site holds receipts; 0 if it holds none.
         receipts_behind: Number of batches in which the site took part and whose last charge is not covered by a receipt
             that the site holds.

@@ -144,4 +144,4 @@ def _gains(root: Path, own: str) -> dict[str, MeasuredGain]:
             continue
         if found.get(study_id) is None:
             found[study_id] = read_measured(folder, study_id)
-    return {study_id: one.over_best for study_id, one in found.items() if one is not None}
+    return {study_id: one.measured_gain for study_id, one in found.items() if one is not None}

@@ -48,7 +48,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
         patched.setattr(demo, "terms", lambda *given: replace(terms(*given), gate=GateConfig(2)))
         patched.setattr(daemons, "worker", serving({SPOILER: SPOILS, PUSHER: pushes_then(FIRST, LATER, sites=4)}))
         seconds = demo.Stopwatch(out / "seconds.json", silent)
-        study = demo.create_demo_study(out, OPTIONS, watch=silent, seconds=seconds)
+        study = demo.create_demo_study(out, OPTIONS, watch=silent, stopwatch=seconds)
         sites = study.publish()
         study.train(sites)
         with running(study.places.workspace, sites) as federation:

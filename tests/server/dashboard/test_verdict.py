@@ -90,8 +90,11 @@ def test_the_gain_is_over_the_best_control_and_of_this_study_alone(tmp_path: Pat
     (tmp_path / "report.json").write_text(report(0.8, {"zero_code": 0.6, "shuffled_codes": 0.75, "public_only": None}))
     found = read_measured(folder, STUDY.id)
     assert found is not None
-    assert (found.over_best.reference, found.over_best.interval) == ("the control shuffled codes", None)
-    assert found.over_best.gain == pytest.approx(0.05)
+    assert (found.measured_gain.reference, found.measured_gain.interval) == (
+        "the control shuffled codes",
+        None,
+    )
+    assert found.measured_gain.gain == pytest.approx(0.05)
     assert read_measured(folder, "f" * 64) is None
 
 
@@ -128,9 +131,9 @@ def test_a_case_without_a_score_is_left_out_of_the_pairs(tmp_path: Path):
     (tmp_path / "report.json").write_text(json.dumps(found))
     measured = read_measured(tmp_path, STUDY.id)
     assert measured is not None
-    assert measured.over_best.cases == 2
+    assert measured.measured_gain.cases == 2
     expected = ttest_1samp([0.2, 0.17], 0).confidence_interval(0.95)
-    assert measured.over_best.interval == pytest.approx((expected.low, expected.high))
+    assert measured.measured_gain.interval == pytest.approx((expected.low, expected.high))
 
 
 def test_a_study_beyond_what_the_planners_form_takes_is_planned_all_the_same():

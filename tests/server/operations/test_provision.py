@@ -620,8 +620,8 @@ def test_a_server_whose_disk_is_full_says_so_and_blames_no_gateway_or_hospital(
     assert done.exit_code == StorageFailed.exit_code
     assert f"DISK: {workspace.root}: No space left on device; to fix: make room" in done.stdout
     away = provision.SiteStanding(site="s", pool="s", node_id=1, admitted=True, fingerprint="", node="offline")
-    assert "gateway.log" not in online_text([away], full=True)
-    assert "`consilium site status`" not in online_text([away], full=True)
+    assert "gateway.log" not in online_text([away], disk_full=True)
+    assert "`consilium site status`" not in online_text([away], disk_full=True)
 
 
 def test_a_server_s_status_leaves_no_file_behind_and_needs_no_right_to_write(workspace: Workspace) -> None:

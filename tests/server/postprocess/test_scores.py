@@ -76,13 +76,13 @@ def test_a_run_ends_with_its_worth_in_terminal_report_and_model_card(recorded: R
     interval = ttest_rel(dice["student"], dice[best]).confidence_interval(0.95)
     found = read_measured(workspace.root, study.id)
     assert found is not None
-    assert found.over_best.interval == pytest.approx((interval.low, interval.high))
-    assert found.over_best.cases == 5
+    assert found.measured_gain.interval == pytest.approx((interval.low, interval.high))
+    assert found.measured_gain.cases == 5
 
     ended = runner.invoke(study_app, ["watch", str(workspace.root)]).stdout
     assert f"student {np.mean(dice['student']):.3f}; controls: zero code {np.mean(dice['zero_code']):.3f}" in ended
     assert f"interval {interval.low:+.3f} to {interval.high:+.3f}, paired over 5 cases" in ended
-    assert found.over_best.sentence in ended
+    assert found.measured_gain.sentence in ended
     card = (workspace.bundle_dir / "docs" / "README.md").read_text()
     assert f"| student | {np.mean(dice['student']):.3f} |" in card
     assert f"control {best.replace('_', ' ')} | {np.mean(dice['student']) - np.mean(dice[best]):.3f} |" in card

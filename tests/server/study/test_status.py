@@ -157,8 +157,19 @@ def test_whom_a_run_waits_for_and_who_delays_it_is_said(workspace: Workspace) ->
     assert study_status(workspace).waits_for == [], "no run is at work"
     events.emit("site-slow", batch="b", site="north", seconds=1_150.0, usual_seconds=25.0)
     (warning,) = (line for line in study_status(workspace).lines() if "is slow" in line)
-    assert "north is slow: in 1 batch of this run" in warning
+    assert "north is slow: in 1 batch of the newest run" in warning
     assert "46 times" in warning
+
+
+def test_the_status_of_a_run_that_reached_nobody_in_its_first_attempt_says_whom_it_waits_for(
+    workspace: Workspace,
+) -> None:
+    """No attempt is logged in which no site could be asked."""
+    events = events_of(workspace)
+    events.emit("run-started", run="1", pid=1, resumed=True)
+    events.emit("batch-dispatched", batch="b", attempt=2, sites=1, queries=1, asked=["north"])
+    with workspace.locked():
+        assert any("waits for north, since 2" in line for line in study_status(workspace).lines())
 
 
 @pytest.mark.parametrize("stage", ["collect", "student", "export"])
