@@ -147,7 +147,7 @@ def test_the_launcher_waits_a_fifth_of_a_second_for_an_object_that_is_not_stored
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(app, "Launcher", lambda **_given: SimpleNamespace(run=lambda: None))
-    monkeypatch.setattr(app, "event_of_signals", threading.Event)
+    monkeypatch.setattr(app, "stop_on_signals", threading.Event)
     monkeypatch.setattr("sys.argv", ["app", "--runtime", "127.0.0.1:1", "--secret", "secret", "--socket", "socket"])
     name = "pull_and_inflate_object_from_tree"
     monkeypatch.setattr(app.clientapp_process, name, getattr(app.clientapp_process, name))  # put back at the end

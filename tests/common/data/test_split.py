@@ -162,7 +162,7 @@ def test_a_case_that_no_site_could_use_is_dealt_to_nobody_and_one_without_a_labe
     assert "cases: 4 used, 2 left out" in said
     assert re.search("left out phantom_0000: .*time series", said)
     assert re.search("left out phantom_0001: .*different shapes", said)
-    assert "not used, without a label map: phantom_0006" in said
+    assert "not used, because they have no label map: phantom_0006" in said
 
 
 def test_data_that_were_just_made_can_be_split_among_more_hospitals_than_they_name(tmp_path: Path) -> None:

@@ -581,7 +581,7 @@ def test_a_restored_server_that_was_recovered_by_its_standing_charges_a_draw_onc
     recovered(world)
     delivery = ReceiptDelivery(world.ledger, EventLog(tmp_path / "events.jsonl", study=world.study.id))
     told = OfferReply("d" * 64, "ledger-contradicted", ledger_row=head.seq, ledger_head=head.hash)
-    assert not delivery.note_held(node, told)
+    assert not delivery.record_head(node, told)
     assert "enter the lost charges with `consilium ledger recover`" in delivery.contradiction()
     recovered(world, receipts=receipts)
     assert world.ledger.spent(POOL).releases == len(world.answers.drawn) == 1

@@ -684,7 +684,7 @@ def test_the_status_tells_who_took_part_in_what_and_who_is_spent(federation, tmp
     workspace.study_file.write_text(render_study(fed.study))
     workspace.save_sites(fed.sites)
     half = study_status(workspace).to_json()
-    assert (half["state"], half["sites"]["site-2"]["state"]) == ("not running", "open")
+    assert (half["state"], half["sites"]["site-2"]["state"]) == ("not running", "offline")
     assert (half["answers"], half["answers_left"]) == (2, 4)
     fed.transport.offline = set()
     fed.core().run(fed.transport)
