@@ -20,6 +20,7 @@ from client.teachers.evaluation_pictures import case_picture
 from common.models.bundle import Bundle
 from common.objects import write_atomically
 from common.plain import RESEARCH_ONLY
+from common.wording import many
 
 Unseen = Callable[[int], Bundle]
 """Function from a patient's position to the network that predicts the patient's picture.
@@ -79,6 +80,7 @@ def _page(result: Adapted) -> str:
     ahead = {WORDS[way]: shown(one, sign=True) for way, one in result.ahead.items() if way != result.way}
     return page.get_template("adapted.html").render(
         adapted=result.to_json(),
+        many=many,
         length=result.length,
         research_only=RESEARCH_ONLY,
         rows=rows,

@@ -59,6 +59,7 @@ from common.models.fit import predict
 from common.models.native import load_native, on_native
 from common.objects import finite, write_atomically
 from common.plain import RESEARCH_ONLY
+from common.wording import many
 
 EVALUATION_SCHEMA = 3
 
@@ -184,6 +185,12 @@ class Evaluation:
         """The findings that make a verdict negative: structures that the student misses, then better public models."""
         worse = (comparison.sentence() for comparison in self.comparisons if comparison.alarming)
         return (*(structure.sentence() for structure in self.missed), *worse)
+
+    @property
+    def against(self) -> str:
+        """How many findings speak against the scored model, in words without a full stop."""
+        speak = "speaks" if len(self.alarms) == 1 else "speak"
+        return f"{many(len(self.alarms), 'finding')} {speak} against using this {self.who} on these cases"
 
     @property
     def verdict(self) -> str | None:
@@ -488,6 +495,8 @@ def _page(result: Evaluation, pictures: list[str]) -> str:
     worst_first = sorted(facts["cases"], key=lambda case: (case["mean_dice"] is None, case["mean_dice"]))
     return page.get_template("evaluation.html").render(
         evaluation=facts,
+        many=many,
+        against=result.against,
         pictures=pictures,
         worst_first=worst_first,
         remedy=result.remedy,

@@ -40,11 +40,7 @@ def comparison_lines(result: Evaluation) -> list[str]:
         lines.append(f"the {result.who} cannot be compared with what public data alone gives:")
     lines += [f"not compared with {missing.name}: {missing.reason}" for missing in result.missing]
     if result.alarms and not result.fit.refused:
-        remedy = "" if result.fit.sentence else f" {result.remedy}"
-        speak = "speaks" if len(result.alarms) == 1 else "speak"
-        lines.append(
-            f"{many(len(result.alarms), 'finding')} {speak} against using this {result.who} on these cases.{remedy}"
-        )
+        lines.append(f"{result.against}.{'' if result.fit.sentence else f' {result.remedy}'}")
     if result.own_better and not result.fit.sentence:
         lines += ["at this site:", *(f"  {finding}" for finding in result.own_better), f"  {result.own_better_advice}"]
     return lines

@@ -411,7 +411,7 @@ def _publish(places: DemoFolders, options: DemoOptions, hospitals: int, watch: D
         setup.publish_volumes(workspace, images, paired=pairs)
     if not workspace.validation():
         setup.publish_validation(workspace, read_dataset(places.split / "test"))
-    if not (workspace.root / "codec.json").exists():
+    if not workspace.codec_file.exists():
         setup.fit_study_codec(
             workspace,
             _label_maps(places),

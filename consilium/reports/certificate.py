@@ -480,7 +480,7 @@ def _audit(path: Path) -> dict[str, Any]:
 
 def _hashes(workspace: Workspace, study: Study) -> dict[str, str]:
     hashes = {"study": study.id}
-    if (workspace.root / "codec.json").exists():
+    if workspace.codec_file.exists():
         hashes["codec"] = workspace.codec().sha256
     for name, path in (
         ("study file", workspace.study_file),

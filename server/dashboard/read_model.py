@@ -162,7 +162,7 @@ class Follower:
     def _read_small(self) -> bool:
         root = self.workspace.root
         small = (
-            *(root / "sites.json", root / "public.json", root / "codec.json", self.workspace.nodes_file),
+            *(root / "sites.json", root / "public.json", self.workspace.codec_file, self.workspace.nodes_file),
             self.workspace.revoked_file,
             *measured_files(root),
         )

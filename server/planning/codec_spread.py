@@ -21,7 +21,7 @@ def codec_stds(workspace: Workspace) -> tuple[float, ...]:
         One value for each coordinate in code units, largest first; empty before a codec is fitted, and for a codec
         that stores no deviations.
     """
-    fitted = (workspace.root / "codec.json").exists()
+    fitted = workspace.codec_file.exists()
     return _stds_of(workspace, workspace.codec().sha256) if fitted else ()
 
 

@@ -181,6 +181,7 @@ class Workspace:
     labels_dir = PathInside("labels")
     student_dir = PathInside("student")
     start_file = PathInside(START_FILE)
+    codec_file = PathInside("codec.json")
     """Weights of the public start, if the study has one; teachers and student may start from them."""
     bundle_dir = PathInside("bundle")
     decisions_file = PathInside("decisions.jsonl")
@@ -388,7 +389,7 @@ class Workspace:
         Raises:
             InvalidInput: If no codec is fitted yet.
         """
-        return CodecRecord.from_json(self._read("codec.json", remedy="fit one with `consilium codec fit`"))
+        return CodecRecord.from_json(self._read(self.codec_file.name, remedy="fit one with `consilium codec fit`"))
 
     def save_codec(self, codec: CodecRecord) -> None:
         """Write the record of the fitted codec.
@@ -396,10 +397,10 @@ class Workspace:
         Args:
             codec: The record.
         """
-        self._write("codec.json", codec.to_json())
+        self._write(self.codec_file.name, codec.to_json())
 
     def forget_codec(self) -> None:
-        (self.root / "codec.json").unlink(missing_ok=True)
+        self.codec_file.unlink(missing_ok=True)
 
     def endpoint(self) -> Endpoint:
         """Return address and ports of the server.
