@@ -46,8 +46,8 @@ _INHERITED = (
 _PROXY = ("http_proxy", "https_proxy", "no_proxy")
 
 # Runs between fork and the daemon, in an interpreter of its own, because code run in a forked copy of a threaded
-# process may deadlock. exec keeps the pid, the death signal and the raised oom_score_adj. If memory runs out, the
-# kernel kills a daemon first, and its supervisor starts it again.
+# process may deadlock. exec keeps the pid, the signal at the parent's death, and oom_score_adj. The latter is raised so
+# that the kernel, when memory runs out, prefers to kill a daemon and not the process that can start it again.
 _LAUNCH = """
 import ctypes, os, signal, sys
 parent, argv = int(sys.argv[1]), sys.argv[2:]

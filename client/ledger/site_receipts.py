@@ -212,9 +212,10 @@ class KeepsReceipts(SiteFile):
 
 
 def _unpaid(receipt: Receipt, books: SiteBooks) -> Fraction:
-    """Return the Σμ² that a receipt adds: its releases of accepted queries beyond those that this site has paid for.
+    """Return the cost (Σμ²) of the releases in a receipt that this site accepted and has not paid for.
 
-    The site charges them when it stores the receipt.
+    Only the exceptions 2 and 3 of :func:`_check_paid` allow such releases. The site charges them when it stores the
+    receipt.
     """
     protection = receipt.declaration.protection
     held = (books.reservations[one] for one in receipt.query_ids if one in books.reservations)
@@ -226,11 +227,11 @@ def _unpaid(receipt: Receipt, books: SiteBooks) -> Fraction:
 def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
     """Check that this site has paid for each release in a new receipt. It pays when it accepts a query.
 
-    The receipt's total must not be larger than what this site has charged, together with the charges that the receipt
-    adds. After a recovery of the server's ledger, a receipt may begin at any row, so its total can contain releases
-    that it does not name. An older copy of this ledger may lack these.
+    The receipt's total must not be larger than this site's total together with the charges that the receipt adds. After
+    a recovery of the server's ledger, a receipt may begin at any row, so its total can contain releases that it does
+    not name. If this ledger is an older copy, it may have lost the charges for them, and the check fails.
 
-    Three exceptions are allowed for a release that the receipt names:
+    Three exceptions are allowed:
 
     1. Charges that the server marks as lost may take the pool beyond its cap, but by no more than the cost of all
        accepted queries without a receipt. This limit holds after the end of an alarm, too.

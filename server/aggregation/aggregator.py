@@ -240,10 +240,10 @@ class Aggregator:
     def _settle(self, batch: Batch) -> tuple[Site, ...]:
         """Return the batch's roster: the sites that are online, can pay for the batch and accept it.
 
-        Sites that have not answered the offer yet are asked now. A silent site left its newest message unanswered. It
-        is asked for its newest receipt first, and gets the offer if it replies, or if the others do not reach the
-        quorum. The reason is that a site charges its own ledger for every offer that it accepts, even if its answer
-        comes too late.
+        Sites that have not answered the offer yet are asked now. A silent site gave no usable reply to its newest
+        message. It is first asked for its newest receipt. It gets the offer if it replies, or if the others do not
+        reach the quorum. It is asked first because a site pays for each offer that it accepts, even if its answer comes
+        too late.
 
         Raises:
             QuorumNotReached: If the roster is smaller than the quorum.

@@ -27,7 +27,7 @@ SITES_CHARGED = (
 )
 """Part of an error text: which ledgers have charged an offer that misses the quorum."""
 SLOW_FACTOR = 5
-"""A site is slow if the run waits for it more than this many times as long as for the others."""
+"""A site is slow if the run waits for it longer than this many times the median of the others, and :data:`SLOW_S`."""
 SLOW_S = 60.0
 """A site for which the run waits no longer than this many seconds is not slow."""
 LACKING = "missing"
@@ -163,7 +163,7 @@ class Batch:
         return next(iter((*others, *refused)), "")
 
     def slow(self, roster: Collection[str]) -> dict[str, tuple[float, float]]:
-        """Return sites for which the run waited longer than the others, by :data:`SLOW_S` and :data:`SLOW_FACTOR`.
+        """Return the sites that are slow by both :data:`SLOW_FACTOR` and :data:`SLOW_S`.
 
         Args:
             roster: Names of the sites on the roster.

@@ -45,8 +45,8 @@ class Presence:
     def await_sites(self, sites: Sequence[Site], batch: Batch, transport: Transport) -> frozenset[int]:
         """Wait until all these sites are online or the deadline has passed.
 
-        If a node stays offline until the deadline, later calls do not wait for it, as long as the other nodes reach the
-        quorum. After the node has been online again, calls wait for it again.
+        A site that stays offline until the deadline is not waited for in later calls, if the others reach the quorum.
+        Once it has been online again, calls wait for it.
 
         Args:
             sites: The sites.
@@ -54,7 +54,7 @@ class Presence:
             transport: Tells which nodes are online.
 
         Returns:
-            The nodes that are online.
+            The ids of the sites' nodes that are online.
         """
         expected = frozenset(site.node_id for site in sites)
         looked = self._clock()

@@ -70,8 +70,8 @@ class ReceiptDelivery:
             if not waiting or attempt > 1 + most // MAX_RECEIPTS:  # long receipts take several messages
                 break
             asked = [waiting[node] for node in sorted(transport.online() & waiting.keys())]
-            owed = {site.node_id: (site, partial(self._asked, site)) for site in asked if site.name not in silent}
-            for heard in exchange(transport, owed, sign=self._ledger.sign, timeout_s=timeout_s) if owed else ():
+            asked = [site for site in asked if site.name not in silent]
+            for heard in self._replies(asked, transport, timeout_s=timeout_s):
                 site, message = heard.site, heard.message
                 if not isinstance(message, ReceiptsReply):
                     continue
@@ -83,7 +83,7 @@ class ReceiptDelivery:
             self._events.emit("receipts-missing", site=site.name, reason="no-reply-or-refused")
 
     def ask(self, sites: Sequence[Site], transport: Transport, *, timeout_s: float) -> Iterator[VerifiedReply]:
-        """Ask sites for the newest receipt that each holds; the message contains receipts that a site is known to lack.
+        """Ask sites for their newest receipt, and send with it the receipts that a site is known to lack.
 
         Args:
             sites: The sites.
@@ -91,12 +91,17 @@ class ReceiptDelivery:
             timeout_s: Longest wait for the replies, in seconds.
 
         Yields:
-            One reply for each site, after what it says of receipts is recorded.
+            For each site its reply, which is recorded, or the reason why there is none.
         """
-        questions = {site.node_id: (site, partial(self._asked, site)) for site in sites}
-        for heard in exchange(transport, questions, sign=self._ledger.sign, timeout_s=timeout_s) if questions else ():
+        for heard in self._replies(sites, transport, timeout_s=timeout_s):
             self.record_receipts(heard.site, heard.message)
             yield heard
+
+    def _replies(self, sites: Sequence[Site], transport: Transport, *, timeout_s: float) -> Iterator[VerifiedReply]:
+        """Ask each site for its newest receipt, with the receipts that it is known to lack; yield the replies."""
+        questions = {site.node_id: (site, partial(self._asked, site)) for site in sites}
+        if questions:
+            yield from exchange(transport, questions, sign=self._ledger.sign, timeout_s=timeout_s)
 
     def owed(self, site: Site) -> list[Part]:
         """Return the receipts to add to another message to a site.
@@ -133,9 +138,9 @@ class ReceiptDelivery:
         return Receipts(self._ledger.ledger_id, _fitting(due))
 
     def record_receipts(self, site: Site, message: AnyMessage | None) -> None:
-        """Record which receipts a site holds, if its message says so.
+        """Record the newest receipt that a site states; ignore other messages.
 
-        Log ``receipts-held``, or ``ledger-contradicted`` if this ledger does not contain the head that it states.
+        Log ``receipts-held``, or ``ledger-contradicted`` if this ledger does not contain the stated head.
 
         Args:
             site: The site.

@@ -295,11 +295,11 @@ def make_kit(workspace: Workspace, site: str, out: Path) -> None:
     """
     check_name(site, what="name of the site")
     study = workspace.study()
-    if study.codec.terms.framed and study.one_network and not (workspace.root / "codec.json").exists():
+    if study.codec.terms.framed and study.one_network and not workspace.codec_file.exists():
         raise InvalidInput(
             f"startup kit of {site}",
             value=f"no codec.json in {workspace.root}",
-            limit="a kit made after `consilium codec fit`, which may also train the network that teachers begin from",
+            limit="a kit made after `consilium codec fit`, because that may make the weights that teachers begin from",
             remedy="run `consilium codec fit` first",
         )
     endpoint = workspace.endpoint()

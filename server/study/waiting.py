@@ -23,7 +23,7 @@ class Waiting:
         sites: Names of the sites that were asked for codes in the newest attempt and have sent none yet.
         since: Time at which the first of them was asked.
         slow: By site, one entry for each ``site-slow`` event of the newest run: the seconds that the run waited for the
-            site, and the usual ones.
+            site, and the median for the other sites.
     """
 
     def __init__(self) -> None:
