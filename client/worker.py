@@ -25,7 +25,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -117,6 +117,9 @@ class Voters(Protocol):
 
 T = TypeVar("T")
 
+VolumeCodes = Sequence[tuple[NDArray[np.float64] | None, bool]]
+"""Each voter's unclipped code of one volume, None if it failed, and whether it has a teacher. # sensitive"""
+
 
 class Worker:
     """Answers the server's messages. It uses no gRPC, sockets or torch, so tests run the same object that serves.
@@ -179,6 +182,7 @@ class Worker:
         self._tick_s, self._clock, self._now, self._sleep = tick_s, clock, now, sleep
         self._declined = Declined(consent.study.collection, path=declined, now=now())
         self._codecs: dict[str, Codec] = {}
+        self._volume_codes: dict[Hashable, VolumeCodes] = {}
         self._lock = threading.Lock()
 
     def answer(self, message: bytes) -> bytes:
@@ -464,7 +468,8 @@ class Worker:
         total = np.zeros(mechanism.dimension, dtype=np.int64)
         try:
             encoder = self._consent.protocol.encoder(query, self._codec(query), fetch=self._fetch)
-            codes = [self._encoded(encoder, volume, query) for volume in query.volumes]
+            codes = self._encoded(encoder, query)
+            silent = self._ledger.withdrawn_voters(after=self._loaded_at)
         except Exception as error:  # noqa: BLE001
             log.warning("event=zero-code query=%s cause=%s", query.id[:12], type(error).__name__)
             return total, "zero-code"
@@ -475,7 +480,7 @@ class Worker:
                 if len(known) < len(each):
                     raise InvalidInput("voter's codes", limit="one code for each volume")
                 vote = vote_of(encoder, known, mechanism)
-                if not all(votes for _, votes in each):
+                if slot in silent or not all(votes for _, votes in each):
                     raise InvalidInput("voter", limit="a voter with a teacher whose patients are all still in the pool")
                 total += vote
             except Exception as error:  # noqa: BLE001  a voter that fails counts as the zero code
@@ -483,23 +488,32 @@ class Worker:
                 zero_votes += 1
         return total, f"zero-votes-{zero_votes}" if zero_votes else "stored"
 
-    def _encoded(
-        self, encoder: Encoder, volume: str, query: QuerySpec
-    ) -> list[tuple[NDArray[np.float64] | None, bool]]:
-        """Return each of the study's m voters' unclipped code of one public volume, and whether the voter may vote.
+    def _encoded(self, encoder: Encoder, query: QuerySpec) -> list[VolumeCodes]:
+        """Return the voters' codes of each of the query's public volumes. # sensitive
 
-        The code is None if the voter failed. The prediction of a voter that must not vote is encoded as well, so that
-        it takes the same time. Exactly m voters are asked, even if fewer or more teachers are on disk. # sensitive
+        The codes stay in memory until the next query, because the rounds of a study ask for the same volumes. A
+        failure stays too; otherwise only a site with a failed voter would take longer in later rounds.
+        """
+        keys = [(query.codec, encoder.volume_key, volume) for volume in query.volumes]
+        self._volume_codes = {key: each for key, each in self._volume_codes.items() if key in keys}
+        for key, volume in zip(keys, query.volumes, strict=True):
+            if key not in self._volume_codes:
+                self._volume_codes[key] = self._of_volume(encoder, volume, query)
+        return [self._volume_codes[key] for key in keys]
+
+    def _of_volume(self, encoder: Encoder, volume: str, query: QuerySpec) -> VolumeCodes:
+        """Compute the codes of one public volume by each of the study's m voters. # sensitive
+
+        The prediction of a voter that must not vote is encoded as well, so that it takes the same time. Exactly m
+        voters are asked, even if fewer or more teachers are on disk.
         """
         content = self._fetch(volume)
         image = cache(partial(_image, content, self._consent.study.data))
         asks = list(self._voters.predict(content))
-        silent = self._ledger.withdrawn_voters(after=self._loaded_at)
         codes: list[tuple[NDArray[np.float64] | None, bool]] = []
         for slot in range(query.mechanism.voters_per_site):
             try:
-                code, votes = self._code(asks[slot] if slot < len(asks) else _nobody, encoder, image)
-                codes.append((code, votes and slot not in silent))
+                codes.append(self._code(asks[slot] if slot < len(asks) else _nobody, encoder, image))
             except Exception as error:  # noqa: BLE001
                 log.warning("event=no-code query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)
                 codes.append((None, False))

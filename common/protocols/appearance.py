@@ -15,6 +15,7 @@ for that structure. The site's worker calls this module through
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,6 +114,11 @@ class AppearanceEncoder:
     window: Float[np.ndarray, "x y z"]
     labels: int
     channels: int
+
+    @property
+    def volume_key(self) -> Hashable:
+        """The number of channels, because a volume's sums depend on nothing else of the frame."""
+        return "appearance", self.channels
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
         """Return a volume's sums for one structure after another: voxels, values and squares of values. # sensitive

@@ -6,6 +6,7 @@ this module. It refuses a frame made for another codec, another number of volume
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,11 @@ class FrameEncoder:
 
     codec: Codec
     frame: Frame
+
+    @property
+    def volume_key(self) -> Hashable:
+        """The frame's temperature, because a volume's code depends on nothing else of the frame."""
+        return "joint", self.frame.temperature
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
         """Encode the sharpened prediction of one volume. # sensitive"""

@@ -5,6 +5,7 @@ The site's worker calls this module. It refuses a query whose dimension is not t
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,11 @@ class PlainEncoder:
     """Encodes the prediction of one volume with the codec, unchanged."""
 
     codec: Codec
+
+    @property
+    def volume_key(self) -> Hashable:
+        """The same for all queries, because a code depends on the codec alone."""
+        return "per-volume"
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
         """Encode the prediction of one volume. # sensitive"""

@@ -8,7 +8,7 @@ protocol does not affect the guarantee, because every code that it computes is c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,15 @@ ImageOf = Callable[[], Float[np.ndarray, "c x y z"]]
 
 class Encoder(Protocol):
     """Turns one voter's predictions into its one code, for one query."""
+
+    @property
+    def volume_key(self) -> Hashable:
+        """A value that identifies how :meth:`of_volume` encodes.
+
+        Two encoders of the same codec with equal keys return the same code of the same prediction. A site then computes
+        a volume's codes once for all rounds that ask for them.
+        """
+        ...
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:
         """Return the unclipped code of one volume from a voter's prediction. # sensitive

@@ -13,7 +13,7 @@ import pytest
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
 from tests.federation import Federation, ball, make_study
-from tests.joint_federation import frame_of, keep
+from tests.joint_federation import frame_of, joint_federation, keep
 
 VOTERS = 3
 RADII = (1.5, 2.0, 2.5)
@@ -70,9 +70,7 @@ def fed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def answered(fed: Federation, asks: list[Callable[[], Any]]) -> np.ndarray:
-    worker = fed.workers[100]
-    worker._voters = Site(asks)
-    total, _ = worker._answer(query(fed))
+    total, _ = fed.worker(voters=Site(asks))._answer(query(fed))
     return total
 
 
@@ -126,18 +124,61 @@ def test_all_slots_are_asked_in_turn_and_an_empty_one_is_coded_like_the_others(f
     assert len(set(coded)) == 1
 
 
-def test_a_volume_nobody_can_read_is_the_zero_code_of_all(fed: Federation) -> None:
-    worker = fed.workers[100]
-    worker._voters = Site(working())
-    fetch = worker._fetch
+def test_later_rounds_ask_no_voter_again_and_get_the_same_codes_as_a_new_worker(tmp_path: Path) -> None:
+    asked: list[int] = []
 
+    def counted(slot: int, ask: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: asked.append(slot) or ask()
+
+    with joint_federation(tmp_path, rounds=2) as fed:
+        first, frame = query(fed), fed.frame
+        fed.frame = keep(fed, replace(frame_of(fed), weights=frame_of(fed).weights[::-1].copy()))
+        second = query(fed)
+        assert frame != fed.frame
+        for broken in (working()[0], FAILURES["out of memory"], FAILURES["no teacher"]):
+            asks = [broken, working()[1]]
+            worker = fed.worker(voters=Site([counted(slot, ask) for slot, ask in enumerate(asks)]))
+            asked.clear()
+            worker._answer(first)
+            assert asked == [0, 1] * len(first.volumes)
+            total, word = worker._answer(second)
+            assert asked == [0, 1] * len(first.volumes), "a failed voter is not asked again: it would take longer"
+            expected = fed.worker(voters=Site(asks))._answer(second)
+            assert np.array_equal(total, expected[0])
+            assert word == expected[1]
+
+
+def test_a_patient_withdrawn_between_rounds_has_no_vote_in_the_next(tmp_path: Path) -> None:
+    with joint_federation(tmp_path, rounds=2) as fed:
+        worker = fed.worker(voters=Site(working()[:2]))
+        worker._answer(query(fed))
+        fed.site_ledgers["site-0"].withdraw_patient(slot=0, voter=0, subject="a" * 64, weights="b" * 64)
+        total, _ = worker._answer(query(fed))
+        alone = fed.worker(voters=Site([FAILURES["no teacher"], working()[1]]))._answer(query(fed))[0]
+        assert np.array_equal(total, alone)
+
+
+def test_only_the_last_querys_codes_stay_in_memory(tmp_path: Path) -> None:
+    volumes: list[bytes] = []
+
+    class Noting(Site):
+        def predict(self, volume: bytes) -> list[Callable[[], Any]]:
+            volumes.append(volume)
+            return super().predict(volume)
+
+    with Federation(tmp_path, study=make_study(voters_per_site=VOTERS)) as fed:
+        worker = fed.worker(voters=Noting(working()))
+        for number in (0, 0, 1, 0):
+            worker._answer(fed.planned()[number])
+        assert volumes == [fed.objects.get(fed.volumes[number]) for number in (0, 1, 0)]
+
+
+def test_a_volume_nobody_can_read_is_the_zero_code_of_all(fed: Federation) -> None:
     def lost(name: str) -> bytes:
         if name == fed.volumes[0]:
             raise OSError("away")
-        return fetch(name)
+        return fed.objects.get(name)
 
-    worker._fetch = lost
-    total, word = worker._answer(query(fed))
-    worker._fetch = fetch
+    total, word = fed.worker(voters=Site(working()), fetch=lost)._answer(query(fed))
     assert not total.any()
     assert word == "zero-code"

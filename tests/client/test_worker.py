@@ -38,10 +38,8 @@ def test_a_site_of_many_voters_holds_two_maps_at_most(tmp_path, monkeypatch) -> 
 
     monkeypatch.setattr("client.operations.serve.volume_from_bytes", lambda *_: SimpleNamespace(image=None))
     fed = Federation(tmp_path, study=make_study(voters_per_site=9))
-    worker = fed.workers[fed.sites[0].node_id]
-    worker._voters = TeacherVoters(Many(), DATA)  # type: ignore[arg-type]
-    query = fed.planned()[0]
-    codes = worker._encoded(PlainEncoder(fed.codec), fed.volumes[0], query)
+    worker = fed.worker(voters=TeacherVoters(Many(), DATA))  # type: ignore[arg-type]
+    (codes,) = worker._encoded(PlainEncoder(fed.codec), fed.planned()[0])
     fed.close()
     assert len(codes) == len(alive) == 9
     assert most <= 2

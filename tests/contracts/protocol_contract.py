@@ -112,6 +112,21 @@ class ProtocolContract:
         assert code.dtype == np.float64
         assert np.isfinite(code).all()
 
+    def test_rounds_whose_encoders_have_one_key_encode_a_volume_alike(self, released: Released) -> None:
+        public, study = released.public, released.public.study
+        codec = load_codec(public.objects.get(public.codec.sha256))
+        encoders = [
+            site_protocol(study).encoder(each.query, codec, fetch=public.objects.get) for each in released.answers
+        ]
+        drawn = np.random.default_rng(1).dirichlet(np.ones(len(study.data.labels)), size=study.data.grid)
+        maps = np.moveaxis(drawn, -1, 0).astype(np.float32)
+        image = np.random.default_rng(2).normal(size=(len(study.data.channels), *study.data.grid)).astype(np.float32)
+        alike = [one for one in encoders if one.volume_key == encoders[0].volume_key]
+        for one in alike:
+            np.testing.assert_array_equal(
+                one.of_volume(maps, lambda: image), encoders[0].of_volume(maps, lambda: image)
+            )
+
     def test_every_volume_that_is_asked_about_gets_probabilities(self, released: Released) -> None:
         study, protocol = released.public.study, protocol_of(released.public.study)
         labels = list(protocol.aggregate(released.public, released.answers).labels())
