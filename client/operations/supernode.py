@@ -13,14 +13,13 @@ that is not accepted ends the process at once, as Flower intends. Each heartbeat
 by which the supervisor sees whether the node is online.
 
 Flower's SuperNode asks the server for a message every three seconds. The steps of a query follow each other closely, so
-this process asks sooner after each reply that it sends: first after .2 s, then after waits that double up to one
-second. A minute after the reply it waits three seconds again.
+this process asks sooner after its start and after each reply that it sends: first after .2 s, then after waits that
+double up to one second. A minute later it waits three seconds again.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import os
 import signal
 import sys
@@ -35,7 +34,7 @@ import httpx
 LOST = 1
 """Exit status of a SuperNode that has lost the server."""
 BUSY_S = 60.0
-"""For this many seconds after a reply, each wait for the next message is at most :data:`BUSY_WAIT_S`."""
+"""For this many seconds after the start or a reply, each wait for a message is at most :data:`BUSY_WAIT_S`."""
 FIRST_WAIT_S, BUSY_WAIT_S = 0.2, 1.0
 """First and longest wait in seconds between two requests for a message during :data:`BUSY_S`. Each wait is twice the
 one before, up to the longest. After each reply the server gets at most two more requests than if every wait were one
@@ -66,18 +65,23 @@ def main() -> None:
 
 
 class ShorterWaits:
-    """Takes the place of the module ``time`` in Flower's main loop, and makes the loop's waits shorter after a reply.
+    """Takes the place of the module ``time`` in Flower's main loop, and makes the loop's waits shorter for a while.
+
+    The waits are shorter after the start and after each reply.
 
     Args:
         clock: Returns the time in seconds; it never goes back.
         sleep: Waits for a number of seconds.
     """
 
+    _busy_until: float
+    _wait_s: float
+
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._clock, self._sleep = clock, sleep
-        self._busy_until, self._wait_s = -math.inf, FIRST_WAIT_S
+        self._wait_shortly()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -87,8 +91,8 @@ class ShorterWaits:
 
         * Waits below one second are for the answer of the worker on this machine. They last at most
           :data:`LOCAL_WAIT_S`.
-        * Longer waits are for a message from the server. In the :data:`BUSY_S` after a reply, the first lasts
-          :data:`FIRST_WAIT_S`, and each further one twice as long, up to :data:`BUSY_WAIT_S`.
+        * Longer waits are for a message from the server. In the :data:`BUSY_S` after the start or a reply, the first
+          lasts :data:`FIRST_WAIT_S`, and each further one twice as long, up to :data:`BUSY_WAIT_S`.
 
         Args:
             seconds: The wait that Flower wants.
@@ -109,9 +113,12 @@ class ShorterWaits:
             try:
                 return push(*args, **kwargs)
             finally:
-                self._busy_until, self._wait_s = self._clock() + BUSY_S, FIRST_WAIT_S
+                self._wait_shortly()
 
         return pushed
+
+    def _wait_shortly(self) -> None:
+        self._busy_until, self._wait_s = self._clock() + BUSY_S, FIRST_WAIT_S
 
 
 def noting(heartbeat: Callable[..., Any], contact: Path) -> Callable[..., Any]:

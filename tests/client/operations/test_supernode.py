@@ -126,9 +126,12 @@ def test_a_node_is_offline_when_no_heartbeat_was_accepted_for_a_while_whatever_i
     assert offline() == ""
 
 
-def test_a_supernode_asks_more_often_for_a_while_after_it_answered() -> None:
-    now, waited = [0.0], []
+def test_a_supernode_asks_more_often_for_a_while_after_its_start_and_after_it_answered() -> None:
+    now, waited = [0.0], list[float]()
     waits = ShorterWaits(clock=lambda: now[0], sleep=waited.append)
+    waits.sleep(3)
+    assert waited.pop() == FIRST_WAIT_S
+    now[0] = BUSY_S
     waits.sleep(3)
     assert waits.busy_after(lambda: "sent")() == "sent"
     for _ in range(5):
@@ -136,7 +139,7 @@ def test_a_supernode_asks_more_often_for_a_while_after_it_answered() -> None:
     assert waited == [3, FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S, BUSY_WAIT_S, BUSY_WAIT_S]
     waits.busy_after(lambda: None)()
     waits.sleep(3)
-    now[0] = BUSY_S
+    now[0] = 2 * BUSY_S
     waits.sleep(3)
     assert waited[-2:] == [FIRST_WAIT_S, 3]
     assert waits.time is time.time
