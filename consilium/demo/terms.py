@@ -36,7 +36,7 @@ PATIENTS, VOLUMES = 24, 16  # phantoms: of each hospital, public images
 PHANTOM_DATA = replace(study_data(), spacing_mm=(1.9, 1.9, 1.9), grid=(24, 24, 24))
 PHANTOM_RECIPE = (
     TrainingConfig(steps=40, batch_size=1),
-    TrainingConfig(steps=220, batch_size=1, learning_rate=5e-3),
+    TrainingConfig(steps=200, batch_size=1, learning_rate=5e-3),
 )
 """Recipes of teacher and student for phantoms. Teachers begin from a public start and need few steps."""
 MOST_VOXELS = 1 << 16
