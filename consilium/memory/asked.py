@@ -12,7 +12,7 @@ simulate``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -194,7 +194,7 @@ def ask(
         teachers: Callables from a float32 image [c, x, y, z] to probabilities [k, x, y, z] or to a label map of
             integers [x, y, z]. Give one flat list with ``voters_per_site`` teachers of the first site, then as many of
             the second, and so on; or give one list for each site. In a list of its own, a site may have fewer
-            teachers; the missing ones count as the zero code. A teacher is asked once for each volume and round.
+            teachers; the missing ones count as the zero code. A teacher is asked once for each volume.
         sampler: Draws the noise; by default from the operating system's secure random generator. Only tests give
             another.
 
@@ -222,10 +222,11 @@ def ask(
         raise InvalidInput("volumes", value=len(images), limit=f"{len(asked)}, the number that the study asks about")
     protocol.prepare(lambda: public, sites=len(sites), on_stage=lambda *_: None)
     spent: list[Mechanism] = []
+    known: dict[Hashable, Float[np.ndarray, "l"]] = {}
 
     def codes(encoder: Encoder, query: QuerySpec) -> list[Int64[np.ndarray, "d"]]:
         return [
-            _site_code(encoder, query, public, teachers=site, who=f"site {number}")
+            _site_code(encoder, query, public, teachers=site, who=f"site {number}", known=known)
             for number, site in enumerate(sites, start=1)
         ]
 
@@ -266,17 +267,29 @@ def answers_to(
 
 
 def _site_code(
-    encoder: Encoder, query: QuerySpec, public: PublicMaterial, *, teachers: Sequence[Teacher], who: str
+    encoder: Encoder,
+    query: QuerySpec,
+    public: PublicMaterial,
+    *,
+    teachers: Sequence[Teacher],
+    who: str,
+    known: dict[Hashable, Float[np.ndarray, "l"]],
 ) -> Int64[np.ndarray, "d"]:
-    """Return one site's integer code for a query, the sum of its teachers' codes. # sensitive until noised"""
+    """Return one site's integer code for a query, the sum of its teachers' codes. # sensitive until noised
+
+    ``known`` holds teachers' codes of volumes. Those that it lacks are computed and added to it.
+    """
     total, data = np.zeros(query.mechanism.dimension, dtype=np.int64), public.study.data
     for number, teacher in enumerate(teachers, start=1):
         codes = []
         for place, volume in enumerate(query.volumes, start=1):
-            image = public.image(volume)
-            what = f"answer of teacher {number} of {who} on volume {place} of the query"
-            found = probabilities_given(teacher(image.copy()), grid=data.grid, classes=len(data.labels), what=what)
-            codes.append(encoder.of_volume(found, partial(np.asarray, image)))
+            key = (who, number, encoder.volume_key, volume)
+            if key not in known:
+                image = public.image(volume)
+                what = f"answer of teacher {number} of {who} on volume {place} of the query"
+                found = probabilities_given(teacher(image.copy()), grid=data.grid, classes=len(data.labels), what=what)
+                known[key] = encoder.of_volume(found, partial(np.asarray, image))
+            codes.append(known[key])
         total += vote_of(encoder, codes, query.mechanism)
     return total
 

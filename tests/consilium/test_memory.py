@@ -95,12 +95,15 @@ def test_a_whole_study_in_memory_equals_the_pipeline_to_the_last_weight(tmp_path
     images = {volume: public.image(volume) for volume in public.volumes}
     files = {image.tobytes(): public.objects.get(volume) for volume, image in images.items()}
 
+    asked_about: list[bytes] = []
+
     def teacher(truth: NoisyTruth) -> Callable[[np.ndarray], np.ndarray]:
-        return lambda image: truth.answer(files[image.tobytes()])
+        return lambda image: asked_about.append(image.tobytes()) or truth.answer(files[image.tobytes()])
 
     codec = c.load_codec(public.objects.get(public.codec.sha256))
     teachers = [teacher(recorded.teachers[name]) for name in sorted(recorded.teachers)]
     asked = ask(public.study, codec, volumes=list(images.values()), teachers=teachers, sampler=seeded())
+    assert sorted(asked_about) == sorted([*files] * len(teachers)), "each teacher once for each volume, in all rounds"
     with Ledger.open(workspace.ledger_file) as ledger:
         stored = ledger.answers(public.study.id)
     assert [one.noisy_sum.tolist() for one in asked.answers] == [one.noisy_sum.tolist() for one in stored]
