@@ -165,11 +165,11 @@ def check_statement(
     own = [receipt for receipt in ledger.receipts() if receipt.study_id == study.id]
     if any(receipt.ledger_id != statement.head.ledger_id for receipt in own):
         raise LedgerCorrupt(f"the statement names a different ledger than this site's receipts; to fix: {_TALK}")
-    rows = statement.positions()
-    for seq, hashed in _known_rows(ledger, statement.head.ledger_id).items():
+    rows, known = statement.positions(), _known_rows(ledger, statement.head.ledger_id)
+    for seq, hashed in known.items():
         if seq in rows and rows[seq] != hashed:
             raise LedgerCorrupt(f"the statement's ledger contradicts this site's receipts; to fix: {_TALK}", row=seq)
-    newest = max((receipt.head.seq for receipt in own), default=0)
+    newest = max((one.head.seq for one in own if known.get(one.head.seq) == one.head.hash), default=0)
     if newest > statement.head.seq or _receipted(own, study) > statement.mu_squared:
         raise InvalidInput(
             "the statement is older than this site's receipts, so it does not count every release",

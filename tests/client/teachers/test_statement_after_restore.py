@@ -1,0 +1,60 @@
+"""A statement about a student, compared with the receipts of a site that knew the ledger before a restore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from client.teachers.pulled_student import check_statement
+from common.errors import InvalidInput
+from common.ledger.rows import Link, body_digest
+from common.student_statement import StudentStatement
+from tests.common.ledger.ledger_world import Hospital, World, answered, deliver, open_restored, saved
+
+
+def statement_of(world: World) -> StudentStatement:
+    """What the server signs at export, about a bundle that nobody unpacks."""
+    ledger, head = world.ledger, world.ledger.head()
+    links = [Link(time_utc=row.time_utc, kind=row.kind, body_sha256=body_digest(row.body)) for row in ledger.rows()]
+    return StudentStatement(
+        study_id=world.study.id,
+        bundle="a" * 64,
+        size=1,
+        queries=len(ledger.answers(world.study.id)),
+        mu_squared=ledger.study_spending(world.study.id).mu_squared,
+        head=head,
+        links=tuple(links[: head.seq]),
+        created_utc=links[-1].time_utc,
+    ).signed(world.key)
+
+
+def test_the_student_of_a_restored_server_is_pulled_although_its_ledger_has_fewer_rows_than_before(
+    tmp_path: Path,
+) -> None:
+    world = World.create(tmp_path / "server")
+    site = Hospital(tmp_path / "site.sqlite", world.study)
+
+    def receipts_checked() -> int:
+        key = world.key.public_key()
+        return check_statement(statement_of(world), study=world.study, keys=(key,), ledger=site.ledger)
+
+    answered(world, site, "b1", 0)
+    copy = saved(world, tmp_path / "copy")
+    for number in (1, 2, 3):
+        answered(world, site, f"b{number + 1}", number)
+    rows = world.ledger.head().seq
+    assert receipts_checked() == 4
+
+    open_restored(world, copy / "ledger.sqlite")
+    world.ledger.recover([])  # its standing shows the three lost charges, in one row
+    site.ledger.recover(world.ledger.ledger_id)
+    before = statement_of(world)
+    deliver(world, site)
+    answered(world, site, "b5", 4)
+    assert world.ledger.head().seq < rows
+    assert receipts_checked() == 5
+    with pytest.raises(InvalidInput, match=f"got 'row {before.head.seq}'; allowed: row {world.ledger.head().seq}"):
+        check_statement(before, study=world.study, keys=(world.key.public_key(),), ledger=site.ledger)
+    site.ledger.close()
+    world.ledger.close()
