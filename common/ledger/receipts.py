@@ -309,18 +309,29 @@ def row_hashes(receipt: Receipt) -> dict[int, str]:
 def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str, int] | None:
     """Return the first row of the server's ledger in which the receipts of two sites contradict each other.
 
-    Every row that both sites' receipts cover is compared, not only the heads.
+    Every row that both sites' receipts cover is compared, not only the heads. A site has receipts of two histories of a
+    ledger that was restored from an older copy and recovered. The other site may know only one of them, so a row
+    contradicts only if each site's newest receipt of it shows a row that the other site does not know.
 
     Args:
-        ours: Genuine receipts of one site.
-        theirs: Genuine receipts of another site.
+        ours: Genuine receipts of one site, oldest first.
+        theirs: Genuine receipts of another site, oldest first.
 
     Returns:
         Ledger id and row number; None if the receipts agree.
     """
-    seen = {(receipt.ledger_id, seq): hashed for receipt in ours for seq, hashed in row_hashes(receipt).items()}
-    other = {(receipt.ledger_id, seq): hashed for receipt in theirs for seq, hashed in row_hashes(receipt).items()}
-    return min((place for place in seen.keys() & other.keys() if seen[place] != other[place]), default=None)
+    seen, other = _rows_shown(ours), _rows_shown(theirs)
+    both = seen.keys() & other.keys()
+    return min((at for at in both if seen[at][-1] not in other[at] and other[at][-1] not in seen[at]), default=None)
+
+
+def _rows_shown(receipts: Iterable[Receipt]) -> dict[tuple[str, int], list[str]]:
+    """Return every hash that receipts show of each row of a server's ledger, by ledger id and row number."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for receipt in receipts:
+        for seq, hashed in row_hashes(receipt).items():
+            found.setdefault((receipt.ledger_id, seq), []).append(hashed)
+    return found
 
 
 def check_arithmetic(receipt: Receipt, study: StudyTerms, *, known: Mapping[str, Roster] | None = None) -> None:

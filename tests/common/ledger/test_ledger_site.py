@@ -384,6 +384,29 @@ def test_a_server_that_forks_is_caught_by_the_site_and_between_two_sites(
         assert_alarm(site, world, receipt_for(other, "b3"), "rolled back or forked")
 
 
+def test_sites_that_know_a_server_before_and_after_its_restore_find_no_fork_unless_it_forked_again(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
+    answered(world, site, "b1", 1)
+    copy = ledger_world.saved(world, tmp_path / "copy")
+    answered(world, site, "b2", 2)
+    before = receipts_of(world.ledger, "bergen")
+    open_restored(world, copy / "ledger.sqlite")
+    both_recover(world, site, before)
+    fork = ledger_world.saved(world, tmp_path / "fork")
+    answered(world, site, "b3", 3)
+    after = receipts_of(world.ledger, "bergen")
+    ours = site.ledger.receipts()
+    assert ours[1].head.hash != after[1].head.hash, "the two histories differ"
+    for theirs in (before, after, [*before, *after]):
+        assert first_fork(ours, theirs) is None
+        assert first_fork(theirs, ours) is None
+    with Ledger.open(fork / "ledger.sqlite", signing_key=world.key, clock=Ticking()) as ledger:
+        World(fork / "ledger.sqlite", world.key, ledger, world.study).release(queries(4), batch="b4")
+        forked = [*before, *receipts_of(ledger, "bergen")]
+        assert first_fork(ours, forked) == first_fork(forked, ours) == (ledger.ledger_id, ours[-1].head.seq)
+
+
 def test_a_server_that_replays_an_old_receipt_as_new_is_caught(world: World, site: Hospital) -> None:
     first = answered(world, site, "b1", 1)
     second = answered(world, site, "b2", 2)
