@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from common.clock import CLOCKS_DIFFER
 from common.errors import InvalidInput
 from common.objects import write_atomically
 from common.reading import FINITE_JSON, parse_json, parsing, read_json
@@ -30,8 +31,6 @@ from common.site_facts import MAX_TEXT, PRINTED, few
 MAX_REPORTS = 1_000
 MAX_BYTES = 1 << 16
 MAX_SHARED = 24
-LATER = timedelta(minutes=15)
-"""Largest tolerated difference between the clocks of two machines."""
 
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
 
@@ -126,7 +125,7 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
     if not isinstance(site, str) or site not in keys:
         raise InvalidInput("the site named in the report", limit="a site that is registered in this study")
     said = check_account(data, key=keys[site])
-    if said > now + LATER:
+    if said > now + CLOCKS_DIFFER:
         raise InvalidInput("the report's time", limit="no later than now", remedy="set the clock at the site")
     path = folder / f"{site}.json"
     report = _report(data, site=site, keys=keys)

@@ -1,8 +1,8 @@
 """Collects the student's Dice that hospitals measured on their own cases and consented to send, and summarises it.
 
 `consilium study evaluate` calls it. The summary also names the sites that sent no figures, because the means leave
-these sites out. It refuses figures of another student or of a site that is not admitted, and figures older than the
-stored ones.
+these sites out. It refuses figures of another student or of a site that is not admitted, figures with a time in the
+future, and figures older than the stored ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from common.clock import Clock, utc_now
 from common.errors import InvalidInput
 from common.intervals import mean_interval
 from common.site_figures import LEAST_PATIENTS, SiteFigures
@@ -94,19 +95,20 @@ class Evaluated:
         return found
 
 
-def take_figures(workspace: Workspace, data: bytes) -> SiteFigures:
+def take_figures(workspace: Workspace, data: bytes, *, clock: Clock = utc_now) -> SiteFigures:
     """Check a hospital's figures of the exported student and store them.
 
     Args:
         workspace: The study.
         data: The signed figures.
+        clock: Returns the current time.
 
     Returns:
         The figures.
 
     Raises:
         InvalidInput: If the figures are of another student, of a site that is not admitted, of structures that the
-            study does not have, or older than the stored ones; or if no student is exported.
+            study does not have, signed in the future, or older than the stored ones; or if no student is exported.
     """
     study, statement = workspace.study(), statement_of(workspace)
     if statement is None:
@@ -117,7 +119,7 @@ def take_figures(workspace: Workspace, data: bytes) -> SiteFigures:
         )
     figures = SiteFigures.parse(data)
     figures.check_is_of(site_keys(workspace), study=study.id, bundle=statement.bundle, structures=study.data.structures)
-    keep_newest(workspace.figures_dir, figures, SiteFigures.parse, what="figures")
+    keep_newest(workspace.figures_dir, figures, SiteFigures.parse, what="figures", clock=clock)
     return figures
 
 

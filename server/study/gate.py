@@ -3,8 +3,8 @@
 A *verdict* is one signed word of a hospital: whether the student is better, not better or worse, on the hospital's own
 cases, than a network trained on public data alone. A study has a *gate* if its terms require verdicts. Sites may then
 fetch the exported student only for evaluation until enough of them have found it better. This module refuses a verdict
-on another student or by a site that is not admitted, and an older verdict in place of a newer one. Verdicts of revoked
-sites do not count.
+on another student or by a site that is not admitted, one with a time in the future, and an older verdict in place of a
+newer one. Verdicts of revoked sites do not count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from common.clock import CLOCKS_DIFFER, Clock, utc_now
 from common.errors import ConsiliumError, InvalidInput
+from common.ledger.rows import format_time
 from common.objects import write_atomically
 from common.site_figures import SiteFigures
 from common.site_verdict import SiteVerdict, cannot_be_released, genuine, in_words, released
@@ -149,19 +151,20 @@ def shut_line(workspace: Workspace) -> str:
     return f"gate: {state.sentence}"
 
 
-def take_verdict(workspace: Workspace, data: bytes) -> SiteVerdict:
+def take_verdict(workspace: Workspace, data: bytes, *, clock: Clock = utc_now) -> SiteVerdict:
     """Check a hospital's verdict on the exported student and store it.
 
     Args:
         workspace: The study.
         data: The signed verdict.
+        clock: Returns the current time.
 
     Returns:
         The verdict.
 
     Raises:
-        InvalidInput: If the verdict is on another student, by a site that is not admitted, or older than the stored
-            verdict of this site; or if the study has no exported student or no gate.
+        InvalidInput: If the verdict is on another student, by a site that is not admitted, signed in the future, or
+            older than the stored verdict of this site; or if the study has no exported student or no gate.
     """
     study, statement = workspace.study(), statement_of(workspace)
     if not study.gate.verdicts:
@@ -174,29 +177,44 @@ def take_verdict(workspace: Workspace, data: bytes) -> SiteVerdict:
         )
     verdict = SiteVerdict.parse(data)
     verdict.check_signed(site_keys(workspace), study=study.id, bundle=statement.bundle)
-    keep_newest(workspace.verdicts_dir, verdict, SiteVerdict.parse, what="verdict")
+    keep_newest(workspace.verdicts_dir, verdict, SiteVerdict.parse, what="verdict", clock=clock)
     return verdict
 
 
-def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str) -> None:
+def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str, clock: Clock) -> None:
     """Store a site's signed statement in the site's file, unless a newer one is stored there.
+
+    A stored statement with a time in the future does not count as newer: it was signed and stored while clocks were
+    wrong, and would otherwise keep out all that the site signs until then.
 
     Args:
         folder: The folder.
         said: The statement.
         parse: Parses a stored statement.
         what: Name of this kind of statement, for the error: ``verdict`` or ``figures``.
+        clock: Returns the current time.
 
     Raises:
-        InvalidInput: If a newer statement of the site about the same student is stored.
+        InvalidInput: If the statement's time is later than now by more than
+            :data:`~common.clock.CLOCKS_DIFFER`, or if a newer statement of the site about the same student is stored.
     """
+    now = clock()
+    latest = format_time(now + CLOCKS_DIFFER)
+    if said.time_utc > latest:
+        raise InvalidInput(
+            f"time of the {what} of {said.site}",
+            value=said.time_utc,
+            limit=f"no later than now, {format_time(now)}",
+            remedy="set the clock of the machine that is wrong, this one or the site's; the site then runs `consilium "
+            "site evaluate` again",
+        )
     path = folder / f"{said.site.replace('/', '%2f')}.json"
     if path.exists():
         try:
             kept = parse(path.read_bytes())
         except InvalidInput:
             kept = None
-        if kept is not None and kept.bundle == said.bundle and kept.time_utc > said.time_utc:
+        if kept is not None and kept.bundle == said.bundle and said.time_utc < kept.time_utc <= latest:
             raise InvalidInput(
                 f"{what} of {said.site}",
                 value=said.time_utc,

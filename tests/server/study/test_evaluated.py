@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import nibabel as nib
@@ -26,6 +26,7 @@ from client.teachers.verdict import figures_of
 from common.data.msd import Case, write_dataset
 from common.errors import InvalidInput
 from common.ledger.records import NoteRecord, parse_record
+from common.ledger.rows import format_time
 from common.node_auth import AdmittedNode, write_admitted
 from common.objects import write_atomically
 from common.site_figures import LEAST_PATIENTS, MAX_FIGURES_BYTES, SiteFigures, StructureFigure
@@ -136,6 +137,12 @@ def test_a_hospitals_newer_figures_take_the_place_of_its_older_and_never_the_oth
     with pytest.raises(InvalidInput, match="figures signed after"):
         take_figures(workspace, figures(fed, "site-0", 99).render())
     assert [one.mean for one in evaluated(workspace).structures] == [0.8]
+
+
+def test_figures_signed_in_the_future_are_refused(fed: Federation) -> None:
+    ahead = format_time(datetime.now(UTC) + timedelta(days=365))
+    with pytest.raises(InvalidInput, match="no later than now"):
+        take_figures(Workspace(fed.root), figures(fed, "site-0", time=ahead).render())
 
 
 def test_the_figures_of_a_hospital_that_was_revoked_count_no_more(fed: Federation) -> None:

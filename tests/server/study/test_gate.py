@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from client.teachers.verdict import word_of
 from common.config import GateConfig, Study, parse_study, render_study
 from common.errors import InvalidInput, Refused
 from common.events import EventLog
+from common.ledger.rows import format_time
 from common.measured_gain import MeasuredGain
 from common.node_auth import AdmittedNode, write_admitted
 from common.site_verdict import MAX_VERDICT_BYTES, MEANINGS, SiteVerdict
@@ -206,6 +207,16 @@ def test_a_hospitals_newer_verdict_takes_the_place_of_its_older_and_never_the_ot
     with pytest.raises(InvalidInput, match="signed after"):
         take(fed, verdict(fed, "site-0", "better"))
     assert [one.word for one in gate_state(Workspace(fed.root)).verdicts] == ["worse"]
+
+
+def test_a_verdict_signed_while_clocks_were_a_year_ahead_keeps_no_later_one_out_for_a_year(fed: Federation) -> None:
+    workspace, then = Workspace(fed.root), datetime.now(UTC) + timedelta(days=365)
+    ahead = verdict(fed, "site-0", "better", time=format_time(then)).render()
+    with pytest.raises(InvalidInput, match="no later than now"):
+        take_verdict(workspace, ahead)
+    take_verdict(workspace, ahead, clock=lambda: then)  # this machine's clock was ahead as well
+    take(fed, verdict(fed, "site-0", "worse"))
+    assert [one.word for one in gate_state(workspace).verdicts] == ["worse"]
 
 
 def test_the_verdict_of_a_hospital_that_was_revoked_counts_no_more(fed: Federation) -> None:
