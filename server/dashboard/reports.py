@@ -108,6 +108,9 @@ def read_reports(*folders: Path, keys: Mapping[str, str] = NO_KEYS) -> dict[str,
 def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: datetime) -> str:
     """Check a report that was handed in, and store it.
 
+    A stored report with a time in the future does not count as newer: it was stored while this machine's clock was
+    ahead.
+
     Args:
         text: The report.
         folder: Folder in which to store it.
@@ -130,7 +133,8 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
     path = folder / f"{site}.json"
     report = _report(data, site=site, keys=keys)
     before = _read(path, keys=keys) if path.exists() else None
-    if before is not None and not before.problem and before.given >= report.given:
+    latest = (now + CLOCKS_DIFFER).isoformat(timespec="seconds")
+    if before is not None and not before.problem and report.given <= before.given <= latest:
         raise InvalidInput(
             "the report is not newer than the stored one", limit=f"a report of {site} written after {before.given}"
         )

@@ -103,6 +103,13 @@ def test_an_older_report_of_the_site_does_not_come_back(tmp_path):
     assert read_reports(tmp_path, keys=KEYS)["north"].queries_accepted == 4
 
 
+def test_a_report_taken_while_clocks_were_a_year_ahead_keeps_no_later_one_out_for_a_year(tmp_path):
+    then = NOW + timedelta(days=365)
+    take_report(json.dumps(said(at=then, queries_accepted=0)), tmp_path, keys=KEYS, now=then)
+    assert taken(said(), tmp_path) == "north"
+    assert read_reports(tmp_path, keys=KEYS)["north"].queries_accepted == 4
+
+
 def test_a_signed_file_that_was_changed_in_the_studys_directory_is_set_aside_and_a_plain_one_is_marked(tmp_path):
     (tmp_path / "north.json").write_text(json.dumps({**said(), "queries_accepted": 9}))
     (tmp_path / "east.json").write_text(json.dumps({**REPORT, "site": "east"}))
