@@ -10,10 +10,10 @@ of each signature is therefore remembered.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Annotated
 
@@ -232,20 +232,21 @@ class RequestAdmission:
 
 @dataclass(slots=True)
 class _Memory:
-    """Recent signatures of one key, in the order in which they expire. The cost of a request does not depend on
-    their number.
+    """Recent signatures of one key, as a heap ordered by when they expire.
+
+    A signature that came while the clock was ahead expires late, and keeps none in memory that came after it.
     """
 
     names: set[int] = field(default_factory=set)
-    order: deque[tuple[float, int]] = field(default_factory=deque)
+    order: list[tuple[float, int]] = field(default_factory=list)
 
     def keep(self, name: int, *, until_s: float) -> None:
         self.names.add(name)
-        self.order.append((until_s, name))
+        heappush(self.order, (until_s, name))
 
     def forget(self, *, before_s: float) -> None:
         while self.order and self.order[0][0] <= before_s:
-            self.names.discard(self.order.popleft()[1])
+            self.names.discard(heappop(self.order)[1])
 
 
 def _statement(method: str, path: str, stamp: str) -> bytes:

@@ -264,6 +264,19 @@ def test_a_replay_a_year_of_clock_away_changes_nothing(gatekeeper: RequestAdmiss
         gatekeeper._once("north", 1, start + 1)
 
 
+def test_a_site_is_not_shut_out_for_what_it_asked_while_clocks_were_a_day_ahead(
+    gatekeeper: RequestAdmission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_auth, "MAX_REMEMBERED", 100)
+    start = NOW.timestamp()
+    gatekeeper._once("north", 0, (NOW + timedelta(days=1)).timestamp())
+    for number in range(1, 1000):  # fewer than a hundred in any six minutes
+        gatekeeper._once("north", number, start + 10 * number)
+    for number in (0, 999):
+        with pytest.raises(Refused, match="replayed"):
+            gatekeeper._once("north", number, start + 10_000)
+
+
 # --- as whom it pushes
 
 NORTH, SOUTH, SERVER = 2**63 + 11, 7, 1
