@@ -35,7 +35,7 @@ from common.canonical import sha256_bytes, sha256_file
 from common.config import Study
 from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.charges import Spend
-from common.ledger.receipts import Receipt, first_fork
+from common.ledger.receipts import Receipt, check_same_ledger
 from common.ledger.rollback_guard import SiteLedgerStanding, kept_standing, standing_path
 from common.objects import write_atomically, write_json
 from common.plain import plain
@@ -503,7 +503,9 @@ def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:
         Number of receipts compared.
 
     Raises:
-        LedgerCorrupt: If the rows differ (``row`` is the first), or a receipt is not signed by a key in ``site.toml``.
+        LedgerCorrupt: If the ledgers differ (``row`` is the first that does), or a receipt is not signed by a key in
+            ``site.toml``.
+        InvalidInput: If the sites have no receipts of the same ledger or study.
     """
     keys = load_site(directory).server.signing_public_keys
     for receipt in theirs:
@@ -513,13 +515,7 @@ def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:
                 "new export, and compare the server's keys"
             )
     with read_books(load_site(directory)) as ledger:
-        fork = first_fork(ledger.receipts(), theirs)
-    if fork is not None:
-        raise LedgerCorrupt(
-            f"the server showed the two sites different ledgers under the id {fork[0]}; to fix: keep both files as "
-            "evidence, pause the study, and talk to the other site before you talk to the server's operator",
-            row=fork[1],
-        )
+        check_same_ledger(ledger.receipts(), theirs)
     return len(theirs)
 
 

@@ -25,7 +25,7 @@ receipts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from common.canonical import canonical_members, canonical_text, check_schema, parse_canonical, sha256_bytes
 from common.document import Between, Count, Document, Key, Sha256
-from common.errors import InvalidInput, ReceiptContradiction, Refused
+from common.errors import InvalidInput, LedgerCorrupt, ReceiptContradiction, Refused
 from common.ledger.charges import (
     NOTHING,
     BatchName,
@@ -304,6 +304,41 @@ def row_hashes(receipt: Receipt) -> dict[int, str]:
         Hash by row number.
     """
     return dict(linked_hashes(receipt.links, after=receipt.previous))
+
+
+def check_same_ledger(ours: Sequence[Receipt], theirs: Sequence[Receipt]) -> None:
+    """Check that the server showed two sites the same ledger, as far as their receipts show.
+
+    Args:
+        ours: Genuine receipts of one site, oldest first.
+        theirs: Genuine receipts of another site, oldest first.
+
+    Raises:
+        LedgerCorrupt: If the rows of a ledger differ (``row`` is the first), or if the two sites have receipts of one
+            study from different ledgers.
+        InvalidInput: If the sites have no receipts of the same ledger or study, so that nothing can be compared.
+    """
+    remedy = (
+        "to fix: keep both files as evidence, let the sites pause the study, and talk to the other site before you "
+        "talk to the server's operator"
+    )
+    fork = first_fork(ours, theirs)
+    if fork is not None:
+        raise LedgerCorrupt(
+            f"from this row on, the server showed the two sites different ledgers with the same id {fork[0]}; {remedy}",
+            row=fork[1],
+        )
+    shown = [{(one.study_id, one.ledger_id) for one in receipts} for receipts in (ours, theirs)]
+    studies, ledgers = ({pair[at] for pair in shown[0]} & {pair[at] for pair in shown[1]} for at in (0, 1))
+    if apart := sorted(studies - {study for study, _ in shown[0] & shown[1]}):
+        raise LedgerCorrupt(f"the server showed the two sites different ledgers of study {apart[0][:12]}; {remedy}")
+    if not ledgers:
+        raise InvalidInput(
+            "receipts of two sites",
+            value=f"{len(ours)} and {len(theirs)}",
+            limit="receipts of the same server's ledger at both sites",
+            remedy="compare the files that the sites of one study wrote with `consilium site heads --out`",
+        )
 
 
 def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str, int] | None:

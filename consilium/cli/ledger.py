@@ -186,7 +186,7 @@ def compare_command(
     Example: consilium ledger compare ours.jsonl theirs.jsonl --server-key 3f1c…e9
     """
     from common.ledger.keys import read_public_key
-    from common.ledger.receipts import first_fork, read_receipts
+    from common.ledger.receipts import check_same_ledger, read_receipts
 
     keys = [read_public_key(key) for key in server_key]
     first, second = read_receipts(ours), read_receipts(theirs)
@@ -196,13 +196,7 @@ def compare_command(
                 f"a receipt of site {receipt.site} is not signed by a key of --server-key; to fix: give every "
                 "key that the server ever had"
             )
-    fork = first_fork(first, second)
-    if fork is not None:
-        raise LedgerCorrupt(
-            f"from this row on, the server showed the two sites different ledgers with the same id {fork[0]}; to fix: "
-            "keep both files as evidence, and let the sites pause the study",
-            row=fork[1],
-        )
+    check_same_ledger(first, second)
     say(f"OK: {len(first)} and {many(len(second), 'receipt')} show the same ledger wherever both cover it")
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from common.errors import LedgerCorrupt
+from common.errors import InvalidInput, LedgerCorrupt
 from common.ledger.keys import public_hex
 from consilium.cli.ledger import app, verify_app
 from tests.commands import refusal_of, typed
-from tests.common.ledger.ledger_world import Hospital, World, make_mechanism, make_query, run_batch
+from tests.common.ledger.ledger_world import Hospital, World, ledger_study, make_mechanism, make_query, run_batch
 from tests.worlds import receipts_of
 
 RUN = CliRunner()
@@ -106,3 +106,24 @@ def test_two_sites_compare_what_they_were_shown(world: World, tmp_path: Path) ->
     stranger = public_hex(Ed25519PrivateKey.generate())
     result = RUN.invoke(app, ["compare", str(ours), str(theirs), "--server-key", stranger])
     assert isinstance(result.exception, LedgerCorrupt)
+
+
+def test_receipts_of_no_common_ledger_are_never_called_the_same(world: World, tmp_path: Path) -> None:
+    second = World.create(tmp_path / "second", study=world.study, key=world.key)  # shown to the other site alone
+    other = World.create(tmp_path / "other", study=ledger_study("other"), key=world.key)
+    files = {}
+    for each in (world, second, other):
+        released(each)
+        files[each.path] = tmp_path / f"{each.ledger.ledger_id}.jsonl"
+        files[each.path].write_text("\n".join(receipt.render() for receipt in receipts_of(each.ledger, "bergen")))
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    key = "--server-key", public_hex(world.key)
+    forked = RUN.invoke(app, ["compare", str(files[world.path]), str(files[second.path]), *key]).exception
+    assert isinstance(forked, LedgerCorrupt)
+    assert f"different ledgers of study {world.study.id[:12]}" in str(forked)
+    for nothing in (empty, files[other.path]):
+        for pair in ((files[world.path], nothing), (nothing, files[world.path])):
+            assert refusal_of(app, "compare", *pair, *key).exit_code == InvalidInput.exit_code
+    second.ledger.close()
+    other.ledger.close()
