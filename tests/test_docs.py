@@ -124,6 +124,17 @@ def test_every_command_that_a_text_or_a_message_names_exists():
         command_of(words.split())
 
 
+def test_no_text_leaves_it_to_the_reader_whether_something_is_one_or_several():
+    """As "1 round(s)" in the text that a hospital consents to did."""
+    sources = [path for folder in ("client", "common", "consilium", "server") for path in (ROOT / folder).rglob("*.py")]
+    trees = [ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for path in sources]
+    texts = [str(node.value) for tree in trees for node in tree if isinstance(node, ast.Constant)]
+    shown = [path for folder in ("client", "docs", "server") for path in (ROOT / folder).rglob("*.[hm][td]*")]
+    texts += [path.read_text(encoding="utf-8") for path in shown if path.suffix in (".html", ".md")]
+    assert len(texts) > 1000
+    assert [found for text in texts for found in re.findall(r".{,30}[a-z]\(s\)", text)] == []
+
+
 def test_the_runbook_has_every_alarm_every_word_of_refusal_and_every_exit_code_and_no_other():
     text = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
     tables = [set(re.findall(r"^\| `?([\w-]+)`? \|", part, re.MULTILINE)) for part in text.split("\n## ")[1:]]

@@ -19,6 +19,7 @@ from common.objects import json_bytes
 from common.privacy.mechanism import GRID_BITS, QuerySpec
 from common.protocols.frame import Frame, Observation
 from common.study_mechanism import study_mechanism
+from common.wording import many
 from server.protocols.plausible import NoiseShare
 from server.protocols.query_protocol import Answer, AnswerOf, QueryPlan, QueryProtocol, StudentData, query_about
 from server.public.material import CodecRecord, PublicMaterial
@@ -34,7 +35,7 @@ class InRounds(QueryProtocol):
     def query_plan(self, study: Study) -> QueryPlan:
         planned, prospects = study.privacy.planned_queries, study.codec.terms.prospects
         times = "" if planned == 1 else f", up to {planned} times"
-        plan = f"{prospects.query if prospects else 'a query'} in {planned} round(s)"
+        plan = f"{prospects.query if prospects else 'a query'} in {many(planned, 'round')}"
         return QueryPlan(plan, which="the", each=f"all of them together{times},")
 
     def configure(self, public: PublicMaterial, answer_of: AnswerOf) -> Iterator[tuple[QuerySpec, ...]]:

@@ -22,6 +22,7 @@ from common.privacy.figures import delta_text, epsilon_text, noise_text
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from common.protocol_terms import OLD_KEY
 from common.study_mechanism import pool_sentence, sealed_sentences, study_mechanism
+from common.wording import many
 from server.ledger.server_draws import StoredAnswer
 from server.protocols.query_protocol import protocol_of
 
@@ -242,7 +243,8 @@ def for_consortium(study: Study, *, sites: int, spending: Spending | None = None
             f"labels {', '.join(study.data.labels)}; grid {study.data.grid} at {study.data.spacing_mm} mm"
             + (f", the student at {study.data.finer} times that resolution" if study.data.finer > 1 else ""),
             f"budget ε = {epsilon_text(privacy.epsilon)} ({privacy.accountant} accountant), {stated}",
-            f"plan {query_plan.plan}, {privacy.voters_per_site} voter(s) a site, quorum {privacy.quorum} sites",
+            f"plan {query_plan.plan}, {many(privacy.voters_per_site, 'voter')} a site, "
+            f"quorum {many(privacy.quorum, 'site')}",
             *([f"{study.codec.paired} public volumes with their label maps"] if study.codec.paired else []),
             *([_start_sentence(study)] if study.start.weights else []),
             pool_sentence(study),

@@ -261,7 +261,7 @@ def test_a_new_study_prints_its_noise_multiplier_and_both_epsilons_with_their_te
 def test_a_new_appearance_study_is_not_promised_a_joint_query_s_gain(tmp_path):
     terms = ("--labels", "background,lesion", "--grid", "16,16,16", "--queries", "4", "--quorum", "2")
     text = consilium("study", "init", str(tmp_path / "made"), "--name", "trial", *terms, "--protocol", "appearance")
-    assert re.search(r"an appearance query .*4 round\(s\); `consilium plan --label-maps`", text.stdout)
+    assert re.search(r"an appearance query .*4 rounds; `consilium plan --label-maps`", text.stdout)
 
 
 def test_what_a_hospital_reads_names_unit_relation_budget_norm_and_who_sees_what(study):
