@@ -14,7 +14,7 @@ from typing import Any
 
 from common.errors import InvalidInput
 from common.privacy.figures import epsilon_text
-from common.wording import MISSED, UNANSWERED, declined_words, duration, many, unwitnessed_words
+from common.wording import MISSED, declined_words, duration, many, unanswered_words, unwitnessed_words
 
 MAX_TEXT = 4_000
 MAX_ITEMS = 2_000
@@ -95,7 +95,7 @@ EVENTS: dict[str, EventKind] = {
     ),
     "reply-missing": EventKind(
         {"batch": _text, "attempt": _count, "site": _text, "reason": _text},
-        lambda e: f"{e['site']} did not answer: {UNANSWERED.get(e['reason'], e['reason'])}",
+        lambda e: f"{e['site']} did not answer: {unanswered_words(e['reason'])}",
         "warning",
     ),
     "site-slow": EventKind(

@@ -78,6 +78,7 @@ REASONS = (
     "unavailable",
     "unknown-peers",
     "unknown-study",
+    "withdrawn",
     "wrong-codec",
     "wrong-edition",
     "wrong-mechanism",

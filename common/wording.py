@@ -6,16 +6,14 @@ The kinds of events (:mod:`common.event_kinds`), the dashboard's views and its t
 from __future__ import annotations
 
 DECLINED = {
-    "alarm": "its own ledger raised an alarm",
     "budget": "its budget does not cover the batch",
     "busy": "its worker was busy with another request",
     "daily-cap": "its own daily cap is reached",
-    "left-out": "it left a sum incomplete, so this run continues without it",
+    "left-out": "it sent no codes in time earlier in this run, so the run continues without it",
     "ledger-contradicted": "it holds a signed head that this ledger does not contain",
     "malformed": "it could not read the offer; its software and the server's may differ",
-    "not-allowed": "its policy does not allow these queries",
-    "paused": "the site has paused or left the study, or its own ledger raised an alarm",
-    "unsigned": "its reply was not signed with its key",
+    "paused": "the site has paused the study, or its own ledger raised an alarm",
+    "unsigned": "its reply was not signed with the key that it was registered with",
     "unavailable": "its worker does not run, does not answer, or has no teacher",
     "unreadable": "its reply did not arrive completely, or the server could not use it",
     "unknown-study": (
@@ -27,13 +25,14 @@ DECLINED = {
     "old-draw": "it states a later draw (attempt at a sum) than this ledger has; one of the two may be an older copy",
     "stale": "the offer reached it long after it was made; somebody held it back, or a clock is wrong",
     "unknown-peers": "nobody there has confirmed enough of the other hospitals' keys (`consilium site peers`)",
+    "withdrawn": "the site has left the study for good",
     "wrong-mechanism": "the mechanism is not the one it consented to",
 }
 ACCOUNTANTS = {"exact": "exact Gaussian", "rdp": "Rényi DP", "paper": "paper's formula"}
 UNANSWERED = {
     "deadline": "nothing came in time",
     "malformed": "its reply did not arrive completely or could not be read",
-    "offline": "it was offline when its codes were asked for",
+    "offline": "it was offline when its codes were asked for, or went offline then",
     "refused": "it refuses to send codes now; `consilium site status` there says why, such as a pause",
     "patience": "it sent nothing for as long as the study waits (patience_s)",
     "unavailable": "it sent no answer: its worker does not run, or does not answer",
@@ -53,7 +52,29 @@ def declined_words(reason: str) -> str:
     Returns:
         The description; an unknown reason is returned unchanged.
     """
-    return DECLINED.get(reason, reason)
+    return DECLINED.get(reason) or _flower_words(reason)
+
+
+def unanswered_words(reason: str) -> str:
+    """Describe in words why a site sent no codes.
+
+    Args:
+        reason: The reason's word in the event ``reply-missing``.
+
+    Returns:
+        The description; an unknown reason is returned unchanged.
+
+    >>> unanswered_words("flower-2")
+    'its network process sent error 2 of Flower; its `node/logs/` name the cause'
+    """
+    return UNANSWERED.get(reason) or _flower_words(reason)
+
+
+def _flower_words(reason: str) -> str:
+    name, _, number = reason.partition("-")
+    if name != "flower":
+        return reason
+    return f"its network process sent error {number} of Flower; its `node/logs/` name the cause"
 
 
 def many(count: int, one: str, several: str = "") -> str:

@@ -21,6 +21,7 @@ from common.config import GateConfig, PoolConfig, StartConfig
 from common.errors import LEDGER_REMEDY
 from common.event_kinds import EVENTS
 from common.ledger.records import KINDS
+from common.messages import REASONS
 from common.wording import DECLINED, MISSED
 from consilium.cli.main import app
 from tests import (
@@ -144,7 +145,10 @@ def test_the_runbook_has_every_alarm_every_word_of_refusal_and_every_exit_code_a
         if isinstance(call.func, ast.Name) and call.func.id == "Alarm":
             raised |= {each.value for each in ast.walk(call.args[0]) if isinstance(each, ast.Constant)} - {True, False}
     assert tables[0] - {"alarm"} == raised
-    assert tables[1] - {"word"} == set(DECLINED)
+    assert tables[1] - {"word", "flower-N"} == set(DECLINED)
+    said = dict(re.findall(r"^\| `?([\w-]+)`? \| (site|server|both) \|", text, re.MULTILINE))
+    assert said.keys() == tables[1] - {"word"}
+    assert {word for word, by in said.items() if by != "server"} == set(REASONS) - {"accepted"}
     assert all(f"`{word}`" in text for word in MISSED)
     codes = {str(kind.exit_code) for kind in vars(errors).values() if hasattr(kind, "exit_code")}
     assert tables[2] - {"code"} == codes | {"0", "8", "10", "11", "12", "130"}

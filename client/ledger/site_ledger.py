@@ -313,10 +313,10 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
 
         Raises:
             Refused: With one of these reasons, which may leave the site. ``unknown-study``: no consent, or the query
-                was accepted for another study or server. ``paused``: a pause, a withdrawal, an alarm or a released
-                query. ``wrong-mechanism``: another number of voters than the study states. ``budget``, ``daily-cap``: a
-                limit is reached. ``old-draw``: a later draw was accepted, or this draw was accepted before this ledger
-                was restored from an older copy.
+                was accepted for another study or server. ``paused``: a pause, an alarm or a released query.
+                ``withdrawn``: the site left the study for good. ``wrong-mechanism``: another number of voters than the
+                study states. ``budget``, ``daily-cap``: a limit is reached. ``old-draw``: a later draw was accepted, or
+                this draw was accepted before this ledger was restored from an older copy.
         """
         with self._writing():
             refusal = self._reserve(study_id, queries, ledger=ledger, sealing_key=sealing_key, draw=draw)
@@ -335,7 +335,8 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
             )
         new = {q.id: q for q in queries if books.is_new(q.id, draw)}
         if study_id in books.paused:
-            return self._refuse(study_id, new, "paused", word="paused")
+            word = "withdrawn" if books.paused[study_id] == "withdraw" else "paused"
+            return self._refuse(study_id, new, "paused", word=word)
         if books.alarms:
             return self._refuse(study_id, new, "alarm", word="paused")
         known = [books.reservations[query.id] for query in queries if query.id in books.reservations]

@@ -45,6 +45,9 @@ down.
 MAX_SAID = 4_000
 """Largest number of characters of a ServerApp's error that are logged."""
 
+_OF_SUPERLINK = {"flower-3": "deadline", "flower-4": "deadline", "flower-5": "offline"}
+"""The errors of Flower that SuperLink reports without a reply from the node: message or reply expired, node gone."""
+
 log = logging.getLogger(__name__)
 
 
@@ -143,9 +146,8 @@ def _reply(frame: RelayFrame) -> Reply:
     if frame.kind is FrameKind.REPLY:
         return Reply(node_id=frame.number, body=frame.body)
     word = frame.body[:32].decode("ascii", "replace")
-    return Reply(
-        node_id=frame.number, body=None, problem=word if re.fullmatch(r"flower-[0-9]{1,6}", word) else "malformed"
-    )
+    problem = _OF_SUPERLINK.get(word, word if re.fullmatch(r"flower-[0-9]{1,6}", word) else "malformed")
+    return Reply(node_id=frame.number, body=None, problem=problem)
 
 
 @contextlib.contextmanager

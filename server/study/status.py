@@ -64,12 +64,13 @@ class SiteStatus:
     @property
     def state(self) -> str:
         """The site's state, the first that holds of: ``revoked``; ``spent`` if its pool cannot pay for a further query;
-        ``offline`` if the newest event about the site says that it did not answer an offer; ``declined`` if that event
-        says that it declined one; ``open``.
+        ``offline`` if the newest event about the site says that it did not answer an offer, or got none because it sent
+        no codes in time; ``withdrawn`` if that event says that it left the study for good; ``declined`` if it says that
+        it declined an offer; ``open``.
         """
         reason = self.newest["reason"] if self.newest.get("event") == "offer-answered" else "accepted"
-        offered = "open" if reason == "accepted" else "offline" if reason in MISSED else "declined"
-        return "revoked" if self.revoked else "spent" if self.spent else offered
+        words = {"accepted": "open", "withdrawn": "withdrawn", **dict.fromkeys((*MISSED, "left-out"), "offline")}
+        return "revoked" if self.revoked else "spent" if self.spent else words.get(reason, "declined")
 
     def to_json(self) -> dict[str, object]:
         """Return the status as plain JSON."""

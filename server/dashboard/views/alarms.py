@@ -316,20 +316,29 @@ def _of_a_site(site: SiteView, *, sealed: bool, unfinished: bool) -> Iterator[Al
 
 
 def _of_a_refusal(site: SiteView, *, unfinished: bool) -> Iterator[Alarm]:
-    """Yield an alarm for a site that declines offers before the study is complete; a spent budget has its own alarm."""
+    """Yield an alarm for a site that declines offers before the study is complete.
+
+    A spent budget, a contradicted ledger and a site that is offline have their own alarms.
+    """
     reason = site.declined_for
-    if reason is None or reason == "ledger-contradicted" or not unfinished or site.exhausted or site.revoked:
+    told = reason == "ledger-contradicted" or site.exhausted or site.revoked or site.state == "offline"
+    if reason is None or told or not unfinished:
         return
-    own = reason in ("alarm", "paused")
+    remedies = {
+        "paused": "Ask the site for `consilium site status`: it says if staff paused the study, or names an alarm, "
+        "which the site itself must clear.",
+        "withdrawn": "Nothing brings it back. If the quorum needs another site, admit one with `consilium provision "
+        "approve`.",
+    }
+    other = (
+        "Ask the site for the output of `consilium site status`. `consilium study show --for-site` prints the terms "
+        "that a site consents to."
+    )
     yield Alarm(
-        "site-alarm" if own else "site-declined",
-        "critical" if reason == "alarm" else "warning",
-        f"{site.name} declines: {declined_words(reason)}",
-        "Ask the site for `consilium site status`: it says if staff paused or left the study, or names an alarm, which "
-        "the site itself must clear."
-        if own
-        else "Ask the site for the output of `consilium site status`. `consilium study show --for-site` prints the "
-        "terms that a site consents to.",
+        "site-alarm" if reason in remedies else "site-declined",
+        "warning",
+        f"{site.name} did not accept the last offer: {declined_words(reason)}",
+        remedies.get(reason, other),
         site.name,
     )
 

@@ -161,8 +161,9 @@ def test_studies_not_consented_to_paused_or_withdrawn_are_refused(site: Hospital
     site.ledger.decide(site.study.id, "withdraw")
     with pytest.raises(InvalidInput, match="for good"):
         site.ledger.decide(site.study.id, "resume")
-    with pytest.raises(Refused):
+    with pytest.raises(Refused) as refused:
         site.ledger.reserve(site.study.id, queries(2))
+    assert refused.value.reason == "withdrawn", "not a pause, which the staff may end"
 
 
 def test_other_voters_than_the_study_says_are_refused(site: Hospital) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from common.events import read_events
 from common.process import ProcessGroup
+from common.wording import declined_words
 from server.aggregation import core
 from server.aggregation.relay import FrameKind, RelayFrame, answers, connect, pack_nodes, receive, send
 from server.ledger.server_ledger import Ledger
@@ -214,3 +215,15 @@ def test_the_core_answers_who_asks_whether_it_is_there_while_a_run_goes_on(study
     (empty / "relay").mkdir(parents=True)
     with pytest.raises(OSError):
         check_server(empty)
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [(b"flower-3", "deadline"), (b"flower-4", "deadline"), (b"flower-5", "offline"), (b"flower-2", "flower-2")],
+)
+def test_a_site_that_goes_offline_during_an_offer_is_called_offline_and_not_one_that_declines(
+    said: bytes, problem: str
+) -> None:
+    """The numbers are those of Flower's `ErrorCode`: SuperLink reports the first three, a site's SuperNode the last."""
+    assert core._reply(RelayFrame(FrameKind.PROBLEM, 7, said)).problem == problem
+    assert "Flower" in declined_words("flower-2")

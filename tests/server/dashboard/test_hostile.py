@@ -263,8 +263,9 @@ def study_half_way(tmp_path_factory) -> Workspace:
 @pytest.mark.parametrize(
     ("reason", "name", "level"),
     [
-        ("alarm", "site-alarm", "critical"),
         ("paused", "site-alarm", "warning"),
+        ("withdrawn", "site-alarm", "warning"),
+        ("left-out", "site-offline", "warning"),
         ("unknown-study", "site-declined", "warning"),
         ("wrong-codec", "site-declined", "warning"),
         ("a word of tomorrow", "site-declined", "warning"),

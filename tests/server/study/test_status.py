@@ -104,7 +104,16 @@ def test_a_run_that_a_full_disk_ended_says_so_and_not_only_the_error_s_kind(
     assert failed["reason"] in study_status(workspace).warnings
 
 
-@pytest.mark.parametrize(("reason", "state"), [("paused", "declined"), ("offline", "offline"), ("accepted", "open")])
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("paused", "declined"),
+        ("withdrawn", "withdrawn"),
+        ("offline", "offline"),
+        ("left-out", "offline"),
+        ("accepted", "open"),
+    ],
+)
 def test_a_site_that_declines_or_is_away_is_not_said_to_be_open(workspace: Workspace, reason: str, state: str) -> None:
     """A hospital that had withdrawn stood there as `open`, like one that answers."""
     events = events_of(workspace)
