@@ -30,6 +30,8 @@ from common.data.patients import read_rows
 from common.errors import InvalidInput
 
 _STRAY = "a file in the folder names another subject; to fix: rename the file, or move it to that subject's folder"
+_EMPTY = "no image in an anat folder; to fix: put the scan there, or remove the subject's folder"
+_OTHER_SCANS = {"dwi", "fmap", "func", "mrs", "perf", "pet"}
 _NO_CONTRAST = {"dseg", "mask", "probseg", "defacemask"}
 
 
@@ -66,7 +68,7 @@ class BidsLayout:
             raise InvalidInput("the dataset holds no case", value=str(directory), limit=self.says)
         names = _names(found.tables.get(None, ()))
         known = found.images.keys() | found.maps.keys()
-        unlabelled = {case for case, reason in left_out.items() if reason.other_image}
+        unlabelled = {case for case, reason in left_out.items() if reason.no_image}
         unlabelled -= found.maps.keys() | found.other_maps
         outcomes = [_case(case, found, self.choice, names) for case in sorted(known - left_out.keys())]
         problems = [Problem(case, reason.text) for case, reason in sorted(left_out.items())]
@@ -95,6 +97,7 @@ class _Files:
         closed: Folders that this user may not read.
         other_images: Sessions with an image in another format.
         other_maps: Sessions with a label map in another format.
+        empty: Subjects whose folder has no scan of another kind, such as a functional one.
     """
 
     images: dict[str, dict[str, list[Path]]]
@@ -104,13 +107,14 @@ class _Files:
     closed: list[Path]
     other_images: set[str]
     other_maps: set[str]
+    empty: set[str]
 
 
 class _Reason(NamedTuple):
-    """Why a case is left out, and whether the only reason is an image in another format."""
+    """Why a case is left out, and whether the only reason is that it has no NIfTI image."""
 
     text: str
-    other_image: bool = False
+    no_image: bool = False
 
 
 def _files(directory: Path) -> _Files:
@@ -121,6 +125,7 @@ def _files(directory: Path) -> _Files:
     maps: dict[str, list[Path]] = defaultdict(list)
     tables: dict[str | None, list[Path]] = defaultdict(list)
     strays, other_images, other_maps = set[str](), set[str](), set[str]()
+    empty = {path.name for path in directory.glob("sub-*") if path.is_dir()}
     for path in (*sorted(directory.glob("*dseg.tsv")), *files):
         if path.name.startswith("."):  # such as ._sub-01_T1w.nii.gz, which macOS writes beside a copied file
             continue
@@ -128,6 +133,8 @@ def _files(directory: Path) -> _Files:
         if path.name.endswith("dseg.tsv"):
             tables[folder].append(path)
             continue
+        if path.parent.name in _OTHER_SCANS and nifti_ending(path.name):
+            empty.discard(path.relative_to(directory).parts[0])
         (entities, suffix), case = _entities(path), _case_of(path)
         is_map = "_dseg." in path.name
         is_image = path.parent.name == "anat" and _holds_raw(directory, path.parent) and suffix not in _NO_CONTRAST
@@ -143,7 +150,7 @@ def _files(directory: Path) -> _Files:
             maps[case].append(path)
         else:
             images[case][f"ce-{suffix}" if "ce" in entities else suffix].append(path)
-    return _Files(images, maps, tables, strays, closed, other_images, other_maps)
+    return _Files(images, maps, tables, strays, closed, other_images, other_maps, empty)
 
 
 def _holds_raw(directory: Path, folder: Path) -> bool:
@@ -156,7 +163,7 @@ def _left_out(directory: Path, found: _Files) -> dict[str, _Reason]:
 
     A case is left out if its folder holds another subject's file, if a folder that may hold its images or its label
     map is closed, or if one of the two is in another format only. A folder without a known case is reported under its
-    own name.
+    own name, and so is a subject's folder without any scan.
     """
     reasons = dict.fromkeys(found.strays, _Reason(_STRAY))
     for folder in found.closed:
@@ -166,7 +173,7 @@ def _left_out(directory: Path, found: _Files) -> dict[str, _Reason]:
         ("image", found.other_images, found.images),
         ("label map", found.other_maps, found.maps),
     ):
-        reason = _Reason(f"the {kind} is not NIfTI; to fix: convert it to .nii.gz", other_image=kind == "image")
+        reason = _Reason(f"the {kind} is not NIfTI; to fix: convert it to .nii.gz", no_image=kind == "image")
         reasons |= dict.fromkeys(others - nifti.keys() - reasons.keys(), reason)
     left: dict[str, _Reason] = {}
     known = found.images.keys() | found.maps.keys()
@@ -177,7 +184,8 @@ def _left_out(directory: Path, found: _Files) -> dict[str, _Reason]:
         for case in found.images.keys() - found.maps.keys() - left.keys():
             if where_closed in (None, case, _subject(case)):
                 left[case] = _Reason(absent(folder / "label", "label map"))
-    return left
+    empty = found.empty - {_subject(case) for case in known | left.keys()}
+    return left | dict.fromkeys(empty, _Reason(_EMPTY, no_image=True))
 
 
 def _case(case: str, found: _Files, choice: Choice, shared: Mapping[int, str]) -> Case | Problem:

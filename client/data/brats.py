@@ -37,6 +37,7 @@ CONTRASTS = {
     "t2f": "FLAIR",
 }
 _FILE = re.compile(rf"(.+)([_-])({'|'.join([*CONTRASTS, 'seg'])})", re.IGNORECASE)
+_EMPTY = "its folder is empty; to fix: put the scan into it, or remove it"
 _VISIT = re.compile(r"(BraTS-[A-Za-z]+-\d+)-\d+")
 
 
@@ -57,6 +58,7 @@ class BratsLayout:
             InvalidInput: If there is no case, or the folder mixes both versions of the layout.
         """
         outcomes, signs = [], set()
+        empty = [folder.name for folder in _folders(directory) if not is_closed(folder) and not any(folder.iterdir())]
         for folder in _folders(directory):
             files, doubled, others = _files(folder)
             if files or others or is_closed(folder):
@@ -72,6 +74,7 @@ class BratsLayout:
             )
         cases = tuple(one for one in outcomes if isinstance(one, Case))
         problems = tuple(one for one in outcomes if isinstance(one, Problem))
+        listed = (*(case.id for case in cases if case.label), *(problem.case for problem in problems))
         return Dataset(
             name=directory.name,
             labels=LABELS,
@@ -79,8 +82,8 @@ class BratsLayout:
             channels=(),
             regions=REGIONS,
             cases=cases,
-            problems=problems,
-            listed=tuple(sorted((*(case.id for case in cases if case.label), *(problem.case for problem in problems)))),
+            problems=(*problems, *(Problem(name, _EMPTY) for name in empty)),
+            listed=tuple(sorted(listed)),
             patients={name: _patient(name) for name in (*(case.id for case in cases), *(one.case for one in problems))},
             patient_identity=PatientIdentity.FOLDER,
         )

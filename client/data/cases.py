@@ -37,6 +37,7 @@ class CaseRecord(Document):
         patient_identity: How the dataset tells which cases belong to one patient.
         problems: Cases left out, with reasons.
         doubled: Scans that occur under two patients.
+        unlabelled: Names of cases without a label map, which are not counted above, because no training can use them.
     """
 
     SCHEMA: ClassVar = ("record of the cases", 1)
@@ -46,6 +47,7 @@ class CaseRecord(Document):
     patient_identity: PatientIdentity
     problems: tuple[Problem, ...]
     doubled: Annotated[tuple[DuplicateCases, ...], LATER] = ()
+    unlabelled: Annotated[tuple[str, ...], LATER] = ()
 
     @property
     def left_out(self) -> int:
@@ -87,12 +89,14 @@ def record_cases(teachers: Path, dataset: Dataset, problems: Iterable[Problem]) 
     known = {problem.case: problem for problem in dataset.problems if problem.case in listed}
     left_out = {**known, **{problem.case: problem for problem in problems if problem.case in listed}}
     left_out |= {problem.case: problem for problem in dataset.unlisted}
+    unlisted = {problem.case for problem in dataset.unlisted}
     record = CaseRecord(
         listed=len(listed) + len(dataset.unlisted),
         patients=len(dataset.patients_listed),
         patient_identity=dataset.patient_identity,
         problems=tuple(left_out[case] for case in sorted(left_out)),
         doubled=dataset.doubled,
+        unlabelled=tuple(sorted({*dataset.unlabelled, *(one.case for one in dataset.problems)} - listed - unlisted)),
     )
     write_json(teachers / "cases.json", record.to_json(), mode=0o600)
     return record

@@ -208,6 +208,7 @@ class TrainResult:
             "patients": self.cases.patients,
             "patient_identity": str(self.cases.patient_identity),
             "doubled": [asdict(pair) for pair in self.cases.doubled],
+            "unlabelled": list(self.cases.unlabelled),
         }
 
 

@@ -126,17 +126,29 @@ def left_out_lines(used: int, problems: Sequence[Problem], *, of: str = "cases")
     return [f"{of}: {used} used, {len(problems)} left out", *named, *more]
 
 
-def case_names(cases: Sequence[Case]) -> str:
+def case_names(cases: Sequence[str]) -> str:
     """Return the names of at most :data:`MOST_NAMED` cases, and the number of further ones.
 
     Args:
-        cases: The cases.
+        cases: The cases' names.
 
     Returns:
         The text.
     """
     more = [f"and {len(cases) - MOST_NAMED} more"] if len(cases) > MOST_NAMED else []
-    return ", ".join([case.id for case in cases[:MOST_NAMED]] + more)
+    return ", ".join([*cases[:MOST_NAMED], *more])
+
+
+def unlabelled_lines(cases: Sequence[str]) -> list[str]:
+    """Return a line for a terminal that names the cases without a label map.
+
+    Args:
+        cases: The cases' names.
+
+    Returns:
+        The line; none if there are no such cases.
+    """
+    return [f"not used, because they have no label map: {case_names(cases)}"] if cases else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +202,9 @@ class Dataset:
         return tuple(case for case in self.cases if case.label is not None)
 
     @property
-    def unlabelled(self) -> tuple[Case, ...]:
-        """The cases without a label map."""
-        return tuple(case for case in self.cases if case.label is None)
+    def unlabelled(self) -> tuple[str, ...]:
+        """Names of the cases without a label map."""
+        return tuple(case.id for case in self.cases if case.label is None)
 
     @property
     def patients_listed(self) -> frozenset[str]:

@@ -91,7 +91,7 @@ def split(
     """
     from client.data.case_checks import readable
     from client.data.layouts import named_dataset
-    from common.data.dataset import case_names, left_out_lines
+    from common.data.dataset import left_out_lines, unlabelled_lines
     from common.data.split import SplitCounts, plan_split, with_own_sites, with_sites, write_split
 
     dataset = named_dataset(data, layout=layout, labels=names(labels), channels=names(channels))
@@ -109,7 +109,5 @@ def split(
         f"{out}: sites {sizes}; public images {len(plan.public_images)}, public label maps {len(plan.label_maps)}, "
         f"paired {len(plan.paired)}, validation {len(plan.validation)}, test {len(plan.test)}"
     )
-    for line in left_out_lines(len(plan.cases), plan.problems):
+    for line in (*left_out_lines(len(plan.cases), plan.problems), *unlabelled_lines(dataset.unlabelled)):
         say(plain(line))
-    if dataset.unlabelled:
-        say(plain(f"not used, because they have no label map: {case_names(dataset.unlabelled)}"))

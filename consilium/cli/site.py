@@ -176,12 +176,13 @@ def cases(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the cases that the last training left out, and why. Only for staff of this site.
+    """List the cases that the last training did not use, and why. Only for staff of this site.
 
     Exit code 6: --for-server was given, but `case_counts` in the table `share` of site.toml is not true.
     Example: consilium site cases --site-dir /srv/consilium
     """
     from client.data.cases import counts_for_server, load_cases
+    from common.data.dataset import unlabelled_lines
 
     if for_server:
         say(json.dumps(counts_for_server(site_dir)))
@@ -190,12 +191,14 @@ def cases(
     if as_json:
         problems, doubled = ([one.to_json() for one in found] for found in (record.problems, record.doubled))
         facts = {"listed": record.listed, "patients": record.patients, "patient_identity": record.patient_identity}
-        say(json.dumps({**facts, "left_out": problems, "doubled": doubled}))
+        say(json.dumps({**facts, "left_out": problems, "doubled": doubled, "unlabelled": record.unlabelled}))
         return
     say(f"{record.listed - record.left_out} of {record.listed} cases used, {many(record.patients, 'patient')}")
     say(record.patient_identity.sentence)
     for problem in record.problems:
         say(plain(f"left out {problem.case}: {problem.reason}"))
+    for line in unlabelled_lines(record.unlabelled):
+        say(plain(line))
     for pair in record.doubled:
         say(f"warning: {pair.sentence}")
 

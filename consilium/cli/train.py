@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from common.plain import joined
+from common.plain import joined, plain
 from common.wording import many
 from consilium.cli.options import CORES, Again, Metrics, ResultAsJson
 from consilium.cli.say import console, interruptible, say
@@ -137,6 +137,7 @@ def train(
     from client.training.command import PrivateOptions, TrainOptions
     from client.training.command import train as train_teachers
     from client.training.teacher_curves import curves_of
+    from common.data.dataset import unlabelled_lines
 
     recipe = (learning_rate, clip, per_layer, scans, temperature, prior_std, mu, mu_growth, z_steps, z_rate)
     private = PrivateOptions(strategy, epsilon, delta, relation, sampling, rate, steps, *recipe, noise_multiplier)
@@ -156,6 +157,8 @@ def train(
         say(summary(result.report, result.structures))
         cases = result.cases
         say(f"{many(cases.patients, 'patient')} in {many(cases.listed, 'case')}: {cases.patient_identity.sentence}")
+        for line in unlabelled_lines(cases.unlabelled):
+            say(plain(line))
         if not all(voter.reused for voter in result.report.voters):
             say("to make a running worker use the new teachers, end `consilium site up` and start it again")
     result.check_finished()

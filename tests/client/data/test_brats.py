@@ -233,6 +233,14 @@ def test_a_folder_without_the_studys_only_contrast_is_left_out(tmp_path: Path) -
     assert "channel FLAIR is missing" in found.problems[0].reason
 
 
+def test_an_empty_folder_is_named_and_assigned_to_no_voter(tmp_path: Path) -> None:
+    empty_case(tmp_path / "BraTS20_Training_001")
+    (tmp_path / "BraTS20_Training_002").mkdir()
+    found = open_dataset(tmp_path)
+    assert [problem.case for problem in found.problems] == ["BraTS20_Training_002"]
+    assert found.listed == ("BraTS20_Training_001",)
+
+
 def empty_case(where: Path) -> Path:
     """A folder with empty files of the right names; the index opens none of them."""
     where.mkdir()

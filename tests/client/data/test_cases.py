@@ -185,6 +185,16 @@ def test_one_scan_under_two_patients_stands_in_the_record_until_it_is_repaired(t
     assert load_cases(tmp_path) == replace(written, doubled=())
 
 
+def test_the_cases_without_a_label_map_are_named_by_site_cases_and_not_only_by_the_doctor(tmp_path: Path) -> None:
+    cases = (Case("p0", tmp_path / "i", tmp_path / "l"), Case("p1", tmp_path / "j"))
+    dataset = Dataset("n", ("background", "core"), ("MRI",), cases, listed=("p0",))
+    record = record_cases(tmp_path / "teachers", dataset, [])
+    assert load_cases(tmp_path) == record
+    assert (record.listed, record.left_out) == (1, 0), "they count as cases of the training no more than before"
+    assert "no label map: p1" in run("cases", "--site-dir", str(tmp_path))
+    assert json.loads(run("cases", "--site-dir", str(tmp_path), "--json"))["unlabelled"] == ["p1"]
+
+
 def test_a_site_is_told_if_delta_is_large_for_its_patients_and_its_status_file_does_not_tell_how_many(
     site: Path, tmp_path: Path
 ) -> None:

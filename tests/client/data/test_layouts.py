@@ -837,6 +837,22 @@ def test_a_bids_label_map_or_image_in_another_format_is_counted_and_no_unlabelle
     assert all(re.search("not NIfTI.*; to fix: ", problem.reason) for problem in found.problems)
 
 
+def test_a_bids_subject_without_a_scan_is_named_everywhere_and_assigned_to_no_voter(tmp_path: Path) -> None:
+    """A failed export left an empty folder, which no command named."""
+    root = make_subjects(tmp_path / "set", "T1w", "T1w", "T1w")
+    for name in ("sub-7/func/sub-7_bold.nii.gz", "sub-8/anat/sub-8_T1w.json", "sub-9/sub-9_T1w.nii.gz"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).touch()
+    (root / "sub-empty").mkdir()
+    found = open_dataset(root)
+    assert [problem.case for problem in found.problems] == ["sub-8", "sub-9", "sub-empty"], "sub-7 has another scan"
+    assert found.listed == ("sub-0", "sub-1", "sub-2")
+    broken = [one for one in check_data(root, ONE_T1, DatasetSettings()) if "anat" in one.text]
+    assert [one.subject for one in broken] == ["sub-8", "sub-9", "sub-empty"]
+    record = record_cases(tmp_path / "teachers", found, [])
+    assert (record.unlabelled, record.left_out) == (("sub-8", "sub-9", "sub-empty"), 0)
+
+
 def test_a_label_table_of_a_statistics_program_is_read_and_a_wrong_row_named_by_its_line(tmp_path: Path) -> None:
     path = tmp_path / "dseg.tsv"
     path.write_text("Index\tName\n1.0\tedema\n2.00\tcore\n")
