@@ -55,7 +55,8 @@ class PcaCodec:
     are w_i = √(p_i / λ_i), from the variances λ_i of the z_i and p_i of the code's coordinates.
 
     Attributes:
-        basis: Orthonormal directions, float32 [l, s, u, v, w].
+        basis: Directions, float32 [l, s, u, v, w]. :meth:`fit` makes them orthonormal, so that decoding without noise
+            inverts encoding; this is not checked, and no bound on a code depends on it.
         centre: Log-ratios of the public mean shape, float64 [s, u, v, w].
         metric: Weight of each voxel, float64 [u, v, w]: √(1 − Σ_j p̄_j² + .02), where p̄_j is the mean probability of
             class j. Voxels whose label is uncertain weigh most.
