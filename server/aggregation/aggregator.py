@@ -16,7 +16,7 @@ about data. If fewer sites than the quorum accept, nothing is requested or charg
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import partial
 from itertools import count
 from math import floor
@@ -332,11 +332,12 @@ class Aggregator:
         self._events.emit("offer-answered", batch=batch.id, site=site.name, accepted=accepted, reason=reason)
 
     def _below_quorum(self, batch: Batch, accepted: int) -> None:
-        """Log that the quorum was missed. Send the sites the receipts that they lack, because the run ends here.
+        """Log slow sites and that the quorum was missed. Send the sites the receipts that they lack: the run ends here.
 
         Sites that left an offer unanswered are included, because only a site's last statement tells whether its ledger
         contradicts this one.
         """
+        self._note_slow(batch, batch.able)
         self._events.emit("quorum-missed", batch=batch.id, accepted=accepted, needed=self._study.privacy.quorum)
         self._send_receipts()
 
@@ -409,9 +410,14 @@ class Aggregator:
                 time.sleep(max(0.0, min(self._retry_pause_s, until - self._clock())))
         for site in expected:
             batch.waited[site.name] += self._clock() - started if missing(site.name) else arrived.get(site.name, 0.0)
-        for name, (seconds, usual) in batch.slow([site.name for site in expected]).items():
-            self._events.emit("site-slow", batch=batch.id, site=name, seconds=seconds, usual_seconds=usual)
+        self._note_slow(batch, [site.name for site in expected])
         return attempt
+
+    def _note_slow(self, batch: Batch, roster: Collection[str]) -> None:
+        """Log each site that is slow by :meth:`Batch.slow`, once for a batch."""
+        for name, (seconds, usual) in batch.slow(roster).items():
+            self._events.emit("site-slow", batch=batch.id, site=name, seconds=seconds, usual_seconds=usual)
+        batch.waited.clear()
 
     def _ask(
         self,

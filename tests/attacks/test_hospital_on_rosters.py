@@ -512,6 +512,22 @@ def busy(node: int, body: bytes, reply: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("aggregation", ["open", "sealed-sum"])
+@pytest.mark.parametrize(("late", "tell"), [("offer", busy), ("online", busy)])
+def test_a_hospital_that_delays_an_offer_which_then_misses_the_quorum_is_named_too(
+    tmp_path: Path, aggregation: str, late: str, tell: Intercept
+) -> None:
+    """A run that no batch of codes ended named no slow site, although it had waited minutes for one."""
+    study = replace(make_study(aggregation=aggregation, quorum=4), collection=CollectionConfig(offer_deadline_s=180))
+    with Federation(tmp_path, study=study, sites=4) as fed:
+        wire = SlowWire(fed, dict.fromkeys(fed.workers, 10.0), late)
+        wire.intercept = tell
+        with pytest.raises(QuorumNotReached):
+            fed.core(clock=lambda: wire.now).run(wire)
+    assert [event["site"] for event in fed.events("site-slow")] == ["site-0"]
+    assert len(fed.events("quorum-missed")) == 1
+
+
+@pytest.mark.parametrize("aggregation", ["open", "sealed-sum"])
 @pytest.mark.parametrize(
     ("late", "tell", "batches", "least_s"),
     [
