@@ -134,6 +134,7 @@ def log_command(
 
     Example: consilium ledger log study/ledger.sqlite --last 50
     """
+    from common.ledger.row_text import row_text
     from common.ledger.sqlite_file import connect
 
     connection = connect(ledger, read_only=True)
@@ -148,7 +149,7 @@ def log_command(
                 fact = {"seq": seq, "time_utc": time_utc, "kind": kind, "body": json.loads(body), "hash": row_hash}
                 told = json.dumps(fact)
             else:
-                told = plain(f"{seq:>7}  {time_utc[:19]}Z  {kind:<12} {_subject(kind, json.loads(body))}")
+                told = plain(f"{seq:>7}  {time_utc[:19]}Z  {kind:<12} {row_text(kind, json.loads(body))}")
         say(told)
 
 
@@ -397,22 +398,6 @@ def _describe(report: VerifyReport, found: Countersigned | None) -> str:
     else:
         lines += [f"BAD: {problem}" for problem in report.problems]
     return joined(lines)
-
-
-def _subject(kind: str, body: dict[str, object]) -> str:
-    if kind in ("release", "reservation", "code"):
-        roster = body.get("roster")
-        sites = f" sites {len(roster)}" if isinstance(roster, list) else ""
-        named = f" sites of roster {str(body['roster_sha256'])[:12]}" if "roster_sha256" in body else ""
-        return f"query {str(body['query_id'])[:12]}{sites}{named}"
-    if kind == "roster":
-        roster = body["roster"]
-        return f"sites {len(roster) if isinstance(roster, list) else 0}"
-    if kind == "refusal":
-        refused = body["query_ids"]
-        return f"{many(len(refused) if isinstance(refused, list) else 0, 'query', 'queries')}, {body['reason']}"
-    names = ("pool", "study_id", "study", "public_key", "text", "ledger_id", "problem")
-    return next((f"{name} {str(body[name])[:40]}" for name in names if isinstance(body.get(name), str)), "")
 
 
 def _misstated(path: Path, ledger: Path) -> list[str]:

@@ -15,10 +15,10 @@ from typing import Any
 
 from common.errors import InvalidInput
 from common.ledger.records import KINDS as RECORDS
+from common.ledger.row_text import row_text
 from common.ledger.rows import SignedHead
 from common.privacy.figures import delta_text, epsilon_text
 from common.reading import parse_json
-from common.wording import many
 from server.dashboard.ledger_fold import open_ledger
 
 KINDS = tuple(RECORDS["server"])
@@ -249,60 +249,6 @@ def _all_where(ledger: Path, where: str, values: tuple[str, ...]) -> Iterator[tu
         seen = found[-1][0]
 
 
-def subject(kind: str, body: dict[str, Any]) -> str:
-    """Describe a row's content in a few words.
-
-    Args:
-        kind: Kind of the row.
-        body: Its parsed body.
-
-    Returns:
-        The description; empty for an unknown kind.
-
-    Raises:
-        LookupError, TypeError, ValueError, InvalidInput: If a ledger cannot have written this body.
-    """
-    match kind:
-        case "release" if "draw" in body:
-            return f"draw {body['draw']} of query {body['query_id'][:10]}, asked of {_sites(body)}"
-        case "answer":
-            return f"answer to query {body['query_id'][:10]}, the sum of draw {body['draw']}"
-        case "lost-draw":
-            return f"draw {body['draw']} of {many(len(body['query_ids']), 'query', 'queries')} lost: {body['reason']}"
-        case "release":
-            return f"answer to query {body['query_id'][:10]} by {_sites(body)}, {many(body['voters'], 'voter')}"
-        case "roster":
-            return f"list of {many(len(body['roster']), 'site')}, to which later rows refer"
-        case "refusal":
-            refused = many(len(body["query_ids"]), "query", "queries")
-            return f"{refused} not released: {body['reason']} of {body['pool'] or 'no pool'}"
-        case "pool":
-            return f"pool {body['pool']} of {body['site']}, ε ≤ {epsilon_text(float.fromhex(body['epsilon']))}"
-        case "study":
-            return f"study {body['study']['name']}, {body['study_id'][:10]}"
-        case "key":
-            return f"signing key becomes {body['public_key'][:10]}"
-        case "note":
-            return str(body["text"])
-        case "recovered":
-            return f"charge known from a receipt of {body['origin']}"
-        case "lost":
-            return f"lost charges of {many(len(body['pools']), 'pool')}, entered again after an older copy was restored"
-        case "books":
-            return f"site ledger {body['books'][:10]} of pool {body['pool']}"
-        case "reuse":
-            return f"{many(len(body['query_ids']), 'answer')} of another study used again"
-        case "genesis":
-            return f"ledger {body['ledger_id'][:10]}, key {body['public_key'][:10]}"
-    return ""
-
-
-def _sites(body: dict[str, Any]) -> str:
-    return (
-        many(len(body["roster"]), "site") if "roster" in body else f"the sites of roster {body['roster_sha256'][:10]}"
-    )
-
-
 def _view(row: tuple[int, str, str, str, str]) -> RowView:
     seq, time, kind, body, row_hash = row
     return RowView(seq, str(time), str(kind), _said(kind, row_body(body)), str(row_hash))
@@ -327,7 +273,7 @@ def row_body(body: str) -> dict[str, Any]:
 
 def _said(kind: str, body: dict[str, Any]) -> str:
     try:
-        return subject(kind, body)[:MAX_SHOWN]
+        return row_text(kind, body)[:MAX_SHOWN]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, InvalidInput):
         return "not a valid body of such a row"
 

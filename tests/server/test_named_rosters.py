@@ -12,8 +12,8 @@ import pytest
 
 from common.config import CollectionConfig
 from common.ledger import charges
+from common.ledger.row_text import row_text
 from consilium.audit.service import Service, read_life, read_rows
-from consilium.cli.ledger import _subject
 from consilium.reports.certificate import _history
 from server.dashboard.ledger_fold import LedgerFold
 from server.dashboard.rows import row_page
@@ -53,7 +53,7 @@ def told(root: Path, monkeypatch: pytest.MonkeyPatch, *, aggregation: str, longe
     )
     life = read_life(cast(Service, service))
     subjects = [row.subject for row in row_page(ledger, kind="release", text="", before=None, after=None, limit=9).rows]
-    subjects += [_subject("release", body) for kind, body in read_rows(ledger, "answers")[0] if kind == "release"]
+    subjects += [row_text("release", body) for kind, body in read_rows(ledger, "answers")[0] if kind == "release"]
     assert all(("of roster" in subject) == (longest == 0) for subject in subjects)
     assert all(bool(re.search(r"\b(3 sites|sites 3)\b", subject)) == (longest > 0) for subject in subjects)
     with Ledger.open(ledger) as opened:

@@ -10,6 +10,7 @@ import pytest
 from common.canonical import canonical_text
 from common.ledger.records import KINDS, parse_record
 from common.ledger.rollback_guard import KeptStanding, ServerStanding, SiteLedgerStanding
+from common.ledger.row_text import row_text
 from tests.common.ledger.golden_world import SINCE, live, named
 
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
@@ -67,3 +68,4 @@ def test_every_kind_of_row_is_read_and_written_back_to_the_last_byte(role: str) 
     assert bodies.keys() == KINDS[role].keys()
     for kind, body in bodies.items():
         assert canonical_text(parse_record(role, kind, body).to_json()) == body
+        assert row_text(kind, json.loads(body)), "`ledger log` and the dashboard say what every row is about"

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.ledger.records import KINDS as RECORDS
+from common.ledger.row_text import row_text
 from common.privacy.accounting import max_mu_squared
 from common.privacy.consent import guess_sentence
 from common.privacy.mechanism import AccountantName, Budget, Protection, Relation, Unit
@@ -31,7 +32,7 @@ from common.site_facts import PRINTED
 from server.dashboard import pictures
 from server.dashboard.labels import _controls
 from server.dashboard.reports import read_reports
-from server.dashboard.rows import row_page, subject
+from server.dashboard.rows import row_page
 from server.dashboard.screens import NAVIGATION
 from server.ledger.server_ledger import Ledger
 from server.planning.planner import plan
@@ -362,7 +363,7 @@ def test_the_study_page_says_who_sees_what_against_whom_in_the_words_that_were_c
 
 def test_one_query_is_no_queries_on_a_page_of_rows():
     one = {"query_ids": ["a"], "reason": "pool-budget", "pool": "north", "draw": 1, "pools": ["north"], "roster": ["n"]}
-    words = [subject(kind, one) for kind in ("refusal", "lost-draw", "reuse", "lost", "roster")]
+    words = [row_text(kind, one) for kind in ("refusal", "lost-draw", "reuse", "lost", "roster")]
     assert [text for text in words if re.search(r"\b1 \w+s\b", text)] == []
 
 
@@ -563,8 +564,8 @@ def test_the_grafana_dashboard_asks_for_metrics_that_exist(client):
 def test_every_kind_of_row_that_a_server_writes_can_be_listed(reader):
     for kind in RECORDS["server"]:
         assert reader.get(f"/api/ledger?kind={kind}").status_code == 200, kind
-    assert subject("lost", {"pools": {"north": {}, "south": {}}}).startswith("lost charges of 2 pools")
-    assert subject("books", {"pool": "north", "books": "ab" * 32}) == "site ledger ababababab of pool north"
+    assert row_text("lost", {"pools": {"north": {}, "south": {}}}).startswith("lost charges of 2 pools")
+    assert row_text("books", {"pool": "north", "books": "ab" * 32}) == "site ledger ababababab of pool north"
 
 
 def test_a_filter_looks_through_a_few_rows_at_a_time_and_still_finds_every_match(reader, collected, monkeypatch):
