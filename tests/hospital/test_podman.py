@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from client.ledger.site_ledger import SiteLedger
+from client.operations.staff_decisions import consent
 from common.data.msd import write_dataset
 from tests.waiting import until
 from tests.worlds import STUDY, site_toml, write_case
@@ -71,6 +72,7 @@ def test_a_job_in_rootless_podman_trains_teachers_is_stopped_and_is_charged_once
     write_dataset(site / "set", name="n", labels=["background", "front", "back"], channels=["MRI"], cases=cases)
     (site / "study.toml").write_text(STUDY.replace("steps = 3", "steps = 1500"))
     (site / "site.toml").write_text(site_toml())
+    consent(site, by="Ada", sheet="")
     job_script = shutil.copy(JOB, site / "consilium-train.sbatch")
     subprocess.run(["chown", "-R", user.name, str(site)], check=True)
     try:
