@@ -325,7 +325,8 @@ def check_same_ledger(ours: Sequence[Receipt], theirs: Sequence[Receipt]) -> Non
     fork = first_fork(ours, theirs)
     if fork is not None:
         raise LedgerCorrupt(
-            f"from this row on, the server showed the two sites different ledgers with the same id {fork[0]}; {remedy}",
+            f"from this row on, the server showed the two sites different ledgers with the same id {fork[0]}: it was "
+            f"forked, or restored from an older copy; {remedy}",
             row=fork[1],
         )
     shown = [{(one.study_id, one.ledger_id) for one in receipts} for receipts in (ours, theirs)]
