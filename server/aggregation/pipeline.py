@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
-from common.errors import ConsiliumError, StorageFailed
+from common.errors import ConsiliumError, LedgerCorrupt, StorageFailed
 from common.events import EventLog, read_events
 from common.ledger.keys import load_signing_key
 from common.objects import write_atomically
@@ -114,6 +114,8 @@ def collect(
         Ledger.open(workspace.ledger_file, signing_key=signing_key) as ledger,
         stage(events, "collect", total=study.privacy.planned_queries, stopped=workspace.stop_file.exists),
     ):
+        if (missing := ledger.study_missing(study.id)) is not None:
+            raise LedgerCorrupt(missing)
         check_answered(workspace, ledger, study)
         check_revoked(workspace, ledger, study)
         core: Aggregator | None = None

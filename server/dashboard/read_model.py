@@ -83,6 +83,8 @@ class Follower:
             return "the study is not being followed"
         if self.looked is None or not self.ledger.complete:
             return "the ledger is still being read"
+        if self.study.id not in self.ledger.books.studies:
+            return "the ledger lacks this study: study.toml was changed, or the ledger is an older copy"
         return None
 
     def facts(self) -> StudyFacts:

@@ -92,10 +92,11 @@ def recover_charges(
         What was entered, and every pool's state.
 
     Raises:
-        InvalidInput: If the copy's signing key is not given. If nothing shows a loss: ``receipts`` hold none and no
-            ``standing`` is given, the copy has all rows that the standing beside it shows, and the copy's key is still
-            the ledger's newest key. If the ledger's standing is missing, unless ``charge_all`` or a ``standing`` with
-            a row that the copy lacks is given. If ``charge_all`` is given although there is a standing.
+        InvalidInput: If the copy's signing key is not given. If nothing shows a loss: neither ``receipts`` nor
+            ``standing`` is given, the copy has all ``studies`` and all rows that the standing beside it shows, and the
+            copy's key is still the ledger's newest key. If the ledger's standing is missing, unless ``charge_all`` or a
+            ``standing`` with a row that the copy lacks is given. If ``charge_all`` is given although there is a
+            standing.
     """
     held = [receipt for path in receipts for receipt in read_receipts(path)]
     with Ledger.open(ledger) as copy:
@@ -103,7 +104,8 @@ def recover_charges(
     keys = [signing_key] if current == public_hex(signing_key) else [*map(load_signing_key, retired), signing_key]
     own_key = next((key for key in keys if public_hex(key) == current), signing_key)
     with Ledger.open(ledger, signing_key=own_key, restored=True) as opened:
-        if not held and standing is None and opened.forgotten() is None and own_key is signing_key:
+        whole = all(study.id in opened.books.studies for study in studies)
+        if whole and not receipts and standing is None and opened.forgotten() is None and own_key is signing_key:
             evidence = "give the receipts file of every site, each with --receipts FILE"
             if kept_standing(ledger) is None:
                 raise InvalidInput(

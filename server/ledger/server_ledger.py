@@ -394,6 +394,7 @@ class Ledger(AnswersQueries):
         gain: MeasuredGain | None = None,
         asked: Collection[str] | None = None,
         revoked: Collection[str] = (),
+        doubt: str | None = None,
     ) -> StudyFacts:
         """Return a study's figures: what it spent of each pool, how many answers it has, and what it has left.
 
@@ -403,11 +404,34 @@ class Ledger(AnswersQueries):
             asked: Pools of the study's sites, from which the remaining budget is computed; by default all declared
                 pools.
             revoked: Pools of the study's revoked sites.
+            doubt: Reason why the ledger may be an older copy although its standing shows nothing, if there is one.
 
         Returns:
             The figures (:func:`common.study_facts.study_facts`).
         """
-        return study_facts(study, self.books, doubt=self.standing_problem(), gain=gain, asked=asked, revoked=revoked)
+        doubt = self.standing_problem() or doubt
+        return study_facts(study, self.books, doubt=doubt, gain=gain, asked=asked, revoked=revoked)
+
+    def study_missing(self, study_id: str) -> str | None:
+        """Return the reason why the ledger does not belong to a study's directory: it lacks the study.
+
+        A study is registered before its directory is complete. If ledger and standing were both put back from before,
+        the standing shows nothing.
+
+        Args:
+            study_id: Id of the study in the directory.
+
+        Returns:
+            The reason; None if the study is registered.
+        """
+        if study_id in self.books.studies:
+            return None
+        return (
+            f"the ledger {self._chain.path} lacks study {study_id[:12]}: study.toml was changed since the study was "
+            "created, or an older copy of the ledger was put in its place, with its standing file; to fix: restore the "
+            "study.toml with which the study ran, or run `consilium ledger recover` with --study and the receipts file "
+            "of every site"
+        )
 
     def study_spending(self, study_id: str) -> Spending:
         """Return what a study has spent of the pool that it charged most, and the guarantee for that pool.

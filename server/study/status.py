@@ -324,7 +324,7 @@ def ledger_problem(workspace: Workspace) -> str | None:
         return None
     try:
         with Ledger.open(workspace.ledger_file) as ledger:
-            return ledger.standing_problem()
+            return ledger.standing_problem() or ledger.study_missing(workspace.study().id)
     except (LedgerCorrupt, InvalidInput) as error:
         return str(error)
 

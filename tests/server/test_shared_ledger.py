@@ -18,7 +18,7 @@ from client.site.enrolment import join_site
 from common.admission import read_request, write_request
 from common.config import PoolConfig, Study
 from common.errors import InvalidInput, LedgerCorrupt, Refused
-from common.events import read_events
+from common.events import EventLog, read_events
 from common.ledger.charges import RosterEntry
 from common.ledger.keys import load_signing_key
 from common.ledger.records import ALL_CHARGED
@@ -28,6 +28,10 @@ from common.privacy.accounting import max_mu_squared
 from common.privacy.mechanism import Protection, Relation, Unit
 from consilium.cli.provision import provision_app
 from consilium.cli.study import study_app
+from consilium.in_process import Wire
+from server.aggregation.pipeline import collect
+from server.dashboard.read_model import Follower
+from server.ledger.recovery import recover_charges
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from server.operations import provision
@@ -36,8 +40,9 @@ from server.public.material import CodecRecord
 from server.study import create_study as setup
 from server.study.consent_text import for_site
 from server.study.pools import PoolsSpent, check_answers
-from server.study.status import study_status
+from server.study.status import ledger_problem, study_status
 from server.study.workspace import Endpoint, Workspace
+from tests.backups import copy_of, put_copy
 from tests.commands import typed
 from tests.federation import Federation, make_codec, make_study
 from tests.studies import ENDPOINT, approve, join, kit_of, made_study, served_study
@@ -265,6 +270,27 @@ def test_a_second_study_on_spent_pools_is_refused_before_anything_is_made(first:
     assert not (tmp_path / "late").exists()
     with ledger_of(first) as ledger:
         assert [terms.id for terms in ledger.books.studies.values()] == [first.study().id]
+
+
+def test_a_study_that_its_ledger_lacks_asks_nothing_until_the_ledger_is_recovered(
+    first: Workspace, tmp_path: Path
+) -> None:
+    copy_of(first.ledger_file, tmp_path / "ledger.sqlite")
+    second = served_study(tmp_path / "second", replace(make_study(), name="second"), ledger=first.root)
+    assert ledger_problem(second) is None
+    put_copy(tmp_path / "ledger.sqlite", first.ledger_file, standing=True)  # so that the standing shows nothing
+    assert ledger_problem(first) is None
+    assert re.search("lacks study .* --study", ledger_problem(second) or "")
+    assert "guaranteed: not known" in "\n".join(study_status(second).lines())
+    follower = Follower(second)
+    follower.poll()
+    assert "lacks this study" in (follower.doubt or "")
+    with pytest.raises(LedgerCorrupt, match=r"lacks study .* --study"):
+        collect(second, Wire({}), events=EventLog(second.events_file, study=second.study().id))
+    key = load_signing_key(first.signing_key_file)
+    recover_charges(first.ledger_file, signing_key=key, receipts=(), standing=None, studies=(second.study(),))
+    assert ledger_problem(second) is None
+    assert "not known" not in "\n".join(study_status(second).lines())
 
 
 def test_a_second_study_is_told_what_an_earlier_one_left_it(first: Workspace, tmp_path: Path) -> None:
