@@ -22,7 +22,8 @@ def spending(spent: Fraction, *, epsilon: float = 12.0) -> Spending:
 
 
 def facts(**of: object) -> HospitalFacts:
-    pool, here = spending(Fraction(1)), SiteStudy("a" * 64, "trial", "open", spending(Fraction(1)), (WHO,))
+    decided = {"paused": "pause", "withdrawn": "withdraw"}.get(str(of.get("state")), "open")
+    pool, here = spending(Fraction(1)), SiteStudy("a" * 64, "trial", decided, spending(Fraction(1)), (WHO,))
     site = SiteFacts(
         site="north",
         pool="north/patients",

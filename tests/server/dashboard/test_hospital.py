@@ -50,7 +50,7 @@ BAR = '<svg class="bar'
 """Where the bar of the spent share begins."""
 
 WORDS = {
-    "alarm": ("Alarm: nothing", ">consilium site pause"),
+    "alarm": ("Alarm: nothing", "An alarm has stopped every answer"),
     "away": ("Not connected: nothing", ">consilium site pause"),
     "unconsented": ("Nobody consented", "nothing to stop"),
     "paused": ("Paused", "End the pause"),
@@ -77,6 +77,31 @@ def test_every_state_has_its_words_and_no_other_states(state: str) -> None:
     assert chips == [STATES[state]]
     if state in ("unconsented", "withdrawn"):
         assert "<textarea" not in text
+
+
+@pytest.mark.parametrize(
+    ("decided", "doubt", "says", "command"),
+    [
+        ("pause", None, "End the pause", "consilium site resume trial"),
+        ("open", None, "Stop", "consilium site pause trial"),
+        ("withdraw", None, "left the study for good", ""),
+        ("pause", "an older copy", "once the alarm is ended", ""),
+        ("open", "an older copy", "once the alarm is ended", ""),
+    ],
+)
+def test_during_an_alarm_the_command_shown_does_what_the_page_says_and_is_possible(
+    decided: str, doubt: str | None, says: str, command: str
+) -> None:
+    """A paused study's page said "stops all further answers" of `site resume`, or named a refused `site pause`."""
+    given = facts(state="alarm")
+    assert given.here is not None
+    here = replace(given.here, state=decided)
+    pause = f"consilium site {'resume' if decided == 'pause' else 'pause'} trial"
+    shown = facts(state="alarm", here=here, site=replace(given.site, doubt=doubt, studies=(here,)), pause=pause)
+    text = client_of(Fixed(shown)).get("/").text
+    assert says in text
+    assert re.findall(r"<textarea[^>]*>([^<]*)</textarea>", text) == ([command] if command else [])
+    assert ("stops all further answers" in text) == (command.startswith("consilium site pause"))
 
 
 def test_books_in_doubt_give_a_lower_bound_in_words_and_no_bar() -> None:
