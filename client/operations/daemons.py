@@ -54,6 +54,8 @@ LOG_MODULE = "client.operations.security_events"
 
 DOCTOR = "`consilium site doctor`"
 
+_SILENT = f"{DOCTOR}; if the consortium has ended the study, end `consilium site up`"
+
 OFFLINE_S = 75.0
 """A node counts as offline if the server accepted its last heartbeat more than this number of seconds ago.
 
@@ -196,7 +198,7 @@ def contact_watch(contact: Path, *, clock: Callable[[], float] = time.monotonic)
         return touched != before
 
     silence = "the server has accepted no heartbeat"
-    return AnswerWatch(silence, heard, remedy=DOCTOR, ask_s=0, silent_s=OFFLINE_S, clock=clock)
+    return AnswerWatch(silence, heard, remedy=_SILENT, ask_s=0, silent_s=OFFLINE_S, clock=clock)
 
 
 def launcher(node: SiteNode) -> DaemonSpec:
