@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from common.wording import declined_words, duration, many, unwitnessed_words
+from server.dashboard.ledger_fold import STANDING_MISSING
 from server.dashboard.read_model import SILENT_S, Follower
 from server.dashboard.reports import HospitalReport
 from server.dashboard.views.run import RunView
@@ -140,12 +141,17 @@ def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
             "sites hold receipts. Then restart the dashboard.",
         )
     if ledger.forgotten:
+        copied = (
+            "If this is an unpacked archive, nothing is wrong: its figures are those of the day it was packed. If not, "
+        )
+        remedy = (
+            "put the newest copy back, or enter the missing charges with `consilium ledger recover`; no run starts."
+        )
         yield Alarm(
             "ledger-older",
             "critical",
             f"Charges are missing, or may be missing, from the ledger: {ledger.forgotten}",
-            "No run starts on it. Put the newest copy back, or enter the missing charges with "
-            "`consilium ledger recover`.",
+            f"{copied}{remedy}" if ledger.forgotten == STANDING_MISSING else f"P{remedy[1:]}",
         )
     if ledger.unread:
         yield Alarm(

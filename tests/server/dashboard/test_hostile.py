@@ -164,6 +164,7 @@ def test_a_ledger_whose_standing_is_missing_is_an_alarm_and_its_figures_are_in_d
     view = seen(workspace)
     (alarm,) = (alarm for alarm in view.alarms if alarm.name == "ledger-older")
     assert STANDING_MISSING in alarm.title
+    assert "If this is an unpacked archive" in alarm.remedy, "`study archive` leaves the standing out"
     assert view.budget.words.startswith("at least ε")
     assert view.budget.guaranteed is None
     assert "is missing" in view.budget.doubt
