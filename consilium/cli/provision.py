@@ -413,7 +413,7 @@ def status(directory: StudyDir, as_json: AsJson = False) -> None:
         if sites:
             say(online_text(sites, disk_full=disk is not None))
         if disk is not None:
-            say(f"DISK: {disk}")
+            say(f"DISK: {disk}. Until there is room, the daemons' states above may be old: their logs are on this disk")
         if ledger is not None:
             say(f"LEDGER: {ledger}")
     if ledger is not None:

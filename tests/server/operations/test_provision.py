@@ -619,6 +619,7 @@ def test_a_server_whose_disk_is_full_says_so_and_blames_no_gateway_or_hospital(
     done = CliRunner().invoke(app, ["server", "status", str(workspace.root)])
     assert done.exit_code == StorageFailed.exit_code
     assert f"DISK: {workspace.root}: No space left on device; to fix: make room" in done.stdout
+    assert "states above may be old" in done.stdout, "a gateway that was killed stood there as ready"
     away = provision.SiteStanding(site="s", pool="s", node_id=1, admitted=True, fingerprint="", node="offline")
     assert "gateway.log" not in online_text([away], disk_full=True)
     assert "`consilium site status`" not in online_text([away], disk_full=True)
