@@ -8,10 +8,11 @@ not have, and numbers outside 0 to 100.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from common.config import Study
 from common.document import Between, Count, Document, Key, Sha256
 from common.errors import InvalidInput
 from common.ledger.charges import SiteName
@@ -53,21 +54,20 @@ class SiteFigures(StatementOnStudent):
     time_utc: Time
     signature: str = ""
 
-    def check_is_of(self, keys: Mapping[str, str], *, study: str, bundle: str, structures: Sequence[str]) -> None:
+    def check_signed(self, keys: Mapping[str, str], *, study: Study, bundle: str) -> None:
         """Check that an admitted site signed these figures, and that they are about this study and this student.
 
         They may name only structures of the study, and none twice; a structure may be missing.
 
         Args:
             keys: Ledger keys (Ed25519, hex) by site.
-            study: Id of the study.
+            study: The study.
             bundle: SHA-256 of the bundle's archive.
-            structures: The study's structures.
 
         Raises:
             InvalidInput: If a check fails.
         """
-        self.check_signed(keys, study=study, bundle=bundle)
-        names = [one.structure for one in self.dice]
+        StatementOnStudent.check_signed(self, keys, study=study, bundle=bundle)
+        names, structures = [one.structure for one in self.dice], study.data.structures
         if len(set(names)) < len(names) or not set(names) <= set(structures):
             raise InvalidInput(f"structures in the figures of {self.site}", value=names, limit=", ".join(structures))

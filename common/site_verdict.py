@@ -3,16 +3,17 @@
 The word states whether the student is better than public data alone on the hospital's own labelled cases. It is
 computed from patients' data, and no ε bounds what it reveals; nothing else leaves the hospital. A study may require a
 number of verdicts: its student is then released once that many hospitals have found it better than public data alone
-(:func:`released`). Refuses a verdict on another student, of a site whose key is not known, and any other word.
+(:class:`GateState`). Refuses a verdict on another student, of a site whose key is not known, and any other word.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeVar
 
+from common.config import Study
 from common.document import Key, OneOf, Sha256, StoredDocument
 from common.errors import InvalidInput
 from common.ledger.charges import SiteName
@@ -42,13 +43,14 @@ class StatementOnStudent(Signed, StoredDocument):
     study_id: str
     bundle: str
     site: str
+    time_utc: str
 
-    def check_signed(self, keys: Mapping[str, str], *, study: str, bundle: str) -> None:
+    def check_signed(self, keys: Mapping[str, str], *, study: Study, bundle: str) -> None:
         """Check that an admitted site signed this statement about exactly this student.
 
         Args:
             keys: Ledger keys (Ed25519, hex) by site.
-            study: Id of the study.
+            study: The study.
             bundle: SHA-256 of the bundle's archive.
 
         Raises:
@@ -56,7 +58,7 @@ class StatementOnStudent(Signed, StoredDocument):
         """
         what, _ = self.FILE  # also the option of `site evaluate` that makes the statement
         remedy = f"ask the hospital to pull the student again and run `consilium site evaluate` with --{what}"
-        if (self.study_id, self.bundle) != (study, bundle):
+        if (self.study_id, self.bundle) != (study.id, bundle):
             raise InvalidInput(
                 f"student in the {what} of {self.site} (its SHA-256)",
                 value=self.bundle[:16],
@@ -85,16 +87,78 @@ class SiteVerdict(StatementOnStudent):
     signature: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class GateState:
+    """The hospitals' verdicts on a student, and how many favourable ones its release needs.
+
+    Attributes:
+        needed: Number of hospitals that must find the student better; 0 if the study requires no verdicts (has no
+            gate).
+        verdicts: The checked verdicts so far, one for each hospital.
+        sites: Number of hospitals whose verdicts count.
+    """
+
+    needed: int
+    verdicts: tuple[SiteVerdict, ...]
+    sites: int
+
+    @property
+    def released(self) -> bool:
+        """True if enough hospitals found the student better than public data alone, so that it may be released."""
+        return sum(verdict.word == BETTER for verdict in self.verdicts) >= self.needed
+
+    @property
+    def shut(self) -> bool:
+        """True if the student stays unreleased even if all hospitals without a verdict find it better.
+
+        Only a changed verdict, or a further hospital, can then release it.
+        """
+        return self.sites - sum(verdict.word != BETTER for verdict in self.verdicts) < self.needed
+
+    @property
+    def words(self) -> str:
+        """The verdicts, the number needed and whether the student is released, in words; empty if the study has no
+        gate.
+        """
+        if not self.needed:
+            return ""
+        counts = Counter(verdict.word for verdict in self.verdicts)
+        said = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word]) or "none yet"
+        state = "released" if self.released else "NOT RELEASED, for evaluation only"
+        if self.shut:
+            against = len(self.verdicts) - counts[BETTER]
+            state += f". The gate stays shut: {against} of the {self.sites} hospitals did not find it better"
+        return (
+            f"{many(len(self.verdicts), 'verdict')} of hospitals ({said}), {self.needed} must find it better: {state}"
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The words and, while the student is not released, what the operator can do."""
+        return self.words if self.released else f"{self.words}; to fix: {self.remedy}"
+
+    @property
+    def remedy(self) -> str:
+        """What the operator can do about a student that is not released."""
+        if self.shut:
+            return "keep this student unpublished, or train another, on which the hospitals give new verdicts"
+        return (
+            "ask hospitals to run `consilium site student pull --to-evaluate` and `consilium site evaluate --verdict "
+            "FILE`, then `consilium student verdict`"
+        )
+
+
 S = TypeVar("S", bound=StatementOnStudent)
 
 
-def genuine(said: Iterable[S], keys: Mapping[str, str], *, check: Callable[[S], None]) -> tuple[S, ...]:
-    """Return the valid statements. If one key signed several, only the first of them is returned.
+def genuine(said: Iterable[S], keys: Mapping[str, str], *, study: Study, bundle: str) -> tuple[S, ...]:
+    """Return the statements that pass :meth:`~StatementOnStudent.check_signed`, and of each key only the first.
 
     Args:
         said: Statements of hospitals.
         keys: Ledger keys (Ed25519, hex) by site.
-        check: Raises InvalidInput for an invalid statement.
+        study: The study.
+        bundle: SHA-256 of the bundle's archive.
 
     Returns:
         The valid statements.
@@ -102,55 +166,8 @@ def genuine(said: Iterable[S], keys: Mapping[str, str], *, check: Callable[[S], 
     found: dict[str, S] = {}
     for one in said:
         try:
-            check(one)
+            one.check_signed(keys, study=study, bundle=bundle)
         except InvalidInput:
             continue
         found.setdefault(keys[one.site], one)
     return tuple(found.values())
-
-
-def released(verdicts: Sequence[SiteVerdict], *, needed: int) -> bool:
-    """Return whether enough hospitals found the student better than public data alone, so that it may be released.
-
-    Args:
-        verdicts: Checked verdicts, one for each hospital.
-        needed: Number of hospitals that the study requires to find the student better.
-
-    Returns:
-        True if the student may be released.
-    """
-    return sum(verdict.word == BETTER for verdict in verdicts) >= needed
-
-
-def cannot_be_released(verdicts: Sequence[SiteVerdict], *, needed: int, sites: int) -> bool:
-    """Return whether the student stays unreleased even if all hospitals without a verdict find it better.
-
-    Args:
-        verdicts: Checked verdicts, one for each hospital.
-        needed: Number of hospitals that the study requires to find the student better.
-        sites: Number of hospitals whose verdicts count.
-
-    Returns:
-        True if only a changed verdict, or a further hospital, can release the student.
-    """
-    return sites - sum(verdict.word != BETTER for verdict in verdicts) < needed
-
-
-def in_words(verdicts: Sequence[SiteVerdict], *, needed: int, sites: int) -> str:
-    """Return the number of verdicts, their words, and whether the student is released or can still be.
-
-    Args:
-        verdicts: Checked verdicts, one for each hospital.
-        needed: Number of hospitals that the study requires to find the student better.
-        sites: Number of hospitals whose verdicts count.
-
-    Returns:
-        A sentence, or two.
-    """
-    counts = Counter(verdict.word for verdict in verdicts)
-    said = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word]) or "none yet"
-    state = "released" if released(verdicts, needed=needed) else "NOT RELEASED, for evaluation only"
-    if cannot_be_released(verdicts, needed=needed, sites=sites):
-        against = len(verdicts) - counts[BETTER]
-        state += f". The gate stays shut: {against} of the {sites} hospitals did not find it better"
-    return f"{many(len(verdicts), 'verdict')} of hospitals ({said}), {needed} must find it better: {state}"

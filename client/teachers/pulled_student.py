@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -39,7 +38,7 @@ from common.models.student_bundle import METADATA, write_bundle
 from common.objects import write_atomically
 from common.privacy.accounting import Guarantee, max_mu_squared
 from common.privacy.mechanism import AccountantName
-from common.site_verdict import SiteVerdict, cannot_be_released, genuine, in_words, released
+from common.site_verdict import GateState, SiteVerdict, genuine
 from common.student_statement import StudentStatement
 
 STUDENT_DIR = "student"
@@ -218,16 +217,16 @@ def check_gate(
     said = statement.verdicts or ()
     if study.privacy.sealed:
         keys = confirmed | own
-        check = partial(SiteVerdict.check_signed, keys=keys, study=study.id, bundle=statement.bundle)
-        said, sites = genuine(said, keys, check=check), max(len(keys), study.privacy.quorum)
+        said = genuine(said, keys, study=study, bundle=statement.bundle)
+        sites = max(len(keys), study.privacy.quorum)
     else:
         said = tuple({one.site: one for one in said if one.bundle == statement.bundle}.values())
         sites = len(said) + needed  # not known at a site, so no verdict is taken to keep the gate shut
-    words = in_words(said, needed=needed, sites=sites)
-    if not released(said, needed=needed) and not to_evaluate:
-        shut, counted = cannot_be_released(said, needed=needed, sites=sites), any(one.site == site for one in said)
-        raise Refused("not-released", f"{words}; to fix: {_gate_remedy(shut=shut, counted=counted, voted=voted)}")
-    return words
+    gate, counted = GateState(needed, said, sites), any(one.site == site for one in said)
+    if not gate.released and not to_evaluate:
+        remedy = _gate_remedy(shut=gate.shut, counted=counted, voted=voted)
+        raise Refused("not-released", f"{gate.words}; to fix: {remedy}")
+    return gate.words
 
 
 def check_pulled(site_dir: Path) -> None:

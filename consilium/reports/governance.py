@@ -131,9 +131,9 @@ def _sent(workspace: Workspace) -> tuple[SentStatement, ...]:
     """Return all stored verdicts and figures on any student of the study, in the order of their times."""
     found = [
         SentStatement(one.time_utc, one.site, "verdict", one.word)
-        for one in read_kept(workspace.verdicts_dir, SiteVerdict.parse)
+        for one in read_kept(workspace.verdicts_dir, SiteVerdict)
     ]
-    for figures in read_kept(workspace.figures_dir, SiteFigures.parse):
+    for figures in read_kept(workspace.figures_dir, SiteFigures):
         dice = ", ".join(f"{one.structure} {one.hundredths / 100:.2f}" for one in figures.dice)
         found.append(SentStatement(figures.time_utc, figures.site, "figures", f"mean Dice: {dice}"))
     return tuple(sorted(found, key=lambda one: (one.time, one.site, one.kind)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from common.clock import Clock, utc_now
@@ -118,8 +117,8 @@ def take_figures(workspace: Workspace, data: bytes, *, clock: Clock = utc_now) -
             remedy="run `consilium student export`",
         )
     figures = SiteFigures.parse(data)
-    figures.check_is_of(site_keys(workspace), study=study.id, bundle=statement.bundle, structures=study.data.structures)
-    keep_newest(workspace.figures_dir, figures, SiteFigures.parse, what="figures", clock=clock)
+    figures.check_signed(site_keys(workspace), study=study, bundle=statement.bundle)
+    keep_newest(workspace.figures_dir, figures, clock=clock)
     return figures
 
 
@@ -133,18 +132,10 @@ def figures_on(workspace: Workspace) -> Mapping[str, SiteFigures]:
         Figures by site name. If several sites have the same signing key, only one of them is included. Empty if no
         student is exported.
     """
-    study, statement = workspace.study(), statement_of(workspace)
-    if statement is None:
+    if (statement := statement_of(workspace)) is None:
         return {}
-    keys = site_keys(workspace)
-    check = partial(
-        SiteFigures.check_is_of,
-        keys=keys,
-        study=study.id,
-        bundle=statement.bundle,
-        structures=study.data.structures,
-    )
-    return {one.site: one for one in genuine(read_kept(workspace.figures_dir, SiteFigures.parse), keys, check=check)}
+    kept, study = read_kept(workspace.figures_dir, SiteFigures), workspace.study()
+    return {one.site: one for one in genuine(kept, site_keys(workspace), study=study, bundle=statement.bundle)}
 
 
 def evaluated(workspace: Workspace) -> Evaluated:

@@ -9,9 +9,7 @@ newer one. Verdicts of revoked sites do not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,56 +17,12 @@ from common.clock import CLOCKS_DIFFER, Clock, utc_now
 from common.errors import ConsiliumError, InvalidInput
 from common.ledger.rows import format_time
 from common.objects import write_atomically
-from common.site_figures import SiteFigures
-from common.site_verdict import SiteVerdict, cannot_be_released, genuine, in_words, released
+from common.site_verdict import GateState, SiteVerdict, StatementOnStudent, genuine
 from common.student_statement import StudentStatement
 from server.public.statement_files import STUDENTS, said_file
 from server.study.workspace import Workspace
 
-S = TypeVar("S", SiteVerdict, SiteFigures)
-
-
-@dataclass(frozen=True, slots=True)
-class GateState:
-    """The hospitals' verdicts on a student, and how many favourable ones its release needs.
-
-    Attributes:
-        needed: Number of hospitals that must find the student better; 0 if the study requires no verdicts (has no
-            gate).
-        verdicts: The verdicts so far.
-        sites: Number of admitted sites whose keys are known; at least the study's quorum.
-    """
-
-    needed: int
-    verdicts: tuple[SiteVerdict, ...]
-    sites: int
-
-    @property
-    def released(self) -> bool:
-        """True if the student may be published."""
-        return released(self.verdicts, needed=self.needed)
-
-    @property
-    def words(self) -> str:
-        """The verdicts, the number needed and whether the student is released, in words; empty if the study has no
-        gate.
-        """
-        return in_words(self.verdicts, needed=self.needed, sites=self.sites) if self.needed else ""
-
-    @property
-    def sentence(self) -> str:
-        """The words and, while the student is not released, what the operator can do."""
-        return self.words if self.released else f"{self.words}; to fix: {self.remedy}"
-
-    @property
-    def remedy(self) -> str:
-        """What the operator can do about a student that is not released."""
-        if cannot_be_released(self.verdicts, needed=self.needed, sites=self.sites):
-            return "keep this student unpublished, or train another, on which the hospitals give new verdicts"
-        return (
-            "ask hospitals to run `consilium site student pull --to-evaluate` and `consilium site evaluate --verdict "
-            "FILE`, then `consilium student verdict`"
-        )
+S = TypeVar("S", bound=StatementOnStudent)
 
 
 def verdicts_on(workspace: Workspace, bundle: str) -> tuple[SiteVerdict, ...] | None:
@@ -84,24 +38,23 @@ def verdicts_on(workspace: Workspace, bundle: str) -> tuple[SiteVerdict, ...] | 
     study = workspace.study()
     if not study.gate.verdicts:
         return None
-    keys = site_keys(workspace)
-    check = partial(SiteVerdict.check_signed, keys=keys, study=study.id, bundle=bundle)
-    return genuine(read_kept(workspace.verdicts_dir, SiteVerdict.parse), keys, check=check)
+    kept = read_kept(workspace.verdicts_dir, SiteVerdict)
+    return genuine(kept, site_keys(workspace), study=study, bundle=bundle)
 
 
-def read_kept(folder: Path, parse: Callable[[bytes], S]) -> Iterator[S]:
+def read_kept(folder: Path, kind: type[S]) -> Iterator[S]:
     """Yield the statements that :func:`keep_newest` stored in a folder; the caller must verify their signatures.
 
     Args:
         folder: The folder.
-        parse: Parses the content of a file.
+        kind: Type of the statements.
 
     Yields:
         Each statement; a file that cannot be read or parsed is skipped.
     """
     for path in sorted(folder.glob("*.json")):
         try:
-            yield parse(path.read_bytes())
+            yield kind.parse(path.read_bytes())
         except (OSError, InvalidInput):
             continue  # damaged on disk: it counts again once the site sends it again
 
@@ -144,7 +97,8 @@ def shut_line(workspace: Workspace) -> str:
         workspace: The study's directory.
 
     Returns:
-        ``gate:`` and :attr:`GateState.sentence`; empty if no student is exported yet, or if the student is released.
+        ``gate:`` and :attr:`~common.site_verdict.GateState.sentence`; empty if no student is exported yet, or if the
+        student is released.
     """
     if not workspace.bundle_dir.exists() or (state := shown_gate(workspace)).released:
         return ""
@@ -176,12 +130,12 @@ def take_verdict(workspace: Workspace, data: bytes, *, clock: Clock = utc_now) -
             remedy="run `consilium student export`",
         )
     verdict = SiteVerdict.parse(data)
-    verdict.check_signed(site_keys(workspace), study=study.id, bundle=statement.bundle)
-    keep_newest(workspace.verdicts_dir, verdict, SiteVerdict.parse, what="verdict", clock=clock)
+    verdict.check_signed(site_keys(workspace), study=study, bundle=statement.bundle)
+    keep_newest(workspace.verdicts_dir, verdict, clock=clock)
     return verdict
 
 
-def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str, clock: Clock) -> None:
+def keep_newest(folder: Path, said: StatementOnStudent, *, clock: Clock) -> None:
     """Store a site's signed statement in the site's file, unless a newer one is stored there.
 
     A stored statement with a time in the future does not count as newer: it was signed and stored while clocks were
@@ -190,15 +144,13 @@ def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str
     Args:
         folder: The folder.
         said: The statement.
-        parse: Parses a stored statement.
-        what: Name of this kind of statement, for the error: ``verdict`` or ``figures``.
         clock: Returns the current time.
 
     Raises:
         InvalidInput: If the statement's time is later than now by more than
             :data:`~common.clock.CLOCKS_DIFFER`, or if a newer statement of the site about the same student is stored.
     """
-    now = clock()
+    now, (what, _) = clock(), said.FILE
     latest = format_time(now + CLOCKS_DIFFER)
     if said.time_utc > latest:
         raise InvalidInput(
@@ -211,7 +163,7 @@ def keep_newest(folder: Path, said: S, parse: Callable[[bytes], S], *, what: str
     path = folder / f"{said.site.replace('/', '%2f')}.json"
     if path.exists():
         try:
-            kept = parse(path.read_bytes())
+            kept = type(said).parse(path.read_bytes())
         except InvalidInput:
             kept = None
         if kept is not None and kept.bundle == said.bundle and said.time_utc < kept.time_utc <= latest:
