@@ -19,7 +19,7 @@ from consilium.cli import options
 from consilium.cli.options import names
 from consilium.cli.say import say
 from research.command_private import private
-from research.command_shared import SEEDS, as_text, show, study_data, widths
+from research.command_shared import SEEDS, Channels, Labels, Layout, Spacing, Width, as_text, show, study_data, widths
 
 if TYPE_CHECKING:
     from research.roles import BenchData
@@ -29,7 +29,6 @@ app = typer.Typer(help="Measure what a recipe is worth.")
 
 
 Data = Annotated[Path, typer.Option("--data", help="A dataset, in any layout: private, public and validation cases.")]
-Layout = Annotated[str, typer.Option("--layout", help="The data's layout; recognised if not given.")]
 Sites = Annotated[
     Path | None,
     typer.Option("--sites", help="Table with the columns case_id and site, which names the hospital of each case."),
@@ -62,9 +61,6 @@ PairedFrom = Annotated[
     ),
 ]
 Grid = Annotated[str, typer.Option("--grid", help="Grid in voxels, e.g. 32,48,32; by default that of the public maps.")]
-Spacing = Annotated[str, typer.Option("--spacing", help="Voxel spacing in mm; by default that of the public maps.")]
-Labels = Annotated[str, typer.Option("--labels", help="Label names, background first; by default those of the data.")]
-Channels = Annotated[str, typer.Option("--channels", help="Channel names; by default those of the data.")]
 Epsilon = Annotated[float, typer.Option("--epsilon", help="Budget ε of the whole study.")]
 Delta = Annotated[float, typer.Option("--delta", help="Budget δ.")]
 UnitHidden = Annotated[Unit, typer.Option("--unit", help="Unit of privacy: patient or hospital.")]
@@ -91,6 +87,9 @@ Out = Annotated[
         help="Also write the table as JSON to this file, with data, command and commit.",
         callback=options.file_to_write,
     ),
+]
+Rotations = Annotated[
+    int, typer.Option("--seeds", help="Number of repetitions; each uses another fifth for validation.", **SEEDS)
 ]
 TableAsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")]
 
@@ -343,9 +342,7 @@ def pate(
     epsilon: Epsilon = 8.0,
     delta: Delta = 1e-3,
     network: Annotated[str, typer.Option(help="Network of the teachers, the student and DP-SGD.")] = "paper-unet",
-    width: Annotated[
-        str, typer.Option("--width", help="Feature maps at each level of the network.")
-    ] = "32,64,128,256,320",
+    width: Width = "32,64,128,256,320",
     teacher_steps: TeacherSteps = 4000,
     student_steps: StudentSteps = 4000,
     seeds: Annotated[
@@ -395,9 +392,7 @@ def networks(
     labels: Labels = "",
     channels: Channels = "",
     seconds: Annotated[float, typer.Option(help="Processor seconds of every training.", min=1, max=604_800)] = 60,
-    seeds: Annotated[
-        int, typer.Option(help="Number of repetitions; each uses another fifth for validation.", **SEEDS)
-    ] = 3,
+    seeds: Rotations = 3,
     jobs: Jobs = None,
     cache: Cache = Path("bench-cache"),
     out: Out = None,
@@ -449,9 +444,7 @@ def poison(
     ] = JOINT_ROUNDS,
     teacher_steps: TeacherSteps = 150,
     student_steps: StudentSteps = 600,
-    seeds: Annotated[
-        int, typer.Option(help="Number of repetitions; each uses another fifth for validation.", **SEEDS)
-    ] = 3,
+    seeds: Rotations = 3,
     jobs: Jobs = None,
     cache: Cache = Path("bench-cache"),
     out: Out = None,

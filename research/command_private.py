@@ -10,22 +10,18 @@ import typer
 from common.config import TrainingConfig
 from consilium.cli import options
 from consilium.cli.options import names
-from research.command_shared import SEEDS, as_text, show, study_data, widths
+from research.command_shared import SEEDS, Channels, Labels, Layout, Spacing, Width, as_text, show, study_data, widths
 
 
 def private(
     data: Annotated[Path, typer.Option("--data", help="A dataset, in any layout: one site's cases and public ones.")],
-    layout: Annotated[str, typer.Option("--layout", help="The data's layout; recognised if not given.")] = "auto",
+    layout: Layout = "auto",
     public_images: Annotated[int, typer.Option("--public-images", help="Public volumes of the start.", min=1)] = 12,
     public_maps: Annotated[int, typer.Option("--public-maps", help="Public label maps of the start.", min=2)] = 8,
     grid: Annotated[str, typer.Option("--grid", help="Grid in voxels; by default that of the public maps.")] = "",
-    spacing: Annotated[
-        str, typer.Option("--spacing", help="Voxel spacing in mm; by default that of the public maps.")
-    ] = "",
-    labels: Annotated[
-        str, typer.Option("--labels", help="Label names, background first; by default those of the data.")
-    ] = "",
-    channels: Annotated[str, typer.Option("--channels", help="Channel names; by default those of the data.")] = "",
+    spacing: Spacing = "",
+    labels: Labels = "",
+    channels: Channels = "",
     epsilon: Annotated[float, typer.Option("--epsilon", help="ε of every training.")] = 8.0,
     delta: Annotated[float, typer.Option("--delta", help="δ of every training.")] = 1e-5,
     steps: Annotated[
@@ -33,7 +29,7 @@ def private(
         typer.Option("--steps", help="Steps of every training; by default each strategy's own.", min=1, max=1_000_000),
     ] = None,
     network: Annotated[str, typer.Option("--network", help="The teachers' network.")] = "unet",
-    width: Annotated[str, typer.Option("--width", help="Feature maps at each level of the network.")] = "16,32,64",
+    width: Width = "16,32,64",
     methods: Annotated[
         str,
         typer.Option(

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from common.config import DataConfig
 from common.errors import InvalidInput
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
     from research.roles import BenchData
 
 
+Layout = Annotated[str, typer.Option("--layout", help="The data's layout; recognised if not given.")]
+Spacing = Annotated[str, typer.Option("--spacing", help="Voxel spacing in mm; by default that of the public maps.")]
+Labels = Annotated[str, typer.Option("--labels", help="Label names, background first; by default those of the data.")]
+Channels = Annotated[str, typer.Option("--channels", help="Channel names; by default those of the data.")]
+Width = Annotated[str, typer.Option("--width", help="Feature maps at each level of the network.")]
 SEEDS: dict[str, Any] = {"min": 1, "max": 10_000}
 """Limits of an option for a number of repetitions."""
 

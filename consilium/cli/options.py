@@ -99,6 +99,9 @@ def _try_to_write(folder: Path, *, named: Path) -> None:
 StudyDir = Annotated[Path, typer.Argument(help="The study's directory.", callback=_no_site)]
 SiteDir = Annotated[Path, typer.Option("--site-dir", help="The site's directory.")]
 SiteName = Annotated[str, typer.Argument(help="The site's name.")]
+OwnCases = Annotated[
+    Path | None, typer.Option(help="Labelled cases, in any layout; by default all of this site's own.")
+]
 ArchiveFile = Annotated[
     Path, typer.Option("--out", help="New file, NAME.tar.gz, that only you can read.", callback=file_to_write)
 ]

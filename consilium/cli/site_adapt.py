@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from common.errors import InvalidInput, Refused
-from consilium.cli.options import CORES, Again, ResultAsJson, SiteDir, counting, folder_to_write
+from consilium.cli.options import CORES, Again, OwnCases, ResultAsJson, SiteDir, counting, folder_to_write
 from consilium.cli.say import interruptible, json_text, say
 
 STRENGTH, DELTA, RELATION = 1.0, 1e-5, "add-remove"
@@ -21,9 +21,7 @@ STRENGTH, DELTA, RELATION = 1.0, 1e-5, "add-remove"
 def adapt(
     site_dir: SiteDir,
     student: Annotated[Path | None, typer.Option(help="The student's bundle; by default the pulled student.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Labelled cases, in any layout; by default all of this site's own.")
-    ] = None,
+    data: OwnCases = None,
     way: Annotated[
         str | None,
         typer.Option(

@@ -80,10 +80,13 @@ def resume(site_dir: SiteDir, study: OnlyStudy = "") -> None:
     _decide(site_dir, study, "resume")
 
 
+ForGood = Annotated[bool, typer.Option("--yes", help="Withdraw without asking, although it cannot be undone.")]
+
+
 def withdraw(
     study: StudyName,
     site_dir: SiteDir,
-    yes: Annotated[bool, typer.Option("--yes", help="Withdraw without asking, although it cannot be undone.")] = False,
+    yes: ForGood = False,
 ) -> None:
     """Leave a study permanently: this site never answers it again. Past releases stay released and charged.
 
@@ -100,7 +103,7 @@ def withdraw_patient(
         str, typer.Argument(help="Name of the patient, or of one of the patient's cases; no ledger holds it.")
     ],
     site_dir: SiteDir,
-    yes: Annotated[bool, typer.Option("--yes", help="Withdraw without asking, although it cannot be undone.")] = False,
+    yes: ForGood = False,
 ) -> None:
     """Withdraw a patient from all studies permanently. The patient's voter answers again once it is retrained.
 

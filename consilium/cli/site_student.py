@@ -10,7 +10,7 @@ import typer
 
 from common.errors import InvalidInput
 from common.wording import many
-from consilium.cli.options import AsJson, SiteDir, counting, file_to_write
+from consilium.cli.options import AsJson, OwnCases, SiteDir, counting, file_to_write
 from consilium.cli.say import json_text, say
 
 if TYPE_CHECKING:
@@ -93,9 +93,7 @@ def _say_gate(site_dir: Path, pulled: PulledStudent) -> None:
 
 def evaluate(
     site_dir: SiteDir,
-    data: Annotated[
-        Path | None, typer.Option(help="Labelled cases, in any layout; by default all of this site's own.")
-    ] = None,
+    data: OwnCases = None,
     model: Annotated[Path | None, typer.Option(help="A bundle; by default the student that was pulled.")] = None,
     native: Annotated[
         bool, typer.Option("--native", help="Score each file's own voxels instead of the study's grid.")

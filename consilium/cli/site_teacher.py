@@ -18,6 +18,8 @@ teacher_app = typer.Typer(
     no_args_is_help=True, help="Use a model that the hospital already has as a teacher, instead of training one."
 )
 
+Voter = Annotated[int, typer.Option(help="Number of the voter that this teacher answers for.", min=0)]
+
 
 @teacher_app.command("add")
 def add(
@@ -65,7 +67,7 @@ def add(
     ] = None,
     timeout: Annotated[int, typer.Option(help="Time limit in seconds for each volume.", min=1)] = 600,
     memory: Annotated[int, typer.Option(help="Memory limit in GiB.", min=1)] = 16,
-    voter: Annotated[int, typer.Option(help="Number of the voter that this teacher answers for.", min=0)] = 0,
+    voter: Voter = 0,
     as_json: ResultAsJson = False,
 ) -> None:
     """Add a hospital's own model as a teacher: a MONAI bundle, a TorchScript file, or a program such as nnU-Net.
@@ -123,10 +125,7 @@ def add(
 
 
 @teacher_app.command("remove")
-def remove(
-    site_dir: SiteDir,
-    voter: Annotated[int, typer.Option(help="Number of the voter that this teacher answers for.", min=0)] = 0,
-) -> None:
+def remove(site_dir: SiteDir, voter: Voter = 0) -> None:
     """Remove a teacher that was added. A trained teacher that it replaced is used again.
 
     Example: consilium site teacher remove --site-dir /srv/consilium
