@@ -19,13 +19,10 @@ from common.models.bundle import SEEN_WEIGHTS
 from common.models.bundle_facts import BundlePrivacy
 from common.models.student_bundle import WEIGHTS, export_bundle
 from common.models.unet import build_unet
-from common.pki import create_authority
 from common.privacy.mechanism import AccountantName, QuerySpec
 from server.protocols.query_protocol import query_about
-from server.study import create_study as setup
-from server.study.workspace import Endpoint
 from tests.dashboard_study import phantoms
-from tests.studies import made_study
+from tests.studies import kit_without_keys, made_study
 from tests.trained_sites import train_site
 from tests.worlds import make_study
 
@@ -50,13 +47,10 @@ def make_own_site(root: Path, state: str) -> Path:
     terms = {"planned_queries": 8, "quorum": 3, "codec": CodecConfig(), "teacher": recipe, "student": recipe}
     study = make_study(name="trial", data=study_data(2), **terms)
     workspace = made_study(root / "study", study)
-    workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
-    authority = create_authority(root / "authority").certificate
-    addresses = {"superlink": "localhost:8443", "objects_url": "https://localhost:8443"}
-    setup.write_kit(workspace, root / "kit", site="north", authority=authority, **addresses)
+    kit = SiteKit.load(kit_without_keys(workspace, root))
     phantoms(root / "data", 4, seed=5)
     site = root / "site"
-    create_site(site, pool="north", data=root / "data", kit=SiteKit.load(root / "kit"))
+    create_site(site, pool="north", data=root / "data", kit=kit)
     if state == "joined":
         return site
     staff_decisions.consent(site, by="A. Noether", sheet="the sheet")

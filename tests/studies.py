@@ -9,8 +9,9 @@ from client.site.enrolment import SiteKit, create_site
 from client.site.registry import Registry
 from common.admission import JoinRequest, read_request
 from common.config import Study
+from common.pki import create_authority
 from server.operations import provision
-from server.study.create_study import create_study
+from server.study.create_study import create_study, write_kit
 from server.study.workspace import Endpoint, Site, Workspace
 from tests.worlds import make_study
 
@@ -29,6 +30,15 @@ def served_study(folder: Path, study: Study | None = None, *, endpoint: Endpoint
     workspace = made_study(folder, study, **given)
     provision.set_up_server(workspace, endpoint)
     return workspace
+
+
+def kit_without_keys(workspace: Workspace, folder: Path) -> Path:
+    """The kit of a site, north, of a study whose server was not set up; in ``folder``."""
+    workspace.save_endpoint(ENDPOINT)
+    authority = create_authority(folder / "authority").certificate
+    addresses = {"superlink": "localhost:8443", "objects_url": "https://localhost:8443"}
+    write_kit(workspace, folder / "kit", site="north", authority=authority, **addresses)
+    return folder / "kit"
 
 
 def kit_folder(workspace: Workspace, name: str = "north") -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -213,13 +213,6 @@ def test_an_answer_whose_row_was_altered_with_it_is_refused_while_the_ledger_is_
             ask()
     assert len(list(world.ledger.rows())) == rows  # nothing was charged
     assert len(world.answers.drawn) == 4
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Hospital]:
-    hospital = Hospital(tmp_path / "site-ledger.sqlite", ledger_study())
-    yield hospital
-    hospital.ledger.close()
 
 
 def test_a_code_whose_row_was_altered_with_it_is_refused_while_the_ledger_is_open(site: Hospital) -> None:

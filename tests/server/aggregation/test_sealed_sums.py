@@ -29,15 +29,11 @@ from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
 from tests.federation import Federation, make_study, part
 from tests.oracles import curve25519
-from tests.worlds import HURRIED
+from tests.worlds import HURRIED, silent
 
 pytestmark = pytest.mark.slow
 
 SITES = 4
-
-
-def silent(size: int, _: Fraction) -> np.ndarray:
-    return np.zeros(size, dtype=np.int64)
 
 
 def sealed_study(*, patience_s: int = 1, **privacy: object):  # type: ignore[no-untyped-def]

@@ -36,7 +36,6 @@ from common.models.bundle import SEEN_WEIGHTS
 from common.models.fit import predict
 from common.models.student_bundle import WEIGHTS
 from common.models.unet import build_unet, network_for, weights_from_bytes, weights_to_bytes
-from common.pki import create_authority
 from consilium.cli.study import study_app
 from consilium.in_process import Sites, Wire, site_config
 from server.aggregation.pipeline import run_study
@@ -50,10 +49,10 @@ from server.protocols.query_protocol import protocol_of
 from server.study import create_study as setup
 from server.study.consent_text import facts, for_consortium, for_site
 from server.study.start import GivenStart, read_given
-from server.study.workspace import Endpoint, Workspace
+from server.study.workspace import Workspace
 from tests.commands import typed
 from tests.dashboard_study import Recorded, make_study_directory
-from tests.studies import made_study
+from tests.studies import kit_without_keys, made_study
 from tests.worlds import make_study
 
 DATA = DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(16, 16, 16))
@@ -77,14 +76,6 @@ def given(tmp_path: Path) -> GivenStart:
 @pytest.fixture
 def made(given: GivenStart, tmp_path: Path) -> Workspace:
     return made_study(tmp_path / "study", study_of(given.config), start=given.weights)
-
-
-def kit_of(workspace: Workspace, folder: Path) -> Path:
-    workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
-    authority = create_authority(folder / "authority").certificate
-    addresses = {"superlink": "localhost:8443", "objects_url": "https://localhost:8443"}
-    setup.write_kit(workspace, folder / "kit", site="north", authority=authority, **addresses)
-    return folder / "kit"
 
 
 def test_a_study_without_a_given_network_keeps_its_id_and_its_file() -> None:
@@ -143,7 +134,7 @@ def test_weights_of_another_network_are_refused_and_the_message_says_which_it_mu
 def test_the_kit_holds_the_network_and_a_site_takes_no_other(
     made: Workspace, given: GivenStart, tmp_path: Path
 ) -> None:
-    kit = kit_of(made, tmp_path)
+    kit = kit_without_keys(made, tmp_path)
     create_site(tmp_path / "north", pool="north", data=tmp_path, kit=SiteKit.load(kit))
     study = load_study(tmp_path / "north" / "study.toml")
     start = study_start(tmp_path / "north", study)
@@ -175,7 +166,7 @@ def test_teachers_of_another_network_begin_from_nothing_given(given: GivenStart,
     setup.create_study(
         workspace, study_of(given.config, teacher=replace(RECIPE, channels=(8, 16))), start=given.weights
     )
-    kit = kit_of(workspace, tmp_path)
+    kit = kit_without_keys(workspace, tmp_path)
     assert not (kit / "start.pt").exists()
     create_site(tmp_path / "north", pool="north", data=tmp_path, kit=SiteKit.load(kit))
     assert study_start(tmp_path / "north", load_study(tmp_path / "north" / "study.toml")) is None

@@ -15,7 +15,6 @@ from client.site.enrolment import SiteKit, create_site, start_file
 from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.keys import load_signing_key
-from common.pki import create_authority
 from server.ledger.server_ledger import Ledger
 from server.operations.provision import standings
 from server.operations.supervisor import flower_server, supervise
@@ -24,7 +23,7 @@ from server.study import create_study as setup
 from server.study.locks import StudyBusy
 from server.study.workspace import Endpoint, Site, Workspace
 from tests.federation import make_study
-from tests.studies import made_study
+from tests.studies import kit_without_keys, made_study
 
 
 @pytest.fixture
@@ -81,11 +80,8 @@ def test_keys_are_readable_by_their_owner_only(workspace):
 
 def test_a_joint_studys_public_start_travels_with_the_kit(workspace, tmp_path):
     workspace.start_file.write_bytes(b"weights")
-    workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
-    authority = create_authority(tmp_path / "authority").certificate
-    addresses = {"superlink": "localhost:8443", "objects_url": "https://localhost:8443"}
-    setup.write_kit(workspace, tmp_path / "kit", site="north", authority=authority, **addresses)
-    create_site(tmp_path / "north", pool="north", data=tmp_path, kit=SiteKit.load(tmp_path / "kit"))
+    kit = SiteKit.load(kit_without_keys(workspace, tmp_path))
+    create_site(tmp_path / "north", pool="north", data=tmp_path, kit=kit)
     assert start_file(tmp_path / "north").read_bytes() == b"weights"
 
 
@@ -97,25 +93,11 @@ def test_an_endpoint_of_an_earlier_version_is_read_and_superlink_is_on_loopback_
 
 
 def test_the_kit_holds_public_parts_only(workspace, tmp_path):
-    workspace.save_endpoint(Endpoint(host="localhost", port=8443, internal_port=8000))
-    (tmp_path / "ca.crt").write_text("certificate")
-    setup.write_kit(
-        workspace,
-        tmp_path / "kit",
-        site="north",
-        superlink="localhost:8443",
-        objects_url="https://localhost:8443",
-        authority=tmp_path / "ca.crt",
-    )
-    kit = json.loads((tmp_path / "kit" / "kit.json").read_text())
+    folder = kit_without_keys(workspace, tmp_path)
+    kit = json.loads((folder / "kit.json").read_text())
     assert kit.keys() == {"site", "objects_url", "sealing_key", "signing_key", "superlink"}
-    assert sorted(p.name for p in (tmp_path / "kit").iterdir()) == [
-        "ca.crt",
-        "consortium.pem",
-        "kit.json",
-        "study.toml",
-    ]
-    for path in (tmp_path / "kit").iterdir():
+    assert sorted(p.name for p in folder.iterdir()) == ["ca.crt", "consortium.pem", "kit.json", "study.toml"]
+    for path in folder.iterdir():
         assert "PRIVATE" not in path.read_text()
 
 
