@@ -27,7 +27,6 @@ from common.privacy.mechanism import (
     QuerySpec,
     Relation,
     Unit,
-    sensitivity,
 )
 from common.reading import parsing
 
@@ -316,12 +315,7 @@ def charge_of(mechanism: Mechanism, protection: Protection, study_protection: Pr
 
 @lru_cache(maxsize=4096)
 def _event(mechanism: Mechanism, protection: Protection) -> tuple[str, int, str]:
-    moved = sensitivity(
-        radius_int=mechanism.radius_int,
-        voters_per_site=mechanism.voters_per_site,
-        unit=protection.unit,
-        relation=protection.relation,
-    )
+    moved = mechanism.sensitivity(protection)
     return rational(mechanism.noise_std / moved), moved, rational(mechanism.mu_squared(protection))
 
 

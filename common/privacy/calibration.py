@@ -106,13 +106,7 @@ def noise_multiplier(mechanism: Mechanism, protection: Protection) -> float:
     1.5
     """
     check_kind("mechanism", mechanism, Mechanism), check_kind("protection", protection, Protection)
-    delta = sensitivity(
-        radius_int=mechanism.radius_int,
-        voters_per_site=mechanism.voters_per_site,
-        unit=protection.unit,
-        relation=protection.relation,
-    )
-    exact = mechanism.noise_std / delta
+    exact = mechanism.noise_std / mechanism.sensitivity(protection)
     nearest = float(exact)
     return nearest if Fraction(nearest) <= exact else nextafter(nearest, 0.0)
 

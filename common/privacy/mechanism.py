@@ -281,6 +281,23 @@ class Mechanism(Document):
         """The norm bound m·R of the vector that one site sends: its number m of voters times ``radius_int``."""
         return self.voters_per_site * self.radius_int
 
+    def sensitivity(self, protection: Protection) -> int:
+        """Return the ℓ2 sensitivity Δ of the sum, in grid steps.
+
+        Args:
+            protection: Unit and relation.
+
+        Returns:
+            Δ, as :func:`sensitivity` computes it.
+        """
+        check_kind("protection", protection, Protection)
+        return sensitivity(
+            radius_int=self.radius_int,
+            voters_per_site=self.voters_per_site,
+            unit=protection.unit,
+            relation=protection.relation,
+        )
+
     def mu_squared(self, protection: Protection) -> Fraction:
         """Return the cost μ² = (Δ/σ)² of one release, exactly: (sensitivity / standard deviation of the noise)².
 
@@ -292,14 +309,7 @@ class Mechanism(Document):
 
         Source: Dong, Roth & Su 2022, Theorem 2.7.
         """
-        check_kind("protection", protection, Protection)
-        delta = sensitivity(
-            radius_int=self.radius_int,
-            voters_per_site=self.voters_per_site,
-            unit=protection.unit,
-            relation=protection.relation,
-        )
-        return Fraction(delta) ** 2 / self.noise_std**2
+        return Fraction(self.sensitivity(protection)) ** 2 / self.noise_std**2
 
 
 @dataclass(frozen=True, slots=True)
