@@ -24,7 +24,7 @@ from common.codecs.pca import PcaCodec
 from common.config import DataConfig, TrainingConfig
 from common.metrics import score
 from common.models.fit import NEAR, average_with_start, fit, one_hot, predict
-from common.models.unet import build_unet, load_weights, save_weights
+from common.models.unet import load_weights, network_of, save_weights
 from common.objects import ObjectStore, write_atomically
 from common.protocols.appearance import AppearanceEncoder, window_of
 from common.protocols.frame import Frame
@@ -342,10 +342,7 @@ class Bench:
 
     def empty(self, recipe: TrainingConfig, *, seed: int = 0) -> torch.nn.Module:
         """Return an untrained network of the recipe."""
-        channels = len(self.study.data.channels)
-        return build_unet(
-            recipe.channels, network=recipe.network, in_channels=channels, out_channels=self.classes, seed=seed
-        )
+        return network_of(recipe, channels=len(self.study.data.channels), classes=self.classes, seed=seed)
 
 
 def segmented(model: torch.nn.Module, cases: Cases) -> UInt8[np.ndarray, "n x y z"]:

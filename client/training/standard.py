@@ -11,7 +11,7 @@ from pathlib import Path
 from client.training.contract import TrainedVoter, VoterData
 from common.config import TrainingConfig
 from common.models.fit import OnStep, best_device, fit
-from common.models.unet import build_unet, load_weights
+from common.models.unet import load_weights, network_of
 
 
 class StandardTrainer:
@@ -38,13 +38,7 @@ class StandardTrainer:
         Raises:
             InvalidInput: If the start has other weights than the network, the part is empty, or the loss diverges.
         """
-        model = build_unet(
-            recipe.channels,
-            network=recipe.network,
-            in_channels=part.images.shape[1],
-            out_channels=part.classes,
-            seed=seed,
-        )
+        model = network_of(recipe, channels=part.images.shape[1], classes=part.classes, seed=seed)
         if self._start is not None:
             load_weights(self._start, model)
         model.to(best_device())

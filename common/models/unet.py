@@ -146,8 +146,22 @@ def network_for(recipe: TrainingConfig, data: DataConfig, *, seed: int = 0) -> t
     Returns:
         The network of :func:`build_unet`.
     """
-    sizes = {"in_channels": len(data.channels), "out_channels": len(data.labels)}
-    return build_unet(recipe.channels, network=recipe.network, seed=seed, **sizes)
+    return network_of(recipe, channels=len(data.channels), classes=len(data.labels), seed=seed)
+
+
+def network_of(recipe: TrainingConfig, *, channels: int, classes: int, seed: int = 0) -> torch.nn.Module:
+    """Build the network of a recipe for images with a number of channels.
+
+    Args:
+        recipe: Names the network and its feature maps.
+        channels: Channels of the image.
+        classes: Number of classes, the background included.
+        seed: Seed of the weights.
+
+    Returns:
+        The network of :func:`build_unet`.
+    """
+    return build_unet(recipe.channels, network=recipe.network, in_channels=channels, out_channels=classes, seed=seed)
 
 
 _KINDS: dict[str, type[torch.nn.Module]] = {"UNet": UNet, "BasicUNet": BasicUNet, "DynUNet": DynUNet}

@@ -25,7 +25,7 @@ from common.codecs.codec import Codec, LinearCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep, average_with_start, fit, predict
-from common.models.unet import build_unet, weights_to_bytes
+from common.models.unet import network_of, weights_to_bytes
 from common.protocols.frame import Frame, plan_frame, sharpen
 from server.protocols.decode import labels_of
 from server.protocols.query_protocol import STUDENT_SEED
@@ -126,9 +126,7 @@ def public_start(
     steps = _split(recipe, PUBLIC_PASSES + 1)
     if given is not None and paired is None:
         return Start(model=given, codes=codes_of(given, images, codec, temperature=TEMPERATURE))
-    model = build_unet(
-        recipe.channels, network=recipe.network, in_channels=images.shape[1], out_channels=codec.labels, seed=seed
-    )
+    model = network_of(recipe, channels=images.shape[1], classes=codec.labels, seed=seed)
     if given is not None:
         model.load_state_dict(given.state_dict())
     if paired is not None:

@@ -18,7 +18,7 @@ from common.config import Study, TrainingConfig
 from common.data.volume_cache import StoredVolumes, VolumeCache, together
 from common.errors import InvalidInput
 from common.models.fit import FitResult, OnStep, fit
-from common.models.unet import build_unet, network_for, weights_from_bytes
+from common.models.unet import network_for, network_of, weights_from_bytes
 from server.protocols.query_protocol import FitFiles, StudentData
 from server.public.material import PublicMaterial
 
@@ -97,13 +97,7 @@ def train_student(
     """
     if pseudo_labels.ndim != 5 or pseudo_labels.shape[1] < 2:
         raise InvalidInput("pseudo-labels", value=pseudo_labels.shape, limit="shape [n, k, x, y, z] with k ≥ 2 classes")
-    model = build_unet(
-        recipe.channels,
-        network=recipe.network,
-        in_channels=images.shape[1],
-        out_channels=pseudo_labels.shape[1],
-        seed=seed,
-    )
+    model = network_of(recipe, channels=images.shape[1], classes=pseudo_labels.shape[1], seed=seed)
     if start is not None:
         model.load_state_dict(start.state_dict())
     result = fit(model, images, pseudo_labels, recipe, seed=seed, checkpoint=checkpoint, on_step=on_step)

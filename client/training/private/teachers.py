@@ -27,7 +27,7 @@ from client.training.private.strategies_3d import Patients, StepTerms, VolumeBbb
 from common.config import TrainingConfig
 from common.errors import InvalidInput
 from common.models.fit import OnStep
-from common.models.unet import build_unet, load_weights
+from common.models.unet import load_weights, network_of
 from common.registry import registered
 
 RARE = -2.5
@@ -111,7 +111,7 @@ def check_network(recipe: TrainingConfig, settings: PrivateSettings, *, channels
     Raises:
         InvalidInput: If the strategy refuses the network or a setting.
     """
-    model = build_unet(recipe.channels, network=recipe.network, in_channels=channels, out_channels=classes)
+    model = network_of(recipe, channels=channels, classes=classes)
     nobody = Patients(np.zeros((0, channels, 1, 1, 1)), np.zeros((0, 1, 1, 1)), (), classes=classes)
     registered(STRATEGIES[settings.strategy].make)(Setup(model, nobody, settings, 1, 0, False))
 
@@ -129,9 +129,7 @@ def untrained(part: VoterData, recipe: TrainingConfig, *, seed: int) -> torch.nn
     Returns:
         The network.
     """
-    model = build_unet(
-        recipe.channels, network=recipe.network, in_channels=part.images.shape[1], out_channels=part.classes, seed=seed
-    )
+    model = network_of(recipe, channels=part.images.shape[1], classes=part.classes, seed=seed)
     convolutions = [m for m in model.modules() if isinstance(m, torch.nn.Conv3d | torch.nn.ConvTranspose3d)]
     output = convolutions[-1].bias
     assert output is not None
