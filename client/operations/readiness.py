@@ -35,7 +35,7 @@ from common.errors import ALARM_REMEDY, ConsiliumError, InvalidInput, LedgerCorr
 from common.https import opener
 from common.node_auth import MAX_AGE_S, MAX_LEAD_S, signed_headers
 from common.objects import shared
-from common.pki import create_node_keys, expires, load_node_key, node_fingerprint, read_node_public_key
+from common.pki import create_node_keys, load_node_key, node_fingerprint, read_node_public_key, validity
 from common.process import proxy_env
 
 MIN_FREE_BYTES = 2 << 30
@@ -172,9 +172,12 @@ def _keys(folder: Path) -> CheckResult:
 def _authority(config: SiteConfig, now: datetime) -> CheckResult:
     path = config.path(config.server.root_certificates)
     try:
-        until = expires(path)
+        since, until = validity(path)
     except TROUBLE as error:
         return failure("authority", error, "copy ca.crt from the kit again")
+    if now < since:
+        text = f"{path.name} is valid from {since:%Y-%m-%d} on, but this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
+        return fail("authority", text, "set the clock, for example by NTP")
     return _valid("authority", path.name, until, now, remedy="ask the consortium for a new kit")
 
 

@@ -155,7 +155,7 @@ def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
         what = "the disk is full" if code == sqlite3.SQLITE_FULL else "the disk is full or failing"
         return StorageFailed(
-            f"the ledger cannot be written: {what} ({error}); nothing was charged; "
+            f"the ledger cannot be read or written: {what} ({error}); nothing was charged; "
             "to fix: free space on the ledger's disk (`df`); if there is space, check the system's log for disk errors"
         )
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

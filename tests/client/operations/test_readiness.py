@@ -180,6 +180,14 @@ def test_a_clock_that_is_off_is_measured(world: World, minutes: int, said: str) 
     assert [f.check for f in check_site(world.site, starting=True) if not f.ok] == ["clock"]  # one fault, one line
 
 
+def test_a_clock_from_before_the_kit_is_noticed_without_the_server(world: World) -> None:
+    """A year behind, the doctor of a site whose server was down found nothing wrong with its clock."""
+    found = readiness._authority(load_site(world.site), datetime.now(UTC) - timedelta(days=365))
+    assert found.state is State.FAIL
+    assert "this machine's clock says 20" in found.text
+    assert "set the clock" in found.remedy
+
+
 def test_an_expired_a_foreign_and_a_misnamed_certificate_are_told_apart(world: World, tmp_path: Path) -> None:
     folder = world.workspace.gateway_dir
     provision.renew(world.workspace, valid_days=1, now=datetime.now(UTC) - timedelta(days=3))
@@ -335,7 +343,7 @@ def test_a_full_or_failing_disk_is_reported_in_every_check_that_meets_it(
                 raise
             raise InvalidInput("file cannot be read", remedy="put it back") from error
 
-    for name in ("create_node_keys", "expires", "check_data_folder", "_has_teachers", "peers_view", "joined_study"):
+    for name in ("create_node_keys", "validity", "check_data_folder", "_has_teachers", "peers_view", "joined_study"):
         monkeypatch.setattr(readiness, name, fail)
     failed = [one for one in check_site(world.site) if one.state is State.FAIL]
     assert [one.check for one in failed] == ["keys", "authority", "data", "teachers", "peers", "ledger"]
@@ -355,7 +363,7 @@ def test_status_on_a_full_disk_says_so(world: World) -> None:
             [*words, "--site-dir", str(world.site)], capture_output=True, text=True, timeout=300, check=False
         )
     assert done.returncode == StorageFailed.exit_code
-    assert "disk is full" in done.stderr
+    assert "ledger cannot be read or written: the disk is full" in done.stderr, "this command only reads"
     assert "free space" in done.stderr
 
 
