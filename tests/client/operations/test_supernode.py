@@ -121,7 +121,9 @@ def test_a_node_is_offline_when_no_heartbeat_was_accepted_for_a_while_whatever_i
     assert offline() == ""
     now[0] += OFFLINE_S + 1
     heartbeat()  # the server does not accept this one
-    assert "no heartbeat" in offline()
+    said = offline()
+    assert "no heartbeat" in said
+    assert "if the consortium has ended the study" in said, "nothing is wrong then, and nobody can mend it"
     heartbeat()
     assert offline() == ""
 

@@ -402,7 +402,8 @@ def test_every_command_is_asked_or_said_to_print_no_figure_of_a_ledger() -> None
 WRITES = re.compile(r"epsilon_text\(|percent_text\(|spent_text\(|\.epsilon\b|\| epsilon|guess_|odds_")
 SOURCES = {
     "held over the lives": (
-        *("common/ledger/spending.py", "common/models/bundle_facts.py", "consilium/cli/ledger.py"),
+        *("common/ledger/row_text.py", "common/ledger/spending.py", "common/models/bundle_facts.py"),
+        "consilium/cli/ledger.py",
         *("consilium/demo/evaluate.py", "consilium/reports/certificate.py", "consilium/reports/certificate_paper.py"),
         *("consilium/reports/study_report.py", "consilium/templates/report.html", "server/dashboard/metrics.py"),
         "server/dashboard/tables.py",
