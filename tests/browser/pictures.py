@@ -106,7 +106,7 @@ class _Half(EventLog):
 
 def _raise_alarms(study: Workspace) -> None:
     log = EventLog(study.events_file, study=study.study().id)
-    for site, reason in (("north", "alarm"), ("east", "offline"), ("south", "accepted"), ("west", "unknown-study")):
+    for site, reason in (("north", "paused"), ("east", "offline"), ("south", "accepted"), ("west", "unknown-study")):
         log.emit("offer-answered", batch="b", site=site, accepted=reason == "accepted", reason=reason)
     log.emit("quorum-missed", batch="b", accepted=1, needed=3)
     log.emit("receipts-missing", site="east", reason="not connected")
