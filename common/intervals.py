@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from scipy.special import stdtrit
 
@@ -30,6 +30,19 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
         return mean, None
     spread = statistics.stdev(values, mean) / math.sqrt(len(values))
     return mean, float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * spread
+
+
+def known_interval(values: Iterable[float]) -> tuple[float, float | None] | None:
+    """Return :func:`mean_interval` of the values that are not nan.
+
+    Args:
+        values: Numbers, some of them nan.
+
+    Returns:
+        The mean and the half-width; None if every value is nan.
+    """
+    known = [value for value in values if not math.isnan(value)]
+    return mean_interval(known) if known else None
 
 
 def next_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -60,7 +60,7 @@ from client.training.voter import LabelledScan
 from common.config import Study, TrainingConfig
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES, VolumeCache, read
 from common.errors import InvalidInput
-from common.intervals import mean_interval
+from common.intervals import known_interval
 from common.metrics import dice_per_class, mean_present
 from common.models.bundle import SEEN_WEIGHTS, Bundle
 from common.models.fit import best_device, predict
@@ -344,7 +344,7 @@ def _adapt(
         public=len(terms.public),
         folds=folds,
         figures=figures,
-        by_choice=mean_interval(_there(by_choice(means, checked.of, default=default)))
+        by_choice=known_interval(by_choice(means, checked.of, default=default))
         if folds and options.way is None
         else None,
         ahead={each: _ahead(means, way, each) for each in (Method.STUDENT, Method.OWN, TEACHERS) if each in means},
@@ -467,9 +467,9 @@ def _figures(name: str, rows: Sequence[Row], structures: Sequence[str]) -> Figur
     columns, means = list(zip(*rows, strict=True)), [mean_present(row) for row in rows]
     return Figures(
         name,
-        interval=_interval(means),
-        structures={each: _interval(column) for each, column in zip(structures, columns, strict=True)},
-        patients=len(_there(means)),
+        interval=known_interval(means),
+        structures={each: known_interval(column) for each, column in zip(structures, columns, strict=True)},
+        patients=sum(not math.isnan(mean) for mean in means),
     )
 
 
@@ -478,13 +478,4 @@ def _ahead(means: Mapping[str, Sequence[float]], way: Method, other: str) -> tup
 
     It is None if no patient has both values.
     """
-    return _interval([ours - theirs for ours, theirs in zip(means[way], means[other], strict=True)])
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float | None] | None:
-    there = _there(values)
-    return mean_interval(there) if there else None
-
-
-def _there(values: Sequence[float]) -> list[float]:
-    return [value for value in values if not math.isnan(value)]
+    return known_interval(ours - theirs for ours, theirs in zip(means[way], means[other], strict=True))

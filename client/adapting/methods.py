@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from common.canonical import digest
 from common.errors import InvalidInput
-from common.intervals import mean_interval
+from common.intervals import known_interval
 
 
 class Method(StrEnum):
@@ -202,11 +202,7 @@ def choose(figures: Mapping[str, Dice], *, default: Method) -> Method:
 
 def _proven(ours: Dice, theirs: Dice) -> bool:
     """Tell whether the first Dice values are higher than the second, with an interval that excludes 0."""
-    differences = [one - other for one, other in zip(ours, theirs, strict=True)]
-    there = [difference for difference in differences if not math.isnan(difference)]
-    if not there:
-        return False
-    lead, half = mean_interval(there)
+    lead, half = known_interval(one - other for one, other in zip(ours, theirs, strict=True)) or (0.0, None)
     return half is not None and lead > half
 
 

@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from common.case_pictures import OUTLINES
 from common.config import Study
-from common.intervals import mean_interval
+from common.intervals import known_interval
 from common.measured_gain import Score
 from common.objects import finite, write_atomically
 from common.plain import RESEARCH_ONLY
@@ -265,8 +265,7 @@ def _gain_bars(facts: ReportFacts) -> tuple[GainBar, ...]:
     bars = []
     for name, one in named:
         if one is not None and math.isfinite(one.mean):
-            cases = [case for case in one.cases if math.isfinite(case)]
-            half = mean_interval(cases)[1] if cases else None
+            _, half = known_interval(one.cases) or (0.0, None)
             bars.append(GainBar(name, one.mean, half, name == "Student"))
     return tuple(bars)
 
