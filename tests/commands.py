@@ -11,11 +11,17 @@ from typer.testing import CliRunner
 from common.errors import InvalidInput
 
 
-def typed(app: Typer, *words: object, **more: Any) -> Result:
-    """What a command says that goes through; ``more`` are arguments of ``CliRunner.invoke``."""
+def ended(app: Typer, *words: object, **more: Any) -> Result:
+    """What a command says, with its exit code; an error is raised. ``more`` are arguments of ``CliRunner.invoke``."""
     done = CliRunner().invoke(app, [str(word) for word in words], **more)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
+    return done
+
+
+def typed(app: Typer, *words: object, **more: Any) -> Result:
+    """What a command says that goes through; ``more`` are arguments of ``CliRunner.invoke``."""
+    done = ended(app, *words, **more)
     assert done.exit_code == 0, done.output
     return done
 

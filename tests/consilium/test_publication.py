@@ -43,16 +43,11 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return made.workspace
 
 
-def invoke(app, *words: object) -> str:
-    done = typed(app, *words)
-    return done.stdout
-
-
 def test_the_student_is_published_with_card_certificate_and_checksums_that_openssl_takes(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     out = tmp_path / "trial-student"
-    invoke(student_app, "publish", workspace.root, "--out", out)
+    typed(student_app, "publish", workspace.root, "--out", out)
     assert {"bundle", "MODEL_CARD.md", "certificate.pdf", "certificate.json", "statement.json"} <= {
         path.name for path in out.iterdir()
     }
@@ -66,7 +61,7 @@ def test_the_student_is_published_with_card_certificate_and_checksums_that_opens
     secrets = [path.read_bytes() for path in (workspace.root / "keys").glob("*.key")]
     assert not any(secret in (out / name).read_bytes() for secret in secrets for name in files)
     with pytest.raises(InvalidInput, match=f"{out}.*--out"):
-        invoke(student_app, "publish", workspace.root, "--out", out)
+        typed(student_app, "publish", workspace.root, "--out", out)
 
 
 def test_the_model_card_says_for_what_how_good_with_which_limits_and_what_is_not_known(
@@ -74,7 +69,7 @@ def test_the_model_card_says_for_what_how_good_with_which_limits_and_what_is_not
 ) -> None:
     """The card shows the figures computed from the stored scores. Without scores it says that there are none."""
     study = workspace.study()
-    invoke(student_app, "publish", workspace.root, "--out", tmp_path / "without")
+    typed(student_app, "publish", workspace.root, "--out", tmp_path / "without")
     card = (tmp_path / "without" / "MODEL_CARD.md").read_text()
     assert "were not measured" in card
     dice, far = [[0.8, 0.5], [0.6, None], [0.7, 0.3]], [[1.0, 2.0], [2.0, None], [3.0, 4.0]]
@@ -102,7 +97,7 @@ def test_the_model_card_says_for_what_how_good_with_which_limits_and_what_is_not
 
 def test_an_archive_verifies_makes_the_certificate_again_and_holds_no_key(workspace: Workspace, tmp_path: Path) -> None:
     out = tmp_path / "trial.tar.gz"
-    said = invoke(study_app, "archive", workspace.root, "--out", out)
+    said = typed(study_app, "archive", workspace.root, "--out", out).stdout
     assert "keep keys/ elsewhere" in said
     assert out.stat().st_mode & 0o777 == 0o600
     with tarfile.open(out) as tar:
@@ -117,7 +112,7 @@ def test_an_archive_verifies_makes_the_certificate_again_and_holds_no_key(worksp
         assert not any(secret in path.read_bytes() for secret in secrets), path
     assert (kept.bundle_dir / "models" / "model.pt").exists()
     with workspace.locked(), pytest.raises(Exception, match="already active"):
-        invoke(study_app, "archive", workspace.root, "--out", tmp_path / "second.tar.gz")
+        typed(study_app, "archive", workspace.root, "--out", tmp_path / "second.tar.gz")
 
 
 def test_an_archive_holds_nothing_of_another_study_or_of_a_dashboard_in_the_studys_directory(
@@ -131,7 +126,7 @@ def test_an_archive_holds_nothing_of_another_study_or_of_a_dashboard_in_the_stud
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("a secret")
     out = root / "trial.tar.gz"
-    said = invoke(study_app, "archive", root, "--out", out)
+    said = typed(study_app, "archive", root, "--out", out).stdout
     left_out = re.search("left out: (.*)", said)[1].split(", ")
     assert {"an-older.tar.gz", "dashboard", "keys", "stranger", "studies"} <= {*left_out}
     with tarfile.open(out) as tar:
@@ -171,7 +166,7 @@ def test_a_site_that_left_is_gone_from_the_server_but_for_what_must_stay_and_the
     head = study_status(workspace).ledger_head  # with the note of the revocation
     with keeping(workspace.root / "logs"), pytest.raises(DaemonFailed, match="`server up`"):
         forget(workspace, name)
-    said = invoke(provision_app, "forget", workspace.root, name)
+    said = typed(provision_app, "forget", workspace.root, name).stdout
     assert "GDPR" in said
 
     holding = {

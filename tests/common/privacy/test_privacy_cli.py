@@ -10,7 +10,6 @@ import nibabel as nib
 import numpy as np
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from common.data.synthetic import write_phantoms
 from common.errors import InvalidInput
@@ -18,15 +17,14 @@ from consilium.cli.audit import audit_app
 from consilium.cli.privacy import plan_app
 from consilium.cli.say import json_text
 from server.planning.recommend import Rehearsal
+from tests.commands import ended
 from tests.worlds import study_toml
 
 STUDY = study_toml("tumour", grid=(64, 64, 64), name="brats", planned_queries=40, quorum=6)
 
 
 def call(app: typer.Typer, *arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, list(arguments))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = ended(app, *arguments)
     return result.exit_code, result.stdout
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from common.codecs.pca import PcaCodec
 from common.config import Study
@@ -24,6 +23,7 @@ from server.protocols.rounds import keep_frame
 from server.public.material import CodecRecord
 from server.study import create_study as setup
 from server.study.workspace import Site, Workspace
+from tests.commands import ended
 from tests.federation import make_codec, make_study
 from tests.joint_federation import frame_of, joint_federation
 from tests.studies import made_study
@@ -34,9 +34,7 @@ QUICK = ("--hospitals", "2", "--rounds", "2", "--dimension", "8", "--draws", "1"
 
 
 def call(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(audit_app, list(arguments))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = ended(audit_app, *arguments)
     return result.exit_code, result.stdout
 
 

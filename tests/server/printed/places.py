@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from common.errors import LedgerCorrupt
 from common.measured_gain import Score
@@ -33,11 +32,11 @@ from server.ledger.server_ledger import Ledger
 from server.postprocess.bundle import privacy_of
 from server.study.consent_text import rosters
 from server.study.workspace import Workspace
+from tests.commands import ended
 from tests.server.dashboard.conftest import TestClient, glance
 from tests.server.printed.lives import Life
 from tests.server.printed.rules import PLAN, Said, lines_of, of_document, of_text
 
-RUN = CliRunner()
 GROUPS = {r"(.*\.)?groups\.\d+\.epsilon": "group:{group}"}
 SEALED = {
     r"(.*\.)?sealed_sum\.knowing_no_share\.epsilon": "sealed:none",
@@ -95,10 +94,7 @@ def view(life: Life, workspace: Workspace, state: Path) -> View:
 
 
 def command(app: Any, *arguments: object) -> str:
-    done = RUN.invoke(app, [str(one) for one in arguments])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.stdout
+    return ended(app, *arguments).stdout
 
 
 # --- one function for each place
