@@ -141,17 +141,16 @@ def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
             "sites hold receipts. Then restart the dashboard.",
         )
     if ledger.forgotten:
-        copied = (
+        put_back = "put the newest copy back, or enter the missing charges with `consilium ledger recover`."
+        archived = (
             "If this is an unpacked archive, nothing is wrong: its figures are those of the day it was packed. If not, "
-        )
-        remedy = (
-            "put the newest copy back, or enter the missing charges with `consilium ledger recover`; no run starts."
+            f"no run starts on it: {put_back}"
         )
         yield Alarm(
             "ledger-older",
             "critical",
             f"Charges are missing, or may be missing, from the ledger: {ledger.forgotten}",
-            f"{copied}{remedy}" if ledger.forgotten == STANDING_MISSING else f"P{remedy[1:]}",
+            archived if ledger.forgotten == STANDING_MISSING else f"No run starts on it. To fix: {put_back}",
         )
     if ledger.unread:
         yield Alarm(
