@@ -118,7 +118,9 @@ class Voters(Protocol):
 T = TypeVar("T")
 
 VolumeCodes = Sequence[tuple[NDArray[np.float64] | None, bool]]
-"""Each voter's unclipped code of one volume, None if it failed, and whether it has a teacher. # sensitive"""
+"""For each voter: its unclipped code of one volume, and whether it has a teacher; (None, False) if it failed.
+# sensitive
+"""
 
 
 class Worker:
@@ -489,10 +491,10 @@ class Worker:
         return total, f"zero-votes-{zero_votes}" if zero_votes else "stored"
 
     def _encoded(self, encoder: Encoder, query: QuerySpec) -> list[VolumeCodes]:
-        """Return the voters' codes of each of the query's public volumes. # sensitive
+        """Return the voters' codes, volume by volume. # sensitive
 
-        The codes stay in memory until the next query, because the rounds of a study ask for the same volumes. A
-        failure stays too; otherwise only a site with a failed voter would take longer in later rounds.
+        The next query reuses the codes of the volumes that it also asks for; other codes are deleted. Failures are kept
+        too. Otherwise the time of a later round would show the server that a voter failed.
         """
         keys = [(query.codec, encoder.volume_key, volume) for volume in query.volumes]
         self._volume_codes = {key: each for key, each in self._volume_codes.items() if key in keys}
@@ -504,8 +506,8 @@ class Worker:
     def _of_volume(self, encoder: Encoder, volume: str, query: QuerySpec) -> VolumeCodes:
         """Compute the codes of one public volume by each of the study's m voters. # sensitive
 
-        The prediction of a voter that must not vote is encoded as well, so that it takes the same time. Exactly m
-        voters are asked, even if fewer or more teachers are on disk.
+        A voter that must not vote is asked as well, so that the time does not reveal it. Exactly m voters are asked,
+        even if fewer or more teachers are on disk.
         """
         content = self._fetch(volume)
         image = cache(partial(_image, content, self._consent.study.data))

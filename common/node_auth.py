@@ -234,7 +234,7 @@ class RequestAdmission:
 class _Memory:
     """Recent signatures of one key, as a heap ordered by when they expire.
 
-    A signature that came while the clock was ahead expires late, and keeps none in memory that came after it.
+    A signature that came while this machine's clock was ahead expires late, but does not delay others.
     """
 
     names: set[int] = field(default_factory=set)

@@ -134,7 +134,7 @@ class GateState:
 
     @property
     def sentence(self) -> str:
-        """The words and, while the student is not released, what the operator can do."""
+        """:attr:`words` and, until the student is released, what the operator can do."""
         return self.words if self.released else f"{self.words}; to fix: {self.remedy}"
 
     @property
@@ -152,7 +152,7 @@ S = TypeVar("S", bound=StatementOnStudent)
 
 
 def genuine(said: Iterable[S], keys: Mapping[str, str], *, study: Study, bundle: str) -> tuple[S, ...]:
-    """Return the statements that pass :meth:`~StatementOnStudent.check_signed`, and of each key only the first.
+    """Return the statements that pass :meth:`~StatementOnStudent.check_signed`, at most one (the first) for each key.
 
     Args:
         said: Statements of hospitals.

@@ -12,9 +12,9 @@ fails before the server has answered, such as a TLS handshake that timed out, is
 that is not accepted ends the process at once, as Flower intends. Each heartbeat that the server accepts touches a file,
 by which the supervisor sees whether the node is online.
 
-Flower's SuperNode asks the server for a message every three seconds. The steps of a query follow each other closely, so
-this process asks sooner after its start and after each reply that it sends: first after .2 s, then after waits that
-double up to one second. A minute later it waits three seconds again.
+Flower's SuperNode asks the server for a message every three seconds. The steps of a query follow each other closely. So
+for a minute after its start and after each reply, this process asks more often: after 0.2 s, 0.4 s and 0.8 s, then
+every second.
 """
 
 from __future__ import annotations
@@ -87,12 +87,13 @@ class ShorterWaits:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for a number of seconds, or shorter. Flower's loop has two kinds of waits.
+        """Wait for at most a number of seconds. Flower's loop has two kinds of waits.
 
         * Waits below one second are for the answer of the worker on this machine. They last at most
           :data:`LOCAL_WAIT_S`.
-        * Longer waits are for a message from the server. In the :data:`BUSY_S` after the start or a reply, the first
-          lasts :data:`FIRST_WAIT_S`, and each further one twice as long, up to :data:`BUSY_WAIT_S`.
+        * Waits of one second or more are for a message from the server. In the :data:`BUSY_S` after the start or a
+          reply, the first lasts :data:`FIRST_WAIT_S`, and each further one twice as long, up to :data:`BUSY_WAIT_S`.
+          Later they are as long as Flower wants.
 
         Args:
             seconds: The wait that Flower wants.

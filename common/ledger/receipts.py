@@ -307,15 +307,15 @@ def row_hashes(receipt: Receipt) -> dict[int, str]:
 
 
 def check_same_ledger(ours: Sequence[Receipt], theirs: Sequence[Receipt]) -> None:
-    """Check that the server showed two sites the same ledger, as far as their receipts show.
+    """Check that two sites' receipts show the same ledger of the server, in all rows that both cover.
 
     Args:
         ours: Genuine receipts of one site, oldest first.
         theirs: Genuine receipts of another site, oldest first.
 
     Raises:
-        LedgerCorrupt: If the rows of a ledger differ (``row`` is the first), or if the two sites have receipts of one
-            study from different ledgers.
+        LedgerCorrupt: If a row differs (``row`` is the first that does), or if the two sites have receipts of one study
+            from different ledgers.
         InvalidInput: If the sites have no receipts of the same ledger or study, so that nothing can be compared.
     """
     remedy = (
@@ -345,9 +345,9 @@ def check_same_ledger(ours: Sequence[Receipt], theirs: Sequence[Receipt]) -> Non
 def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str, int] | None:
     """Return the first row of the server's ledger in which the receipts of two sites contradict each other.
 
-    Every row that both sites' receipts cover is compared, not only the heads. A site has receipts of two histories of a
-    ledger that was restored from an older copy and recovered. The other site may know only one of them, so a row
-    contradicts only if each site's newest receipt of it shows a row that the other site does not know.
+    Every row that both sites' receipts cover is compared, not only the heads. After the server restored an older copy,
+    a site may hold two versions of a row, and another site only one. So a row counts as a contradiction only if each
+    site's newest version of it is unknown to the other.
 
     Args:
         ours: Genuine receipts of one site, oldest first.
@@ -362,7 +362,7 @@ def first_fork(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> tuple[str,
 
 
 def _rows_shown(receipts: Iterable[Receipt]) -> dict[tuple[str, int], list[str]]:
-    """Return every hash that receipts show of each row of a server's ledger, by ledger id and row number."""
+    """Return the hashes that receipts show for each row, oldest first, by ledger id and row number."""
     found: dict[tuple[str, int], list[str]] = {}
     for receipt in receipts:
         for seq, hashed in row_hashes(receipt).items():

@@ -1,6 +1,6 @@
 """Describes a row of a server's or a site's ledger in a few words.
 
-The dashboard and `consilium ledger log` use it. A body that no ledger can have written raises an error.
+The dashboard and `consilium ledger log` use this module. An invalid body raises an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def row_text(kind: str, body: dict[str, Any]) -> str:
         The description; empty for an unknown kind.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError, InvalidInput: If a ledger cannot have written this body.
+        LookupError, TypeError, ValueError, AttributeError, InvalidInput: If the body is invalid.
     """
     return _shared(kind, body) or _of_a_server(kind, body) or _of_a_site(kind, body)
 
@@ -40,7 +40,7 @@ def _shared(kind: str, body: dict[str, Any]) -> str:
         case "refusal":
             refused, done = many(len(body["query_ids"]), "query", "queries"), "declined"
             done = done if body.get("batch") == "offer" else "not released"
-            return f"{refused} {done}: {body['reason']} of {body['pool'] or 'no pool'}"
+            return f"{refused} {done}: {body['reason']}" + (f" (pool {body['pool']})" if body["pool"] else "")
         case "key":
             return f"signing key becomes {body['public_key'][:10]}"
         case "note":
@@ -61,9 +61,9 @@ def _of_a_server(kind: str, body: dict[str, Any]) -> str:
         case "roster":
             return f"list of {many(len(body['roster']), 'site')}, to which later rows refer"
         case "recovered":
-            return f"charge known from a receipt of {body['origin']}"
+            return f"charge entered again from a receipt of {body['origin']}"
         case "lost":
-            return f"lost charges of {many(len(body['pools']), 'pool')}, entered again after an older copy was restored"
+            return f"charges of {many(len(body['pools']), 'pool')} entered again: an older copy was restored"
         case "books":
             return f"site ledger {body['books'][:10]} of pool {body['pool']}"
         case "reuse":
@@ -84,7 +84,7 @@ def _of_a_site(kind: str, body: dict[str, Any]) -> str:
         case "disclosure":
             return f"{many(body['queries'], 'code')} disclosed to auditor {body['auditor'][:10]}{_draw(body)}"
         case "decision":
-            return f"{body['decision']}, study {body['study'][:10]}"
+            return f"decision on study {body['study'][:10]}: {body['decision']}"
         case "patient":
             return f"patient in slot {body['slot']} of voter {body['voter']} withdrawn"
         case "deal":
@@ -92,7 +92,7 @@ def _of_a_site(kind: str, body: dict[str, Any]) -> str:
         case "training":
             return f"training {body['training'][:10]} of voter {body['voter']} by {body['strategy']}"
         case "drawn":
-            return f"training {body['training'][:10]} has spent {many(body['steps'], 'step')}"
+            return f"training {body['training'][:10]} charged for {many(body['steps'], 'step')}"
         case "trained":
             return f"training {body['training'][:10]} of voter {body['voter']} done"
         case "foreign":
@@ -104,7 +104,7 @@ def _of_a_site(kind: str, body: dict[str, Any]) -> str:
         case "peer":
             return f"key of {body['site']} {'confirmed' if body['key'] else 'no longer confirmed'}"
         case "identity":
-            return f"what a patient is: {body['identity']}"
+            return f"definition of a patient: {body['identity']}"
         case "receipt":
             return f"receipt of the server's row {body['receipt']['head']['seq']}"
         case "superseded":
@@ -114,7 +114,7 @@ def _of_a_site(kind: str, body: dict[str, Any]) -> str:
         case "recovery":
             return f"alarm ended by a person, for ledger {body['ledger_id'][:10]}"
         case "restored":
-            return f"charges entered again after an older copy of this ledger was restored, past row {body['kept_row']}"
+            return f"charges after row {body['kept_row']} entered again: an older copy of this ledger was restored"
     return ""
 
 

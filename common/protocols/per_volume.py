@@ -41,7 +41,7 @@ class PlainEncoder:
 
     @property
     def volume_key(self) -> Hashable:
-        """The same for all queries, because a code depends on the codec alone."""
+        """A constant, because all queries with the same codec are encoded alike."""
         return "per-volume"
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:

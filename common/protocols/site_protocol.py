@@ -34,8 +34,8 @@ class Encoder(Protocol):
     def volume_key(self) -> Hashable:
         """A value that identifies how :meth:`of_volume` encodes.
 
-        Two encoders of the same codec with equal keys return the same code of the same prediction. A site then computes
-        a volume's codes once for all rounds that ask for them.
+        Encoders of one codec with equal keys return the same code for the same prediction and image. A site then
+        computes a volume's codes once for all rounds that ask for them.
         """
         ...
 

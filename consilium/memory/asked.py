@@ -193,8 +193,8 @@ def ask(
             [x, y, z] if the study has one channel. There must be as many as the study asks about.
         teachers: Callables from a float32 image [c, x, y, z] to probabilities [k, x, y, z] or to a label map of
             integers [x, y, z]. Give one flat list with ``voters_per_site`` teachers of the first site, then as many of
-            the second, and so on; or give one list for each site. In a list of its own, a site may have fewer
-            teachers; the missing ones count as the zero code. A teacher is asked once for each volume.
+            the second, and so on; or give one list for each site. A site's own list may be shorter; missing teachers
+            count as the zero code. A teacher is called once for each volume.
         sampler: Draws the noise; by default from the operating system's secure random generator. Only tests give
             another.
 
@@ -277,7 +277,7 @@ def _site_code(
 ) -> Int64[np.ndarray, "d"]:
     """Return one site's integer code for a query, the sum of its teachers' codes. # sensitive until noised
 
-    ``known`` holds teachers' codes of volumes. Those that it lacks are computed and added to it.
+    ``known`` caches the teachers' codes of volumes; missing ones are computed and added.
     """
     total, data = np.zeros(query.mechanism.dimension, dtype=np.int64), public.study.data
     for number, teacher in enumerate(teachers, start=1):

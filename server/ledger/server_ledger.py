@@ -413,24 +413,23 @@ class Ledger(AnswersQueries):
         return study_facts(study, self.books, doubt=doubt, gain=gain, asked=asked, revoked=revoked)
 
     def study_missing(self, study_id: str) -> str | None:
-        """Return the reason why the ledger does not belong to a study's directory: it lacks the study.
+        """Return an error's text if the ledger lacks a study that has a directory.
 
-        A study is registered before its directory is complete. If ledger and standing were both put back from before,
-        the standing shows nothing.
+        A study is registered before its directory is complete. So study.toml was changed, or the ledger is an older
+        copy. If the standing is a copy of the same time, it cannot show this.
 
         Args:
             study_id: Id of the study in the directory.
 
         Returns:
-            The reason; None if the study is registered.
+            The text; None if the study is registered.
         """
         if study_id in self.books.studies:
             return None
         return (
-            f"the ledger {self._chain.path} lacks study {study_id[:12]}: study.toml was changed since the study was "
-            "created, or an older copy of the ledger was put in its place, with its standing file; to fix: restore the "
-            "study.toml with which the study ran, or run `consilium ledger recover` with --study and the receipts file "
-            "of every site"
+            f"the ledger {self._chain.path} lacks study {study_id[:12]}: study.toml was changed, or ledger and "
+            "standing file are older copies; to fix: if study.toml was changed, restore the one with which the study "
+            "ran; if not, run `consilium ledger recover` with --study and the receipts file of every site"
         )
 
     def study_spending(self, study_id: str) -> Spending:

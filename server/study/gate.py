@@ -117,8 +117,8 @@ def take_verdict(workspace: Workspace, data: bytes, *, clock: Clock = utc_now) -
         The verdict.
 
     Raises:
-        InvalidInput: If the verdict is on another student, by a site that is not admitted, signed in the future, or
-            older than the stored verdict of this site; or if the study has no exported student or no gate.
+        InvalidInput: If the verdict is on another student, lacks the valid signature of an admitted site, has a time in
+            the future, or is older than the site's stored verdict; or if the study has no exported student or no gate.
     """
     study, statement = workspace.study(), statement_of(workspace)
     if not study.gate.verdicts:
@@ -138,8 +138,8 @@ def take_verdict(workspace: Workspace, data: bytes, *, clock: Clock = utc_now) -
 def keep_newest(folder: Path, said: StatementOnStudent, *, clock: Clock) -> None:
     """Store a site's signed statement in the site's file, unless a newer one is stored there.
 
-    A stored statement with a time in the future does not count as newer: it was signed and stored while clocks were
-    wrong, and would otherwise keep out all that the site signs until then.
+    A stored statement with a time in the future does not count as newer. Otherwise it would block the site's new
+    statements until that time.
 
     Args:
         folder: The folder.

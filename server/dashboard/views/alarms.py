@@ -141,16 +141,16 @@ def _of_the_files(follower: Follower, *, now: datetime) -> Iterator[Alarm]:
             "sites hold receipts. Then restart the dashboard.",
         )
     if ledger.forgotten:
-        put_back = "put the newest copy back, or enter the missing charges with `consilium ledger recover`."
-        archived = (
-            "If this is an unpacked archive, nothing is wrong: its figures are those of the day it was packed. If not, "
-            f"no run starts on it: {put_back}"
+        stopped = (
+            "run starts with this ledger. To fix: put its newest copy back, or enter the missing charges with "
+            "`consilium ledger recover`."
         )
+        archive = "If this is an unpacked archive, nothing is wrong: its figures are those of the day it was packed."
         yield Alarm(
             "ledger-older",
             "critical",
             f"Charges are missing, or may be missing, from the ledger: {ledger.forgotten}",
-            archived if ledger.forgotten == STANDING_MISSING else f"No run starts on it. To fix: {put_back}",
+            f"{archive} Otherwise no {stopped}" if ledger.forgotten == STANDING_MISSING else f"No {stopped}",
         )
     if ledger.unread:
         yield Alarm(
@@ -330,8 +330,8 @@ def _of_a_refusal(site: SiteView, *, unfinished: bool) -> Iterator[Alarm]:
     if reason is None or told or not unfinished:
         return
     remedies = {
-        "paused": "Ask the site for `consilium site status`: it says if staff paused the study, or names an alarm, "
-        "which the site itself must clear.",
+        "paused": "Ask the site for the output of `consilium site status`. It names a pause by the staff, or an alarm; "
+        "only the site can end either.",
         "withdrawn": "Nothing brings it back. If the quorum needs another site, admit one with `consilium provision "
         "approve`.",
     }

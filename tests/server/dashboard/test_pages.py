@@ -564,7 +564,7 @@ def test_the_grafana_dashboard_asks_for_metrics_that_exist(client):
 def test_every_kind_of_row_that_a_server_writes_can_be_listed(reader):
     for kind in RECORDS["server"]:
         assert reader.get(f"/api/ledger?kind={kind}").status_code == 200, kind
-    assert row_text("lost", {"pools": {"north": {}, "south": {}}}).startswith("lost charges of 2 pools")
+    assert row_text("lost", {"pools": {"north": {}, "south": {}}}).startswith("charges of 2 pools entered again")
     assert row_text("books", {"pool": "north", "books": "ab" * 32}) == "site ledger ababababab of pool north"
 
 
