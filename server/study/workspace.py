@@ -180,8 +180,8 @@ class Workspace:
     """Public node keys of all sites that were ever admitted and not deleted."""
     labels_dir = PathInside("labels")
     student_dir = PathInside("student")
-    start_file = PathInside(START_FILE)
     codec_file = PathInside("codec.json")
+    start_file = PathInside(START_FILE)
     """Weights of the public start, if the study has one; teachers and student may start from them."""
     bundle_dir = PathInside("bundle")
     decisions_file = PathInside("decisions.jsonl")
