@@ -394,7 +394,6 @@ class Ledger(AnswersQueries):
         gain: MeasuredGain | None = None,
         asked: Collection[str] | None = None,
         revoked: Collection[str] = (),
-        doubt: str | None = None,
     ) -> StudyFacts:
         """Return a study's figures: what it spent of each pool, how many answers it has, and what it has left.
 
@@ -404,12 +403,11 @@ class Ledger(AnswersQueries):
             asked: Pools of the study's sites, from which the remaining budget is computed; by default all declared
                 pools.
             revoked: Pools of the study's revoked sites.
-            doubt: Reason why the ledger may be an older copy although its standing shows nothing, if there is one.
 
         Returns:
             The figures (:func:`common.study_facts.study_facts`).
         """
-        doubt = self.standing_problem() or doubt
+        doubt = self.standing_problem() or self.study_missing(study.id)
         return study_facts(study, self.books, doubt=doubt, gain=gain, asked=asked, revoked=revoked)
 
     def study_missing(self, study_id: str) -> str | None:

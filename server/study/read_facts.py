@@ -55,9 +55,7 @@ def facts_in(ledger: Ledger, workspace: Workspace) -> StudyFacts:
     found = read_measured(workspace.root, study.id)
     asked = [site.pool for site in workspace.registered()]
     revoked = [site.pool for site in workspace.revoked()]
-    gain = None if found is None else found.measured_gain
-    doubt = ledger.study_missing(study.id)
-    return ledger.study_facts(study, gain=gain, asked=asked, revoked=revoked, doubt=doubt)
+    return ledger.study_facts(study, gain=None if found is None else found.measured_gain, asked=asked, revoked=revoked)
 
 
 def facts_of(workspace: Workspace) -> StudyFacts:
