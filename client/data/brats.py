@@ -57,13 +57,14 @@ class BratsLayout:
         Raises:
             InvalidInput: If there is no case, or the folder mixes both versions of the layout.
         """
-        outcomes, signs = [], set()
-        empty = [folder.name for folder in _folders(directory) if not is_closed(folder) and not any(folder.iterdir())]
+        outcomes, signs, empty = [], set(), []
         for folder in _folders(directory):
             files, doubled, others = _files(folder)
             if files or others or is_closed(folder):
                 outcomes.append(_case(folder, {kind: path for kind, (_, path) in files.items()}, doubled, others))
                 signs |= {sign for sign, _ in files.values()}
+            elif not any(folder.iterdir()):
+                empty.append(Problem(folder.name, _EMPTY))
         if not outcomes:
             raise InvalidInput("the dataset holds no case", value=str(directory), limit=self.says)
         if len(signs) > 1:
@@ -82,7 +83,7 @@ class BratsLayout:
             channels=(),
             regions=REGIONS,
             cases=cases,
-            problems=(*problems, *(Problem(name, _EMPTY) for name in empty)),
+            problems=(*problems, *empty),
             listed=tuple(sorted(listed)),
             patients={name: _patient(name) for name in (*(case.id for case in cases), *(one.case for one in problems))},
             patient_identity=PatientIdentity.FOLDER,
