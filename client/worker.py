@@ -496,12 +496,12 @@ class Worker:
         The next query reuses the codes of the volumes that it also asks for; other codes are deleted. Failures are kept
         too. Otherwise the time of a later round would show the server that a voter failed.
         """
-        keys = [(query.codec, encoder.volume_key, volume) for volume in query.volumes]
-        self._volume_codes = {key: each for key, each in self._volume_codes.items() if key in keys}
-        for key, volume in zip(keys, query.volumes, strict=True):
+        keys = {volume: (query.codec, encoder.volume_key, volume) for volume in query.volumes}
+        self._volume_codes = {key: self._volume_codes[key] for key in keys.values() if key in self._volume_codes}
+        for volume, key in keys.items():
             if key not in self._volume_codes:
                 self._volume_codes[key] = self._of_volume(encoder, volume, query)
-        return [self._volume_codes[key] for key in keys]
+        return [self._volume_codes[keys[volume]] for volume in query.volumes]
 
     def _of_volume(self, encoder: Encoder, volume: str, query: QuerySpec) -> VolumeCodes:
         """Compute the codes of one public volume by each of the study's m voters. # sensitive

@@ -38,8 +38,8 @@ def _shared(kind: str, body: dict[str, Any]) -> str:
             epsilon = epsilon_text(float.fromhex(declared["epsilon"]))
             return f"pool {declared['pool']} of {declared['site']}, ε ≤ {epsilon}"
         case "refusal":
-            refused, done = many(len(body["query_ids"]), "query", "queries"), "declined"
-            done = done if body.get("batch") == "offer" else "not released"
+            refused = many(len(body["query_ids"]), "query", "queries")
+            done = "declined" if body.get("batch") == "offer" else "not released"
             return f"{refused} {done}: {body['reason']}" + (f" (pool {body['pool']})" if body["pool"] else "")
         case "key":
             return f"signing key becomes {body['public_key'][:10]}"

@@ -128,13 +128,14 @@ def take_report(text: str, folder: Path, *, keys: Mapping[str, str], now: dateti
     if not isinstance(site, str) or site not in keys:
         raise InvalidInput("the site named in the report", limit="a site that is registered in this study")
     said = check_account(data, key=keys[site])
-    if said > now + CLOCKS_DIFFER:
+    latest = now + CLOCKS_DIFFER
+    if said > latest:
         raise InvalidInput("the report's time", limit="no later than now", remedy="set the clock at the site")
     path = folder / f"{site}.json"
     report = _report(data, site=site, keys=keys)
     before = _read(path, keys=keys) if path.exists() else None
-    latest = (now + CLOCKS_DIFFER).isoformat(timespec="seconds")
-    if before is not None and not before.problem and report.given <= before.given <= latest:
+    until = latest.isoformat(timespec="seconds")
+    if before is not None and not before.problem and report.given <= before.given <= until:
         raise InvalidInput(
             "the report is not newer than the stored one", limit=f"a report of {site} written after {before.given}"
         )
