@@ -133,7 +133,7 @@ def test_no_text_leaves_it_to_the_reader_whether_something_is_one_or_several():
     shown = [path for folder in ("client", "docs", "server") for path in (ROOT / folder).rglob("*.[hm][td]*")]
     texts += [path.read_text(encoding="utf-8") for path in shown if path.suffix in (".html", ".md")]
     assert len(texts) > 1000
-    assert [found for text in texts for found in re.findall(r".{,30}[a-z]\(s\)", text)] == []
+    assert [found for text in texts if "(s)" in text for found in re.findall(r".{,30}[a-z]\(s\)", text)] == []
 
 
 def test_the_runbook_has_every_alarm_every_word_of_refusal_and_every_exit_code_and_no_other():

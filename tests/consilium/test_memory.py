@@ -145,6 +145,7 @@ def noise_in(study: c.Study, *, times: int, scale: Fraction = Fraction(1)) -> np
     return np.concatenate(draws) - np.tile(exact, times)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
 def test_the_noise_has_the_calibrated_standard_deviation_and_a_tenth_less_is_noticed(sealed: bool) -> None:
     """In a sealed sum of K sites, σ is what is left without the share of one: the sum carries σ·√(K / (K − 1))."""

@@ -97,6 +97,7 @@ def test_the_published_calibration_factors_are_reproduced_to_six_digits(
     assert factor["rdp"] == pytest.approx(rdp, abs=6e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "delta", "_p", "_r", "exact"), TABLE)
 def test_a_second_algorithm_agrees_with_the_exact_curve_to_a_millionth(
     epsilon: float, delta: float, _p: float, _r: float, exact: float
@@ -105,6 +106,7 @@ def test_a_second_algorithm_agrees_with_the_exact_curve_to_a_millionth(
     assert epsilon_pld(mu_squared, delta) == pytest.approx(epsilon_exact(mu_squared, delta), abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mu", "epsilon"),
     [(1e-3, 0.0), (1e-3, 1e-3), (0.02, 0.05), (0.5, 1.0), (1.0, 0.0), (2.083, 8.0), (6.0, 30.0), (20.0, 260.0)],
@@ -139,6 +141,7 @@ def test_epsilon_exact_inverts_the_defining_integral_at_more_charges(log_mu: flo
     inverts_the_defining_integral(log_mu, delta)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     logs=st.lists(st.floats(math.log(1e-3), math.log(20)), min_size=1, max_size=9),
@@ -262,6 +265,7 @@ def test_the_filter_refuses_requests_and_limits_that_are_not_positive_rationals(
             admits(bad, Fraction(1), Fraction(1))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [1.0, 16.0, 32.0])
 def test_the_second_algorithm_is_as_near_as_its_document_says(mu: float) -> None:
     assert epsilon_pld(mu**2, 1e-5) == pytest.approx(epsilon_exact(mu**2, 1e-5), abs=5e-7 * max(mu, 1))

@@ -71,6 +71,7 @@ def test_small_sigmas_have_exactly_the_rounded_gaussian_probabilities(std: Fract
     assert stats.chisquare(observed, np.array(expected) * draws.size / sum(expected)).pvalue > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("std", [Fraction(1, 2), Fraction(3), Fraction(2**17)])
 def test_moments_are_those_of_the_rounded_gaussian(std: Fraction) -> None:
     draws = rounded_gaussian(1_000_000, std).astype(np.float64)
@@ -95,6 +96,7 @@ def kolmogorov_distance(draws: np.ndarray, std: float) -> float:
     return float(max(above.max(), below.max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("std", [Fraction(3), Fraction(2**17), Fraction(2**28)])
 def test_a_kolmogorov_test_accepts_sigma_and_rejects_three_per_cent_off(std: Fraction) -> None:
     draws = rounded_gaussian(600_000, std)  # at this number 3 % off passes once in e^17
@@ -164,6 +166,7 @@ def test_bits_on_either_side_of_a_boundary_round_to_either_side(std: Fraction, k
             assert value == (-expected if negative else expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "std"), [(2, 100), (2, 2**30), (15, 100), (16, 2**30), (18, 100)])
 def test_a_string_of_zero_bits_reaches_far_into_the_tail_instead_of_failing(words: int, std: int) -> None:
     """Also beyond what float64 can hold, from 16 words on: P lies in [1, 2]·2^−64(words + 1)."""

@@ -59,6 +59,7 @@ def test_a_training_of_epsilon_8_under_add_remove_is_reported_as_13_4_under_repl
     assert "replace-one" in str(guarantee_of(event, delta=1e-5, neighbours=REPLACE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [1e-9, 1e-10, 1e-12, 1e-14, 1e-16, 1e-300])
 @pytest.mark.parametrize(("z", "steps"), [("100", 10_000), ("5", 100), ("2", 1)])
 def test_epsilon_is_never_below_the_exact_curve_however_small_delta_is(z: str, steps: int, delta: float) -> None:
@@ -145,6 +146,7 @@ def test_noise_of_a_fixed_partition_of_twenty_passes(epsilon: float, z: float) -
     assert float(event.noise_multiplier) == pytest.approx(z, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_fixed_batches_charged_as_poisson_would_claim_a_fraction_of_what_they_cost() -> None:
     """The published classifier's batches were fixed: true ε 37.6, 9.7, 1.5 where 8, 2, .5 is claimed."""
     for z, steps, pca, claimed, true in (("1", 1800, 4, 8, 37.6), ("2.8", 1800, 8, 2, 9.7), ("8", 600, 16, 0.5, 1.5)):

@@ -34,6 +34,7 @@ def alarms(noise: np.ndarray, std: float = STD) -> set[str]:
     return {finding.test for finding in noise_findings(noise, std) if finding.alarm}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("std", [60.0, 2000.0, STD, 2.0**40])
 @pytest.mark.parametrize("shape", [SHAPE, (1, 1, 16), (40, 2, 2), (2, 30, 7)])
 def test_noise_as_claimed_raises_no_alarm_at_any_size(std: float, shape: tuple[int, ...]) -> None:
@@ -101,6 +102,7 @@ FAULTS: dict[str, tuple[Callable[[np.ndarray, Rng], np.ndarray], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_is_seen_by_the_test_that_is_there_for_it(name: str) -> None:
     fault, test = FAULTS[name]
@@ -109,6 +111,7 @@ def test_every_fault_is_seen_by_the_test_that_is_there_for_it(name: str) -> None
         assert test in alarms(fault(true(rng, (40, 4, 256) if test.endswith("coordinates") else SHAPE), rng))
 
 
+@pytest.mark.slow
 def test_a_hundredth_less_is_seen_at_the_default_number_of_draws() -> None:
     """The stated power, and that the statement fits: what 19 of 20 audits see is less than a hundredth."""
     assert 0.990 < smallest_fault(DRAWS) < 0.991
@@ -131,6 +134,7 @@ def test_the_correlations_are_standard_normal_where_there_is_none(
     assert kstest(one_each, "norm").pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_false_alarms_of_the_exact_tests_come_at_their_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("consilium.audit.noise.ALPHA", 0.2)
     rng = np.random.default_rng(2)

@@ -128,6 +128,7 @@ def test_every_strategy_trains_a_teacher_that_answers_and_says_what_it_cost(
     np.testing.assert_allclose(first.sum(axis=0), 1, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
 def test_a_private_training_begins_from_the_public_start_and_another_start_is_another_training(
     dataset: Dataset, tmp_path: Path, strategy: str
@@ -239,6 +240,7 @@ def test_no_voxel_can_end_a_private_training_without_weights(strategy: str, voxe
     assert all(torch.isfinite(weight).all() for weight in done.model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["dp-sgd", "dp-bbb", "dp-mac"])
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 def test_a_training_stopped_after_any_step_ends_with_the_weights_of_a_whole_one(

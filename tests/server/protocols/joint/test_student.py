@@ -199,6 +199,7 @@ def test_what_no_code_says_is_the_students_own(codec: PcaCodec, images: np.ndarr
     assert abs(drawn - predicted).max() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_at", [2, 4, 8])
 def test_a_student_killed_in_any_pass_goes_on_to_the_same_weights(
     codec: PcaCodec, images: np.ndarray, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
