@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from common.clock import Clock, utc_now
@@ -24,7 +25,7 @@ EVENT_SCHEMA = 1
 
 
 class EventLog:
-    """Appends events to a file. The caller holds the study's lock, so there is one writer at a time.
+    """Appends events to a file. The caller holds the study's lock, so one process writes; its threads may share it.
 
     Args:
         path: The log file.
@@ -33,7 +34,7 @@ class EventLog:
     """
 
     def __init__(self, path: Path, *, study: str, clock: Clock = utc_now) -> None:
-        self._path, self._study, self._clock = path, study, clock
+        self._path, self._study, self._clock, self._writing = path, study, clock, Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._seq = sum(1 for _ in read_events(path))
 
@@ -60,24 +61,25 @@ class EventLog:
                     value=type(value).__name__,
                     limit="None, a bool, a number, a string or a list of strings",
                 )
-        record = {
-            "schema": EVENT_SCHEMA,
-            "seq": self._seq + 1,
-            "time": self._clock().isoformat(timespec="milliseconds"),
-            "study": self._study,
-            "event": event,
-            **facts,
-        }
-        try:
-            line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-        except ValueError as error:
-            raise InvalidInput(f"a number in event {event}", limit="a finite number") from error
-        try:
-            append_line(self._path, line.encode())
-        except OSError as error:
-            error.filename = error.filename or str(self._path)
-            raise
-        self._seq += 1
+        with self._writing:
+            record = {
+                "schema": EVENT_SCHEMA,
+                "seq": self._seq + 1,
+                "time": self._clock().isoformat(timespec="milliseconds"),
+                "study": self._study,
+                "event": event,
+                **facts,
+            }
+            try:
+                line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+            except ValueError as error:
+                raise InvalidInput(f"a number in event {event}", limit="a finite number") from error
+            try:
+                append_line(self._path, line.encode())
+            except OSError as error:
+                error.filename = error.filename or str(self._path)
+                raise
+            self._seq += 1
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

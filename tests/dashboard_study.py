@@ -23,7 +23,7 @@ from common.ledger.charges import RosterEntry
 from common.privacy.mechanism import QuerySpec
 from common.study_mechanism import study_mechanism
 from consilium.in_process import Sites, Wire, site_config
-from server.aggregation.pipeline import collect, run_study
+from server.aggregation.pipeline import collect, countersign, run_study
 from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
 from server.study.start import GivenStart
@@ -75,6 +75,7 @@ class Recorded:
         events = self.log()
         events.emit("run-started", run=run, pid=1, resumed=False)
         collect(self.workspace, self.transport, events=events)
+        countersign(self.workspace, self.transport, events=events)
         return events
 
 

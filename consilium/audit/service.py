@@ -42,7 +42,7 @@ from common.sealing_rotation import load_sealing_keys
 from consilium.audit.subject import Limit, Subject
 from consilium.audit.world import SiteVoters, VoterAnswers
 from consilium.in_process import Sites, Wire, site_config
-from server.aggregation.pipeline import collect
+from server.aggregation.pipeline import collect, countersign
 from server.aggregation.sealed_sums import aggregator_of
 from server.ledger.server_ledger import Ledger
 from server.protocols.query_protocol import protocol_of
@@ -121,7 +121,9 @@ class Service:
         with closing(self.opened()) as sites:
             events = EventLog(self.events_file, study=self.study.id)
             try:
-                collect(self.workspace, wire(sites.workers), events=events)
+                transport = wire(sites.workers)
+                collect(self.workspace, transport, events=events)
+                countersign(self.workspace, transport, events=events)
             except Exception as error:  # noqa: BLE001  the audit reports every failure
                 return type(error).__name__
         return ""

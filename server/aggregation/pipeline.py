@@ -2,7 +2,8 @@
 
 The core and the demo call it. A run has these stages; the code repeats their numbers:
 
-1. ``collect``: the aggregator answers the open queries; the answers are in the ledger.
+1. ``collect``: the aggregator answers the open queries; the answers are in the ledger. During the following stages the
+   sites countersign the ledger's head, the signed hash of its newest row.
 2. ``decode``: stored answers become pseudo-labels.
 3. ``student``: the student is trained on them.
 4. ``controls``: the control networks are trained.
@@ -19,6 +20,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -69,12 +71,15 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
         events.emit("run-started", run=run, pid=os.getpid(), resumed=resumed)
         started = time.monotonic()
         try:
-            imports = Thread(target=_import_libraries)  # while the sites countersign
-            collect(workspace, transport, events=events, on_answered=imports.start)  # stage 1
-            if not workspace.stop_file.exists():
-                with Ledger.open(workspace.ledger_file) as ledger:
-                    check_answers(ledger, study, pools=[site.pool for site in workspace.admitted()])
-                finish(workspace, events=events)
+            imports = Thread(target=_import_libraries)  # while the run waits for sites
+            collect(workspace, transport, events=events, on_first=imports.start)  # stage 1
+            with ThreadPoolExecutor(1) as beside:  # a site that does not countersign delays no student
+                countersigned = beside.submit(countersign, workspace, transport, events=events)
+                if not workspace.stop_file.exists():
+                    with Ledger.open(workspace.ledger_file) as ledger:
+                        check_answers(ledger, study, pools=[site.pool for site in workspace.admitted()])
+                    finish(workspace, events=events)
+                countersigned.result()
         except Exception as error:
             reason, code = _why_failed(error)
             events.emit("run-failed", run=run, reason=reason, code=code)
@@ -96,17 +101,15 @@ def _why_failed(error: Exception) -> tuple[str, int]:
 
 
 def collect(
-    workspace: Workspace, transport: Transport, *, events: EventLog, on_answered: Callable[[], None] = lambda: None
+    workspace: Workspace, transport: Transport, *, events: EventLog, on_first: Callable[[], None] = lambda: None
 ) -> None:
     """Answer the study's open queries in the order of its protocol (stage 1).
-
-    Afterwards the sites countersign the ledger's head, the signed hash of its newest row.
 
     Args:
         workspace: The study.
         transport: Carries messages to and from the sites.
         events: The event log.
-        on_answered: Called before the sites countersign, unless a stop was requested.
+        on_first: Called once, when the first queries of the protocol are answered, in this run or an earlier one.
     """
     study = workspace.study()
     signing_key = load_signing_key(workspace.signing_key_file)
@@ -119,7 +122,7 @@ def collect(
         check_answered(workspace, ledger, study)
         check_revoked(workspace, ledger, study)
         core: Aggregator | None = None
-        for queries in protocol_of(study).configure(workspace.public(), ledger.answer):
+        for number, queries in enumerate(protocol_of(study).configure(workspace.public(), ledger.answer)):
             core = aggregator_of(study)(
                 study=study,
                 queries=queries,
@@ -135,9 +138,22 @@ def collect(
             core.run(transport, should_stop=workspace.stop_file.exists)
             if workspace.stop_file.exists():
                 break
-        else:
-            on_answered()
-        witnesses = Witnesses(workspace.root / WITNESSES, study=study.id, ledger=ledger, events=events)
+            if number == 0:
+                on_first()
+
+
+def countersign(workspace: Workspace, transport: Transport, *, events: EventLog) -> None:
+    """Have the sites countersign the ledger's head, the signed hash of its newest row. This charges nothing.
+
+    Args:
+        workspace: The study, whose lock the caller holds.
+        transport: Carries messages to and from the sites.
+        events: The event log.
+    """
+    signing_key = load_signing_key(workspace.signing_key_file)
+    with Ledger.open(workspace.ledger_file, signing_key=signing_key) as ledger:
+        folder = workspace.root / WITNESSES
+        witnesses = Witnesses(folder, study=workspace.study().id, ledger=ledger, events=events)
         witnesses.ask(workspace.admitted(), transport)
 
 

@@ -2,9 +2,10 @@
 
 A *head* is the signed hash of a ledger's newest row. A site that has countersigned a head notices if rows up to this
 row change later.
-``pipeline.collect`` runs one round at the end of a run. A round asks every site that is online up to three times, until
-no site reports anything new. The first request asks for the site's signature on the server's head. The later requests
-also contain the other sites' heads and their signatures. A round charges nothing and delays no query. A site that is
+``pipeline.countersign`` runs one round in each run, after the queries are answered and while the student is trained. A
+round asks every site that is online up to three times, until no site reports anything new. The first request asks for
+the site's signature on the server's head. The later requests also contain the other sites' heads and their signatures.
+A round charges nothing, and delays neither a query nor the student. A site that is
 offline or contradicts a head is logged as an event.
 
 The heads and their signatures are stored in the study's folder ``witnesses/``. Sites of earlier versions do not answer

@@ -32,7 +32,7 @@ from common.events import EventLog
 from common.objects import write_json
 from consilium.in_process import Sites, Wire
 from server.aggregation.aggregator import Aggregator
-from server.aggregation.pipeline import collect
+from server.aggregation.pipeline import collect, countersign
 from server.ledger.server_ledger import Ledger
 from server.protocols.rounds import FRAMES
 from server.public.material import CodecRecord
@@ -194,7 +194,9 @@ def ask(root: Path, *, until: int | None = None) -> None:
                 workspace.stop_file.touch()
 
         stack.enter_context(patch.object(events, "emit", stop_after))
-        collect(workspace, Wire(sites.workers), events=events)
+        transport = Wire(sites.workers)
+        collect(workspace, transport, events=events)
+        countersign(workspace, transport, events=events)
         workspace.stop_file.unlink(missing_ok=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +23,13 @@ from common.witness.merkle import root
 from common.witness.messages import ConsistencyProof, PeerHead
 from common.witness.notes import CheckpointNote, NoteSignature, Sign, origin_of, witness_name
 from common.witness.verify import Countersigned, countersigned
+from server.aggregation.exchange import Reply
 from server.aggregation.witnessing import Witnesses
 from server.ledger.backup import backup
 from server.ledger.server_ledger import Ledger
+from tests.dashboard_study import make_study_directory
 from tests.federation import Federation, make_study
+from tests.waiting import events_of, until
 
 pytestmark = pytest.mark.slow
 
@@ -457,3 +460,23 @@ def test_heads_of_invented_ledgers_do_not_fill_a_hospitals_disk(
     world.core().run(world.transport)  # the ledger of the study sends receipts, so it is no invented one
     countersign(world)
     assert ("site-0", world.ledger.row_count) in told(world, "witnessed")
+
+
+def test_a_site_that_does_not_countersign_delays_no_student(tmp_path: Path) -> None:
+    """A silent site is waited for 30 s, up to three times; the student was trained only afterwards."""
+    made = make_study_directory(tmp_path)
+    file, exchange, late = made.workspace.events_file, made.transport.exchange, []
+
+    def finished(stage: str) -> bool:
+        return any(event["stage"] == stage for event in events_of(file, "stage-finished"))
+
+    def silent(bodies: Mapping[int, bytes], *, timeout_s: float) -> Iterator[Reply]:
+        if finished("collect"):
+            late.append(sorted(bodies))
+            until(lambda: finished("export"), "no student was exported meanwhile", timeout_s=120)
+        return exchange(bodies, timeout_s=timeout_s)
+
+    made.transport.exchange = silent
+    made.run()
+    assert late[0] == sorted(made.transport.workers)
+    assert events_of(file, "run-finished")
