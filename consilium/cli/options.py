@@ -216,7 +216,7 @@ Jointly = Annotated[
     bool | None,
     typer.Option(
         "--joint/--no-joint",
-        help="--joint: ask about all public volumes together, in four rounds. --no-joint: ask one query about each "
+        help="--joint: ask about all public volumes together, in rounds. --no-joint: ask one query about each "
         "volume [with the codec pca, the protocol that suits the public label maps; with any other codec, --no-joint].",
         **PLAIN,
     ),
