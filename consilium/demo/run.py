@@ -18,11 +18,12 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -166,8 +167,8 @@ def _demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboar
             with seconds.stage("study run"):
                 supervise(workspace, on_event=watch.event, check=federation.group.check)
             report = beside.submit(reported)  # while a hospital scores the student and the daemons stop
-            with seconds.stage("student home"):
-                _take_home(next(iter(sites.values())))
+            with seconds.stage("student home"), _another_process() as process:
+                process.submit(_take_home, next(iter(sites.values()))).result()
     report.result()
     return out / "report.html"
 
@@ -403,22 +404,34 @@ def _create(places: DemoFolders, options: DemoOptions) -> None:
 
 
 def _publish(places: DemoFolders, options: DemoOptions, hospitals: int, watch: DemoProgress) -> None:
-    """Publish the public volumes and the validation cases, and fit the codec, unless it was done before."""
+    """Publish the public volumes and the validation cases, and fit the codec, unless it was done before.
+
+    The validation cases are read in another process, because reading them and fitting each use one core.
+    """
     workspace = places.workspace
     if not (workspace.root / "public.json").exists():
         pairs = read_dataset(places.split / "public" / "paired") if options.paired else None
         images = nifti_files(places.split / "public" / "images", what="public images")
         setup.publish_volumes(workspace, images, paired=pairs)
-    if not workspace.validation():
-        setup.publish_validation(workspace, read_dataset(places.split / "test"))
-    if not workspace.codec_file.exists():
-        setup.fit_study_codec(
-            workspace,
-            _label_maps(places),
-            sites=hospitals,
-            private_hashes=private_label_hashes(places.split / "split.json"),
-            on_stage=watch.advance,
-        )
+    with _another_process() as process:
+        published = None
+        if not workspace.validation():
+            published = process.submit(setup.publish_validation, workspace, read_dataset(places.split / "test"))
+        if not workspace.codec_file.exists():
+            setup.fit_study_codec(
+                workspace,
+                _label_maps(places),
+                sites=hospitals,
+                private_hashes=private_label_hashes(places.split / "split.json"),
+                on_stage=watch.advance,
+            )
+        if published is not None:
+            published.result()  # raises the error of a case that cannot be read
+
+
+def _another_process() -> ProcessPoolExecutor:
+    """Return an executor of one process, which the fork server of the trainings starts; torch is imported there."""
+    return ProcessPoolExecutor(1, mp_context=get_context("forkserver"))
 
 
 def _label_maps(places: DemoFolders) -> tuple[Path, ...]:
