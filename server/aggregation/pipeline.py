@@ -78,6 +78,8 @@ def run_study(workspace: Workspace, transport: Transport, *, run: str) -> None:
                 if not workspace.stop_file.exists():
                     with Ledger.open(workspace.ledger_file) as ledger:
                         check_answers(ledger, study, pools=[site.pool for site in workspace.admitted()])
+                    if imports.is_alive():
+                        imports.join()  # two threads that import torch at once may find it half imported
                     finish(workspace, events=events)
                 countersigned.result()
         except Exception as error:
