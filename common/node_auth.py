@@ -38,7 +38,8 @@ MAX_LEAD_S = 60.0
 and 5 s."""
 
 MAX_REMEMBERED = 20_000
-"""Most remembered signatures of one key. A signature is remembered for the six minutes in which it is valid."""
+"""Most remembered signatures of one key. A signature is remembered for the six minutes in which it is valid, and then
+until its place is needed: if the clock is set back, a signature that had expired is valid again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +221,11 @@ class RequestAdmission:
         return self._sites
 
     def _once(self, key: str, name: int, now_s: float) -> None:
-        """Remember a signature by its first number as long as it is valid; refuse one that is remembered already."""
+        """Remember a signature by its first number at least as long as it is valid; refuse one that is remembered."""
         memory = self._memories.setdefault(key, _Memory())
-        memory.forget(before_s=now_s)
         if name in memory.names:
             raise Refused("replayed", "replayed: this signature was used before; to fix: let no proxy repeat requests")
-        if len(memory.names) >= MAX_REMEMBERED:  # if one were forgotten early, it could be replayed
+        if len(memory.names) >= MAX_REMEMBERED and not memory.forget_one(before_s=now_s):
             raise Refused("busy", "busy: too many requests with this key in six minutes; to fix: wait some minutes")
         memory.keep(name, until_s=now_s + MAX_AGE_S + MAX_LEAD_S)
 
@@ -244,9 +244,12 @@ class _Memory:
         self.names.add(name)
         heappush(self.order, (until_s, name))
 
-    def forget(self, *, before_s: float) -> None:
-        while self.order and self.order[0][0] <= before_s:
-            self.names.discard(heappop(self.order)[1])
+    def forget_one(self, *, before_s: float) -> bool:
+        """Forget the signature that expired first; return False if none has expired, because it could be replayed."""
+        if not self.order or self.order[0][0] > before_s:
+            return False
+        self.names.discard(heappop(self.order)[1])
+        return True
 
 
 def _statement(method: str, path: str, stamp: str) -> bytes:

@@ -264,6 +264,14 @@ def test_a_replay_a_year_of_clock_away_changes_nothing(gatekeeper: RequestAdmiss
         gatekeeper._once("north", 1, start + 1)
 
 
+def test_a_request_is_good_once_also_after_the_clock_was_ahead_and_is_set_back(gatekeeper: RequestAdmission) -> None:
+    start, ahead = NOW.timestamp(), (NOW + timedelta(minutes=6)).timestamp()
+    gatekeeper._once("north", 1, ahead)
+    gatekeeper._once("north", 2, ahead + node_auth.MAX_AGE_S + node_auth.MAX_LEAD_S)
+    with pytest.raises(Refused, match="replayed"):
+        gatekeeper._once("north", 1, start)
+
+
 def test_a_site_is_not_shut_out_for_what_it_asked_while_clocks_were_a_day_ahead(
     gatekeeper: RequestAdmission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
