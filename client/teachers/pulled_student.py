@@ -4,7 +4,8 @@
 
 1. The server's key signed a statement about it, for the study this site consented to.
 2. The ledger in the statement contains every row for which this site has a receipt.
-3. Its privacy cost is not below that of this site's receipts, and not above the study's budget.
+3. Its privacy cost is not below that of this site's receipts. It is not above the study's budget, unless staff have
+   confirmed that the server's ledger was recovered: a recovery charges lost answers beyond the budget, too.
 4. The hospitals' verdicts release it, if the study asks for them.
 5. Its files equal those that this program writes from the weights, numbers and names in it. The files written to disk
    are the site's own, because MONAI evaluates expressions in a bundle's configuration.
@@ -47,6 +48,10 @@ OWN_VERDICT = "verdict.json"
 """File of this site's newest verdict, in the student's folder."""
 _EXPORT_AGAIN = "ask the consortium to run `consilium student export` again, then pull again"
 _TALK = "keep the statement, and talk to the other sites before you talk to the server's operator"
+_RESTORED = (
+    "if staff know that the server's ledger was restored and recovered, `consilium site recover --server-restored`; "
+    "otherwise keep the statement, and talk to the other sites before you talk to the server's operator"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,8 @@ def check_statement(
 
     Raises:
         InvalidInput: If it is not signed by the server, is about another study, or is older than the receipts.
-        LedgerCorrupt: If the server signed something that contradicts the receipts or the study's budget.
+        LedgerCorrupt: If the server signed something that contradicts the receipts, or a cost above the study's budget
+            without a recovery of its ledger that this site knows of.
     """
     if not any(statement.is_genuine(key) for key in keys) or statement.head.public_key not in map(public_hex, keys):
         raise InvalidInput(
@@ -167,7 +173,9 @@ def check_statement(
     rows, known = statement.positions(), _known_rows(ledger, statement.head.ledger_id)
     for seq, hashed in known.items():
         if seq in rows and rows[seq] != hashed:
-            raise LedgerCorrupt(f"the statement's ledger contradicts this site's receipts; to fix: {_TALK}", row=seq)
+            raise LedgerCorrupt(
+                f"the statement's ledger contradicts this site's receipts; to fix: {_RESTORED}", row=seq
+            )
     newest = max((one.head.seq for one in own if known.get(one.head.seq) == one.head.hash), default=0)
     if newest > statement.head.seq or _receipted(own, study) > statement.mu_squared:
         raise InvalidInput(
@@ -176,8 +184,9 @@ def check_statement(
             limit=f"row {newest} or later",
             remedy=_EXPORT_AGAIN,
         )
-    if statement.mu_squared > max_mu_squared(study.privacy.accountant, study.privacy.budget):
-        raise LedgerCorrupt(f"the statement spends more than the study's budget; to fix: {_TALK}")
+    over = statement.mu_squared > max_mu_squared(study.privacy.accountant, study.privacy.budget)
+    if over and statement.head.ledger_id not in ledger.books.recovered_at:
+        raise LedgerCorrupt(f"the statement spends more than the study's budget; to fix: {_RESTORED}")
     return len(own)
 
 
