@@ -112,6 +112,7 @@ def create_study(
             if shared is not None:
                 workspace.share_ledger(shared.books_dir)
                 with open_ledger(workspace) as opened:
+                    _refuse_again(workspace, opened, study)
                     check_shared(opened, study)
                     opened.register_study(study)
             else:
@@ -122,6 +123,25 @@ def create_study(
                 workspace.objects.put(start)
                 write_atomically(workspace.start_file, start)
             write_atomically(workspace.study_file, render_study(study).encode())
+
+
+def _refuse_again(workspace: Workspace, ledger: Ledger, study: Study) -> None:
+    """Refuse a study that the shared ledger has, if it has charges or a directory; a killed call leaves neither."""
+    if study.id not in ledger.books.studies:
+        return
+    made = (one.root for one in _sharing(workspace) if one.study_file.exists() and one.study().id == study.id)
+    value = next(map(str, made), "charges, but no directory beside this one" if _charged(ledger, study) else None)
+    if value is not None:
+        raise InvalidInput(
+            f"study {study.name}, which the shared ledger already has",
+            value=value,
+            limit="one directory for each study",
+            remedy="go on in its directory, or restore that from a backup; a new study needs another name",
+        )
+
+
+def _charged(ledger: Ledger, study: Study) -> bool:
+    return any(pool.in_study.spend.releases for pool in ledger.study_facts(study).pools.values())
 
 
 @contextmanager
@@ -519,10 +539,14 @@ def claimant(workspace: Workspace, pool: str, books: StatedBooks | None) -> str 
 
 def _answer_keys(workspace: Workspace, pool: str) -> set[str]:
     """Return the keys with which a pool's site signs its replies in the known studies that share this ledger."""
+    return {one.answer_key for study in _sharing(workspace) for one in study.registered() if one.pool == pool}
+
+
+def _sharing(workspace: Workspace) -> tuple[Workspace, ...]:
+    """Return the known studies that share a study's ledger: this one, and those in the folder of the ledger's study."""
     holder = workspace.books_dir.resolve()
     beside = (Workspace(path) for path in (holder, *studies_beside(holder)))
-    sharing = (workspace, *(one for one in beside if one.books_dir.resolve() == holder))
-    return {site.answer_key for study in sharing for site in study.registered() if site.pool == pool}
+    return workspace, *(one for one in beside if one.books_dir.resolve() == holder)
 
 
 def _check_books(pool: str, books: StatedBooks | None, *, recorded: str | None, spent: Spend) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import shutil
 import threading
 from dataclasses import replace
 from fractions import Fraction
@@ -270,6 +271,31 @@ def test_a_second_study_on_spent_pools_is_refused_before_anything_is_made(first:
     assert not (tmp_path / "late").exists()
     with ledger_of(first) as ledger:
         assert [terms.id for terms in ledger.books.studies.values()] == [first.study().id]
+
+
+def test_a_study_that_the_shared_ledger_has_gets_no_second_directory(
+    first: Workspace, second: Workspace, tmp_path: Path
+) -> None:
+    again = Workspace(tmp_path / "again")
+
+    def refused() -> str:
+        with pytest.raises(InvalidInput, match=r"shared ledger already has.*another name") as error:
+            setup.create_study(again, study, ledger=first.root)
+        assert not again.root.exists()
+        return str(error.value)
+
+    study = second.study()
+    assert str(second.root) in refused()
+    spend_all(second, tmp_path, queries=1)
+    second.root.rename(tmp_path / "lost")
+    (tmp_path / "lost" / "study.toml").unlink()
+    assert "charges, but no directory" in refused()
+
+
+def test_a_study_whose_creation_was_killed_is_created_by_the_same_command(first: Workspace, tmp_path: Path) -> None:
+    study = replace(make_study(), name="second")
+    shutil.rmtree(made_study(tmp_path / "second", study, ledger=first.root).root)
+    assert made_study(tmp_path / "second", study, ledger=first.root).study() == study
 
 
 def test_a_study_that_its_ledger_lacks_asks_nothing_until_the_ledger_is_recovered(
