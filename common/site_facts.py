@@ -147,10 +147,10 @@ class TrainingFacts:
         Returns:
             The lines; empty without a private training.
         """
-        if not self.count:
-            return ()
         if self.adapted_unknown:
             return (ADAPTED_UNKNOWN,)
+        if not self.count:
+            return ()
         found = [one for one in self.guarantees if one is not None]
         same = [one for one in found if str(one.neighbours) == EXCHANGED.relation]
         training, covers = next(iter(same or found), None), self.covers_every_release

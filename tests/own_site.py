@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from client.adapting.folder import FOLDER, NAME
 from client.operations import staff_decisions
 from client.operations.own_page import SitesOwnPage
 from client.policy import load_site
+from client.records.adapted_folder import FOLDER, NAME
 from client.site.books import open_books
 from client.site.enrolment import SiteKit, create_site
 from client.teachers.pulled_student import STUDENT_DIR

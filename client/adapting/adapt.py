@@ -29,8 +29,6 @@ import numpy as np
 import torch
 
 from client.adapting.adapted import Adapted, Figures
-from client.adapting.folder import FOLDER, NAME, REPORT
-from client.adapting.folder import TRAININGS as KEPT
 from client.adapting.material import Material, Patient, SitePatients, material_of, own_patients, public_material
 from client.adapting.methods import (
     TEACHERS,
@@ -49,6 +47,8 @@ from client.adapting.networks import Networks, Terms
 from client.adapting.report import write_report
 from client.adapting.seen_bundle import check_place, write_seen_bundle
 from client.policy import SiteConfig, load_site
+from client.records.adapted_folder import FOLDER, NAME, REPORT
+from client.records.adapted_folder import TRAININGS as KEPT
 from client.site.books import writing_teachers
 from client.site.deals import patients_seen
 from client.site.enrolment import study_start

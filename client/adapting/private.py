@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from client.adapting.adapt import Progress, recipe_of, student_of
-from client.adapting.folder import FOLDER
 from client.adapting.material import own_patients
 from client.adapting.networks import as_increments
 from client.policy import SiteConfig, load_site
+from client.records.adapted_folder import FOLDER, private_folder
 from client.site.books import writing_teachers
 from client.teachers.pulled_student import STATEMENT, STUDENT_DIR, check_pulled
 from client.training.command import PrivateOptions
@@ -142,7 +142,7 @@ def adapt_privately(
     with writing_teachers({site_dir, config.books_dir}):
         found = own_patients(config, study)
         task = replace(
-            found.task(study, site_dir / FOLDER / "private" / private.strategy),
+            found.task(study, private_folder(site_dir) / private.strategy),
             recipe=recipe,
             trainer=private.strategy,
             deal=_deal(config),

@@ -459,7 +459,12 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
         return self.books.spent()
 
     def facts(
-        self, site: str, *, present: Iterable[Sequence[str]] | None = None, conflicts: Sequence[str] = ()
+        self,
+        site: str,
+        *,
+        present: Iterable[Sequence[str]] | None = None,
+        adapted_lost: bool = False,
+        conflicts: Sequence[str] = (),
     ) -> SiteFacts:
         """Return every figure of this ledger, for all reports about the site.
 
@@ -467,6 +472,7 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
             site: The site's name.
             present: The teachers present in each directory, as in :meth:`trainings`. None leaves out trainings and
                 consents, which take longer to read.
+            adapted_lost: As in :meth:`trainings`.
             conflicts: Contradictions with the ledgers of other parties; added to :meth:`alarms`.
 
         Returns:
@@ -478,7 +484,7 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
             today=format_time(self._chain.clock())[:10],
             doubt=self.doubt(),
             alarms=(*self.alarms(), *conflicts),
-            trainings=None if present is None else self.trainings(present=present),
+            trainings=None if present is None else self.trainings(present=present, adapted_lost=adapted_lost),
             consents={} if present is None else self._consents(),
         )
 

@@ -241,7 +241,7 @@ class KeepsTeachers(SiteFile):
             if self._books.teachers.identity is not identity:
                 self._append(IdentityRecord(identity))
 
-    def trainings(self, *, present: Iterable[Sequence[str]] = ()) -> Trainings:
+    def trainings(self, *, present: Iterable[Sequence[str]] = (), adapted_lost: bool = False) -> Trainings:
         """Return every training on record, which of them were used, and whether a teacher of unknown origin was used.
 
         A training counts as used if its teacher computed a code, was loaded by the newest worker, or is in one of the
@@ -251,6 +251,7 @@ class KeepsTeachers(SiteFile):
         Args:
             present: For each directory of the pool, the hash of every voter's present teacher
                 (:func:`client.records.served.found_in`); empty for a voter without one.
+            adapted_lost: True if this ledger lacks the training of a network that may leave the hospital.
 
         Returns:
             The trainings, for :mod:`common.privacy.patient_guarantee`.
@@ -278,7 +279,7 @@ class KeepsTeachers(SiteFile):
             ),
             every_code_traced=bool(books.computed_with) and "" not in coded,
             untraced="" in coded | found,
-            adapted_unknown=self._books.restored_blindly or doubted,
+            adapted_unknown=self._books.restored_blindly or doubted or adapted_lost,
         )
 
     def withdrawn_voters(self, *, after: int = 0) -> frozenset[int]:

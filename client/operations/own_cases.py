@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from client.adapting.folder import FOLDER, NAME
 from client.data.cases import has_trained, load_cases
 from client.data.layouts import indexed
 from client.policy import SiteConfig
+from client.records.adapted_folder import FOLDER, NAME
 from client.records.declared import DECLARED
 from client.records.seen_patients import seen_by
 from client.records.served import retired_voters

@@ -10,13 +10,13 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from client.adapting.folder import FOLDER, REPORT
 from client.data.layouts import indexed
 from client.ledger.site_ledger import SiteLedger
 from client.operations.daemons import daemon_standings, trouble
 from client.operations.evaluated import adapted_verdict, newest_evaluation, student_verdict
 from client.operations.own_cases import ADAPTED, OWN, STUDENT, CaseList, OwnCases
 from client.policy import load_site
+from client.records.adapted_folder import FOLDER, REPORT
 from client.site.books import joined_study, read_books
 from client.site.peers import PeersView, PeerTrust, peers_view
 from client.site.status import facts_in

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.adapting.folder import FOLDER, TRAININGS, adapted_bundles
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
+from client.records.adapted_folder import FOLDER, TRAININGS, adapted_bundles
 from client.records.patient_deal import PatientSlot, Slots, save_slots
 from client.records.served import RETIRED, trained_hash, training_record
 from client.records.voter_files import voter_directory

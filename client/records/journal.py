@@ -269,17 +269,17 @@ def _training_id(key: bytes) -> str:
 
 
 def begun_trainings(directory: Path) -> tuple[str, ...]:
-    """Return the ids of the trainings that have spent at least one step in a voter's directory.
+    """Return the ids of the trainings that have spent at least one step in the folder of a voter or an adaptation.
 
     Args:
-        directory: The voter's directory.
+        directory: The folder.
 
     Returns:
-        One id for each such journal. A journal without a readable header gives an id that belongs to no training on
-        record.
+        One id for each such journal, those set aside included. A journal without a readable header gives an id that
+        belongs to no training on record.
     """
     found = []
-    for path in sorted(directory.glob("journal-*.jsonl")):
+    for path in sorted(directory.glob("journal-*")):
         first, _, steps = path.read_text(encoding="utf-8", errors="replace").partition("\n")
         try:
             key = bytes.fromhex(lenient_json(first)["key"])

@@ -17,6 +17,7 @@ from pathlib import Path
 from client.data.layouts import open_dataset
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
+from client.records.adapted_folder import private_folder
 from client.records.declared import has_foreign
 from client.records.journal import begun_trainings
 from client.records.patient_deal import Slots, load_slots, save_slots, spellings
@@ -399,6 +400,24 @@ def present_teachers(config: SiteConfig, ledger: SiteLedger) -> list[tuple[str, 
         silent = (silent_voters(own, ledger, trained) | retired_voters(teachers)) - brought
         found.append(tuple("" if voter in silent else hash_ for voter, hash_ in enumerate(served)))
         for voter in range(voters):
-            begun = begun_trainings(voter_directory(teachers, voter))
-            found += [(training,) for training in begun if training not in ledger.books.teachers.trainings]
+            found += [(training,) for training in _lost_trainings(voter_directory(teachers, voter), ledger)]
     return found
+
+
+def lost_adaptation(config: SiteConfig, ledger: SiteLedger) -> bool:
+    """Tell whether the ledger has lost the row of a training of a network that may leave the hospital.
+
+    Args:
+        config: The site's policy.
+        ledger: The ledger.
+
+    Returns:
+        True if a directory of the pool has the journal of such a training.
+    """
+    directories = site_directories(config.books_dir, absent_ok=True)
+    folders = (folder for directory in directories for folder in private_folder(directory).glob("*"))
+    return any(_lost_trainings(folder, ledger) for folder in folders)
+
+
+def _lost_trainings(folder: Path, ledger: SiteLedger) -> list[str]:
+    return [training for training in begun_trainings(folder) if training not in ledger.books.teachers.trainings]

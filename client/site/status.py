@@ -14,7 +14,7 @@ from client.data.cases import counts_for_server, has_trained
 from client.ledger.site_ledger import SiteLedger
 from client.policy import SiteConfig, load_site
 from client.site.books import read_books
-from client.site.deals import present_teachers
+from client.site.deals import lost_adaptation, present_teachers
 from client.site.peers import PeerTrust, peers_view
 from common.clock import utc_now
 from common.errors import InvalidInput
@@ -36,7 +36,8 @@ def facts_in(ledger: SiteLedger, config: SiteConfig) -> SiteFacts:
         The figures.
     """
     conflicts = HeadMemory(config.books_dir / WITNESSES).conflicts()
-    return ledger.facts(config.site, present=present_teachers(config, ledger), conflicts=conflicts)
+    present, lost = present_teachers(config, ledger), lost_adaptation(config, ledger)
+    return ledger.facts(config.site, present=present, adapted_lost=lost, conflicts=conflicts)
 
 
 def facts_of(directory: Path) -> SiteFacts:

@@ -92,6 +92,24 @@ def test_teachers_restored_from_the_middle_of_a_training_draw_no_step_again_with
     assert both[0]["epsilon"] > 1.3 * once[0]["epsilon"]  # type: ignore[index]
 
 
+def test_a_training_that_was_set_aside_is_not_forgotten_with_a_ledger_and_standing_from_before_it(start: Start) -> None:
+    hospital = start()
+    hospital._agree()
+    books = ("site-ledger.sqlite", "site-ledger.sqlite-wal", "site-ledger.sqlite-shm", "site-ledger.standing")
+    before = copy(hospital, *books)
+    hospital.train(die_after=1)
+    middle = copy(hospital, "teachers")
+    hospital.train()
+    put_back(hospital, middle, "teachers")
+    hospital.train(again=True)
+    hospital.check()
+    put_back(hospital, before, *books)  # teachers and journals stay as they are
+    hospital.check()
+    hospital.train(again=True)
+    hospital.check()
+    assert hospital.printed() == [None, None]
+
+
 def test_a_journal_older_than_what_was_drawn_draws_no_step_again(start: Start) -> None:
     hospital = start()
     hospital.train(die_after=1)

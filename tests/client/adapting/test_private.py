@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from client.policy import load_site
 from client.site.books import open_books, read_books
 from common.data.msd import Case, write_dataset
+from common.ledger.rollback_guard import standing_path
 from common.models.bundle import open_bundle
 from common.privacy.training import Neighbours, TrainingEvent, epsilon_of
 from consilium.cli.site import site_app
@@ -203,3 +204,22 @@ def test_a_withdrawn_patient_is_not_in_the_next_training(site: Path) -> None:
     open_books(config).close()
     assert RUN.invoke(site_app, ["withdraw-patient", "c1", "--site-dir", str(site), "--yes"]).exit_code == 0
     assert set(own_patients(config, load_study(site / "study.toml")).scans) == {"c0", "c2", "c3", "c4"}
+
+
+def test_a_network_that_may_leave_stays_in_the_total_after_ledger_and_standing_were_put_back(
+    site: Path, tmp_path: Path
+) -> None:
+    config = load_site(site)
+    open_books(config).close()
+    books = [config.ledger_file, standing_path(config.ledger_file)]
+    for path in books:
+        shutil.copy(path, tmp_path)
+    adapted(site, *DP)
+    for path in books:
+        shutil.copy(tmp_path / path.name, path)
+    assert events(site) == []
+    assert "no patient-level ε" in typed(site_app, "status", "--site-dir", site).stdout
+    adapted(site, *DP)  # finds its journal, and enters the lost charge
+    assert (
+        "networks adapted here that may leave the hospital: ε" in typed(site_app, "status", "--site-dir", site).stdout
+    )

@@ -22,6 +22,18 @@ REPORT = "report"
 """Name of the report's folder, beside the bundle's folder."""
 
 
+def private_folder(site_dir: Path) -> Path:
+    """Return the folder of a site's private adaptations, which has a folder for each strategy.
+
+    Args:
+        site_dir: The site's directory.
+
+    Returns:
+        The folder.
+    """
+    return site_dir / FOLDER / "private"
+
+
 def adapted_bundles(site_dir: Path) -> tuple[Path, ...]:
     """Return the finished bundles of a site's adaptations.
 
