@@ -2,8 +2,8 @@
 
 The folder contains the student, its model card and the privacy certificate. `consilium student publish` and `consilium
 study archive` call it. Neither folder nor archive contains a private key. The module refuses a ledger that does not
-verify or is an older copy, a study without an exported student, a bundle whose stated guarantee no longer holds, a
-folder or file that exists, and a study that is still running.
+verify or is an older copy, a study without an exported student, a bundle that is not the signed one or whose stated
+guarantee no longer holds, a folder or file that exists, and a study that is still running.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.bundle_archive import from_archive
 from common.canonical import sha256_file
 from common.errors import InvalidInput, Refused
 from common.ledger.keys import load_signing_key, public_pem
+from common.models.student_bundle import write_bundle
 from common.witness.memory import FOLDER as WITNESSES
 from consilium.reports.certificate import Sources, issue_certificate
 from consilium.reports.model_card import model_card
 from server.ledger.backup import backup
 from server.protocols.rounds import FRAMES
 from server.public.material import START_FILE
-from server.public.statement_files import STUDENTS, said_file
 from server.study.evaluated import figures_on
-from server.study.gate import gate_state
+from server.study.gate import gate_state, statement_of
 from server.study.read_facts import facts_of
 from server.study.status import bundle_problem
 from server.study.workspace import LEFT, PAIRED, REVOKED, VALIDATION, Workspace
@@ -74,17 +75,27 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
         Names of its files.
 
     Raises:
-        InvalidInput: If there is no exported student, its stated guarantee no longer holds, or the folder exists.
+        InvalidInput: If there is no exported student, its files differ from the student that was signed (to which the
+            verdicts belong), its stated guarantee no longer holds, or the folder exists.
         Refused: ``not-released`` if the study's gate has not released the student.
         LedgerCorrupt: If the ledger does not verify.
     """
-    statement = said_file(workspace.objects_dir, STUDENTS, workspace.study().id)
-    if not workspace.bundle_dir.is_dir() or not statement.exists():
+    statement = statement_of(workspace)
+    if not workspace.bundle_dir.is_dir() or statement is None:
         raise InvalidInput(
             "student to publish",
             value=str(workspace.bundle_dir),
             remedy="export it first with `consilium student export`",
         )
+    signed = from_archive(workspace.objects.get(statement.bundle))
+    for name, content in signed.items():
+        path = workspace.bundle_dir / name
+        if not path.is_file() or path.read_bytes() != content:
+            raise InvalidInput(
+                "file of the exported student differs from the signed student",
+                value=str(path),
+                remedy="run `consilium student export`, then publish; a study with a gate needs verdicts on it anew",
+            )
     if (problem := bundle_problem(workspace, facts_of(workspace).spending)) is not None:
         raise InvalidInput(f"the student cannot be published yet: {problem}", remedy="publish it again after that")
     if not (state := gate_state(workspace)).released:
@@ -97,13 +108,13 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         folder = Path(scratch) / "folder"
-        shutil.copytree(workspace.bundle_dir, folder / "bundle")
+        write_bundle(folder / "bundle", signed)
         (folder / "MODEL_CARD.md").write_text(model_card(workspace), encoding="utf-8")
         if figures := figures_on(workspace):
             (folder / "figures").mkdir()
             for number, site in enumerate(sorted(figures), start=1):
                 (folder / "figures" / f"{number}.json").write_bytes(figures[site].render())
-        shutil.copy(statement, folder / "statement.json")
+        (folder / "statement.json").write_bytes(statement.render())
         if workspace.scores_file.exists():
             shutil.copy(workspace.scores_file, folder / "scores.json")
         issue_certificate(workspace, folder, Sources())

@@ -64,6 +64,24 @@ def test_the_student_is_published_with_card_certificate_and_checksums_that_opens
         typed(student_app, "publish", workspace.root, "--out", out)
 
 
+@pytest.mark.parametrize("how", ["edited", "gone"])
+def test_no_student_is_published_but_the_signed_one(workspace: Workspace, tmp_path: Path, how: str) -> None:
+    """The hospitals' verdicts belong to the signed student, whatever lies in the folder of the bundle."""
+    study = Workspace(tmp_path / "study")
+    shutil.copytree(workspace.root, study.root)
+    for path in [path for path in sorted(study.bundle_dir.rglob("*")) if path.is_file()]:
+        content = path.read_bytes()
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(InvalidInput, match=re.escape(str(path)) + r".*consilium student export") as refused:
+            typed(student_app, "publish", study.root, "--out", tmp_path / "out")
+        assert "signed student" in str(refused.value)
+        path.write_bytes(content)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_model_card_says_for_what_how_good_with_which_limits_and_what_is_not_known(
     workspace: Workspace, tmp_path: Path
 ) -> None:
