@@ -22,7 +22,7 @@ from common.ledger.keys import load_signing_key
 from common.ledger.rows import Link, body_digest, format_time
 from common.models.bundle_facts import BundlePrivacy
 from common.models.student_bundle import export_bundle
-from common.objects import write_atomically
+from common.objects import write_atomically, write_json
 from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import AccountantName
 from common.student_statement import StudentStatement
@@ -58,7 +58,7 @@ def export_student(
         LedgerCorrupt: If the ledger may be an older copy.
     """
     study, model = workspace.study(), load_student(workspace.study(), workspace.student_dir)
-    scores = score_networks(workspace, on_case=on_case)
+    scores, record = score_networks(workspace, on_case=on_case)
     for name, one in scores.items():
         if math.isfinite(one.mean):
             events.emit("network-scored", name=name, dice=one.mean, cases=len(one.cases))
@@ -98,6 +98,8 @@ def export_student(
         verdicts=verdicts_on(workspace, bundle),
     )
     _publish(workspace, statement)
+    if record:  # last, so that an export that is killed leaves no scores of another student beside the bundle
+        write_json(workspace.scores_file, record)
     events.emit("bundle-exported", sha256=statement.bundle)
 
 

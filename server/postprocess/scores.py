@@ -1,8 +1,8 @@
 """Scores the student and its controls on the validation set, case by case.
 
 ``bundle.export_student`` calls it. The validation cases are public and the networks are made from released answers, so
-the scores cost no privacy budget. No network is selected by the scores. They are stored in the study's ``report.json``,
-which the commands, the dashboard and the demo read.
+the scores cost no privacy budget. No network is selected by the scores. The export stores them in the study's
+``report.json``, which the commands, the dashboard and the demo read.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from common.data.volume import example_from_bytes
 from common.measured_gain import MeasuredGain, Score, case_mean, over_best
 from common.metrics import dice_per_class, hd95_mm, score
 from common.models.fit import predict
-from common.objects import finite, write_json
+from common.objects import finite
 from server.postprocess.networks import control_trained, load_control, load_student
 from server.protocols.controls import STUDENT, controls_of
 from server.public.public_files import read_record
 from server.study.workspace import Workspace
 
 
-def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None]) -> dict[str, Score]:
-    """Score the student and every trained control, and store the scores.
+def score_networks(
+    workspace: Workspace, *, on_case: Callable[[int, int], None]
+) -> tuple[dict[str, Score], dict[str, object]]:
+    """Score the student and every trained control, and delete the stored scores, which may be an earlier student's.
 
     Args:
         workspace: The study.
         on_case: Called with the number of cases scored so far and the total, both over all networks.
 
     Returns:
-        Scores by network name; empty without a validation set.
+        Scores by network name, and the record to store; both are empty without a validation set.
     """
     study, folder, files = workspace.study(), workspace.student_dir, workspace.validation()
     data = study.data.student
-    workspace.scores_file.unlink(missing_ok=True)  # the file may hold an earlier student's scores
+    workspace.scores_file.unlink(missing_ok=True)
     if not files:
-        return {}
+        return {}, {}
     networks = {STUDENT: load_student(study, folder)}
     networks |= {
         name: load_control(study, folder, name) for name in controls_of(study) if control_trained(folder, name)
@@ -70,12 +72,12 @@ def score_networks(workspace: Workspace, *, on_case: Callable[[int, int], None])
         },
         "controls": {name: dice.get(name, {"dice": None}) for name in controls_of(study)},
     }
-    write_json(workspace.scores_file, finite(record))
-    return scores
+    stored: dict[str, object] = finite(record)
+    return scores, stored
 
 
 def kept_scores(workspace: Workspace) -> dict[str, Score]:
-    """Return the scores that :func:`score_networks` stored.
+    """Return the scores that the newest export stored.
 
     Args:
         workspace: The study.

@@ -21,6 +21,7 @@ from common.measured_gain import Score
 from common.metrics import mean_dice
 from common.models.fit import predict
 from consilium.cli.study import study_app
+from server.postprocess import bundle
 from server.postprocess.networks import load_control, load_student
 from server.postprocess.scores import figures, kept_scores
 from server.protocols.controls import CONTROLS
@@ -100,6 +101,24 @@ def test_the_card_states_the_dice_whose_difference_is_the_gain() -> None:
     student, control = Score((0.5, 0.9), 0.7, (0.6, 0.8, 0.7)), Score((0.5, 0.5), 0.5, (0.65, 0.7, 0.6))
     card = figures({"student": student, "zero_code": control})
     assert card["gain over the control zero code"] == pytest.approx(card["student"] - card["control zero code"])
+
+
+@pytest.mark.slow
+def test_an_export_that_is_killed_leaves_no_scores_beside_the_student_of_another_export(
+    recorded: Recorded, validation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = recorded.workspace
+    typed(study_app, "publish", workspace.root, "--validation", validation)
+    recorded.run("1")
+    assert workspace.scores_file.exists()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bundle, "_publish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        bundle.export_student(workspace, events=recorded.log())
+    assert not workspace.scores_file.exists()
 
 
 def test_without_a_validation_set_the_end_says_how_to_get_one(recorded: Recorded) -> None:
