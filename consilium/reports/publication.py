@@ -14,7 +14,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.bundle_archive import from_archive
 from common.canonical import sha256_file
 from common.errors import InvalidInput, Refused
 from common.ledger.keys import load_signing_key, public_pem
@@ -26,7 +25,7 @@ from server.ledger.backup import backup
 from server.protocols.rounds import FRAMES
 from server.public.material import START_FILE
 from server.study.evaluated import figures_on
-from server.study.gate import gate_state, statement_of
+from server.study.gate import gate_state, signed_files, statement_of
 from server.study.read_facts import facts_of
 from server.study.status import bundle_problem
 from server.study.workspace import LEFT, PAIRED, REVOKED, VALIDATION, Workspace
@@ -87,15 +86,7 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
             value=str(workspace.bundle_dir),
             remedy="export it first with `consilium student export`",
         )
-    signed = from_archive(workspace.objects.get(statement.bundle))
-    for name, content in signed.items():
-        path = workspace.bundle_dir / name
-        if not path.is_file() or path.read_bytes() != content:
-            raise InvalidInput(
-                "file of the exported student differs from the signed student",
-                value=str(path),
-                remedy="run `consilium student export`, then publish; a study with a gate needs verdicts on it anew",
-            )
+    signed = signed_files(workspace, statement)
     if (problem := bundle_problem(workspace, facts_of(workspace).spending)) is not None:
         raise InvalidInput(f"the student cannot be published yet: {problem}", remedy="publish it again after that")
     if not (state := gate_state(workspace)).released:

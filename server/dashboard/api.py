@@ -21,6 +21,7 @@ from fastapi import Path as InPath
 from fastapi.responses import FileResponse, Response, StreamingResponse
 
 from common.canonical import MAX_INTEGER
+from common.errors import InvalidInput
 from common.ledger.rows import SignedHead
 from common.planes import PlaneName
 from server.dashboard.jobs import JobState
@@ -28,7 +29,6 @@ from server.dashboard.labels import (
     LabelsPage,
     LabelView,
     StudentPage,
-    bundle,
     labels_page,
     student_page,
     take_decisions,
@@ -67,7 +67,7 @@ from server.dashboard.views.studies import StudyRow
 from server.dashboard.views.study import NoiseView, StudyPage
 from server.planning.codec_spread import codec_stds
 from server.postprocess.decisions import Decision, Verdict
-from server.study.gate import shown_gate
+from server.study.gate import shown_gate, signed_files, statement_of
 from server.study.status import bundle_problem
 
 PageName = Annotated[str, InPath(description="A live page.", pattern="^[a-z]{1,16}$")]
@@ -403,25 +403,32 @@ def student(service: Here) -> StudentPage:
     "/student/bundle.zip",
     tags=["student"],
     response_class=Response,
-    responses={200: _ZIP, 404: _NONE, 409: {"description": "The guarantee stated in the bundle no longer holds"}},
+    responses={
+        200: _ZIP,
+        404: _NONE,
+        409: {"description": "The guarantee stated in the bundle no longer holds, or the bundle is not the signed one"},
+    },
 )
 def bundle_zip(service: Here) -> Response:
     """Return the exported student as a zipped MONAI bundle.
 
     While the study's gate lacks verdicts, the file's name says that the student is not released.
     """
-    found = bundle(service.follower.workspace)
-    if not found:
+    workspace = service.follower.workspace
+    statement = statement_of(workspace)
+    if statement is None:
         raise HTTPException(404, "the student has not been exported yet; run `consilium student export`")
-    if (problem := bundle_problem(service.follower.workspace, service.spending())) is not None:
+    try:
+        signed = signed_files(workspace, statement)
+    except InvalidInput as error:
+        raise HTTPException(409, str(error)) from None
+    if (problem := bundle_problem(workspace, service.spending())) is not None:
         raise HTTPException(409, problem)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in found:
-            archive.write(
-                path, f"{service.follower.study.name}/{path.relative_to(service.follower.workspace.bundle_dir)}"
-            )
-    marked = "" if shown_gate(service.follower.workspace).released else "-not-released"
+        for path, content in signed.items():
+            archive.writestr(f"{service.follower.study.name}/{path}", content)
+    marked = "" if shown_gate(workspace).released else "-not-released"
     name = f"{service.follower.study.name}{marked}-bundle.zip"
     return Response(stream.getvalue(), media_type="application/zip", headers=attached(name))
 

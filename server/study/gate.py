@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from common.bundle_archive import from_archive
 from common.clock import CLOCKS_DIFFER, Clock, utc_now
 from common.errors import ConsiliumError, InvalidInput
 from common.ledger.rows import format_time
@@ -174,6 +175,31 @@ def keep_newest(folder: Path, said: StatementOnStudent, *, clock: Clock) -> None
                 remedy=f"keep the stored file, or give the newest {what} of this site",
             )
     write_atomically(path, said.render())
+
+
+def signed_files(workspace: Workspace, statement: StudentStatement) -> dict[str, bytes]:
+    """Return the files of the signed student, to which the hospitals' verdicts belong.
+
+    Args:
+        workspace: The study's directory.
+        statement: The published statement about the student.
+
+    Returns:
+        File contents by path in the bundle.
+
+    Raises:
+        InvalidInput: If a file of the exported bundle differs, as after an export of another student that was killed.
+    """
+    signed = from_archive(workspace.objects.get(statement.bundle))
+    for name, content in signed.items():
+        path = workspace.bundle_dir / name
+        if not path.is_file() or path.read_bytes() != content:
+            raise InvalidInput(
+                "file of the exported student differs from the signed student",
+                value=str(path),
+                remedy="run `consilium student export`; a study with a gate then needs verdicts on that student",
+            )
+    return signed
 
 
 def statement_of(workspace: Workspace) -> StudentStatement | None:

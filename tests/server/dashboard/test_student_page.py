@@ -84,6 +84,19 @@ def test_a_student_that_the_gate_keeps_is_nowhere_offered_as_released(gated, sta
     assert ("not-released" in file) is (better < 2)
 
 
+def test_no_student_is_offered_but_the_signed_one(gated, state: Path) -> None:
+    path = Workspace(gated.root).bundle_dir / "models" / "model.pt"
+    signed = path.read_bytes()
+    path.write_bytes(signed[:-1])
+    try:
+        with looked_at(Options(study=gated.root, state=state)) as client:
+            refused = client.get("/api/student/bundle.zip")
+    finally:
+        path.write_bytes(signed)
+    assert refused.status_code == 409
+    assert str(path) in refused.text
+
+
 def test_a_student_whose_verdicts_cannot_be_read_counts_as_not_released(gated) -> None:
     file = statement_file(gated)
     kept = file.read_bytes()

@@ -16,17 +16,24 @@ import click
 import pytest
 import typer
 
+from common.bundle_archive import to_archive
 from common.document import Document
 from common.errors import InvalidInput
-from common.ledger.rows import Row
+from common.ledger.keys import load_signing_key
+from common.ledger.rows import Link, Row, body_digest
 from common.ledger.spending import Spending
+from common.models.student_bundle import write_bundle
+from common.objects import write_atomically
 from common.privacy.accounting import Guarantee
+from common.student_statement import StudentStatement
 from common.study_mechanism import sealed_sentences, study_mechanism
 from consilium.cli.main import app
 from consilium.reports.publication import publish_student
 from server.dashboard import api, health, pages, sign_in
 from server.dashboard.ledger_fold import LedgerFold
+from server.ledger.server_ledger import Ledger
 from server.public.statement_files import STUDENTS, said_file
+from server.study.workspace import Workspace
 from tests.server.printed import places, rules
 from tests.server.printed.lives import Life, begin, last_copy, live
 from tests.server.printed.lives import act as happens
@@ -222,17 +229,34 @@ def test_while_the_ledger_is_older_than_its_standing_every_place_says_at_least(d
     assert hold(doubted, tmp_path / "of-the-doubted") > 100
 
 
+def sign_bundle(workspace: Workspace, stated: dict[str, object]) -> None:
+    """Export a bundle of one file, which states this guarantee."""
+    files = {"configs/privacy.json": json.dumps(stated).encode()}
+    write_bundle(workspace.bundle_dir, files)
+    archive = to_archive(files)
+    with Ledger.open(workspace.ledger_file) as ledger:
+        head, rows = ledger.head(), list(ledger.rows())
+    statement = StudentStatement(
+        study_id=workspace.study().id,
+        bundle=workspace.objects.put(archive),
+        size=len(archive),
+        queries=1,
+        mu_squared=Fraction(1),
+        head=head,
+        links=tuple(Link(time_utc=row.time_utc, kind=row.kind, body_sha256=body_digest(row.body)) for row in rows),
+        created_utc=rows[-1].time_utc,
+    )
+    signed = statement.signed(load_signing_key(workspace.signing_key_file))
+    write_atomically(said_file(workspace.objects_dir, STUDENTS, workspace.study().id), signed.render())
+
+
 def test_a_bundle_that_guarantees_more_than_still_holds_is_neither_published_nor_handed_out(tmp_path: Path) -> None:
     passed = over_budget(tmp_path, sealed=True)
     truth = Truth(passed.path)
     workspace = next(one for one in passed.studies if truth.worst(one.study().id) > truth.studies[one.study().id].limit)
-    folder = made(workspace.bundle_dir / "configs")
     epsilon = workspace.study().privacy.epsilon
     stated = {"budget_epsilon": epsilon, "epsilon": epsilon, "guarantee": "of before", "spent": "of before"}
-    (folder / "privacy.json").write_text(json.dumps(stated))
-    statement = said_file(workspace.objects_dir, STUDENTS, workspace.study().id)
-    statement.parent.mkdir(parents=True, exist_ok=True)
-    statement.write_text("{}")
+    sign_bundle(workspace, stated)
     with pytest.raises(InvalidInput, match="student export"):
         publish_student(workspace, tmp_path / "published")
     assert not (tmp_path / "published").exists()
@@ -240,7 +264,7 @@ def test_a_bundle_that_guarantees_more_than_still_holds_is_neither_published_nor
     assert "no longer" in seen.text("/student")
     assert seen.client.get("/api/student/bundle.zip").status_code == 409
     now = Figures(truth, workspace.study().id, 3, doubt=False).of("guaranteed")
-    (folder / "privacy.json").write_text(json.dumps({**stated, "epsilon": now * 1.000001}))
+    sign_bundle(workspace, {**stated, "epsilon": now * 1.000001})
     assert seen.client.get("/api/student/bundle.zip").status_code == 200
 
 
