@@ -366,7 +366,8 @@ def fit_codec(
             value=", ".join(absent),
             limit="every label of the study in at least one map, because a code cannot describe a label that is in "
             "none",
-            remedy="add maps that show them, or create the study without these labels",
+            remedy="add maps that show them, or create the study without these labels; `consilium demo` and `consilium "
+            "simulate` choose other maps with another --seed and another --out",
         )
     if map_hashes is not None and len(map_hashes) != len(hashes):
         raise InvalidInput(

@@ -208,6 +208,29 @@ def test_uncompressed_data_are_published_too(tmp_path: Path) -> None:
     assert len(places.workspace.volumes()) == 4
 
 
+def test_public_maps_without_a_rare_label_are_refused_with_a_remedy_that_works(tmp_path: Path) -> None:
+    lay(tmp_path / "set", "msd")
+    index, rare = tmp_path / "set" / "dataset.json", tmp_path / "set" / "labelsTr" / "case07.nii.gz"
+    index.write_text(index.read_text().replace('"1": "core"', '"1": "core", "2": "rare"'))
+    label = nib.load(rare)
+    nib.save(nib.Nifti1Image((np.asarray(label.dataobj) * 2).astype(np.uint8), label.affine), rare)
+    fits = set()
+    for seed in range(6):  # the remedy: --seed with another --out
+        options = DemoOptions(data=str(tmp_path / "set"), hospitals=3, queries=4, label_maps=4, seed=seed, rounds=False)
+        places = DemoFolders(tmp_path / f"out{seed}")
+        run._data(places, options)
+        run._create(places, options)
+        try:
+            run._publish(places, options, 3, run.DemoProgress(*[lambda *_: None] * 5))
+            fits.add(True)
+        except InvalidInput as error:
+            assert re.search(r"got 'rare'.*consilium demo.*another --seed and another --out", str(error))  # noqa: PT017
+            fits.add(False)
+        if len(fits) == 2:
+            return
+    pytest.fail("every seed had the same outcome")
+
+
 def test_a_hospital_of_one_patient_lowers_nobodys_voters(tmp_path: Path) -> None:
     """It has one teacher, its other voters say nothing."""
     terms = [run.terms(DemoOptions(), DemoFolders(tmp_path), [], patients) for patients in ([10] * 5, [1, *[10] * 4])]

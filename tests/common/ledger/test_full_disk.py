@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,26 @@ def test_opening_a_ledger_on_a_full_disk_names_the_disk_and_the_remedy(world: Wo
         Ledger.open(path, signing_key=key)
     with Ledger.open(path, signing_key=key):
         pass
+
+
+def test_a_ledger_that_nobody_has_open_can_be_read_on_a_full_disk(world: World) -> None:
+    path, rows = world.path, world.ledger.row_count
+    world.ledger.close()
+    with no_byte_more(), Ledger.open(path) as read:
+        assert read.row_count == rows
+    assert verify(path).ok
+
+
+def test_a_ledger_whose_newest_rows_are_in_its_log_is_refused_on_a_full_disk_with_the_remedy(
+    tmp_path: Path, world: World
+) -> None:
+    killed = tmp_path / "killed"  # as a killed process leaves it: the log holds the newest rows
+    killed.mkdir()
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{world.path}{suffix}", killed / f"ledger.sqlite{suffix}")
+    assert (killed / "ledger.sqlite-wal").stat().st_size
+    with no_byte_more(), pytest.raises(StorageFailed, match=r"disk is full.*free space"):
+        Ledger.open(killed / "ledger.sqlite")
 
 
 def test_a_charge_that_finds_no_room_charges_nothing_and_goes_through_later(world: World) -> None:

@@ -26,7 +26,7 @@ from common.ledger.chain import Chain
 from common.ledger.charges import NOTHING, ReleaseRecord, Spend, charge_of, event_json
 from common.ledger.keys import load_signing_key, public_hex
 from common.ledger.known_ledgers import KnownLedgers
-from common.ledger.receipts import Receipt, ReceiptedRelease, first_fork
+from common.ledger.receipts import Receipt, ReceiptedRelease, check_same_ledger, first_fork
 from common.ledger.rollback_guard import SiteLedgerStanding, standing_path
 from common.ledger.rows import Link, Position, SignedHead, body_digest, head_message, linked_hashes
 from common.ledger.teacher_records import TrainingRecord
@@ -406,6 +406,25 @@ def test_sites_that_know_a_server_before_and_after_its_restore_find_no_fork_unle
         World(fork / "ledger.sqlite", world.key, ledger, world.study).release(queries(4), batch="b4")
         forked = [*before, *receipts_of(ledger, "bergen")]
         assert first_fork(ours, forked) == first_fork(forked, ours) == (ledger.ledger_id, ours[-1].head.seq)
+
+
+def test_two_sites_that_know_other_sides_of_a_restore_read_what_to_do_and_both_histories_are_charged(
+    world: World, site: Hospital, tmp_path: Path
+) -> None:
+    answered(world, site, "b1", 1)
+    copy = ledger_world.saved(world, tmp_path / "copy")
+    answered(world, site, "b2", 2)  # lost with the newer rows: only this site has its receipt
+    ledger_world.rolled_back(world, copy)
+    world.release(queries(3), batch="b3")
+    theirs = receipts_of(world.ledger, "bergen")  # the other site knows only the rows after the restore
+    with pytest.raises(LedgerCorrupt, match=r"restored an older copy, do the steps.*docs/ledger\.md.*afterwards too"):
+        check_same_ledger(site.ledger.receipts(), theirs)
+    assert world.ledger.spent("aachen-mri").releases == 2
+    both_recover(world, site, site.ledger.receipts())
+    assert world.ledger.spent("aachen-mri").releases == 3, "b1, the lost b2, b3"
+    answered(world, site, "b4", 4)
+    with pytest.raises(LedgerCorrupt, match="this comparison may name the row afterwards too"):
+        check_same_ledger(site.ledger.receipts(), receipts_of(world.ledger, "bergen"))
 
 
 def test_a_server_that_replays_an_old_receipt_as_new_is_caught(world: World, site: Hospital) -> None:
