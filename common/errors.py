@@ -89,6 +89,8 @@ class InvalidInput(ConsiliumError):
     exit_code = 2
 
     def __init__(self, what: str, *, value: object = None, limit: str = "", remedy: str = "") -> None:
+        if not remedy and type(value).__module__ == "numpy" and not isinstance(value, float):  # np.float64 is a float
+            remedy = "give a Python value, as .tolist() makes it of a numpy value"
         self.what, self.value, self.limit, self.remedy = what, value, limit, remedy
         parts = [what if value is None else f"{what}: got {_shown(value)}"]
         if limit:

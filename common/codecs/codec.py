@@ -75,10 +75,8 @@ class Provenance(Document):
                 limit=f"at least {MIN_LABEL_MAPS} hashes, and no hash twice",
                 remedy="give more public label maps, each of them once",
             )
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
-            raise InvalidInput("codec seed", value=self.seed, limit="0 to 2^32 - 1")
-        if not isinstance(self.augmentations, int) or self.augmentations < 0:
-            raise InvalidInput("augmentations", value=self.augmentations, limit="an integer from 0")
+        check_integer("codec seed", self.seed, least=0, most=2**32 - 1, limit="an integer from 0 to 2^32 - 1")
+        check_integer("augmentations", self.augmentations, least=0)
         check_noise_std(self.noise_std)
 
 
@@ -305,7 +303,12 @@ def fit_codec(
         ("hashes of private label maps", private_hashes, Collection),
     ):
         if not isinstance(given, kinds) or getattr(given, "ndim", 1) == 0:
-            raise InvalidInput(what, value=type(given).__name__, limit="a list")
+            raise InvalidInput(
+                what,
+                value=type(given).__name__,
+                limit="a list",
+                remedy="make a list of the items, as list(...) does",
+            )
     if not all(isinstance(each, str) for each in (*hashes_given, *private_hashes)):
         raise InvalidInput("hashes of label maps", limit="hashes as text")
     if (noise_std is None) == (sites is None):
@@ -315,14 +318,21 @@ def fit_codec(
         noise_std = mean_noise_std(
             study,
             sites=check_integer(
-                "sites", sites, least=least, most=1 << 20, limit=f"{least}, the study's quorum, to 2^20"
+                "sites", sites, least=least, most=1 << 20, limit=f"an integer from {least}, the study's quorum, to 2^20"
             ),
         )
     assert noise_std is not None
     kind = codec_class(study.codec.name)
     labels = len(study.data.labels)
-    hashes, voxels = [], np.zeros(labels, dtype=np.int64)
+    hashes, voxels = list[str](), np.zeros(labels, dtype=np.int64)
     for number, label_map in enumerate(label_maps, start=1):
+        if isinstance(label_map, np.ma.MaskedArray):
+            raise InvalidInput(
+                f"public label map {number}",
+                value="a masked array",
+                limit="a plain array",
+                remedy="fill the masked voxels",
+            )
         if not isinstance(label_map, np.ndarray) or label_map.dtype != np.uint8 or label_map.shape != study.data.grid:
             raise InvalidInput(
                 f"public label map {number}",
@@ -337,7 +347,15 @@ def fit_codec(
                 f"public label map {number}: label", value=int(label_map.max()), limit=f"0 to {labels - 1}"
             )
         voxels += np.bincount(label_map.ravel(), minlength=labels)
-        hashes.append(label_map_hash(label_map))
+        content = label_map_hash(label_map)
+        if content in hashes:
+            raise InvalidInput(
+                f"public label map {number}",
+                value=f"a copy of map {hashes.index(content) + 1}",
+                limit="different maps only",
+                remedy="leave out the copy",
+            )
+        hashes.append(content)
         known = [h for h in (hashes[-1], *(map_hashes or ())[number - 1 : number]) if h in private_hashes]
         if known:
             raise InvalidInput(
@@ -352,13 +370,6 @@ def fit_codec(
             value=len(hashes),
             limit=f"at least {MIN_LABEL_MAPS}",
             remedy="give more public label maps",
-        )
-    if len(set(hashes)) != len(hashes):
-        raise InvalidInput(
-            "public label maps",
-            value=f"{len(hashes)} maps, {len(set(hashes))} of them different",
-            limit="different maps only",
-            remedy="leave out the duplicates",
         )
     if absent := [name for name, count in zip(study.data.labels, voxels, strict=True) if not count]:
         raise InvalidInput(

@@ -121,7 +121,8 @@ def within(code: Int64[np.ndarray, "l"], *, bound_int: int) -> bool:
 def _vector(code: object) -> Float[np.ndarray, "l"]:
     """Return a fresh float64 copy of a finite, non-empty floating-point vector; refuse anything else."""
     if type(code) is not np.ndarray or not np.issubdtype(code.dtype, np.floating):
-        raise InvalidInput("code", value=type(code).__name__, limit="a plain numpy vector of floats")
+        kind = code.dtype.name if type(code) is np.ndarray else type(code).__name__
+        raise InvalidInput("code", value=kind, limit="a plain numpy vector of floats")
     if code.ndim != 1 or code.size == 0:
         raise InvalidInput("shape of code", value=code.shape, limit="a non-empty vector")
     with np.errstate(over="ignore"):  # longdouble beyond float64 becomes infinite and is refused below

@@ -8,6 +8,7 @@ from pathlib import Path
 from client.data.layouts import named_dataset
 from client.training.private.settings import PrivateSettings, defaults
 from common.canonical import MAX_INTEGER
+from common.codecs.codec import MIN_LABEL_MAPS
 from common.data.dataset import Dataset
 from common.errors import InvalidInput
 from common.messages import MAX_VOLUMES
@@ -129,7 +130,7 @@ MOST_HOSPITALS = 64
 _BOUNDS = {
     "hospitals": (1, MOST_HOSPITALS),
     "queries": (1, MAX_VOLUMES),
-    "label_maps": (1, MAX_VOLUMES),
+    "label_maps": (MIN_LABEL_MAPS, MAX_VOLUMES),
     "voters": (1, MAX_VOTERS_PER_SITE),
     "teacher_steps": (1, MAX_STEPS),
     "student_steps": (8, MAX_STEPS),

@@ -23,6 +23,7 @@ from client.masked import with_share
 from common.canonical import MAX_INTEGER, check_integer, digest, sha256_bytes
 from common.codecs.codec import Codec, frozen, load_codec
 from common.config import Study
+from common.data.copies import voxel_hash
 from common.errors import BudgetExceeded, InvalidInput
 from common.objects import ObjectsInMemory
 from common.privacy.accounting import Guarantee, admits, compose, guarantee, max_mu_squared
@@ -173,7 +174,9 @@ class Asked:
 
     def _network(self, model: object, seed: int) -> Network:
         fresh, data = self.public.kept.read(START_FILE) is None, self.study.data
-        return Network(model, self.study.student, seed=seed, fresh=fresh, shape=(len(data.channels), *data.grid))
+        images, shape = self.public.images or {}, (len(data.channels), *data.grid)
+        seen = frozenset(map(voxel_hash, images.values()))
+        return Network(model, self.study.student, seed=seed, fresh=fresh, shape=shape, trained_on=seen)
 
 
 def ask(
@@ -287,7 +290,12 @@ def _site_code(
             if key not in known:
                 image = public.image(volume)
                 what = f"answer of teacher {number} of {who} on volume {place} of the query"
-                found = probabilities_given(teacher(image.copy()), grid=data.grid, classes=len(data.labels), what=what)
+                try:
+                    given = teacher(image.copy())
+                except Exception as error:
+                    error.add_note(f"while waiting for the {what}")
+                    raise
+                found = probabilities_given(given, grid=data.grid, classes=len(data.labels), what=what)
                 known[key] = encoder.of_volume(found, partial(np.asarray, image))
             codes.append(known[key])
         total += vote_of(encoder, codes, query.mechanism)

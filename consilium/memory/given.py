@@ -103,7 +103,8 @@ def probabilities_given(found: Any, *, grid: tuple[int, ...], classes: int, what
     try:
         check_probabilities(array, labels=classes, grid=grid)  # type: ignore[arg-type]
     except InvalidInput as error:
-        remedy = "give a softmax over the classes, or a label map of integers"
+        shape = "give an array [k, x, y, z] with the classes first and without a batch axis"
+        remedy = shape if error.value else "give a softmax over the classes, or a label map of integers"
         raise InvalidInput(f"{what}: {error.what}", value=error.value, limit=error.limit, remedy=remedy) from error
     return array.astype(np.float32)
 
@@ -169,7 +170,12 @@ def listed(given: Any, *, what: str) -> list[Any]:
         InvalidInput: If the value is neither a list nor an array, or is empty.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray) or getattr(given, "ndim", 1) == 0:
-        raise InvalidInput(what, value=type(given).__name__, limit="a list of items, or one stacked array")
+        raise InvalidInput(
+            what,
+            value=type(given).__name__,
+            limit="a list of items, or one stacked array",
+            remedy="make a list of the items, as list(...) does",
+        )
     if not len(given):
         raise InvalidInput(f"number of {what}", value=0, limit="at least one")
     return list(given)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from common.canonical import MAX_INTEGER, check_integer
 from common.config import STUDENT_RECIPE, Study, TrainingConfig
-from common.data.copies import check_no_copy
+from common.data.copies import check_no_copy, voxel_hash
 from common.data.volume_cache import together
 from common.data_config import MAX_LABELS
 from common.errors import InvalidInput
@@ -41,6 +41,7 @@ class Network:
         seed: The seed of its training.
         fresh: True if its training began from random weights, False if it began from a public start.
         shape: Shape [c, x, y, z] of the images it was trained on, and the only one it takes; empty if unknown.
+        trained_on: Hashes of the images it was trained on. ``compare`` scores no network on these images.
 
     >>> network = c.train_student(images[:2], maps[:2], recipe=study.student, classes=2)
     >>> network(np.zeros((1, 8, 8, 8), dtype=np.float32)).shape
@@ -52,6 +53,7 @@ class Network:
     seed: int
     fresh: bool = True
     shape: tuple[int, ...] = ()
+    trained_on: frozenset[str] = frozenset()
 
     def __call__(self, image: Float[np.ndarray, "c x y z"]) -> Float[np.ndarray, "k x y z"]:
         """Return the class probabilities [k, x, y, z] of one image.
@@ -169,8 +171,8 @@ def train_student(
         raise InvalidInput("images and labels", value=(len(pictures), len(told)), limit="as many labels as images")
     shape = array_given(pictures[0], what="image 1").shape
     shape = (1, *shape) if len(shape) == 3 else shape
-    if len(shape) != 4:
-        raise InvalidInput("shape of image 1", value=shape, limit="[c, x, y, z], or [x, y, z] for one channel")
+    if len(shape) != 4 or 0 in shape:
+        raise InvalidInput("shape of image 1", value=shape, limit="[c, x, y, z], or [x, y, z] for one channel, none 0")
     if classes is None:
         first = array_given(told[0], what="label 1")
         if first.ndim != 4:
@@ -186,7 +188,7 @@ def train_student(
     ]
     inputs = images_given(pictures, shape=shape, what="image")
     model, _ = trained(together(inputs), together(targets), recipe, seed=seed)
-    return Network(model, recipe, seed, shape=shape)
+    return Network(model, recipe, seed, shape=shape, trained_on=frozenset(map(voxel_hash, inputs)))
 
 
 def compare(
@@ -209,9 +211,9 @@ def compare(
         make the gain look smaller.
 
     Raises:
-        InvalidInput: For cases that do not fit the study, an image given twice, label maps without any structure, or a
-            student with another recipe, seed or start than its controls, because the gain would measure that difference
-            as well.
+        InvalidInput: For cases that do not fit the study, an image given twice or trained on, label maps without any
+            structure, or a student with another recipe, seed or start than its controls, because the gain would measure
+            that difference as well.
 
     >>> always = lambda image: maps[0]
     >>> print(c.compare(always, c.Controls(study, {}), held_out=[(images[0], maps[0])]))
@@ -234,10 +236,20 @@ def compare(
         what = f"held-out label map {number}"
         truths.append(label_map_given(label, grid=data.grid, classes=classes, what=what))
     check_no_copy(images, "held-out image", limit="different images, because each counts as one case")
+    networks = {STUDENT: student, **controls}
+    for name, network in networks.items():
+        for number, image in enumerate(images, start=1):
+            if isinstance(network, Network) and voxel_hash(image) in network.trained_on:
+                raise InvalidInput(
+                    f"held-out image {number}",
+                    value=f"an image that the network {name} was trained on",
+                    limit="images that no compared network was trained on",
+                    remedy="hold out other images",
+                )
     if not any(truth.any() for truth in truths):
         raise InvalidInput("held-out label maps without any structure", limit="at least one map with a structure")
     scores = {}
-    for name, network in {STUDENT: student, **controls}.items():
+    for name, network in networks.items():
         found = (
             probabilities_given(network(image.copy()), grid=data.grid, classes=classes, what=f"answer of {name}")
             for image in images

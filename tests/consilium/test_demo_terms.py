@@ -53,6 +53,11 @@ def test_a_demo_on_data_asks_as_the_planner_says_of_its_public_maps(
     assert _protocol(DemoOptions(data="set", codec="paper-pca"), maps)[0] == "per-volume"
 
 
+def test_one_label_map_from_which_no_codec_can_be_fitted_is_refused_before_the_folder_is_claimed() -> None:
+    with pytest.raises(InvalidInput, match=r"--label-maps: got 1; allowed: 2 to"):
+        DemoOptions(data="set", label_maps=1)
+
+
 @pytest.mark.parametrize("name", ["hospitals", "queries", "label_maps", "voters", "teacher_steps", "student_steps"])
 def test_a_zero_is_refused_and_not_taken_as_not_given(name: str) -> None:
     with pytest.raises(InvalidInput, match="got 0; allowed: "):

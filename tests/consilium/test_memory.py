@@ -29,6 +29,7 @@ from server.ledger.server_ledger import Ledger
 from server.postprocess.labels import labels_in
 from server.postprocess.networks import load_control
 from server.protocols.controls import CONTROLS
+from server.protocols.query_protocol import STUDENT_SEED
 from tests.dashboard_study import NoisyTruth, make_study_directory
 from tests.federation import GRID, Federation, StubVoters, ball, make_codec, make_study
 from tests.sensitivity.worlds import make_scan, write
@@ -377,6 +378,33 @@ def test_what_does_not_fit_is_refused_by_name_before_anything_is_drawn(name: str
     assert not drawn
 
 
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({"volumes": iter(volumes_of(2))}, r"list\(...\)"),
+        ({"volumes": torch.tensor(np.stack(volumes_of(2)))}, r"list\(...\)"),
+        ({"teachers": _answers(np.moveaxis(HALF, 0, -1))}, r"\[k, x, y, z\] with the classes first"),
+        ({"teachers": _answers(HALF[None])}, "without a batch axis"),
+        ({"teachers": _answers(HALF * 2)}, "give a softmax"),
+    ],
+    ids=["an iterator", "one tensor", "classes last", "a batch of one", "no softmax"],
+)
+def test_a_refusal_states_the_remedy_of_this_mistake(given: dict[str, Any], remedy: str) -> None:
+    study = make_study(planned_queries=2)
+    with pytest.raises(InvalidInput, match=f"to fix: .*{remedy}"):
+        c.ask(study, make_codec(study), **{"volumes": volumes_of(2), "teachers": stubs()} | given)
+
+
+def test_an_error_of_a_teacher_names_the_teacher_and_its_volume() -> None:
+    def fails(_image: np.ndarray) -> None:
+        raise ZeroDivisionError
+
+    study = make_study(planned_queries=2)
+    with pytest.raises(ZeroDivisionError) as caught:
+        c.ask(study, make_codec(study), volumes=volumes_of(2), teachers=[*stubs(2), fails])
+    assert caught.value.__notes__ == ["while waiting for the answer of teacher 1 of site 3 on volume 1 of the query"]
+
+
 def test_a_flat_list_that_cannot_be_dealt_is_refused() -> None:
     study = make_study(planned_queries=2, voters_per_site=2)
     with pytest.raises(InvalidInput, match="teachers: got 5; allowed: a multiple of 2"):
@@ -466,12 +494,43 @@ def test_impossible_terms_of_a_new_study_are_refused_by_their_key(change: dict[s
         ),
         ([ball(MIDDLE, 2.0).tolist(), ball(MIDDLE, 3.0)], r"label map 1: got \('list', None\).*to fix: convert it "),
         ([ball(MIDDLE, 2.0)[:4], ball(MIDDLE, 3.0)], "label map 1: .*study's grid [^;]*$"),
+        (iter([ball(MIDDLE, 2.0), ball(MIDDLE, 3.0)]), r"to fix: make a list of the items, as list\(...\) does"),
+        ([np.ma.array(ball(MIDDLE, r), mask=ball(MIDDLE, 1.0)) for r in (2.0, 3.0)], "label map 1: got 'a masked arr"),
+        ([ball(MIDDLE, 2.0), ball(MIDDLE, 3.0), ball(MIDDLE, 2.0)], "label map 3: got 'a copy of map 1'"),
     ],
-    ids=["one map", "int64", "a list", "another grid"],
+    ids=["one map", "int64", "a list", "another grid", "an iterator", "masked", "a copy"],
 )
 def test_label_maps_that_do_not_fit_are_refused_with_what_helps(maps: list[np.ndarray], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         c.fit_codec(make_study(), maps, sites=3)
+
+
+def test_a_seed_with_which_a_codec_could_not_be_read_again_is_refused() -> None:
+    maps = [ball(MIDDLE, 2.0), ball(MIDDLE, 3.0)]
+    for seed in (True, 1.0, -1, 2**32):
+        with pytest.raises(InvalidInput, match=r"codec seed: .*an integer from 0 to"):
+            c.fit_codec(make_study(), maps, sites=3, seed=seed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: c.Study.new(**NEW | {"quorum": np.int64(3)}),
+        lambda: c.Study.new(**NEW | {"epsilon": np.float32(8)}),
+        lambda: c.Study.new(**NEW | {"grid": np.array([16, 16, 16])}),
+        lambda: c.fit_codec(make_study(), [ball(MIDDLE, 2.0), ball(MIDDLE, 3.0)], sites=np.int64(4)),
+        lambda: c.train_student(volumes_of(1), [np.zeros(GRID, np.uint8)], classes=np.uint8(1) + 1),
+    ],
+    ids=["quorum", "epsilon", "grid", "sites", "classes"],
+)
+def test_a_number_of_numpy_is_refused_with_the_way_to_convert_it(call: Callable[[], object]) -> None:
+    with pytest.raises(InvalidInput, match=r"to fix: give a Python value, as \.tolist\(\)"):
+        call()
+
+
+def test_a_float64_is_refused_for_its_value_and_not_for_its_type() -> None:
+    with pytest.raises(InvalidInput, match=r"epsilon: got [^;]*; allowed: a finite number above 0$"):
+        c.Study.new(**NEW | {"epsilon": np.float64(-1)})
 
 
 def test_a_codec_is_fitted_for_the_noise_of_so_many_sites(tmp_path: Path) -> None:
@@ -577,6 +636,22 @@ def test_a_held_out_case_given_twice_is_refused_and_never_counted_as_two() -> No
         c.compare(lambda _image: held_out[2][1], controls, held_out=copied)
 
 
+def test_an_image_that_a_compared_network_was_trained_on_is_not_held_out() -> None:
+    study, volumes = make_study(planned_queries=2), volumes_of(3)
+    asked = c.ask(study, make_codec(study), volumes=volumes[:2], teachers=stubs())
+    truth = np.asarray(stubs(1)[0](volumes[0]))[1].astype(np.uint8)
+    networks = {
+        "student": asked.student(),
+        "zero_code": c.train_student(volumes[:1], [HALF], recipe=study.student, seed=STUDENT_SEED),
+    }
+    for name, trained in networks.items():
+        others = c.Controls(study, {} if name == "student" else {name: trained})
+        student = trained if name == "student" else lambda _image: truth
+        assert c.compare(student, others, held_out=[(volumes[2], truth)]).scores
+        with pytest.raises(InvalidInput, match=f"held-out image 2: .* the network {name} was trained on.*hold out"):
+            c.compare(student, others, held_out=[(volumes[2], truth), (volumes[0].astype(np.float64), truth)])
+
+
 def test_held_out_cases_without_any_structure_are_refused() -> None:
     controls, held_out = scored_against_a_control()
     empty = [(held_out[0][0], np.zeros(GRID, np.uint8))]
@@ -621,8 +696,9 @@ def test_held_out_cases_that_do_not_fit_are_refused(held_out: Any, said: str) ->
         (volumes_of(1), [np.full(GRID, 2)], 2, "label 1: label: got 2"),
         ([volumes_of(1)[0], np.zeros((4, 8, 8))], [HALF, HALF], None, "image 2"),
         ([np.zeros(3)], [HALF], None, "image 1"),
+        ([np.zeros((0, 8, 8))], [HALF], None, "shape of image 1"),
     ],
-    ids=["counts", "nan", "sum", "classes", "outside", "shapes", "vector"],
+    ids=["counts", "nan", "sum", "classes", "outside", "shapes", "vector", "no voxel"],
 )
 def test_images_and_labels_that_do_not_fit_are_refused(images: Any, labels: Any, classes: Any, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
