@@ -9,12 +9,15 @@ it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from common.errors import InvalidInput
 from common.registry import optional
+
+Kind = TypeVar("Kind")
 
 
 class Curves(Protocol):
@@ -107,3 +110,25 @@ def open_curves(asked: str, *, run: str) -> Curves:
             limit=f"a folder that can be created; the system says: {error.strerror}",
         ) from error
     return FORMS[form](Path(folder), run)
+
+
+@contextmanager
+def curves_of(asked: str | None, kind: Callable[[Curves], Kind], *, run: Callable[[], str]) -> Iterator[Kind | None]:
+    """Open the curves of one run, and close them at the end.
+
+    Args:
+        asked: Form and folder, as given to ``--metrics``; None for no curves.
+        kind: Makes what the caller writes to from the curves.
+        run: Returns the name of the run.
+
+    Yields:
+        The result of ``kind``; None if ``asked`` is None.
+
+    Raises:
+        InvalidInput: For the reasons in :func:`open_curves`.
+    """
+    if asked is None:
+        yield None
+        return
+    with closing(open_curves(asked, run=run())) as curves:
+        yield kind(curves)

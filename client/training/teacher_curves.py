@@ -7,11 +7,10 @@ written, because its privacy charge does not cover it. The Dice of its teachers 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 
 from client.training.task import SiteReport
-from common.curves import Curves, open_curves
+from common.curves import Curves
 
 
 class TeacherCurves:
@@ -42,24 +41,3 @@ class TeacherCurves:
             for name, dice in zip(structures, voter.dice, strict=False):
                 if dice is not None and math.isfinite(dice):
                     self._curves.point(f"teacher-{voter.voter}/dice/{name}", dice, step=voter.steps)
-
-
-@contextmanager
-def curves_of(asked: str | None, *, run: str) -> Iterator[TeacherCurves | None]:
-    """Open curves for one training, and close them at the end.
-
-    Args:
-        asked: Form and folder of the curves, such as ``tensorboard:runs``; None for no curves.
-        run: Name of the run.
-
-    Yields:
-        The curves; None if ``asked`` is None.
-
-    Raises:
-        InvalidInput: If the form is unknown, the folder cannot be created, or the package is not installed.
-    """
-    if asked is None:
-        yield None
-        return
-    with closing(open_curves(asked, run=run)) as curves:
-        yield TeacherCurves(curves)

@@ -237,12 +237,13 @@ def watch(directory: options.StudyDir, metrics: options.Metrics = None, as_json:
 def _following(directory: Path, metrics: str | None) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Show progress bars for a run's events, and write curves if asked; after Ctrl-C, print that the run continues."""
 
+    from common.curves import curves_of
     from server.aggregation.progress import StudyProgress, stage_bars
-    from server.study.study_curves import curves_of
+    from server.study.study_curves import StudyCurves
 
     with (
         interruptible(_goes_on(directory)),
-        curves_of(Workspace(directory), metrics) as curves,
+        curves_of(metrics, StudyCurves, run=lambda: Workspace(directory).study().name) as curves,
         stage_bars(console(stderr=True)) as bars,
     ):
         progress = StudyProgress(bars, overall=True)

@@ -136,7 +136,8 @@ def train(
     """
     from client.training.command import PrivateOptions, TrainOptions
     from client.training.command import train as train_teachers
-    from client.training.teacher_curves import curves_of
+    from client.training.teacher_curves import TeacherCurves
+    from common.curves import curves_of
     from common.data.dataset import unlabelled_lines
 
     recipe = (learning_rate, clip, per_layer, scans, temperature, prior_std, mu, mu_growth, z_steps, z_rate)
@@ -144,7 +145,7 @@ def train(
     options = TrainOptions(site_dir, data, study, layout, label_map, seed, jobs, private, again)
     with (
         interruptible("interrupted: run the same command again to go on where it stopped"),
-        curves_of(metrics, run=site_dir.resolve().name) as curves,
+        curves_of(metrics, TeacherCurves, run=lambda: site_dir.resolve().name) as curves,
     ):
         progress = _progress if curves is None else partial(_progress, on_step=curves.step)
         result = train_teachers(options, progress=progress, on_warning=lambda text: say(text, err=True))

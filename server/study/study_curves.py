@@ -7,10 +7,10 @@ through releases under differential privacy, so the curves cost no privacy budge
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from common.curves import Curves, open_curves
+from common.curves import Curves, curves_of
 from common.events import EventTail
 from server.study.workspace import Workspace
 
@@ -44,24 +44,6 @@ class StudyCurves:
 
 
 @contextmanager
-def curves_of(workspace: Workspace, asked: str | None) -> Iterator[StudyCurves | None]:
-    """Open a log of training curves (loss and Dice by step) for TensorBoard or MLflow, named after the study.
-
-    Args:
-        workspace: The study's directory.
-        asked: Format and folder of the log, as given to ``--metrics``; None for no log.
-
-    Yields:
-        The curves; None if ``asked`` is None.
-    """
-    if asked is None:
-        yield None
-        return
-    with closing(open_curves(asked, run=workspace.study().name)) as curves:
-        yield StudyCurves(curves)
-
-
-@contextmanager
 def curves_from_here(workspace: Workspace, asked: str | None) -> Iterator[None]:
     """Write, at the end of the block, the curves of the events that were logged inside the block.
 
@@ -70,7 +52,7 @@ def curves_from_here(workspace: Workspace, asked: str | None) -> Iterator[None]:
         asked: Format and folder of the log, as given to ``--metrics``; None for no log.
     """
     tail = EventTail(workspace.events_file, from_end=True)
-    with curves_of(workspace, asked) as curves:
+    with curves_of(asked, StudyCurves, run=lambda: workspace.study().name) as curves:
         try:
             yield
         finally:

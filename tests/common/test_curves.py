@@ -17,9 +17,8 @@ import torch
 
 from client.training.task import SiteReport, VoterReport
 from client.training.teacher_curves import TeacherCurves
-from client.training.teacher_curves import curves_of as teachers_curves
 from common.config import TrainingConfig, render_study
-from common.curves import FORMS, open_curves
+from common.curves import FORMS, curves_of, open_curves
 from common.errors import InvalidInput
 from common.events import EventLog, read_events
 from consilium.cli.site import site_app
@@ -170,9 +169,9 @@ def test_a_missing_package_says_how_to_install_it(form: str, tmp_path: Path, mon
 
 def test_no_optional_package_is_imported_where_no_curves_are_asked_for() -> None:
     asks = (
-        "import sys; from client.training.teacher_curves import curves_of\n"
-        "import server.study.study_curves\n"
-        "with curves_of(None, run='north') as curves: assert curves is None\n"
+        "import sys; from common.curves import curves_of\n"
+        "import client.training.teacher_curves, server.study.study_curves\n"
+        "with curves_of(None, print, run=lambda: 'north') as curves: assert curves is None\n"
         "assert not {'tensorboard', 'mlflow'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", asks], check=True, cwd=Path(__file__).parents[2])
@@ -182,7 +181,7 @@ def test_what_was_told_before_a_training_is_in_no_curve_of_it(tmp_path: Path, mo
     workspace, kept = Workspace(tmp_path), Kept()
     workspace.study_file.write_text(render_study(make_study()), encoding="utf-8")
     events = told(workspace.events_file)
-    monkeypatch.setattr("server.study.study_curves.open_curves", lambda asked, *, run: kept)
+    monkeypatch.setattr("common.curves.open_curves", lambda asked, *, run: kept)
     with curves_from_here(workspace, "tensorboard:runs"):
         events.emit("student-step", step=20, total=40, loss=0.3)
     assert kept.points == [("student/loss", 0.3, 20), ("closed", 0.0, 0)]
@@ -218,7 +217,7 @@ def test_two_runs_in_one_folder_lie_beside_each_other_in_mlflow(tmp_path: Path) 
     from mlflow.tracking import MlflowClient
 
     for run, loss in (("first", 0.5), ("second", 0.25)):
-        with teachers_curves(f"mlflow:{tmp_path}", run=run) as curves:
+        with curves_of(f"mlflow:{tmp_path}", TeacherCurves, run=lambda run=run: run) as curves:
             assert curves is not None
             curves.step(0, 3, loss)
     client = MlflowClient(tracking_uri=tmp_path.as_uri())
