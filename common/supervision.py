@@ -29,6 +29,7 @@ from common.locks import held, take
 from common.objects import append_line
 from common.process import READY_TIMEOUT_S, Daemon, DaemonSpec, ProcessGroup, base_env, executable, plain_text
 from common.reading import lenient_json
+from common.wording import local_time
 
 LOG_MAX_BYTES = 16 << 20
 POLL_S = 0.5
@@ -367,7 +368,7 @@ class DaemonStanding:
     @property
     def line(self) -> str:
         """The state as a line of text, with this machine's local time."""
-        since = datetime.fromisoformat(self.since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        since = local_time(self.since)
         words = ", ".join(word for word in (self.why, self.said) if word)
         when = f", last heard of {since}" if self.state == "stopped" else f" since {since}"
         return f"{self.daemon}: {self.state}{when}" + (f" ({words}; log {self.log})" if words else "")

@@ -28,6 +28,11 @@ def explain(error: OSError) -> tuple[str, str]:
     """
     where = "" if error.filename is None else f"{plain(os.fsdecode(error.filename))}: "
     match error.errno:
+        case errno.EROFS:
+            remedy = (
+                "use a folder on a file system that can be written; if this one became read-only by itself, its disk "
+                "is failing: read the system's log"
+            )
         case number if number in _DENIED:
             remedy = f"give user {os.getuid()}, who runs this command, access, or run the command as the owner"
         case errno.ENOENT | errno.ENOTDIR | errno.EISDIR:

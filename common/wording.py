@@ -1,9 +1,11 @@
-"""Writes counts, durations and reasons in words.
+"""Writes counts, times, durations and reasons in words.
 
 The kinds of events (:mod:`common.event_kinds`), the dashboard's views and its templates use it.
 """
 
 from __future__ import annotations
+
+from datetime import datetime
 
 DECLINED = {
     "budget": "its budget does not cover the batch",
@@ -114,6 +116,18 @@ def duration(seconds: float) -> str:
             rest = whole % size // below
             return f"{whole // size} {name}" + (f" {rest} {small}" if rest else "")
     return f"{whole} s"
+
+
+def local_time(time: str) -> str:
+    """Return a time in this machine's time zone, with the zone's name, because files and other sites use UTC.
+
+    Args:
+        time: A time in ISO 8601 with its offset from UTC.
+
+    Returns:
+        The text, such as ``2026-11-21 14:09:55 CET``.
+    """
+    return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def unwitnessed_words(reason: str) -> str:

@@ -131,7 +131,9 @@ def load_cases(site_dir: Path) -> CaseRecord:
         return CaseRecord.from_json(parse_json(text, what="record of the cases"))
     except (OSError, ValueError, InvalidInput) as error:
         raise InvalidInput(
-            "the record of the training cases cannot be read", value=str(site_dir), remedy="run `consilium site train`"
+            "the record of the training cases cannot be read",
+            value=str(site_dir),
+            remedy="check the path and who may read it; `consilium site train` writes the record",
         ) from error
 
 

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -342,7 +343,7 @@ def study_daemons(site_dir: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
     folder = site_dir.absolute()
 
     def ready() -> bool:
-        found = daemon_standings(folder)
+        found = standings(_logs(folder))
         return bool(found) and all(one.state in ("ready", "offline") for one in found)  # offline ones were ready
 
     return all_of_a_study(
@@ -359,13 +360,22 @@ def study_daemons(site_dir: Path, log_to: Sequence[str] = ()) -> DaemonSpec:
 def daemon_standings(site_dir: Path) -> tuple[DaemonStanding, ...]:
     """Return the state of every daemon of this site, as far as its logs can be read.
 
+    A SuperNode may take any time to reach the server for the first time. After :data:`OFFLINE_S` it counts as offline.
+
     Args:
         site_dir: The site's directory.
 
     Returns:
         The states.
     """
-    return with_backlog(standings(_logs(site_dir)), site_dir)
+    late = datetime.now(UTC) - timedelta(seconds=OFFLINE_S)
+    found = (
+        replace(one, state="offline", why=f"it has not reached the server since it was started; to fix: {_SILENT}")
+        if one.daemon.startswith("supernode") and one.state == "starting" and datetime.fromisoformat(one.since) < late
+        else one
+        for one in standings(_logs(site_dir))
+    )
+    return with_backlog(found, site_dir)
 
 
 def trouble(one: DaemonStanding, site_dir: Path) -> tuple[str, str]:

@@ -161,7 +161,10 @@ def ledger_error(error: Exception, damaged: str) -> ConsiliumError:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return InvalidInput("another process holds the ledger's lock", value=str(error), remedy=LOCKED_REMEDY)
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-        remedy = "let this user write to the ledger's file and folder, and check that the disk is not full"
+        remedy = (
+            "let this user write to the ledger's file and folder, and check that the disk is not full and its file "
+            "system not read-only"
+        )
         return InvalidInput("ledger file cannot be opened", value=str(error), remedy=remedy)
     return LedgerCorrupt(f"{damaged} ({error})")
 

@@ -118,7 +118,7 @@ def predict(
     assert images is not None
     for what, path in (("images", images), ("--model", model), ("--labels", labels), ("--label-map", label_map)):
         if path is not None and not path.exists():  # check before slow imports
-            raise InvalidInput(what, value=str(path), limit="an existing file or folder")
+            raise InvalidInput(what, value=str(path), limit="an existing file or folder", remedy="check the path")
 
     from consilium.predict import predict_images
 

@@ -401,6 +401,7 @@ def status(directory: StudyDir, as_json: AsJson = False) -> None:
         facts = {
             "daemons": [dataclasses.asdict(one) for one in found],
             "certificate": None if shown is None else shown.line,
+            "certificate_until": None if shown is None else shown.until.isoformat(),
             "ledger": ledger,
             "disk": disk,
             "sites": {site.site: site.node for site in sites},

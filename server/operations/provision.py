@@ -272,7 +272,7 @@ def certificate(workspace: Workspace, *, now: datetime) -> CertificateStanding:
     since, until = validity(workspace.port_keeper().gateway_dir / "server.crt")
     line, clock, over = f"certificate valid until {until:%Y-%m-%d}", "", not since <= now < until
     if now >= until:
-        line = f"CERTIFICATE EXPIRED on {until.astimezone():%Y-%m-%d %H:%M}: no site can open a new connection"
+        line = f"CERTIFICATE EXPIRED on {until:%Y-%m-%d %H:%M} UTC: no site can open a new connection"
     elif now < since:
         line = f"CERTIFICATE NOT YET VALID, only from {since:%Y-%m-%d %H:%M} UTC: no site can open a new connection"
         clock = "set this server's clock if it is wrong, otherwise "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from common.privacy.figures import delta_text, epsilon_text
 from common.reading import lenient_json
 from common.study_facts import StudyFacts
 from common.system_errors import DISK, explain
-from common.wording import MISSED, many
+from common.wording import MISSED, local_time, many
 from server.ledger.server_ledger import Ledger
 from server.study.consent_text import BatchRoster, rosters
 from server.study.gate import shut_line
@@ -201,7 +200,7 @@ class StudyStatus:
             f"study {self.study.name}: {self.state}",
             *([] if self.stage is None else [_stage_line(self.stage)]),
             *(
-                [f"waits for {', '.join(names)}, since {_local(self.waiting.since)}"]
+                [f"waits for {', '.join(names)}, since {local_time(self.waiting.since)}"]
                 if (names := self.waits_for)
                 else []
             ),
@@ -231,7 +230,7 @@ class StudyStatus:
                         f"{site.batches} of {len(self.batches)}",
                         f"{site.answers} of {facts.answers}",
                         *([many(site.refused, "code")] if refused else []),
-                        _local(site.newest["time"]) if site.newest else "never",
+                        local_time(site.newest["time"]) if site.newest else "never",
                         " ".join(filter(None, (site.newest.get("event", ""), site.newest.get("reason", "")))),
                     )
                     for name, site in sorted(self.sites.items())
@@ -267,17 +266,12 @@ def _said(one: Guarantee) -> str:
 
 
 def _stage_line(stage: Stage) -> str:
-    return f"stage {stage.name}: {stage.done} of {stage.total}, since {_local(stage.since)}"
+    return f"stage {stage.name}: {stage.done} of {stage.total}, since {local_time(stage.since)}"
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
-
-
-def _local(time: str) -> str:
-    """Return a time of the event log in this machine's time zone."""
-    return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _stage(before: Stage | None, event: dict[str, Any]) -> Stage | None:

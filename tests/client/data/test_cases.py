@@ -263,3 +263,9 @@ def test_site_toml_says_how_the_data_is_to_be_read(site: Path, tmp_path: Path) -
         (tmp_path / "site.toml").write_text((site / "site.toml").read_text() + wrong)
         with pytest.raises(InvalidInput, match=word):
             load_site(tmp_path)
+
+
+def test_a_record_of_cases_that_is_not_there_or_not_readable_names_both_remedies(tmp_path: Path) -> None:
+    """`site train` is no remedy for a mistyped path."""
+    with pytest.raises(InvalidInput, match=r"check the path and who may read it.*site train"):
+        load_cases(tmp_path / "typo")

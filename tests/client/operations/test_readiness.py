@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from client.operations import readiness, staff_decisions
-from client.operations.daemons import LOG_MODULE
+from client.operations import own_page, readiness, staff_decisions
+from client.operations.daemons import LOG_MODULE, OFFLINE_S
 from client.operations.findings import CheckResult, State, to_json, to_text
 from client.operations.readiness import _clock, _gpu, check_newest, check_site
 from client.policy import load_site
@@ -38,7 +38,7 @@ from server.study.workspace import Workspace
 from tests.client.operations.answering import answering
 from tests.client.teachers.written import write_teacher
 from tests.commands import typed
-from tests.common.ledger.full_disk import no_byte_more
+from tests.common.ledger.full_disk import leave_log, no_byte_more
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -288,6 +288,21 @@ def test_a_supernode_that_runs_but_does_not_reach_the_server_is_a_failure(world:
         assert re.search("supernode north: offline.*since noon", found.text)
 
 
+def test_a_supernode_that_never_reached_a_server_is_a_failure_too_after_a_while(world: World) -> None:
+    """For example one that was started after its server was gone for good."""
+    facts, now = world.site / "logs" / FACTS, datetime.now(UTC)
+    with keeping(world.site / "logs"):
+        for seconds, state in ((OFFLINE_S - 30, State.NOTE), (OFFLINE_S + 1, State.FAIL)):
+            started = (now - timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+            with facts.open("a") as file:
+                event = {"time": started, "event": "daemon-started", "daemon": "supernode north", "pid": 1, "log": "l"}
+                file.write(json.dumps(event) + "\n")
+            assert world.finding("daemon").state is state
+        assert "has not reached the server since it was started" in world.finding("daemon").text
+        assert "if the consortium has ended the study, end `consilium site up`" in world.finding("daemon").remedy
+        assert [one.stops for one in own_page._away(world.site)] == [True]
+
+
 def test_the_doctor_reports_a_missing_consent_a_pause_and_an_older_copy_of_the_ledger(
     world: World, tmp_path: Path
 ) -> None:
@@ -319,6 +334,7 @@ def test_an_authority_that_ends_soon_does_not_hide_what_the_server_says(
 
 def test_a_full_disk_is_the_cause_of_every_failed_check_and_nothing_is_to_be_put_back(world: World) -> None:
     staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
+    leave_log(world.site / "site-ledger.sqlite")
     with no_byte_more():
         failed = {one.check: one for one in check_site(world.site) if one.state is State.FAIL}
     assert {"ledger", "peers"} <= failed.keys()
@@ -355,13 +371,19 @@ def test_a_full_or_failing_disk_is_reported_in_every_check_that_meets_it(
     assert "free space" in check_site(world.site)[0].remedy
 
 
-def test_status_on_a_full_disk_says_so(world: World) -> None:
+def test_status_on_a_full_disk_reads_the_ledger_or_says_why_not(world: World) -> None:
     staff_decisions.consent(world.site, by="A. Noether", sheet="the sheet")
     words = [sys.executable, "-c", "from consilium.cli.main import main; main()", "site", "status"]
-    with no_byte_more():
-        done = subprocess.run(
-            [*words, "--site-dir", str(world.site)], capture_output=True, text=True, timeout=300, check=False
-        )
+
+    def typed_there() -> subprocess.CompletedProcess[str]:
+        with no_byte_more():
+            return subprocess.run(
+                [*words, "--site-dir", str(world.site)], capture_output=True, text=True, timeout=300, check=False
+            )
+
+    assert typed_there().returncode == 0, "no process has the ledger, so its file holds every row"
+    leave_log(world.site / "site-ledger.sqlite")
+    done = typed_there()
     assert done.returncode == StorageFailed.exit_code
     assert "ledger cannot be read or written: the disk is full" in done.stderr, "this command only reads"
     assert "free space" in done.stderr

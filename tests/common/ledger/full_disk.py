@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import resource
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -16,3 +18,14 @@ def no_byte_more() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def leave_log(ledger: Path) -> None:
+    """Leave a write-ahead log beside a closed ledger, as a process does that was killed."""
+    log = Path(f"{ledger}-wal")
+    with closing(sqlite3.connect(ledger, isolation_level=None)) as opened:
+        (version,) = opened.execute("PRAGMA user_version").fetchone()
+        opened.execute(f"PRAGMA user_version = {version}")
+        rows = log.read_bytes()
+    assert rows
+    log.write_bytes(rows)

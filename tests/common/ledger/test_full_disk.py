@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from common.errors import InvalidInput, LedgerCorrupt, StorageFailed
 from server.ledger.server_ledger import Ledger
 from server.ledger.verify import verify
-from tests.common.ledger.full_disk import no_byte_more
+from tests.common.ledger.full_disk import leave_log, no_byte_more
 from tests.common.ledger.ledger_world import World, make_mechanism, make_query
 
 
@@ -35,16 +34,11 @@ def test_a_ledger_that_nobody_has_open_can_be_read_on_a_full_disk(world: World) 
     assert verify(path).ok
 
 
-def test_a_ledger_whose_newest_rows_are_in_its_log_is_refused_on_a_full_disk_with_the_remedy(
-    tmp_path: Path, world: World
-) -> None:
-    killed = tmp_path / "killed"  # as a killed process leaves it: the log holds the newest rows
-    killed.mkdir()
-    for suffix in ("", "-wal"):
-        shutil.copy(f"{world.path}{suffix}", killed / f"ledger.sqlite{suffix}")
-    assert (killed / "ledger.sqlite-wal").stat().st_size
+def test_a_ledger_whose_newest_rows_are_in_its_log_is_refused_on_a_full_disk_with_the_remedy(world: World) -> None:
+    world.ledger.close()
+    leave_log(world.path)
     with no_byte_more(), pytest.raises(StorageFailed, match=r"disk is full.*free space"):
-        Ledger.open(killed / "ledger.sqlite")
+        Ledger.open(world.path)
 
 
 def test_a_charge_that_finds_no_room_charges_nothing_and_goes_through_later(world: World) -> None:

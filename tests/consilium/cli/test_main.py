@@ -348,6 +348,7 @@ def test_verbose_shows_the_traceback(tmp_path):
     ("number", "remedy", "code"),
     [
         (errno.EACCES, f"give user {os.getuid()}, who runs this", 1),
+        (errno.EROFS, "use a folder on a file system that can be written", 1),
         (errno.ENOSPC, "make room", 9),
         (errno.EDQUOT, "make room", 9),
         (errno.EIO, "backup", 9),

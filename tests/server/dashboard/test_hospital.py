@@ -125,7 +125,7 @@ def test_the_command_that_stops_the_site_wraps_and_is_read_whole_on_paper() -> N
 
 
 def test_an_open_study_asks_nobody_to_read_out_a_key() -> None:
-    assert "signing key out to them" in client_of(Fixed(facts())).get("/").text
+    assert "read this site's signing key out" in client_of(Fixed(facts())).get("/").text
     text = client_of(Fixed(facts(sealed=False, peers=()))).get("/").text
     assert "read out" not in text.lower()
     assert "signing key out" not in text

@@ -145,6 +145,20 @@ def test_an_older_copy_put_in_the_ledgers_place_is_an_alarm_and_its_figures_are_
     assert "ledger-older" not in names(overview(follower, now=datetime.now(UTC)))
 
 
+def test_a_bundle_s_guarantee_is_called_unknown_and_not_over_if_the_ledger_s_standing_is_missing(workspace, state):
+    """As in an unpacked archive, where nothing is wrong."""
+    folder = workspace.bundle_dir / "configs"
+    folder.mkdir(parents=True, exist_ok=True)
+    stated = {"budget_epsilon": 8, "epsilon": 8, "guarantee": "of before", "spent": "of before"}
+    (folder / "privacy.json").write_text(json.dumps(stated))
+    standing_path(workspace.ledger_file).unlink()
+    with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
+        client.post("/login", data={"name": "ada", "password": PASSWORD})
+        text = client.get("/student").text
+    assert ">not known</span>" in text
+    assert "no longer" not in text
+
+
 @pytest.mark.parametrize("what", ["a directory", "brackets", "dangling link", "link to itself", "nothing", "no utf-8"])
 def test_a_standing_that_cannot_be_read_is_an_alarm_and_a_doubt_about_every_figure(workspace, what):
     before = seen(workspace).budget

@@ -563,6 +563,7 @@ def test_a_certificate_that_ran_out_or_is_not_valid_yet_is_said_to_the_operator(
     provision.renew(workspace, valid_days=22)
     for days, words in ((0, "certificate valid until"), (10, "; to fix: `consilium"), (23, "CERTIFICATE EXPIRED on")):
         assert words in provision.certificate(workspace, now=now + timedelta(days=days)).line
+    assert re.search("EXPIRED on .* UTC", provision.certificate(workspace, now=now + timedelta(days=23)).line)
     early = provision.certificate(workspace, now=now - timedelta(days=1))  # by a clock that was set back
     assert early.over
     assert re.search(
@@ -637,7 +638,8 @@ def test_the_network_s_part_of_a_server_has_no_ledger_to_speak_of(workspace: Wor
     assert done.exit_code == 7
     assert json.loads(done.stdout) == {
         "daemons": [],
-        "certificate": provision.certificate(workspace, now=datetime.now(UTC)).line,
+        "certificate": (shown := provision.certificate(workspace, now=datetime.now(UTC))).line,
+        "certificate_until": shown.until.isoformat(),
         "ledger": None,
         "disk": None,
         "sites": {},

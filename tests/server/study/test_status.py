@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from common.events import EventLog, read_events
 from common.ledger.rollback_guard import standing_path
 from common.ledger.server_state import ServerBooks
 from common.process import READY_TIMEOUT_S
-from common.supervision import FACTS, json_report, keeping
+from common.supervision import FACTS, DaemonStanding, json_report, keeping
 from consilium.cli.study import ask_to_spend, study_app
 from consilium.in_process import Wire
 from server.aggregation import pipeline
@@ -152,6 +153,21 @@ def test_the_stage_and_how_much_of_it_is_done_are_shown(workspace: Workspace) ->
     assert "+00:00" not in shown  # times are the reader's own
     events.emit("run-finished", run="1", seconds=1.0)
     assert study_status(workspace).stage is None
+
+
+def test_a_time_in_a_terminal_names_its_zone(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs, and other lines of the same output, state times in UTC."""
+    events = events_of(workspace)
+    events.emit("run-started", run="1", pid=1, resumed=False)
+    events.emit("stage-started", stage="student", total=40)
+    with monkeypatch.context() as there:
+        there.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        (stage,) = (line for line in study_status(workspace).lines() if line.startswith("stage student"))
+        daemon = DaemonStanding("worker north", "ready", "2026-11-30T23:30:00.000+00:00").line
+    time.tzset()
+    assert stage.endswith(" JST")
+    assert daemon == "worker north: ready since 2026-12-01 08:30:00 JST"
 
 
 def test_whom_a_run_waits_for_and_who_delays_it_is_said(workspace: Workspace) -> None:
