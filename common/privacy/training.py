@@ -165,9 +165,9 @@ def epsilon_of(event: TrainingEvent, *, delta: float, neighbours: Neighbours) ->
 
     Poisson sampling gives an upper bound within about 1e-3 of the true curve for up to 10⁴ steps (pessimistic
     discretisation at 1e-4). The library's float64 convolution of T steps changes δ by less than T·2⁻⁵³, as measured
-    against another algorithm. Where (T + 64)·2⁻⁵¹ is more than a millionth of δ, it is subtracted from δ. If nothing is
-    left, or the grid would not fit in memory, ε is that of the same steps without sampling, which sampling never
-    exceeds.
+    against another algorithm. So ε is computed for the smaller δ − (T + 64)·2⁻⁵¹, unless the difference is at most a
+    millionth of δ. If this δ is not above 0, or the grid would not fit in memory, the returned ε is that of the same
+    steps without sampling. Sampling never makes ε larger.
 
     A fixed partition gives the exact Gaussian curve at μ² = E/z² + Σ1/zᵢ², and at four times that for replace-one. Here
     E is the number of :attr:`~TrainingEvent.passes`, and zᵢ are the noise multipliers of the further releases. For

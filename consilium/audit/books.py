@@ -340,7 +340,7 @@ def spent_by_rows(service: Service, life: AuditedRun, site: str) -> float:
 
 
 def accepted_by_rows(service: Service, life: AuditedRun, site: str) -> float:
-    """Return the Σμ² of everything that a site accepted.
+    """Return the Σμ² of all queries that a site accepted, from the claimed sensitivity and the noise in its ledger.
 
     Args:
         service: The study's server and sites.

@@ -2,11 +2,12 @@
 
 A patient's loss is the mean over all its patches or views. Patients are differentiated in chunks by ``torch.func``.
 
-The sum over chunks is an integer, so the order of patients changes no bit. A gradient, however, may round differently
-(by a few grid steps) in another place of a chunk, or in a chunk of another size. Every chunk of a training therefore
-has the same number c of places, and a patient's place is its slot's number modulo c. A place without a patient, or with
-one that has no usable scan, holds zeros, and its vector is discarded. So a patient's vector does not depend on who else
-is in the batch: adding or removing one patient changes that patient's vector and no bit of another's.
+Patients' vectors are summed as integers, so their order changes no bit of the sum. But the floating-point rounding of
+a patient's gradient depends on the chunk's size and on the patient's place in the chunk; it may differ by a few grid
+steps. Every chunk of a training therefore has the same number c of places, and a patient's place is its slot's number
+modulo c. A place without a patient, or with one that has no usable scan, holds zeros, and its vector is discarded. So a
+patient's vector does not depend on who else is in the batch: adding or removing one patient changes that patient's
+vector and no bit of another's.
 
 A chunk's volumes are read when needed and cut to patches at once, so memory does not grow with the number of patients.
 """
