@@ -268,7 +268,9 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
     try:
         if read_only:
             connection.execute("PRAGMA query_only = ON")
-            connection.execute("PRAGMA schema_version").fetchone()  # the first read creates the shared-memory file
+            if not as_it_lies and _no_room(connection, path):
+                connection.close()
+                return connect(path, read_only=True, as_it_lies=True)
         else:
             mode_now = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if mode_now != "wal":
@@ -284,12 +286,22 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
             connection.execute("PRAGMA trusted_schema = OFF")
     except (sqlite3.DatabaseError, UnicodeError) as error:
         connection.close()
-        log = Path(f"{path}-wal")
-        full = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-        if full and read_only and not as_it_lies and not (log.exists() and log.stat().st_size):
-            return connect(path, read_only=True, as_it_lies=True)  # no room for that file, so no process has the ledger
         raise ledger_error(error, f"{path} is not a ledger or is damaged") from error
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _no_room(connection: sqlite3.Connection, path: Path) -> bool:
+    """Return whether the disk has no room for the shared-memory file of a ledger that no process has open.
+
+    The first read creates that file. If the write-ahead log has no rows either, the ledger's own file is complete.
+    """
+    try:
+        connection.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.DatabaseError as error:
+        log = Path(f"{path}-wal")
+        full = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+        return full and not (log.exists() and log.stat().st_size)
+    return False
