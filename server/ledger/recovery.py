@@ -92,7 +92,7 @@ def recover_charges(
         What was entered, and every pool's state.
 
     Raises:
-        InvalidInput: If the copy's signing key is not given. If nothing shows a loss: ``receipts`` contain none, no
+        InvalidInput: If the copy's signing key is not given. If nothing shows a loss: neither ``receipts`` nor
             ``standing`` is given, the copy has all ``studies`` and all rows that the standing beside it shows, and the
             copy's key is still the ledger's newest key. If the ledger's standing is missing, unless ``charge_all`` or a
             ``standing`` with a row that the copy lacks is given. If ``charge_all`` is given although there is a
@@ -105,12 +105,12 @@ def recover_charges(
     own_key = next((key for key in keys if public_hex(key) == current), signing_key)
     with Ledger.open(ledger, signing_key=own_key, restored=True) as opened:
         whole = all(study.id in opened.books.studies for study in studies)
-        if whole and not held and standing is None and opened.forgotten() is None and own_key is signing_key:
+        if whole and not receipts and standing is None and opened.forgotten() is None and own_key is signing_key:
             evidence = "give the receipts file of every site, each with --receipts FILE"
             if kept_standing(ledger) is None:
                 raise InvalidInput(
                     "evidence of lost charges",
-                    value="neither a receipt nor a standing file",
+                    value="neither receipts nor a standing file",
                     remedy=evidence,
                 )
             raise InvalidInput(

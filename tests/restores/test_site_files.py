@@ -296,7 +296,9 @@ def _no_figure_is_withheld(patch: pytest.MonkeyPatch) -> None:
     """Break 2: a teacher without a private training on record leaves the figure as it is."""
     whole = KeepsTeachers.trainings
 
-    def trainings(self: KeepsTeachers, *, present: Iterable[Sequence[str]] = ()) -> Trainings:
+    def trainings(
+        self: KeepsTeachers, *, present: Iterable[Sequence[str]] = (), adapted_lost: bool = False
+    ) -> Trainings:
         return replace(whole(self), untraced=False)
 
     patch.setattr(KeepsTeachers, "trainings", trainings)

@@ -299,13 +299,9 @@ def test_recovery_of_the_newest_copy_says_that_nothing_is_missing(world: World, 
     world.release([make_query(1, MECHANISM)])
     backup(world.path, tmp_path / "tuesday.sqlite")
     put_back(world, tmp_path / "tuesday.sqlite")
-    (tmp_path / "north.jsonl").write_text("")  # as `site heads --out` writes it at a site without a receipt
-    rows = verify(world.path).rows
-    for receipts in ((), (tmp_path / "north.jsonl",)):
-        with pytest.raises(InvalidInput, match=r"names its newest row.*go on without a recovery") as refused:
-            recover_charges(world.path, signing_key=world.key, receipts=receipts, standing=None, studies=())
-        assert "neither" not in str(refused.value)
-    assert verify(world.path).rows == rows
+    with pytest.raises(InvalidInput, match=r"names its newest row.*go on without a recovery") as refused:
+        recover_charges(world.path, signing_key=world.key, receipts=(), standing=None, studies=())
+    assert "neither" not in str(refused.value)
     Ledger.open(world.path, signing_key=world.key).close()
 
 
