@@ -58,6 +58,7 @@ ANOTHER_DIRECTORY = "set up a directory with `consilium site join --from`, which
 SLOTS_SCHEMA = 2
 MAX_SEED = 1 << 62
 _EMPTY, _UNKNOWN = "#withdrawn-", "#unknown-"
+_LOST_AT_END = ". "
 
 Shuffle = Callable[[Sequence[str]], Sequence[str]]
 """Function that takes sorted names and returns them in the order in which they are dealt."""
@@ -344,7 +345,7 @@ def spellings(name: str) -> frozenset[str]:
     """Return the spellings of a name that another file system may give it.
 
     A letter such as ü is one character or two, and letters are upper or lower case. Copying a dataset to another file
-    system, or restoring it from there, may change both.
+    system, or restoring it from there, may change both. Windows removes dots and blanks at the end of a folder's name.
 
     Args:
         name: Name of a case.
@@ -353,18 +354,20 @@ def spellings(name: str) -> frozenset[str]:
         The spellings, ``name`` among them.
     """
     cases = (name, name.upper(), name.lower(), name.casefold(), name.title(), name.capitalize())
-    return frozenset({name, *(unicodedata.normalize(form, case) for case in cases for form in ("NFC", "NFD"))})
+    forms = {name, *(unicodedata.normalize(form, case) for case in cases for form in ("NFC", "NFD"))}
+    return frozenset(forms | {form.rstrip(_LOST_AT_END) + end for form in forms for end in ("", *_LOST_AT_END)})
 
 
 def _folded(name: str) -> str:
     """Return the text that all spellings of a name have in common (Unicode's canonical caseless matching)."""
-    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold()).rstrip(_LOST_AT_END)
 
 
 def _check_spelling(listed: set[str], before: Slots, stored: Sequence[Slots]) -> None:
     """Refuse a name of which another spelling is listed or has a slot: the patient would be in two slots.
 
-    Names that differ in case and have slots in one stored deal are two patients, because a dataset listed both.
+    Names that differ in case or at their end and have slots in one stored deal are two patients, because a dataset
+    listed both.
     """
     alike: dict[str, set[str]] = {}
     for name in listed.union(before.order, *(slots.order for slots in stored)):
@@ -375,7 +378,8 @@ def _check_spelling(listed: set[str], before: Slots, stored: Sequence[Slots]) ->
         if len(names) == 1 or (apart and any(names <= set(slots.order) for slots in (before, *stored))):
             continue
         raise InvalidInput(
-            "name of a case that differs from another one only in upper and lower case or in its letters' encoding",
+            "name of a case that differs from another one only in upper and lower case, in its letters' encoding or in "
+            "dots and blanks at its end",
             value=[ascii(name), ascii(min(names - {name}))],
             limit="the spelling that this site has already used",
             remedy="write it in the dataset as it was when it was first trained on; if the two are different patients, "

@@ -210,6 +210,20 @@ def test_a_patient_whose_name_a_copy_spells_in_upper_case_gets_no_second_slot(fi
             deal(listed, voters=4, seed=7, before=slots)
 
 
+@pytest.mark.parametrize(("first", "then"), [("p00a.", "p00a"), ("p00a", "P00A. "), ("p00a ", "p00a.")])
+def test_a_patient_whose_folder_loses_its_last_dot_or_blank_gets_no_second_slot(
+    tmp_path: Path, first: str, then: str
+) -> None:
+    """A copy over a Windows share removes them."""
+    slots = deal([*NAMES, first], voters=4, seed=7)
+    for listed in ([*NAMES, then], [*NAMES, first, then]):
+        with pytest.raises(InvalidInput, match="dots and blanks at its end"):
+            deal(listed, voters=4, seed=7, before=slots)
+    (tmp_path / "teachers").mkdir()
+    save_slots(tmp_path / "teachers" / "slots.json", slots.without(first))
+    assert withdrawn(tmp_path, None, [*NAMES, then]) == {then}
+
+
 def test_two_new_names_that_differ_only_in_case_are_refused_with_what_to_rename() -> None:
     with pytest.raises(InvalidInput, match="rename the new case"):
         deal(["a1", "A1"], voters=1, seed=0)
