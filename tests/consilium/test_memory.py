@@ -636,6 +636,7 @@ def test_a_held_out_case_given_twice_is_refused_and_never_counted_as_two() -> No
         c.compare(lambda _image: held_out[2][1], controls, held_out=copied)
 
 
+@pytest.mark.slow
 def test_an_image_that_a_compared_network_was_trained_on_is_not_held_out() -> None:
     study, volumes = make_study(planned_queries=2), volumes_of(3)
     asked = c.ask(study, make_codec(study), volumes=volumes[:2], teachers=stubs())

@@ -154,6 +154,7 @@ def test_logits_have_no_such_bound_and_are_clipped_here() -> None:
 # --- Propositions 3–5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1.1, 2.0, 7.5])
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 3.0])
 def test_proposition_3_by_integrating_the_renyi_divergence(alpha: float, ratio: float) -> None:
@@ -167,6 +168,7 @@ def test_proposition_3_by_integrating_the_renyi_divergence(alpha: float, ratio: 
         assert float(mpmath.log(moment) / (alpha - 1)) == pytest.approx(alpha * ratio**2 / 2, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_proposition_4_by_integrating_over_two_independent_releases() -> None:
     alpha, first, second = 3.0, 0.7, 0.4
     x = np.linspace(-12, 14, 2001)

@@ -402,11 +402,13 @@ ORACLES: dict[str, tuple[str, Callable[[], None]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ORACLES)
 def test_the_oracle_holds(wrong: str) -> None:
     ORACLES[wrong][1]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ORACLES)
 def test_the_wrong_version_turns_its_oracle_red(wrong: str) -> None:
     with WRONG[wrong](), pytest.raises(AssertionError):

@@ -115,6 +115,7 @@ def test_totals_are_recomputed_by_hand(finished: World) -> None:
         assert {pool.pool: ledger.spent(pool.pool).mu_squared for pool in ledger.pools()} == total
 
 
+@pytest.mark.slow
 def test_changed_values_are_detected(finished: World) -> None:
     _change_values(finished, every=6)
 
@@ -339,6 +340,7 @@ def test_missing_altered_and_added_triggers_are_detected(finished: World) -> Non
         assert not check(finished, path).ok, statement
 
 
+@pytest.mark.slow
 def test_flipped_bytes_change_nothing_or_are_detected(finished: World) -> None:
     _flip_bytes(finished, samples=100)
 
