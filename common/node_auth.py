@@ -38,8 +38,8 @@ MAX_LEAD_S = 60.0
 and 5 s."""
 
 MAX_REMEMBERED = 20_000
-"""Most remembered signatures of one key. A signature is remembered for the six minutes in which it is valid, and then
-until its place is needed: if the clock is set back, a signature that had expired is valid again."""
+"""Largest number of remembered signatures of one key. Each is kept for the six minutes in which it is valid. It is kept
+longer while there is room, because an expired signature is valid again if the clock is set back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class RequestAdmission:
         return self._sites
 
     def _once(self, key: str, name: int, now_s: float) -> None:
-        """Remember a signature by its first number at least as long as it is valid; refuse one that is remembered."""
+        """Refuse a signature that was used before. Otherwise remember its first number, at least while it is valid."""
         memory = self._memories.setdefault(key, _Memory())
         if name in memory.names:
             raise Refused("replayed", "replayed: this signature was used before; to fix: let no proxy repeat requests")

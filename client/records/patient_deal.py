@@ -59,6 +59,7 @@ SLOTS_SCHEMA = 2
 MAX_SEED = 1 << 62
 _EMPTY, _UNKNOWN = "#withdrawn-", "#unknown-"
 _LOST_AT_END = ". "
+"""Characters that Windows removes from the end of a folder's name."""
 
 Shuffle = Callable[[Sequence[str]], Sequence[str]]
 """Function that takes sorted names and returns them in the order in which they are dealt."""

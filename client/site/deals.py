@@ -405,14 +405,14 @@ def present_teachers(config: SiteConfig, ledger: SiteLedger) -> list[tuple[str, 
 
 
 def lost_adaptation(config: SiteConfig, ledger: SiteLedger) -> bool:
-    """Tell whether the ledger has lost the row of a training of a network that may leave the hospital.
+    """Tell whether the ledger has lost a private training whose network is allowed to leave the hospital.
 
     Args:
         config: The site's policy.
         ledger: The ledger.
 
     Returns:
-        True if a directory of the pool has the journal of such a training.
+        True if a directory of the pool has the journal of such a training, and the ledger has no row of it.
     """
     directories = site_directories(config.books_dir, absent_ok=True)
     folders = (folder for directory in directories for folder in private_folder(directory).glob("*"))

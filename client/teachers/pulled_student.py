@@ -49,8 +49,9 @@ OWN_VERDICT = "verdict.json"
 _EXPORT_AGAIN = "ask the consortium to run `consilium student export` again, then pull again"
 _TALK = "keep the statement, and talk to the other sites before you talk to the server's operator"
 _RESTORED = (
-    "if staff know that the server's ledger was restored and recovered, `consilium site recover --server-restored`; "
-    "otherwise keep the statement, and talk to the other sites before you talk to the server's operator"
+    "if you know that the server's ledger was restored and recovered, run `consilium site recover "
+    "--server-restored`; otherwise keep the statement, and talk to the other sites before you talk to the server's "
+    "operator"
 )
 
 

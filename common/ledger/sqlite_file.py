@@ -294,9 +294,10 @@ def connect(path: Path, *, read_only: bool, as_it_lies: bool = False) -> sqlite3
 
 
 def _no_room(connection: sqlite3.Connection, path: Path) -> bool:
-    """Return whether the disk has no room for the shared-memory file of a ledger that no process has open.
+    """Return whether a full disk keeps this connection from reading a ledger whose own file is complete.
 
-    The first read creates that file. If the write-ahead log has no rows either, the ledger's own file is complete.
+    The first read of a ledger that no process has open creates a shared-memory file, for which there is no room. The
+    ledger's own file is complete if the write-ahead log is empty or absent.
     """
     try:
         connection.execute("PRAGMA schema_version").fetchone()

@@ -430,7 +430,7 @@ def _publish(places: DemoFolders, options: DemoOptions, hospitals: int, watch: D
 
 
 def _another_process() -> ProcessPoolExecutor:
-    """Return an executor of one process, which the fork server of the trainings starts; torch is imported there."""
+    """Return an executor with one process. It is forked from the trainings' fork server, which has imported torch."""
     return ProcessPoolExecutor(1, mp_context=get_context("forkserver"))
 
 

@@ -27,7 +27,7 @@ from server.study.workspace import Workspace
 def score_networks(
     workspace: Workspace, *, on_case: Callable[[int, int], None]
 ) -> tuple[dict[str, Score], dict[str, object]]:
-    """Score the student and every trained control, and delete the stored scores, which may be an earlier student's.
+    """Delete the stored scores, which may be an earlier student's, and score the student and every trained control.
 
     Args:
         workspace: The study.

@@ -126,17 +126,19 @@ def create_study(
 
 
 def _refuse_again(workspace: Workspace, ledger: Ledger, study: Study) -> None:
-    """Refuse a study that the shared ledger has, if it has charges or a directory; a killed call leaves neither."""
+    """Refuse a study that is in the shared ledger already. It may be created again if it has neither charges nor a
+    directory, because that is what a killed call leaves.
+    """
     if study.id not in ledger.books.studies:
         return
     made = (one.root for one in _sharing(workspace) if one.study_file.exists() and one.study().id == study.id)
     value = next(map(str, made), "charges, but no directory beside this one" if _charged(ledger, study) else None)
     if value is not None:
         raise InvalidInput(
-            f"study {study.name}, which the shared ledger already has",
+            f"the shared ledger already has study {study.name}",
             value=value,
             limit="one directory for each study",
-            remedy="go on in its directory, or restore that from a backup; a new study needs another name",
+            remedy="go on in its first directory, or restore that from a backup; give a new study another name",
         )
 
 

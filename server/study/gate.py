@@ -197,7 +197,8 @@ def signed_files(workspace: Workspace, statement: StudentStatement) -> dict[str,
             raise InvalidInput(
                 "file of the exported student differs from the signed student",
                 value=str(path),
-                remedy="run `consilium student export`; a study with a gate then needs verdicts on that student",
+                remedy="run `consilium student export`; a study with a gate then needs the hospitals' verdicts on "
+                "the new export",
             )
     return signed
 

@@ -66,7 +66,7 @@ def test_the_student_is_published_with_card_certificate_and_checksums_that_opens
 
 @pytest.mark.parametrize("how", ["edited", "gone"])
 def test_no_student_is_published_but_the_signed_one(workspace: Workspace, tmp_path: Path, how: str) -> None:
-    """The hospitals' verdicts belong to the signed student, whatever lies in the folder of the bundle."""
+    """Hospitals gave their verdicts on the signed student. The bundle's folder may hold another student."""
     study = Workspace(tmp_path / "study")
     shutil.copytree(workspace.root, study.root)
     for path in [path for path in sorted(study.bundle_dir.rglob("*")) if path.is_file()]:
