@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+# pip writes the bytecode of what it copies, not of what stays in the clone: otherwise the first demo or test writes it.
+COMPILE = $(BIN)/python -m compileall -q client common consilium server
 
 # How many tests run at once. Of the slow ones two more, since daemons mostly wait for one another; a file of those stays
 # with one process, for its tests share a federation, a browser or networks that take long to train. Their priority is low,
@@ -24,11 +26,13 @@ help:  ## say what each target does
 $(RUNTIME): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
+	$(COMPILE)
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[dev]'
+	$(COMPILE)
 	@touch $(RUNTIME) $@
 
 venv: $(DEV)  ## make .venv with everything a developer needs
