@@ -45,6 +45,7 @@ from common.envelope import open_request, sign_reply
 from common.errors import SAME_VERSION, ConsiliumError, InvalidInput, LedgerCorrupt, Refused
 from common.evidence import sign_word
 from common.ledger.receipts import Receipt
+from common.ledger.records import ZERO_CODE, code_outcome
 from common.masking import MaskedRoster, signed_mask_key
 from common.messages import (
     MAX_DEADLINE_S,
@@ -461,7 +462,7 @@ class Worker:
     def _answer(self, query: QuerySpec) -> tuple[NDArray[np.int64], str]:
         """Compute the site's integer code, which is the sum over its voters. # sensitive
 
-        The second value tells the site's ledger how the code was made: ``stored``, ``zero-code`` or ``zero-votes-N``.
+        The second value tells the site's ledger how the code was made (:class:`~common.ledger.records.CodeRecord`).
         If a public object (codec, frame, volume) cannot be read, all voters count as the zero code, which reveals
         nothing about a patient. If the computation for one voter fails, only that voter counts as the zero code. Once a
         query is accepted, the server must not be able to tell a failure from any other answer.
@@ -474,21 +475,24 @@ class Worker:
             silent = self._ledger.withdrawn_voters(after=self._loaded_at)
         except Exception as error:  # noqa: BLE001
             log.warning("event=zero-code query=%s cause=%s", query.id[:12], type(error).__name__)
-            return total, "zero-code"
-        zero_votes = 0
+            return total, ZERO_CODE
+        without, failed = 0, []
         for slot, each in enumerate(zip(*codes, strict=True)):
             try:
                 known = [code for code, _ in each if code is not None]
                 if len(known) < len(each):
                     raise InvalidInput("voter's codes", limit="one code for each volume")
                 vote = vote_of(encoder, known, mechanism)
-                if slot in silent or not all(votes for _, votes in each):
-                    raise InvalidInput("voter", limit="a voter with a teacher whose patients are all still in the pool")
-                total += vote
             except Exception as error:  # noqa: BLE001  a voter that fails counts as the zero code
                 log.warning("event=zero-vote query=%s slot=%d cause=%s", query.id[:12], slot, type(error).__name__)
-                zero_votes += 1
-        return total, f"zero-votes-{zero_votes}" if zero_votes else "stored"
+                failed.append(slot)
+                continue
+            if slot in silent or not all(votes for _, votes in each):  # no teacher, or one of a withdrawn patient
+                log.warning("event=zero-vote query=%s slot=%d cause=no-teacher", query.id[:12], slot)
+                without += 1
+                continue
+            total += vote
+        return total, code_outcome(without=without, failed=failed)
 
     def _encoded(self, encoder: Encoder, query: QuerySpec) -> list[VolumeCodes]:
         """Return the voters' codes, volume by volume. # sensitive

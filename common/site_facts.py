@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from typing import Any
 
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.ledger.charges import check_ledger_name
+from common.ledger.records import ZERO_CODE, failed_voters
 from common.ledger.site_state import SiteBooks
 from common.ledger.spending import Spending
 from common.privacy.accounting import Guarantee
@@ -34,6 +36,13 @@ ADAPTED_UNKNOWN = (
 
 PRINTED = "what `consilium site status --json` prints"
 """Name of a status report in error messages."""
+
+REPAIR = (
+    "read logs/worker.log and repair the voter's teacher, then restart `consilium site up`: until then the voter votes "
+    "zero in later rounds about the same volumes"
+)
+READ = "read logs/worker.log; `consilium site doctor` checks the connection to the server"
+"""Remedies for voters that voted zero although they had a teacher."""
 
 MAX_LISTED, MAX_TEXT = 20, 300
 """Largest number of a hospital's texts that are shown of one kind, and of characters that are shown of each."""
@@ -225,6 +234,10 @@ class SiteFacts:
         withdrawn: Number of withdrawals of patients, counted in each assignment of patients to voters. No report
             contains it.
         silent: Numbers of the voters for which the newest worker found no teacher. No report contains them.
+        failed: For each voter that ever failed, the number of queries in whose code it counted as zero for that reason.
+            No report contains it.
+        unread: Number of queries in whose code all voters counted as zero, because a public object could not be read.
+            No report contains it.
     """
 
     site: str
@@ -248,6 +261,23 @@ class SiteFacts:
     studies: tuple[SiteStudy, ...] = ()
     withdrawn: int = 0
     silent: tuple[int, ...] = ()
+    failed: Mapping[int, int] = field(default_factory=dict)
+    unread: int = 0
+
+    @property
+    def zero_votes(self) -> tuple[tuple[str, str], ...]:
+        """For each voter that failed, and for unread public objects, a sentence and its remedy."""
+        return (
+            *(
+                (f"voter {voter} failed in {count} of {many(self.codes or 0, 'code')}, and voted zero there", REPAIR)
+                for voter, count in sorted(self.failed.items())
+            ),
+            *(
+                [(f"a public file could not be read for {many(self.unread, 'code')}, and all voters voted zero", READ)]
+                if self.unread
+                else []
+            ),
+        )
 
     @property
     def spent(self) -> Guarantee:
@@ -413,6 +443,8 @@ def site_facts(
             for terms in books.studies.values()
         ),
         withdrawn=len(books.teachers.patients),
+        failed=Counter(chain.from_iterable(map(failed_voters, books.teachers.outcomes.values()))),
+        unread=list(books.teachers.outcomes.values()).count(ZERO_CODE),
         silent=() if newest is None else tuple(n for n, (served, _) in enumerate(newest.voters) if not served),
     )
 

@@ -103,7 +103,11 @@ class SitesOwnPage(OwnPage):
                     OwnPeer(one.peer.site, one.fingerprint, one.trust.value, one.trust is PeerTrust.CONFIRMED)
                     for one in view.peers
                 ),
-                alarms=(*_alarms(site.alarms, view, stopped=stopped), *away),
+                alarms=(
+                    *_alarms(site.alarms, view, stopped=stopped),
+                    *away,
+                    *(OwnAlarm(*said, stops=False) for said in site.zero_votes),
+                ),
                 networks=(
                     *(OwnNetwork(name, _SAID[name], verdicts.get(name, "")) for name in networks),
                     *((OwnNetwork(ADAPTED, _OUTDATED.format(folder=outdated)),) if outdated else ()),

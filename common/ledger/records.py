@@ -7,6 +7,7 @@ because the cost of a row that is not understood is unknown.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -321,6 +322,48 @@ class ReservationRecord(Document):
             )
 
 
+ZERO_CODE = "zero-code"
+"""Outcome of a code for which every voter counted as the zero code, because a public object could not be read."""
+
+MAX_NAMED = 16
+"""Largest number of failed voters that an outcome names."""
+
+
+def code_outcome(*, without: int, failed: Sequence[int]) -> str:
+    """Return the word for how a code was computed.
+
+    Args:
+        without: Number of voters without a teacher that may vote.
+        failed: Numbers of the voters that failed.
+
+    Returns:
+        ``stored`` if every voter voted; otherwise ``zero-votes-N`` for N voters that counted as the zero code. Voters
+        that failed are named in it, the first :data:`MAX_NAMED` of them.
+
+    >>> code_outcome(without=1, failed=[0, 3])
+    'zero-votes-3/failed-0.3'
+    """
+    if not (zero := without + len(failed)):
+        return "stored"
+    return f"zero-votes-{zero}" + (f"/failed-{'.'.join(map(str, failed[:MAX_NAMED]))}" if failed else "")
+
+
+def failed_voters(outcome: str) -> tuple[int, ...]:
+    """Return the voters that :func:`code_outcome` named as failed.
+
+    Args:
+        outcome: The word. Versions up to 0.2.0 wrote ``zero-votes-N`` without names.
+
+    Returns:
+        Their numbers.
+
+    >>> failed_voters("zero-votes-3/failed-0.3")
+    (0, 3)
+    """
+    found = re.fullmatch(r"zero-votes-[0-9]+/failed-([0-9]+(?:\.[0-9]+)*)", outcome)
+    return tuple(map(int, found[1].split("."))) if found else ()
+
+
 @dataclass(frozen=True, slots=True)
 class CodeRecord(Document):
     """A record that the code for a reserved query was computed and will not change.
@@ -330,8 +373,7 @@ class CodeRecord(Document):
     Attributes:
         query_id: The query's id.
         dimension: Length of the code.
-        outcome: How the code was computed, in one word: ``stored``, ``zero-code``, or ``zero-votes-N`` if N voters
-            failed and counted as the zero code.
+        outcome: How the code was computed, in one word: :data:`ZERO_CODE`, or what :func:`code_outcome` returns.
         code_sha256: Hash of the code.
         teachers: Digest of the :class:`TeachersRecord` of the teachers that computed the code; empty if unknown.
     """

@@ -50,6 +50,7 @@ class TeacherBooks:
 
     def __init__(self, codes: dict[str, Position]) -> None:
         self.codes = codes
+        self.outcomes: dict[str, str] = {}
         self.patients: dict[str, tuple[int, PatientRecord]] = {}
         self.last_withdrawal = 0
         self.trainings: dict[str, tuple[int, TrainingRecord]] = {}
@@ -171,6 +172,7 @@ class TeacherBooks:
                     limit="a teacher that `consilium site train` trained on its voter's own patients",
                 )
         self.codes[asked.query_id] = Position(row.seq, row.hash)
+        self.outcomes[asked.query_id] = record.outcome
         self.computed_with.add(record.teachers)
 
     def _trained(self, row: Row, record: TrainedRecord) -> None:

@@ -353,6 +353,8 @@ def status(
         warning = delta_warning(load_site(site_dir).caps, patients=cases.patients)
         if warning is not None:
             say(f"warning: {warning}")
+    for text, remedy in facts.zero_votes:
+        say(f"warning: {text}; to fix: {remedy}", err=True)
     for voter in facts.silent:
         say(f"warning: voter {voter} has no teacher and votes zero; to fix: `consilium site train`", err=True)
 

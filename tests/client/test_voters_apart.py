@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from client.operations.own_page import SitesOwnPage
 from common.privacy.mechanism import QuerySpec
 from common.privacy.quantise import quantise
+from consilium.cli.site import site_app
 from tests.federation import Federation, ball, make_study
 from tests.joint_federation import frame_of, joint_federation, keep
 
@@ -146,6 +149,24 @@ def test_later_rounds_ask_no_voter_again_and_get_the_same_codes_as_a_new_worker(
             expected = fed.worker(voters=Site(asks))._answer(second)
             assert np.array_equal(total, expected[0])
             assert word == expected[1]
+
+
+def test_the_hospital_sees_which_voter_failed_and_in_how_many_codes(tmp_path: Path) -> None:
+    with joint_federation(tmp_path, rounds=2) as fed:
+        fed.write_site_files()
+        fed.workers[100]._voters = Site([working()[0], FAILURES["out of memory"]])
+        fed.workers[101]._voters = Site([working()[0], FAILURES["no teacher"]])
+        fed.core().run(fed.transport)
+        said = "voter 1 failed in 1 of 1 code, and voted zero there"
+        for site, warned in (("site-0", True), ("site-1", False), ("site-2", False)):
+            directory = fed.root / site
+            shown = CliRunner().invoke(site_app, ["status", "--site-dir", str(directory)])
+            assert (said in shown.output) == warned, shown.output
+            alarms = SitesOwnPage(directory, sheet=lambda *_: "").facts().alarms
+            assert (said in [one.text for one in alarms if not one.stops]) == warned
+            report = CliRunner().invoke(site_app, ["status", "--site-dir", str(directory), "--json"]).stdout
+            assert report
+            assert "failed" not in report, "it depends on data, and the report may leave the hospital"
 
 
 def test_a_patient_withdrawn_between_rounds_has_no_vote_in_the_next(tmp_path: Path) -> None:
