@@ -1,7 +1,7 @@
 """Publishes a finished study: the student in a signed folder, or the whole study in one archive.
 
 The folder contains the student, its model card and the privacy certificate. `consilium student publish` and `consilium
-study archive` call it. Neither folder nor archive contains a private key. The module refuses a ledger that does not
+study archive` call it. Both contain signed checksums and no private key. The module refuses a ledger that does not
 verify or is an older copy, a study without an exported student, a bundle that is not the signed one or whose stated
 guarantee no longer holds, a folder or file that exists, and a study that is still running.
 """
@@ -11,8 +11,11 @@ from __future__ import annotations
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from common.canonical import sha256_file
 from common.errors import InvalidInput, Refused
@@ -30,8 +33,11 @@ from server.study.read_facts import facts_of
 from server.study.status import bundle_problem
 from server.study.workspace import LEFT, PAIRED, REVOKED, VALIDATION, Workspace
 
-HEADER = "# consilium/student/v1\n"
-"""First line of SHA256SUMS. It separates the signature of this file from the ledger's signatures."""
+HEADER, ARCHIVE_HEADER = "# consilium/student/v1\n", "# consilium/archive/v1\n"
+"""First lines of SHA256SUMS of a published student and of an archive. They separate the signatures of these files from
+each other and from the ledger's signatures."""
+
+SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.sig"
 
 ARCHIVED = (
     *("study.toml", "sites.json", REVOKED, LEFT, "public.json", PAIRED, VALIDATION, "codec.json", FRAMES, START_FILE),
@@ -111,18 +117,24 @@ def publish_student(workspace: Workspace, out: Path) -> tuple[str, ...]:
         issue_certificate(workspace, folder, Sources())
         (folder / "consortium.pem").write_bytes(public_pem(key))
         names = tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
-        sums = HEADER + "".join(f"{sha256_file(folder / name)}  {name}\n" for name in names)
-        (folder / "SHA256SUMS").write_text(sums, encoding="utf-8")
-        (folder / "SHA256SUMS.sig").write_bytes(key.sign(sums.encode()))
+        _write_sums(folder, HEADER, {name: sha256_file(folder / name) for name in names}, key)
         folder.rename(out)
-    return (*names, "SHA256SUMS", "SHA256SUMS.sig")
+    return (*names, SUMS, SIGNATURE)
+
+
+def _write_sums(folder: Path, header: str, hashes: Mapping[str, str], key: Ed25519PrivateKey) -> None:
+    """Write SHA256SUMS and its signature, for ``sha256sum --check`` and openssl."""
+    sums = header + "".join(f"{hash_}  {name}\n" for name, hash_ in hashes.items())
+    (folder / SUMS).write_text(sums, encoding="utf-8")
+    (folder / SIGNATURE).write_bytes(key.sign(sums.encode()))
 
 
 def archive_study(workspace: Workspace, out: Path) -> Archive:
     """Write a study without its keys into an archive, with a verified copy of its ledger.
 
     From the unpacked archive the ledger can be verified, and labels, student and certificate made again. Nobody can
-    release or decrypt with it, because it contains no key.
+    release or decrypt with it, because it contains no private key. SHA256SUMS, signed with the ledger's key, names
+    every file, so that a changed or missing file is noticed.
 
     Args:
         workspace: The study's directory.
@@ -132,12 +144,12 @@ def archive_study(workspace: Workspace, out: Path) -> Archive:
         The archive.
 
     Raises:
-        InvalidInput: If the file exists, or its folder does not.
+        InvalidInput: If the file exists, its folder does not, or the ledger's key cannot be read.
         LedgerCorrupt: If the ledger does not verify.
     """
     if out.exists() or not out.parent.is_dir():
         raise InvalidInput("archive file", value=str(out), limit="a new file in an existing folder")
-    root, ledger = workspace.root.absolute(), workspace.ledger_file
+    root, ledger, key = workspace.root.absolute(), workspace.ledger_file, load_signing_key(workspace.signing_key_file)
     with workspace.locked(), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         copy, made = Path(scratch) / "ledger.sqlite", Path(scratch) / "archive"
         backup(ledger, copy)
@@ -145,10 +157,15 @@ def archive_study(workspace: Workspace, out: Path) -> Archive:
         left_out = tuple(sorted(name for name in others if not _of_the_moment(name)))
         paths = [path for kept in ARCHIVED for path in (root / kept, *(root / kept).rglob("*"))]
         names = sorted(path.relative_to(root) for path in paths if path.is_file() and not path.is_symlink())
+        hashes = {}
+        packed = {**{str(name): root / name for name in names}, copy.name: copy}
         with tarfile.open(made, "w:gz") as tar:
-            for name in names:
-                tar.add(root / name, arcname=f"{root.name}/{name}", recursive=False)
-            tar.add(copy, arcname=f"{root.name}/ledger.sqlite")
+            for name, path in packed.items():
+                hashes[name] = sha256_file(path)
+                tar.add(path, arcname=f"{root.name}/{name}", recursive=False)
+            _write_sums(Path(scratch), ARCHIVE_HEADER, hashes, key)
+            for name in (SUMS, SIGNATURE):
+                tar.add(Path(scratch) / name, arcname=f"{root.name}/{name}")
         made.chmod(0o600)
         made.rename(out)
     return Archive(out, sha256_file(out), len(names) + 1, left_out)

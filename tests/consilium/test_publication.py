@@ -14,6 +14,7 @@ from scipy.stats import t as student_t
 
 from common.errors import DaemonFailed, InvalidInput
 from common.events import read_events
+from common.ledger.keys import load_signing_key, public_pem
 from common.ledger.records import parse_record
 from common.node_auth import AdmittedNode, write_admitted
 from common.pki import create_node_keys
@@ -133,6 +134,40 @@ def test_an_archive_verifies_makes_the_certificate_again_and_holds_no_key(worksp
         typed(study_app, "archive", workspace.root, "--out", tmp_path / "second.tar.gz")
 
 
+def test_every_changed_or_missing_file_of_an_unpacked_archive_is_noticed_and_only_the_consortium_can_sign_another_list(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    """The ledger protects its own rows. Nothing protected `report.json` or `events.jsonl` in an archive."""
+    typed(study_app, "archive", workspace.root, "--out", tmp_path / "trial.tar.gz")
+    with tarfile.open(tmp_path / "trial.tar.gz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    root = tmp_path / workspace.root.name
+    assert verify(root / "ledger.sqlite").ok
+
+    def holds(*command: str) -> bool:
+        return subprocess.run(command, cwd=root, capture_output=True).returncode == 0
+
+    check = ("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS")
+    assert holds(*check)
+    files = {path for path in root.rglob("*") if path.is_file()} - {root / "SHA256SUMS", root / "SHA256SUMS.sig"}
+    assert len(files) > 10
+    for path in files:
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if content else b"\n")
+        assert not holds(*check), path
+        path.unlink()
+        assert not holds(*check), path
+        path.write_bytes(content)
+    assert holds(*check)
+    (tmp_path / "consortium.pem").write_bytes(public_pem(load_signing_key(workspace.signing_key_file)))
+    signed = ("openssl", "pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", "../consortium.pem")
+    signed = (*signed, "-sigfile", "SHA256SUMS.sig", "-in", "SHA256SUMS")
+    assert holds(*signed)
+    text = (root / "SHA256SUMS").read_text()
+    (root / "SHA256SUMS").write_text(text.replace("events.jsonl", "events.jsonk"))
+    assert not holds(*signed)
+
+
 def test_an_archive_holds_nothing_of_another_study_or_of_a_dashboard_in_the_studys_directory(
     workspace: Workspace, tmp_path: Path
 ) -> None:
@@ -149,7 +184,7 @@ def test_an_archive_holds_nothing_of_another_study_or_of_a_dashboard_in_the_stud
     assert {"an-older.tar.gz", "dashboard", "keys", "stranger", "studies"} <= {*left_out}
     with tarfile.open(out) as tar:
         packed = {Path(name).parts[1] for name in tar.getnames()}
-    assert packed <= {*ARCHIVED, "ledger.sqlite"}
+    assert packed <= {*ARCHIVED, "ledger.sqlite", "SHA256SUMS", "SHA256SUMS.sig"}
     assert packed >= {"study.toml", "sites.json", "public.json", "codec.json", "objects", "labels", "student", "bundle"}
     assert packed.isdisjoint(left_out)
 
