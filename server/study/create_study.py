@@ -80,8 +80,8 @@ def create_study(
 
     Raises:
         InvalidInput: If the directory holds a study or a part of one, if hospitals cannot tell two labels or channels
-            apart, if the ledger cannot be shared, if no pool of the shared ledger can pay for a query, or if the budget
-            is too small for any release.
+            apart, if the ledger cannot be shared, if no pool of the shared ledger can pay for a query, or if a budget
+            is too small for any release or too large to protect anybody.
     """
     with _one_at_a_time(workspace.root):
         if workspace.study_file.exists():
@@ -104,7 +104,8 @@ def create_study(
             from server.study.start import check_fits  # torch
 
             check_fits(study, start)
-        max_mu_squared(study.privacy.accountant, study.privacy.budget)
+        for budget in (study.privacy.budget, study.pool_budget):
+            max_mu_squared(study.privacy.accountant, budget)
         with all_or_nothing(workspace.root, *(() if standing is None else (standing,))):
             workspace.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             workspace.sealing_key_file.parent.mkdir(mode=0o700, exist_ok=True)

@@ -370,6 +370,17 @@ def test_a_pool_cannot_have_less_for_life_than_its_first_study(tmp_path: Path) -
             PoolConfig(wrong)
 
 
+def test_a_study_whose_pools_would_have_a_budget_that_protects_nobody_is_refused_before_anything_is_made(
+    tmp_path: Path,
+) -> None:
+    """It was made, and then no site could be admitted to it."""
+    for epsilon in (2001.0, 1e308):
+        with pytest.raises(InvalidInput, match=r"epsilon of a budget.*at most 2000"):
+            setup.create_study(Workspace(tmp_path / "study"), replace(make_study(), pool=PoolConfig(epsilon)))
+        assert not (tmp_path / "study").exists()
+    setup.create_study(Workspace(tmp_path / "study"), replace(make_study(), pool=PoolConfig(2000.0)))
+
+
 def test_a_second_server_of_the_machine_gets_a_port_of_its_own_on_loopback_and_names_the_option(tmp_path: Path) -> None:
     first, _ = begun(tmp_path / "first")
     second, _ = begun(tmp_path / "second", "--ledger", str(first.root))
