@@ -3,8 +3,9 @@
 ``python -m tests.recorded_tables`` writes them anew. Each stands between ``<!-- recorded: NAME -->`` and
 ``<!-- end -->``; NAME is a file there without its ending. A record of ``tables/`` has a head and rows: a number is
 shown with three digits, a text as it is. It also has ``how``: ``measured``, or ``transcribed`` where the output is gone
-and the figures were copied from the page; its table says so. Names without a folder are docs/lab/papers.md's, of
-:mod:`tests.papers_tables`; README's and docs/utility.md's first table is :mod:`tests.results_table`'s.
+and the figures were copied from the page; its table says so. A name without a folder is a file of ``papers/``: what
+``consilium bench pate`` or ``bench networks`` wrote with ``--out``, or the rows of ``bench papers``' ``papers.json``
+that were measured. README's and docs/utility.md's first table is :mod:`tests.results_table`'s.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from typing import Any
 
 from client.adapting.methods import MANY_PATIENTS, Method, usual
 from common.privacy.figures import epsilon_text
+from research import papers
+from research.networks import networks_markdown
+from research.pate import pate_markdown
 from research.recipes import PUBLISHED
+from research.volumes import volume_markdown
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-MARK = re.compile(
-    r"(<!-- recorded: ((?:bars|codecs|digits|home|pairs|private|tables|utility)/[A-Za-z0-9-]+) -->\n).*?(<!-- end -->)",
-    re.DOTALL,
-)
+MARK = re.compile(r"(<!-- recorded: ([A-Za-z0-9/-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
 
 ARMS = {
@@ -325,8 +327,18 @@ def digits(found: dict[str, Any]) -> str:
     return markdown(["cell", "claimed ε", "ε spent", "in fixed batches", "here", "seeds", "published"], rows)
 
 
+def of_papers(found: Any) -> str:
+    """What a command of the papers recorded, as it prints it."""
+    if isinstance(found, list):
+        volumes = [row for row in found if row["data"] == "hippocampus"]
+        return "\n".join(volume_markdown(volumes) if volumes else [papers.markdown(found)]).strip()
+    return (pate_markdown if "arms" in found else networks_markdown)(found).strip()
+
+
 def table(name: str) -> str:
     """One recorded result as Markdown."""
+    if "/" not in name:
+        return of_papers(_record(f"papers/{name}"))
     if name in SETTINGS:
         return recipe(SETTINGS[name])
     if name == "utility/at-home":

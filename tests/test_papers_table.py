@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import papers_tables
 from tests.mutation.papers import CONSTANTS, ROWS
 from tests.mutation.runner import KILLED, outcomes
 
@@ -46,10 +45,3 @@ def test_each_rows_test_fails_when_its_line_is_wrong() -> None:
 @pytest.mark.slow
 def test_each_constant_of_the_papers_is_held_by_a_test() -> None:
     assert outcomes(CONSTANTS, timeout_s=2400) == {mutant.name: KILLED for mutant in CONSTANTS}
-
-
-def test_measured_tables_are_the_recorded_results_and_none_is_left_out() -> None:
-    text = papers_tables.DOCUMENT.read_text(encoding="utf-8")
-    shown = {mark[2] for mark in papers_tables.TABLE.finditer(text)}
-    assert shown == {path.stem for path in papers_tables.RESULTS.glob("*.json")}
-    assert text == papers_tables.page(text), "docs/lab/papers.md is old: python -m tests.papers_tables writes it anew"
