@@ -180,10 +180,10 @@ class SiteConfig:
         pool: Permanent name of the patient pool, to which budgets belong.
         data: Folder of the dataset.
         study: File of the study that the site consented to.
-        books: Directory, relative to the site's directory, that contains the pool's *books*: its ledger with the key
-            and the standing (the file that shows if the ledger is an older copy), the pool's name and caps, and the
-            assignment of patients to voters. If a pool takes part in several studies, the directories of later studies
-            name the first one here.
+        books: Directory, relative to the site's directory, with the pool's *books*: the pool's name and caps, its
+            ledger with the ledger's key and standing (a file that shows whether the ledger is an older copy), and the
+            assignment of patients to voters. A pool that takes part in several studies has its books in the directory
+            of the first study, and the directories of the later studies name that directory here.
         server: What the site knows of the server.
         caps: The pool's own limits.
         allow: Hashes of the studies, codecs and volumes that this site accepts.

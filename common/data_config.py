@@ -39,10 +39,10 @@ class DataConfig(TomlSection):
         channels: Names of an image's channels.
         regions: Overlapping structures for scoring, as in BraTS, each ``name = label + label``. Labels themselves stay
             exclusive, because a code is made of probabilities that sum to 1.
-        normalisation: ``volume`` for z-scores over all voxels, or ``nonzero`` for z-scores over the non-zero voxels of
-            a skull-stripped brain, with the others left at 0.
-        finer: Factor between the student's resolution and the queries'. The student is trained and scored on a grid
-            with this many times the voxels on each axis.
+        normalisation: ``volume`` for z-scores over all voxels. ``nonzero``, for skull-stripped brains, for z-scores
+            over the non-zero voxels; all other voxels stay 0.
+        finer: Factor by which the student's grid is finer than the grid of the queries: the student is trained and
+            scored with this many times as many voxels on each axis.
     """
 
     LATER: ClassVar = ("regions", "normalisation", "finer")

@@ -166,8 +166,8 @@ def _checked(prediction: np.ndarray, truth: np.ndarray, structures: Structures) 
 
 
 LESION_REACH, LESION_LEAST_MM3, LESION_MISSED_MM = 3, 50.0, 374.0
-"""Constants of BraTS 2023: number of dilations that join parts of one lesion, volume up to which a true lesion is not
-counted, and HD95 of a missed or invented lesion."""
+"""Constants of BraTS 2023: number of dilations by which parts of one lesion are joined; volume in mm³ up to which a
+true lesion is not counted; HD95 in mm that a missed or a falsely predicted lesion counts as."""
 
 
 def lesion_wise(

@@ -1,13 +1,19 @@
 """Repeats the experiment of Fay et al. 2021, with further controls and the true cost of the paper's noise.
 
-`consilium bench pate` calls it, one seed for each job. The arms are: Algorithms 1 and 2 with the paper's noise; their
-zero-code, shuffled-code and public-only students; the students trained on codes without noise; teachers and ensemble;
-one network on all patients; and DP-SGD with every layer clipped to 4, at σ² = 6 as the paper prints it and at the noise
-that the exact accountant plans. The numbers that the paper prints stand beside ours. Finished arms are stored.
+`consilium bench pate` calls it, one seed for each job. It trains and scores these networks (*arms*), and stores each
+when it is finished:
 
-Differences from the paper: probabilities are encoded; the codec is fitted on public label maps of other cases; DP-SGD
-learns from the teachers' patients alone; σ² is read as in Abadi et al., as a multiple of the clipping norm in every
-layer.
+* the students of Algorithms 1 and 2 with the paper's noise, and their controls ``zero_code``, ``shuffled_codes`` and
+  ``public_only``;
+* the students of both algorithms trained on codes without noise;
+* the teachers, one by one and as an ensemble;
+* one network trained on all patients;
+* DP-SGD with every layer clipped to norm 4: once with σ² = 6, as the paper prints it, and once with the noise that the
+  exact accountant requires.
+
+The result lists the paper's printed numbers next to ours. The experiment differs from the paper in four points. Codes
+are computed from probabilities. The codec is fitted on public label maps of other cases. DP-SGD learns from the
+teachers' patients alone. σ² is read as in Abadi et al., as a multiple of the clipping norm in every layer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Measures what poisoned sites do to a joint study: labels and student with 0, 1 or 2 sites that send what they like.
+"""Measures how much 0, 1 or 2 dishonest sites change the labels and the student of a joint study.
 
-`consilium bench poison` calls it. A poisoned site sends any vector in every round; clipping limits it to the ball of
-radius C, as for every site. Everything else is the utility benchmark's: roles, teachers, start, frame, rounds, student.
+`consilium bench poison` calls it. A dishonest (poisoned) site may send any vector in every round; it is clipped to the
+ball of radius C, as every site's vector is. Roles of the cases, teachers, public start, frame, rounds and student are
+computed as in the utility benchmark (:mod:`research.utility`).
 The arms of a seed share their noise, so a difference between two arms is the effect of the poison. Finished arms are
 stored. It refuses every recipe but ``joint``, and too few hospitals.
 """

@@ -6,10 +6,15 @@ random weights, with its own default recipe for the rest. The time of a step is 
 its steps, so the ratio to dp-sgd compares trainings of one run.
 
 The module also compares the gradients of DP-MAC's blocks with those of back-propagation, before and after DP-MAC's
-training, on cases of the site (:func:`heard`). For every block it reports the norm of the mean gradient divided by that
-of the last block, which shows vanishing gradients; the cosine of the two mean gradients; and the distance of the two
-clipped sums. These figures have no noise: use public data only. The module refuses names of
-methods and of initial weights that it does not know.
+training, on cases of the site (:func:`heard`). It reports three figures for every block:
+
+1. The norm of the block's mean gradient divided by the norm of the last block's. A small value shows that the gradient
+   vanishes.
+2. The cosine of the angle between DP-MAC's mean gradient and that of back-propagation.
+3. The distance between the two clipped sums.
+
+These figures are computed without noise, so use public data only. The module refuses unknown names of methods and of
+initial weights.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Scores networks in a benchmark: Dice and HD95 of every structure, as numbers by name.
 
-The benchmarks use it. ``student`` is a network's mean Dice and ``student|dice|core`` that of one structure.
-``student|hd95_mm|core`` is its HD95 in mm over the cases in which both label maps contain it, and
-``student|missed|core`` the number of cases in which only one of them does.
+The benchmarks use it. A network's mean Dice has the network's name, such as ``student``. Values of one structure, here
+of ``core``, have three parts:
+
+* ``student|dice|core``: the structure's Dice;
+* ``student|hd95_mm|core``: its HD95 in mm, over the cases in which truth and prediction both contain it;
+* ``student|missed|core``: the number of cases in which only the truth or only the prediction contains it.
 """
 
 from __future__ import annotations

@@ -61,8 +61,9 @@ NAMES = {
 def summary(setting: Setting, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Return the table as plain JSON.
 
-    It holds the setting, every seed's Dice, means, deviations and paired gains over controls, every structure's
-    metrics, each hospital's gain over its own teacher, and the networks that the hospital can make at home.
+    It contains the setting; the Dice of every seed with mean and standard deviation; the paired gains over the
+    controls; the metrics of every structure; each hospital's gain over its own teacher; and the Dice of the networks
+    that each hospital can adapt or train itself.
 
     Args:
         setting: The row of the table.
@@ -142,8 +143,8 @@ def home(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
         rows: The values of each seed, by name.
 
     Returns:
-        For each hospital its number of patients, and by way the Dice and its difference to the hospital's own network;
-        empty if nothing was measured at home.
+        For each hospital its number of patients and, for each way of adapting, the Dice and its difference to the
+        network that the hospital trains alone. Empty if nothing of this was measured.
     """
     found: dict[str, Any] = {}
     for site in _named(rows, "home patients"):

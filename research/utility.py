@@ -1,8 +1,8 @@
-"""Measures the student's Dice under a guarantee, and that of the controls and bounds it is compared with.
+"""Measures the Dice of the student under a guarantee, of its controls, and of the networks that bound it.
 
-`consilium bench utility` runs it through ``jobs``. Queries, labels, networks and their storage are those of a run; only
-the daemons, the sealing and the ledger are left out, which change no number. Each part of a seed is one cell whose arms
-are computed once and stored, so a stopped run continues.
+`consilium bench utility` runs it through :mod:`research.jobs`. The functions of a real run make the queries, labels and
+networks. Daemons, encryption and ledger are left out, because they change no result. The results of each seed and part
+are stored network by network, so a stopped benchmark continues.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
     Args:
         bench: The setting and seed.
         part: One of :data:`PARTS`, or :data:`OFFSETS`, :data:`~research.home.HOME`, :data:`~research.home.CHOSEN`.
-        report: Called with what is done next.
+        report: Called with the name of the next step.
     """
     start = bench.start() if bench.begun else None
     report("teachers")
@@ -96,7 +96,9 @@ def run_part(bench: Bench, part: str, report: Report) -> dict[str, float]:
 
 
 class BenchAnswers:
-    """A setting's study with its answers, drawn once and stored, so that the student and its controls read one release.
+    """The study of one setting, with its noisy answers.
+
+    The noise is drawn once and stored, so the student and all its controls use the same answers.
 
     Args:
         bench: The setting and seed.

@@ -77,8 +77,8 @@ LEAST_FOR_FOLDS = 5
 """Least number of patients for a cross-validation."""
 
 MANY_PATIENTS = 7
-"""Least number of patients for which a mean prediction with the own network is the usual method (evidence:
-docs/lab/utility-measured.md).
+"""From this number of patients on, the default method averages the predictions of two networks, one of which the
+hospital trained without the student (evidence: docs/lab/utility-measured.md).
 """
 
 FOLDS = 5
@@ -207,11 +207,10 @@ def _proven(ours: Dice, theirs: Dice) -> bool:
 
 
 def by_choice(figures: Mapping[str, Dice], folds: Sequence[int], *, default: Method) -> list[float]:
-    """Score the procedure that chooses a way of making the network, without the bias of choosing on the same patients.
+    """Estimate, without a bias, the Dice of the network that :func:`choose` chooses.
 
-    For each patient, :func:`choose` chooses the way on the patients of the other folds, and the patient's Dice under
-    this way is returned. The mean Dice of the way chosen on all patients is biased upwards, because it was chosen on
-    these scores.
+    The mean Dice of the way chosen on all patients is biased upwards, because these scores decided the choice. Here
+    each patient is scored with the way that :func:`choose` chooses on the patients of all other folds.
 
     Args:
         figures: Each way's Dice by patient.
@@ -232,8 +231,9 @@ def by_choice(figures: Mapping[str, Dice], folds: Sequence[int], *, default: Met
 def filled(rows: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
     """Fill in missing Dice values (nan) of one case, so that the ways of adapting can be compared on it.
 
-    If the truth lacks a structure and some way predicts it, that way has Dice 0 already; every way that correctly
-    predicts none of it gets 1. If no way predicts it, the values stay nan.
+    The Dice of a structure is nan if neither the truth nor the prediction contains the structure, and 0 if only the
+    prediction does. If the truth lacks a structure and at least one way predicts it, the nan of all other ways becomes
+    1, because they are right. If no way predicts it, all values stay nan.
 
     Args:
         rows: Dice of each structure, by way.

@@ -161,9 +161,9 @@ def _holds_raw(directory: Path, folder: Path) -> bool:
 def _left_out(directory: Path, found: _Files) -> dict[str, _Reason]:
     """Return the cases that cannot be used because of their folders' contents, with the reasons.
 
-    A case is left out if its folder holds another subject's file, if a folder that may hold its images or its label
-    map is closed, or if one of the two is in another format only. A folder without a known case is reported under its
-    own name, and so is a subject's folder without any scan.
+    A case is left out in three cases: its folder contains a file of another subject; a folder that may contain its
+    images or its label map cannot be read; its images or its label map exist only in another format than NIfTI. A
+    folder without a known case is reported under its own name, and so is a subject's folder without any scan.
     """
     reasons = dict.fromkeys(found.strays, _Reason(_STRAY))
     for folder in found.closed:

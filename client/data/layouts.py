@@ -460,7 +460,10 @@ def _given_labels(data: DataConfig, mapping: Mapping[str, str]) -> dict[str, int
 def _label_pairs(
     dataset: Dataset, data: DataConfig, mapping: Mapping[str, str], given: Mapping[str, int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return pairs of the site's value and the study's; empty if they are the same numbers."""
+    """Return, for each label, its number in the site's files and its number in the study.
+
+    The result is empty if each label has the same number in both.
+    """
     values = dataset.label_values or tuple(range(len(dataset.labels)))
     table = dict(zip(values, dataset.labels, strict=True))
     if not table:

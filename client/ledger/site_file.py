@@ -71,8 +71,8 @@ class SiteFile(OpenLedger[SiteBooks]):
         2. Without a standing, charge everything that the pool's cap and each study's budget have left, since nobody
            knows what was lost.
         3. Record again what a standing lists: the withdrawals of patients, the final withdrawals from studies, the
-           replaced sealing keys, the newest caps, the trainings of networks that may leave the hospital, and the rule
-           by which patients are told apart.
+           replaced sealing keys, the newest caps, the trainings of networks that may leave the hospital, and how the
+           dataset identifies patients.
         4. End the alarms.
 
         Later receipts for lost acceptances are deducted from this charge until it is used up; a receipt beyond it

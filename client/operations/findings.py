@@ -133,9 +133,9 @@ def failure(check: str, error: Exception, remedy: str) -> CheckResult:
 
 
 def unnamed_failure(check: str, error: InvalidInput | OSError, remedy: str = "") -> CheckResult:
-    """Report an error about a dataset, with the error's value on the terminal only.
+    """Report an error about a dataset. Its value, which may name a case, becomes the finding's subject.
 
-    The value may name a case or a table, so the report without names omits it.
+    The terminal shows subjects; the report without names omits them.
 
     Args:
         check: Name of the check.

@@ -4,8 +4,8 @@ Whenever a case is requested, these rules apply in order:
 
 1. Cases of withdrawn patients are not shown. Withdrawn patients are recognised by the keyed hashes in the pool's ledger
    and slots files, as before a training.
-2. Cases that this site leaves out are not shown: those that the dataset's index or the last training could not use.
-   The training counts for the site's own dataset only.
+2. Cases that cannot be used are not shown: those that the dataset's reader left out and, in the site's own dataset,
+   those that the last training left out.
 3. A prediction in memory is used again only if the files of the case and of every network have not changed since, as
    their size, times and inode show. A new network or scan is therefore shown without a restart.
 4. An adapted network is not used if a patient it was trained on was withdrawn since, or if that cannot be excluded.

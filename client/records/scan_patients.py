@@ -50,11 +50,11 @@ def check_scans(slots_file: Path, scans: Mapping[str, Iterable[str]], *, identit
     Args:
         slots_file: The slots file; it need not exist.
         scans: The scans of each patient of the dataset.
-        identity: How the dataset tells which scans are of one patient.
+        identity: How the dataset states which scans are of one patient.
 
     Raises:
-        InvalidInput: If a known scan belongs to another patient, or if the dataset no longer names the patients, or
-            names them in another way and lists no known scan.
+        InvalidInput: If a known scan belongs to another patient, or if :func:`check_identity` refuses how the dataset
+            identifies patients.
     """
     if not slots_file.exists():
         return

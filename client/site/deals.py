@@ -282,7 +282,8 @@ def all_still_in(seen: Mapping[str, Collection[str]], withdrawn: Iterable[tuple[
 
     Returns:
         True if it is certain. False if one of these patients was withdrawn. Also False if any patient was withdrawn
-        from a deal under whose key the network's patients were not recorded, because that could be one of them.
+        from a deal for which ``seen`` has no hashes: each deal hashes with its own key, so the patient may be one of
+        them.
     """
     everybody = {subject for subjects in seen.values() for subject in subjects}
     return all((deal in seen or (deal is None and seen)) and subject not in everybody for deal, subject in withdrawn)

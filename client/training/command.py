@@ -336,8 +336,8 @@ def _warnings(
 ) -> list[str]:
     """Return the warnings before a training.
 
-    There is one for each δ, of the study and of the training, that is not small compared with 1 / patients, and one for
-    a public start that the study does not name.
+    There are up to three: the study's δ is not small compared with 1 / patients; neither is a private training's δ; the
+    teachers begin from a public start that the study does not name.
     """
     patients = len(dataset.patients_listed)
     found = {

@@ -61,10 +61,10 @@ def plan_site(
         One task for each voter.
 
     Raises:
-        InvalidInput: If labels or channels are not the study's; for an unknown trainer, a network the private strategy
-            cannot train, or a start with other weights; for a seed with real patients; if there is no patient, or for a
-            private training fewer patients than voters, or a plan that a voter cannot run; or if
-            :func:`~client.records.scan_patients.check_scans` refuses the patients of the scans.
+        InvalidInput: If labels or channels differ from the study's. If the trainer is unknown, the private strategy
+            cannot train the network, or ``start`` is for another network. If a seed is given with real patients. If
+            there is no patient, or a private training has fewer patients than voters or a plan that a voter cannot run.
+            If :func:`~client.records.scan_patients.check_scans` refuses the patients of the scans.
     """
     trainer_of(trainer)  # refuses a name that nobody registered
     check_labels(dataset, data)

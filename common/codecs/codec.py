@@ -548,7 +548,7 @@ def read_header(
 
 
 def is_pooled(grid: Sequence[int], coarse: Sequence[int]) -> bool:
-    """Return whether each voxel of the grid ``coarse`` is a cube of voxels of ``grid``, all of one size.
+    """Return whether each voxel of the grid ``coarse`` consists of f × f × f voxels of ``grid``, for one integer f.
 
     Args:
         grid: Sizes of the fine grid.

@@ -88,8 +88,10 @@ class Scan:
     modalities: tuple[str, ...] = ()
 
     def kinds(self) -> tuple[str, ...]:
-        """Return each channel's modality as a DICOM series states it, else CT if its values are plainly Hounsfield
-        units; empty if it is unknown.
+        """Return the modality of each channel.
+
+        It is the modality that the DICOM series states. If none is stated, it is CT if the values are plainly
+        Hounsfield units, and otherwise empty (unknown).
         """
         stated = self.modalities or ("",) * len(self.array)
         return tuple(

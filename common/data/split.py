@@ -212,11 +212,13 @@ def plan_split(
 
 
 def _named_hospitals(cases: Sequence[Case], *, asked: int | None) -> list[str]:
-    """Return the names of the hospitals in the cases; empty unless every case names one, or if all name the same
-    hospital and ``asked`` is larger, because one name cannot divide the cases.
+    """Return the names of the hospitals that the cases name.
 
-    Refuse if the number of named hospitals is not ``asked`` (None: any number), or if ``asked`` is None and not every
-    case names a hospital.
+    The result is empty if a case names no hospital. It is empty, too, if all cases name the same hospital and ``asked``
+    is above 1, because one name cannot divide the cases.
+
+    Refuse another number of named hospitals than ``asked`` (None allows any number). If ``asked`` is None, refuse cases
+    that do not all name a hospital.
     """
     named = sorted({case.hospital for case in cases if case.hospital is not None})
     if not all(case.hospital is not None for case in cases) or not named:
@@ -284,11 +286,12 @@ def _dealt(order: Sequence[list[Case]], *, hospitals: Sequence[str] | int) -> di
 
 
 def _in_turn(patients: Sequence[list[Case]], draws: np.random.Generator) -> tuple[list[list[Case]], list[list[Case]]]:
-    """Return two lists: the patients in the order in which they are set aside for public data, validation and test, and
-    one patient of every named hospital who is never set aside.
+    """Return two lists of patients.
 
-    The order is random. If the cases name hospitals, the first n patients come from the hospitals in proportion to
-    their sizes, as closely as possible for every n.
+    1. The patients in the order in which they are set aside for public data, validation and test. The order is random.
+       If the cases name hospitals, the first n patients come from the hospitals in proportion to their sizes, as
+       closely as possible for every n.
+    2. One patient of each named hospital, who is never set aside.
     """
     drawn = [patients[i] for i in draws.permutation(len(patients))]
     groups: dict[str | None, list[list[Case]]] = {}

@@ -53,8 +53,8 @@ LABEL_ROUNDING = 1e-3
 LOST_WORTH_A_NOTE = 0.01
 MOST_COARSER = 16
 ROOM_VOXELS, RESAMPLED_VOXELS, MOST_OF_A_GRID = 1 << 25, 20_000_000, 64
-"""Limits on a scan: its own voxels, its voxels at the study's spacing (a head at 1 mm has 17 million), and the factor
-by which either may exceed the grid."""
+"""Limits on a scan: its number of voxels as stored, and at the study's spacing (a head at 1 mm has 17 million). For a
+large grid both limits are higher: the third number times the voxels of the study's grid."""
 SMALL_VOXELS = 1 << 22
 """Number of voxels that is always accepted, even if little memory seems free."""
 BYTES_A_VOXEL = 72

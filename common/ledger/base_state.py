@@ -110,8 +110,8 @@ class RowState:
         self.key = SigningKey()
         self.row_count = 0
         self.kept: dict[Position, Document] = {}
-        """The records that charge the rows which were lost when an older copy was restored, by the positions of those
-        of these rows that the records name.
+        """The records that charge rows lost with a newer copy of this ledger. The keys are the positions of the lost
+        rows that a record names.
         """
         self.has_standing = False
         """True if a standing file was kept beside the ledger from the first row on."""

@@ -425,8 +425,8 @@ class Chain:
 
         Returns:
             The last rows of the newest :data:`EXACT_MARKS` transactions, then of some older transactions, and of the
-            first transaction. Among the older ones, each is about a sixteenth farther from the newest row than the one
-            listed before it, so the length of the result grows with the logarithm of the ledger's length.
+            first transaction. The distance of the older ones from the newest row grows by about a sixteenth from each
+            one to the next, so the length of the result grows with the logarithm of the ledger's length.
         """
         ends = "SELECT seq, hash FROM heads {} ORDER BY seq DESC LIMIT ?"
         found = self._db.execute(ends.format(""), (EXACT_MARKS,)).fetchall()

@@ -44,8 +44,8 @@ class KnownLedgers(dict[str, KnownLedger]):
     """What receipts have shown of each server ledger, by the ledger's id.
 
     Attributes:
-        recovered: For each known row of kind ``recovered``, by the hash of its body, the number of the row of the
-            site's ledger whose receipt shows it.
+        recovered: The rows of kind ``recovered`` that receipts have shown: by the hash of a row's body, the number of
+            the row of the site's ledger that stores the receipt.
     """
 
     def __init__(self) -> None:
@@ -79,11 +79,12 @@ class KnownLedgers(dict[str, KnownLedger]):
         The site charges itself for the rest of the totals. So it may count a release twice, but never too few times:
 
         - A row ``lost`` does not tell which releases it charges. If the server's ledger was recovered without this
-          site's receipts, their releases count again.
-        - If the server lost the charge for a loss, and entered it anew, that loss counts again.
-        - If the recovered ledger continues none of the newest :data:`MAX_HELD` receipts, all before it counts again.
+          site's receipts, the releases in these receipts count twice.
+        - If the server lost a row ``lost`` and entered its charge again, that charge counts twice.
+        - If the recovered ledger continues none of the newest :data:`MAX_HELD` receipts, all earlier charges count
+          twice.
 
-        The totals of a ledger that was never restored mark no loss.
+        If no receipt has marked a loss, nothing is left out.
 
         Args:
             receipt: A genuine receipt with consistent parts.

@@ -430,8 +430,9 @@ class SupersededRecord(Document):
 
     receipt: Receipt
     charged: Annotated[int, Between("row that charges the releases of a superseded receipt", 1)] | None = None
-    """Number of the newest row ``receipt`` of this ledger with which this site has charged the receipt's releases
-    already, because the server's rows ``recovered`` show them; None if this row charges them.
+    """The site charges the receipt's releases in this row if it is None. Otherwise the site has charged them already,
+    because accepted receipts show that the server charged them again in rows ``recovered``. It is then the number of
+    the newest row of this ledger that stores such a receipt.
     """
 
 

@@ -93,7 +93,9 @@ class Reservations(dict[str, Reservation]):
         return (one.query_id for one in self.without_receipt() if self.awaits_release(one.query_id))
 
     def pay(self, query_id: str) -> None:
-        """Count a further payment, if the query was paid for before. Its first payment is the entry itself.
+        """Count a further payment for a query.
+
+        An entry of a query stands for its first payment, so a call for a query without an entry counts nothing.
 
         Args:
             query_id: The query's id.

@@ -494,9 +494,9 @@ class SiteBooks(RowState):
     def _charge_lost(self, lost: Spend, receipt: Receipt) -> None:
         """Charge what the server marked as lost, less what the recovery of this ledger has charged for lost rows.
 
-        A receipt does not say in which study draws were lost. So every study of that server's ledger of which this site
-        accepted a query is charged for all of them. Even if receipts show a release of each query, an earlier release
-        of the same query may be lost.
+        A receipt does not say in which study draws were lost. Every study of that server's ledger in which this site
+        accepted a query is therefore charged for all lost draws. This holds even if receipts show a release of each
+        query, because an earlier release of the same query may be lost.
 
         Both this ledger and the server's may have lost the rows of one release. Then the server marked it as lost, and
         the recovery of this ledger has charged it already. No receipt will show it, since the server has no row of it.

@@ -206,13 +206,13 @@ class Spending:
         return self.if_known(group_sentence(self.groups()))
 
     def if_known(self, sentence: str) -> str:
-        """Return a sentence about the guarantee, with a condition before it if more may have been spent.
+        """Begin a sentence about the guarantee with "If no more was spent than the ledger shows", if that is in doubt.
 
         Args:
             sentence: The sentence.
 
         Returns:
-            The sentence, with the condition in front if :attr:`doubt` is not None.
+            The sentence; it begins with the condition if :attr:`doubt` is not None.
         """
         return f"If no more was spent than the ledger shows: {sentence}" if self.doubt else sentence
 

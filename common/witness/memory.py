@@ -259,9 +259,9 @@ class HeadMemory:
 
         Args:
             note: The head.
-            of: Name under which the conflict is stored; by default the ledger's name in the head. It is another name if
-                the ledger is remembered under one, or if the head's key signed for another ledger before
-                (:meth:`other_ledger`).
+            of: Name under which the conflict is stored; by default the ledger's name in the head. Give the name from
+                :meth:`place` if the ledger is remembered under it, or from :meth:`other_ledger` if the head's key
+                signed heads of another ledger before.
         """
         for number in range(MAX_CONFLICTS):
             path = self.folder / f"{_file(of or note.origin)}.conflict-{number}"

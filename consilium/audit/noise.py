@@ -30,8 +30,8 @@ _MOST_LAGS = 128  # longer lags are covered by the spectrum and by repeated stre
 
 
 _Sums: TypeAlias = tuple[np.ndarray, np.ndarray, int]
-"""For several parts of the noise: the largest and the smallest sum of squares that its values could have had before
-rounding, and the number of squares in each sum.
+"""Three facts about several parts of the noise: for each part, the largest and the smallest sum of squares that its
+values may have had before rounding; and the number of values in a part.
 """
 
 
@@ -228,10 +228,10 @@ def _upper_products(rows: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "p"]:
 
 
 def _lags(vectors: Float[np.ndarray, "t l"]) -> Iterator[np.ndarray]:
-    """For each lag s, yield two sums of products v_j·v_(j+s) of noise values v, divided by the norm of the v_(j+s).
+    """Yield two tests of each lag s: a sum of products v_j·v_(j+s) of noise values, divided by the norm of the v_(j+s).
 
-    The coordinates j are split into blocks of length s; one sum is over the even blocks, the other over the odd ones.
-    So no coordinate is both a v_j and a v_(j+s) of one sum, and given the v_(j+s) the result is standard normal.
+    The coordinates j are split into blocks of length s. One sum runs over the even blocks, the other over the odd ones.
+    No value is then both a v_j and a v_(j+s) of one sum. Given the v_(j+s), each result is therefore standard normal.
     """
     size = vectors.shape[1]
     for lag in range(1, min(size, _MOST_LAGS + 1)):

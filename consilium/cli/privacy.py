@@ -134,9 +134,9 @@ def plan_command(
 ) -> None:
     """Show what a privacy budget buys, before any of it is spent. Charges nothing.
 
-    The plan is of the recommended study. With --study it is of the study in that file. With --queries, --dimension,
-    --spectrum or --chart, and without --study, it is of a study that asks one query about each public volume; --queries
-    gives their number (80 if it is left out).
+    By default the plan describes the recommended study; with --study it describes the study in that file. If one of
+    --queries, --dimension, --spectrum and --chart is given without --study, the plan describes a study with a separate
+    query for each public volume; --queries is the number of queries (80 if it is not given).
 
     Example: consilium plan --epsilon 8 --delta 1e-3 --queries 80 --hospitals 8 --chart plan.png
 

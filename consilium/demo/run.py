@@ -62,8 +62,8 @@ MAPS = 24  # of phantoms, public
 TESTED = 45
 """Number of phantoms for testing. With this many, the gain's interval is at most half as wide as the gain."""
 CLINIC = PhantomImaging(cut_mm=(-2.5, 4.0), clutter=0.0, noise=0.5, size=1.25, shift_mm=6.0)
-"""Settings of the hospitals' phantoms. Their structures vary so much in position that a mean shape, or another volume's
-answer, is a poor label."""
+"""Settings of the hospitals' phantoms. The position of their structures varies so much that neither the mean shape nor
+another volume's answer is a good label."""
 ATLAS = replace(CLINIC, border_mm=6.0)
 KNOWN = (
     f"The hospitals draw the border between the two structures where brightness changes. The public label maps draw it "

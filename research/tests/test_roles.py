@@ -91,7 +91,10 @@ def test_nobody_plays_two_parts_and_five_rotations_test_on_the_patients_of_one_p
 
 
 def test_no_patient_is_scored_both_while_a_recipe_is_chosen_and_in_a_report(tmp_path: Path) -> None:
-    """Tests with every seed, and with test patients chosen at random too. Both parts' patients may still be public."""
+    """This holds for ten seeds, with one fold of patients tested or with three random ones.
+
+    Patients of both parts may still be public.
+    """
     made = boxes(tmp_path)
     both = [replace(made, scored=part) for part in ("development", "report")]
     dataset = both[0].read()
@@ -137,7 +140,10 @@ def test_two_reports_that_run_at_once_are_both_counted_and_both_finish(tmp_path:
 
 
 def test_task01_is_dealt_to_eight_teachers_of_forty_eighty_students_and_eighty_four_tests(tmp_path: Path) -> None:
-    """The paper's 320, 80 and 84 of 484 cases; its codec is fitted on the label maps of the 80."""
+    """The paper divides Task01's 484 cases into 320 of teachers, 80 of the student and 84 tests.
+
+    It fits its codec on the label maps of the student's 80 cases.
+    """
     grid = np.zeros((8, 8, 8), np.uint8)
     cases = []
     for number in range(484):

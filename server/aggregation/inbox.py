@@ -215,14 +215,14 @@ class Inbox:
 
 
 def chain(tree: ObjectTree) -> tuple[str, ...] | None:
-    """Return the names of an object tree.
+    """Return the ids of the nested objects that a Flower message consists of.
 
     Args:
-        tree: The tree that a node announced.
+        tree: The tree of objects that a node announced.
 
     Returns:
-        The names, the outermost first; None unless the tree is one object (an error message), or three objects nested
-        in each other (a reply).
+        The ids, the outermost first; None unless the tree is one object (an error message), or three objects nested in
+        each other (a reply).
     """
     ids = [tree.object_id]
     while len(tree.children) == 1 and len(ids) <= len(KINDS):

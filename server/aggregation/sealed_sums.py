@@ -180,10 +180,10 @@ class SealedSums(Aggregator):
 
     @cached_property
     def _noted_draws(self) -> dict[str, int]:
-        """For each batch that was offered again with a later draw number, this number, by batch id.
+        """The draw number, by batch id, of each batch that was offered again with a higher draw number.
 
-        It is read from the notes in the ledger once in a run. The next run offers the same number, not a later one,
-        because sites that accepted that draw have already charged it to their own ledgers.
+        The numbers are read once in a run, from the notes in the ledger. The next run offers the same number, not a
+        higher one, because sites that accepted that draw have already charged it to their own ledgers.
         """
         found = filter(None, (_REDRAWN.fullmatch(text) for text in self._ledger.notes()))
         return {one["batch"]: int(one["draw"]) for one in found}
@@ -240,8 +240,8 @@ class SealedSums(Aggregator):
     def _masked_roster(self, batch: Batch) -> tuple[Batch, tuple[Site, ...], MaskedRoster]:
         """Offer the batch, and choose the sites of the draw's roster.
 
-        A site is on the roster if it accepted the offer, gave a mask key for this draw, and is left by :meth:`_mutual`,
-        which excludes sites whose long-term keys were not confirmed by people.
+        A site is on the roster if it accepted the offer, gave a mask key for this draw, and remains after
+        :meth:`_mutual` has excluded the sites whose long-term keys were not confirmed by people.
 
         A site declines a draw number that it has answered already. This ledger may not know that draw, because a ledger
         was restored from a copy. If too few sites accept for this reason, the batch is offered a second time, with a
@@ -283,11 +283,11 @@ class SealedSums(Aggregator):
         The t sites that may collude can state any number. The max(t, 1) largest numbers are therefore ignored, and the
         next largest is returned, unless it is smaller than the number of the draw just offered.
 
-        If no number is left, or the next largest is smaller, a single site may still be right, because its ledger or
-        this one may have been restored from a copy. Such a site is believed if its number is that of the draw just
-        offered, or one of the :data:`MOST_AHEAD` after it. One site is believed once in a run and :data:`MOST_BELIEVED`
-        times in a study, because each time every other site charges its own ledger for one more draw. Notes in this
-        ledger count the times. The count begins anew when a person recovers this ledger.
+        If that gives no number, a single site may still be right, because its ledger or this one may have been restored
+        from a copy. A site is believed if its number is that of the draw just offered, or one of the
+        :data:`MOST_AHEAD` after it. A site is believed once in a run and :data:`MOST_BELIEVED` times in a study,
+        because each time all other sites charge their own ledgers for one more draw. Notes in this ledger record each
+        time. The count starts again from 0 when a person recovers this ledger.
         """
         said = {name: reply.last_draw or 0 for name, reply in batch.replies.items() if reply.reason == "old-draw"}
         named = sorted(said.values(), reverse=True)[max(1, self._study.privacy.colluders) :]
@@ -376,9 +376,9 @@ class SealedSums(Aggregator):
     ) -> tuple[StoredAnswer, ...]:
         """Wait for the masked codes of the whole roster; return the stored answers, or none if some are missing.
 
-        If some are missing, the draw is lost. It stays open if the study cannot go on without the silent sites, so that
-        the next run asks for the same sum without another charge. A site that replied, but declined to send its masked
-        code, cannot complete the draw any more.
+        If some are missing, the draw is recorded as lost in two cases: enough other sites remain for the quorum, or a
+        missing site cannot complete the draw any more, because it declined to send its masked code or was revoked.
+        Otherwise the draw stays open, so that the next run asks for the same sum without another charge.
         """
         summed, batch.roster = _Sum(draw, set(draw.roster.sites), self._store_codes), draw.roster
         wanted = tuple(query.id for query in draw.queries)

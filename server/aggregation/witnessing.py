@@ -33,8 +33,8 @@ from server.ledger.server_ledger import Ledger
 from server.study.workspace import Site
 
 ASKED = 3
-"""Number of times that a site is asked in one round: for its signature on the server's head, then with the other sites'
-heads, then with the signatures on these.
+"""Number of requests to a site in one round. The first asks for the site's signature on the server's head, the second
+also contains the heads of the other sites' ledgers, and the third the signatures on these heads.
 """
 DEADLINE_S = 30.0
 _SITES = "sites.json"

@@ -74,11 +74,11 @@ class ServerFile(OpenLedger[ServerBooks]):
             Number of charges entered from receipts.
 
         Raises:
-            InvalidInput: For a receipt not signed by this ledger's key; for receipts or a standing of another ledger,
-                or of a study that must be registered first; for a pool that no receipt and no standing declares; for a
-                roster that neither the ledger nor a given receipt contains; or for a standing that no key of this
-                ledger signed. The argument ``standing`` may be signed by an unknown key if it names a row that this
-                copy lacks, because a person vouches for it.
+            InvalidInput: If a receipt or standing is of another ledger, or of a study that must be registered first. If
+                a receipt is not signed by this ledger's key, or names a roster that neither this ledger nor a given
+                receipt contains. If no receipt and no standing declares a pool. If no key of this ledger signed a
+                standing; the argument ``standing`` may be signed by an unknown key if it names a row that this copy
+                lacks, because a person vouches for it.
         """
         entered = 0
         receipts = tuple(receipts)
@@ -222,8 +222,9 @@ class ServerFile(OpenLedger[ServerBooks]):
     def _spent_at(self, place: Position) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
         """Return the spending up to a row, by pool and by study and pool.
 
-        The row is in this ledger, or it is a lost row whose charges were entered here in one row. If receipts cover a
-        part of the lost rows, or the row is not the newest of them, the result may be too small but never too large.
+        The row is either in this ledger, or it was lost and a recovery entered the charges of all lost rows here in one
+        row. In the second case the result may be too small, never too large: it omits charges that receipts showed, and
+        it counts none of the lost rows unless ``place`` is the newest of them.
         """
         if place in self._books.kept and not self.contains(place):
             record = self._books.kept[place]

@@ -214,13 +214,15 @@ class Listener(uvicorn.Server):
 
 
 def addresses(bind: str) -> list[str]:
-    """Return the addresses to listen on. asyncio makes every IPv6 socket refuse IPv4.
+    """Return the addresses to listen on.
+
+    An operator who chooses ``::`` means all addresses, IPv4 included, but asyncio makes every IPv6 socket refuse IPv4.
 
     Args:
         bind: The address that the operator chose.
 
     Returns:
-        Both wildcards for ``::``; else the address alone.
+        The IPv4 and the IPv6 wildcard for ``::``; otherwise only the chosen address.
 
     >>> addresses("::"), addresses("0.0.0.0")
     (['0.0.0.0', '::'], ['0.0.0.0'])

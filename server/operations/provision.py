@@ -328,8 +328,9 @@ def approve(
     A site that an earlier version admitted may have no key on record that verifies its replies. The key in the site's
     new request is then added, and nothing else changes. If a call was interrupted, a second call completes it.
 
-    A second call also restores what SuperLink's database or the gateway's list of admitted sites has lost about a site
-    that is registered with the same pool and keys and was not revoked: the node's key and id.
+    A second call with the same pool and keys also repairs the records of a site that was not revoked: it registers the
+    node's key again if SuperLink's database has lost it, and enters the node's id again if the gateway's list of
+    admitted sites lacks it.
 
     Args:
         workspace: The study.

@@ -32,7 +32,9 @@ from common.supervision import FACTS
 from server.study.workspace import Workspace
 
 SILENT = frozenset({"roster"})
-"""Kinds of ledger rows that give no security event. A roster needs none: each charge's event states how many sites."""
+"""Kinds of ledger rows that give no security event. A roster needs none, because the event of each charge states the
+number of sites.
+"""
 
 FROM_LEDGER = frozenset({"draw-lost"})
 """Kinds of the event log that give no security event, because a row of the ledger already gives the same event."""

@@ -178,18 +178,18 @@ def observation(answer: Answer, frame: Frame) -> Observation:
 
 
 def surprise(public: PublicMaterial, answers: Sequence[Answer]) -> tuple[float, int, NoiseShare]:
-    """Compare the squared size of the answers with the size that their frames expect.
+    """Compare the answers' sum of squares with the value that their frames expect.
 
-    A round's frame is centred on the estimate from the rounds before, so the values of the rounds are independent and
-    can be added.
+    The frame of a round is centred on the estimate from the rounds before it, so the rounds are independent and their
+    sums can be added.
 
     Args:
         public: The study's public material (terms, codec, volumes).
         answers: The stored answers, one a round.
 
     Returns:
-        The sum over all coordinates of the squared answer divided by its expected variance, the number of coordinates,
-        and the part of the sum that noise alone accounts for.
+        A tuple of three values: the sum over all coordinates of the squared answer divided by its expected variance;
+        the number of coordinates, which is the sum's expected value; and the part of the sum that is due to noise.
     """
     total, dimension, noise_share = 0.0, 0, NoiseShare()
     for answer in answers:

@@ -127,8 +127,9 @@ def create_study(
 
 
 def _refuse_again(workspace: Workspace, ledger: Ledger, study: Study) -> None:
-    """Refuse a study that is in the shared ledger already. It may be created again if it has neither charges nor a
-    directory, because that is what a killed call leaves.
+    """Refuse a study that is in the shared ledger already.
+
+    A study with neither charges nor a directory is accepted, because a killed call leaves it in this state.
     """
     if study.id not in ledger.books.studies:
         return

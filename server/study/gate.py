@@ -188,7 +188,8 @@ def signed_files(workspace: Workspace, statement: StudentStatement) -> dict[str,
         File contents by path in the bundle.
 
     Raises:
-        InvalidInput: If a file of the exported bundle differs, as after an export of another student that was killed.
+        InvalidInput: If a file of the exported bundle differs from the signed file. This happens if the export of
+            another student was killed.
     """
     signed = from_archive(workspace.objects.get(statement.bundle))
     for name, content in signed.items():

@@ -51,7 +51,9 @@ class Waiting:
                 self.sites = set()
 
     def slow_words(self, site: str) -> str:
-        """Describe how often the newest run waited for a slow site, how long, and how many times as long as usual.
+        """State in how many batches the newest run waited for a slow site, and how long it waited most recently.
+
+        The sentence compares the most recent wait with the median wait for the other sites.
 
         Args:
             site: Name of a site in :attr:`slow`.

@@ -143,7 +143,7 @@ def integer_sum(
 
 
 def zeros_like(parameters: Vectors, parts: ClippingPlan) -> dict[str, Int64[torch.Tensor, "..."]]:
-    """Return the sum over no patient, for an empty batch, which is noised and charged like any other.
+    """Return the sum of an empty batch: zeros. Noise is added to it, and it is charged, as for every other batch.
 
     Args:
         parameters: Tensors with the entries' shapes.

@@ -18,7 +18,7 @@ from common.errors import InvalidInput
 Weights = Mapping[str, torch.Tensor]
 
 PatientLoss = Callable[[Weights, torch.Tensor, torch.Tensor], Float[torch.Tensor, ""]]
-"""A function from weights, one patient's patches [k, …] and targets [k, …] to that patient's loss."""
+"""A function from the weights, one patient's k patches [k, c, x, y, z] and their targets to that patient's loss."""
 
 _COUPLING = (torch.nn.modules.batchnorm._BatchNorm,)
 
@@ -105,8 +105,8 @@ def by_vmap(
     Args:
         loss: Loss of one patient.
         weights: Parameters by name; they must not require gradients.
-        patches: Patches of b patients, [b, k, …].
-        targets: Their targets, [b, k, …].
+        patches: k patches of each of b patients, [b, k, c, x, y, z].
+        targets: Target of each patch, with the same first two dimensions [b, k].
 
     Returns:
         Gradients [b, *shape] by parameter name, and losses [b]. # sensitive
@@ -125,8 +125,8 @@ def by_loop(
     Args:
         loss: Loss of one patient.
         weights: Parameters by name.
-        patches: Patches of b patients, [b, k, …].
-        targets: Their targets, [b, k, …].
+        patches: k patches of each of b patients, [b, k, c, x, y, z].
+        targets: Target of each patch, with the same first two dimensions [b, k].
 
     Returns:
         Gradients [b, *shape] by parameter name, and losses [b]. # sensitive

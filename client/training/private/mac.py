@@ -9,16 +9,18 @@ no coordinate. For one image of N voxels with labels y, with Z all its coordinat
 where a block's parents are the coordinates it reads, skip connections included. Here μ is the weight of the penalty,
 not the μ of Gaussian differential privacy. One private step is
 
-1. **Z-step**, never released: descend E over Z at the current weights. The descent uses residual coordinates z_k =
-   f_k(parents) + e_k, from e = 0. This is the same objective in other coordinates (the map is one to one), and the loss
-   reaches every block at once: the first direction is −∂loss/∂(output of k), as in back-propagation.
+1. **Z-step**, never released: descend E over Z at the current weights. The descent is over the residuals e_k, with
+   z_k = f_k(parents) + e_k, and begins at e = 0. The map between residuals and coordinates is one to one, so the
+   objective is the same. With residuals, the loss changes every block in the first step already: the first direction is
+   −∂loss/∂(output of k), as in back-propagation.
 2. **W-step**: take the gradient of E at fixed Z with respect to each W_k. In DP-MAC's terms these gradients are the
    first-order Taylor coefficients Σ∂T of the terms T of E, centred at the current weights. A patient's
    coefficients are averaged over its images, clipped to norm Θ for each block, and released together with noise: one
    Gaussian mechanism of sensitivity √K·Θ. (DP-MAC's √(M·K)·Θ, with M = 1 vector of coefficients for each block.)
 
-As μ grows, z approaches the forward pass and the W-step becomes back-propagation's times 1 − (1 − rate)^steps. The
-Z-step reads one patient's images and the (public) weights only, and nothing of it is kept between steps.
+As μ grows, z approaches the forward pass, and the W-step's gradient approaches that of back-propagation times 1 − (1 −
+rate)^steps. The Z-step reads only one patient's images and the (public) weights. Its results are discarded after the
+step.
 """
 
 from __future__ import annotations

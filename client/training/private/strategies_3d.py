@@ -267,14 +267,17 @@ class VolumeSgd(OnVolumes):
 
 
 class VolumeBbb(OnVolumes):
-    """DP-BBB on a 3D network: in each step the clipped sum at one sample of the weights, then a step of the posterior.
+    """DP-BBB on a 3D network.
+
+    Each step samples the weights from the posterior, sums the patients' clipped gradients at this sample, and takes one
+    step of the posterior.
 
     Args:
         model: The network.
         patients: The voter's scans.
         terms: How a step is taken.
         prior: The prior of the weights.
-        initial_std: First standard deviation of every weight.
+        initial_std: Standard deviation of every weight's posterior before the first step.
         seed: Seed of the weight samples.
     """
 

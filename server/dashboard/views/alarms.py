@@ -96,7 +96,7 @@ _HEADS = {
     "quorum-missed": _OF_A_QUORUM | {"quorum-at-risk"},
     "quorum-at-risk": _OF_A_QUORUM,
 }
-"""For each main alarm, the alarms that may be its cause; they are shown with it in one banner."""
+"""By the kind of each main alarm, the kinds of alarms that may be its cause. One banner shows all of them."""
 
 
 @dataclass(frozen=True, slots=True)

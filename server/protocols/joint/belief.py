@@ -26,9 +26,11 @@ def estimated_codes(
 ) -> tuple[Float[np.ndarray, "n l"], Float[np.ndarray, "n l"]]:
     """Return the codes that the public start predicts for the volumes, and the codes estimated from the answers.
 
-    The last round's frame is centred on the estimate after the rounds before, so only the last answer has to be added.
-    With public pairs, the teachers' weights stay near the start, so it is possible that their codes contribute nothing
-    new. The estimated offset is then multiplied by :func:`offset_scale`, so that noise alone changes no label.
+    The frame of the last round is centred on the estimate from all rounds before it, so only the last answer is added.
+
+    In a study with public pairs, the teachers' weights are kept near the public start, so the codes may contain nothing
+    that the start does not contain. The estimated offsets from the start's codes are therefore multiplied by
+    :func:`offset_scale` in such a study, so that noise alone changes no label.
 
     Args:
         public: The study's public material (terms, codec, volumes).
@@ -43,10 +45,10 @@ def estimated_codes(
 
 
 def offset_scale(public: PublicMaterial, answers: Sequence[Answer]) -> float:
-    """Estimate how large the volumes' offsets are: their variance, divided by the variance that the frames expect.
+    """Estimate the variance of the volumes' offsets from the public start, divided by the variance the frames expect.
 
-    An answer's mean square is the noise variance plus the offsets' variance, so the noise variance is subtracted. The
-    estimate is unbiased before it is clipped to the range from 0 to 1.
+    An answer's mean square estimates the noise variance plus the offsets' variance, so the noise variance is
+    subtracted. The estimate is unbiased before it is clipped to the range from 0 to 1.
 
     Args:
         public: The study's public material (terms, codec, volumes).
