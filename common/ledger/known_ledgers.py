@@ -84,7 +84,7 @@ class KnownLedgers(dict[str, KnownLedger]):
         - If the recovered ledger continues none of the newest :data:`MAX_HELD` receipts, all earlier charges count
           twice.
 
-        If no receipt has marked a loss, nothing is left out.
+        Nothing is left out unless a person at this site has recorded that the server's ledger was recovered.
 
         Args:
             receipt: A genuine receipt with consistent parts.
