@@ -37,7 +37,7 @@ LEDGER_REMEDY = (
 
 ALARM_REMEDY = (
     "if this site's ledger was restored from an older copy, run `consilium site recover --own-ledger`; if not, ask the "
-    "server's operator for the cause, and run `consilium site recover` once it is known"
+    "server's operator for the cause; once the cause is known, run `consilium site recover`"
 )
 """Remedy of every :class:`ReceiptContradiction` that states none, and of a site's alarms."""
 

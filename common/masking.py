@@ -257,8 +257,8 @@ def _shared(private: X25519PrivateKey, member: Member) -> bytes:
     except InvalidInput as error:  # such as a point of small order, for which everybody knows the shared secret
         raise Refused(
             "roster",
-            f"the mask key of {member.site} is not a valid public key; to fix: leave this site out until it runs the "
-            "same version",
+            f"the mask key of {member.site} is not a valid public key; to fix: tell the consortium's operator this "
+            "line; the sum needs a valid key of that site, or a roster without it",
         ) from error
 
 

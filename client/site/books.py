@@ -239,7 +239,12 @@ def _joined(books: Path) -> tuple[str, ...]:
     with parsing(what, value=str(path), remedy="restore the file"):
         names = parse_json(path.read_bytes(), what=what, value=str(path), remedy="restore the file")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InvalidInput("list of the sites that share the ledger", value=str(path), limit="a list of directories")
+        raise InvalidInput(
+            "list of the sites that share the ledger",
+            value=str(path),
+            limit="a list of directories",
+            remedy="restore the file",
+        )
     return tuple(names)
 
 

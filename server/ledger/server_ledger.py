@@ -146,7 +146,10 @@ class Ledger(AnswersQueries):
             ledger._restoring = restored
             if signing_key is not None and not restored:
                 if (problem := ledger.forgotten()) is not None:
-                    raise LedgerCorrupt(problem)
+                    raise LedgerCorrupt(
+                        f"{problem}; to fix: put the newest copy of the ledger in its place; if it is lost, run "
+                        "`consilium ledger recover`"
+                    )
                 ledger._make_good_standing()
                 path.with_suffix(".checkpoint").unlink(missing_ok=True)
         except BaseException:

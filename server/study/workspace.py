@@ -288,7 +288,12 @@ class Workspace:
             return frozenset()
         found = self._read(REVOKED, remedy="restore it from a backup")
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-            raise InvalidInput("list of revoked sites", value=str(self.revoked_file), limit="a JSON list of names")
+            raise InvalidInput(
+                "list of revoked sites",
+                value=str(self.revoked_file),
+                limit="a JSON list of names",
+                remedy="restore it from a backup",
+            )
         return frozenset(found)
 
     def save_revoked(self, names: Collection[str]) -> None:

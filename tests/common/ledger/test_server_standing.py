@@ -699,13 +699,15 @@ def test_long_after_the_fork_the_charge_is_a_sixteenth_too_large_at_most(world: 
         assert ends[-1] - found <= (ends[-1] - fork) * 17 / 16 + 1
 
 
-def test_a_copy_that_lost_rows_that_charge_nothing_is_refused_all_the_same(world: World, tmp_path: Path) -> None:
+def test_a_copy_that_lost_rows_without_a_charge_is_refused_and_the_error_names_the_command_that_recovers_it(
+    world: World, tmp_path: Path
+) -> None:
     world.release([make_query(1, MECHANISM)], batch="b1")
     backup(world.path, tmp_path / "monday.sqlite")
     world.ledger.declare_books(POOL, "a" * 32)
     declare(world.ledger, sites=("bergen",), budget=Budget(epsilon=4.0, delta=1e-3))
     put_back(world, tmp_path / "monday.sqlite")
-    with pytest.raises(LedgerCorrupt, match="older copy"):
+    with pytest.raises(LedgerCorrupt, match=r"older copy.*to fix: .*`consilium ledger recover`"):
         Ledger.open(world.path, signing_key=world.key)
     recovered(world)
     assert world.ledger.books.pool_books[POOL] == "a" * 32
