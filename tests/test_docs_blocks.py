@@ -138,7 +138,7 @@ def test_the_scientists_script_has_fifteen_lines_and_imports_public_names_alone(
     assert [line for line in lines if "import" in line] == ["import numpy as np", "import consilium as c"]
 
 
-def test_sessions_stand_where_their_test_reads_them():
+def test_interactive_python_examples_are_only_in_the_page_whose_examples_are_run():
     """``tests/consilium/test_api.py`` runs them."""
     assert {one.path for one in blocks("pycon")} == {"docs/api.md"}
 

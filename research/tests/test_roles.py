@@ -180,7 +180,7 @@ def test_a_table_of_sites_must_name_every_case_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_uneven_hospitals_are_each_beside_the_student_in_table_and_json(tmp_path: Path) -> None:
+def test_table_and_json_compare_the_student_with_each_hospital_of_any_size(tmp_path: Path) -> None:
     """The hospital with one patient has one teacher of its two, and no case held out to be scored on."""
     source = replace(boxes(tmp_path), tested=4)
     data = source.study_data()

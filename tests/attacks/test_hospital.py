@@ -68,7 +68,7 @@ def test_remembering_a_hundred_thousand_signatures_costs_a_request_nothing(
         gatekeeper._once("key", 5, 359.0)
 
 
-def test_what_is_remembered_of_one_key_is_bounded_and_forgets_nothing_early(
+def test_the_remembered_requests_of_one_key_are_bounded_and_none_is_forgotten_early(
     gatekeeper: RequestAdmission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_auth, "MAX_REMEMBERED", 100)

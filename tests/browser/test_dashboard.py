@@ -377,7 +377,7 @@ def test_what_was_typed_stays_and_the_page_says_why_when_the_dashboard_comes_bac
         assert page.get_by_label("printed at a site").input_value() == "what somebody typed"
 
 
-def test_a_page_that_was_lost_over_night_names_the_day(dashboard, open_page):
+def test_a_page_that_lost_its_connection_yesterday_names_the_day(dashboard, open_page):
     page = open_page(dashboard.url, allow=("ERR_FAILED", "Failed to load", "EventSource"))
     page.clock.install()
     sign_in(page)

@@ -65,7 +65,7 @@ def test_what_is_asked_for_is_what_a_strategy_trains_with() -> None:
         assert made.parts.clips == (0.3,) * len(made.parts.clips)
 
 
-def test_a_private_network_begins_by_answering_background() -> None:
+def test_an_untrained_private_network_predicts_mostly_background() -> None:
     """Half of a short training would go into learning that structures are small."""
     first = teachers.untrained(part(), RECIPE, seed=1)
     assert predict(first, part().images[0])[1].mean() < 0.15

@@ -105,7 +105,7 @@ def test_a_hospital_that_confirmed_nobody_sends_nothing_and_is_told_what_to_do(r
     assert {(peer["standing"], "an offer" in peer["heard"]) for peer in shown["peers"]} == {("NOT CONFIRMED", True)}
 
 
-def test_the_list_comes_over_the_network_and_says_what_was_confirmed(road: Road) -> None:
+def test_the_list_of_peers_fetched_over_the_network_shows_them_confirmed(road: Road) -> None:
     shown = road.consilium("site", "peers", "--site-dir", str(road.sites[NAMES[0]]), "--fetch", "--json")
     assert shown.returncode == 0, shown.stderr
     assert {peer["standing"] for peer in json.loads(shown.stdout)["peers"]} == {"confirmed"}

@@ -82,7 +82,7 @@ def test_study_init_asks_a_large_grid_coarsely_and_refuses_early_what_cannot_be_
 
 
 @pytest.mark.parametrize("shape", [(50, 47, 41), (48, 48, 48), (31, 52, 40)])
-def test_a_label_is_where_it_was_when_it_is_brought_to_the_students_grid(
+def test_a_label_keeps_its_position_when_it_is_resampled_to_the_students_grid(
     tmp_path: Path, shape: tuple[int, int, int]
 ) -> None:
     """By its place in space: grids of another spacing do not begin at the same voxel."""

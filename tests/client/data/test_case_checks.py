@@ -34,7 +34,7 @@ def _dataset(root: Path, **places: tuple[int, int, int]) -> Dataset:
     return write_dataset(root / "set", name="n", labels=["background", "core"], channels=["MRI"], cases=cases)
 
 
-def test_no_case_is_left_out_for_where_its_structure_lies(tmp_path: Path) -> None:
+def test_no_case_is_left_out_because_of_its_structures_position(tmp_path: Path) -> None:
     dataset = _dataset(tmp_path, corner=(0, 0, 0), centre=(45, 45, 45), edge=(88, 40, 3))
     left = readable(dataset)
     assert [case.id for case in left.cases] == [case.id for case in dataset.cases]

@@ -178,7 +178,7 @@ def test_an_exchanged_key_is_shown_beside_the_confirmed_one_and_replaces_nothing
     assert world.standings()["south eeee"] == PeerTrust.CONFIRMED
 
 
-def test_exchanged_names_do_not_pass_the_telephone(world: World) -> None:
+def test_two_sites_listed_under_each_others_names_are_not_confirmed_by_telephone(world: World) -> None:
     """South's key under west's name: south reads out its own fingerprint, and it is not the one listed for south."""
     store_list(world.sites["north"], world.saying(south=world.key("west"), west=world.key("south")))
     with pytest.raises(InvalidInput, match="tampered"):
@@ -348,7 +348,7 @@ def test_machines_read_the_same(world: World) -> None:
     ]
 
 
-def test_a_study_file_exchanged_after_the_request_is_no_consent(world: World) -> None:
+def test_a_study_file_exchanged_after_the_join_request_is_refused(world: World) -> None:
     """Sealed to open, or other colluders: no worker starts, nobody is confirmed for it, and the site is told why."""
     north = world.sites["north"]
     study = load_study(north / "study.toml")

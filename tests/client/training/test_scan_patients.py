@@ -77,7 +77,7 @@ def test_patients_named_in_another_way_without_a_known_scan_are_refused(path: Pa
         train(path, {"sub-1": ("sub-1",)}, SUBJECT)
 
 
-def test_the_record_names_nobody_and_is_of_one_deal(path: Path) -> None:
+def test_the_record_of_scans_names_nobody_and_holds_for_one_deal_only(path: Path) -> None:
     record = path.with_name("scans.json")
     assert not any(name in record.read_text() for name in ("scan0", "P0", "ller"))
     assert record.stat().st_mode & 0o777 == 0o600

@@ -108,7 +108,7 @@ def test_two_sites_compare_what_they_were_shown(world: World, tmp_path: Path) ->
     assert isinstance(result.exception, LedgerCorrupt)
 
 
-def test_receipts_of_no_common_ledger_are_never_called_the_same(world: World, tmp_path: Path) -> None:
+def test_receipts_without_a_common_ledger_are_never_reported_as_equal(world: World, tmp_path: Path) -> None:
     second = World.create(tmp_path / "second", study=world.study, key=world.key)  # shown to the other site alone
     other = World.create(tmp_path / "other", study=ledger_study("other"), key=world.key)
     files = {}

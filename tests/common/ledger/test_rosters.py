@@ -362,7 +362,7 @@ def release_row(world: World, body: dict[str, Any], number: int = 9, **changes: 
     return "release", record.to_json() | changes
 
 
-def test_rows_appended_by_these_tests_hold_where_nothing_is_wrong(world: World) -> None:
+def test_valid_rows_appended_by_the_helper_of_these_tests_verify(world: World) -> None:
     kind, body = named_row()
     lie(world, (kind, body), release_row(world, body))
     assert check(world).ok

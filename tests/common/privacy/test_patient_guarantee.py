@@ -173,7 +173,7 @@ def test_a_training_without_a_guarantee_that_was_never_served_takes_nothing_from
     assert both.guarantee(delta=1e-5, neighbours=ADD) == alone
 
 
-def test_a_private_training_that_was_never_served_is_paid_for_all_the_same() -> None:
+def test_a_private_training_whose_teacher_never_answered_still_costs_its_epsilon() -> None:
     once = Trainings((training(0),)).guarantee(delta=1e-5, neighbours=ADD)
     unused = Trainings((training(0), training(0, served=False))).guarantee(delta=1e-5, neighbours=ADD)
     assert once is not None

@@ -184,7 +184,7 @@ def test_a_ledger_whose_standing_is_missing_is_an_alarm_and_its_figures_are_in_d
     assert "is missing" in view.budget.doubt
 
 
-def test_every_page_stands_over_everything_hostile_at_once(workspace, state):
+def test_every_page_answers_with_all_hostile_files_in_place_at_once(workspace, state):
     (workspace.root / "site-reports").mkdir()
     for number, lay in enumerate(REPORTS.values()):
         lay(workspace.root / "site-reports" / f"site-{number}.json")
@@ -338,7 +338,7 @@ def test_the_site_whose_codes_a_run_waits_for_is_shown_with_how_long(open_study)
     assert "waited" not in words["south"]
 
 
-def test_a_site_away_for_long_is_told_while_others_are_heard(open_study):
+def test_a_site_unheard_for_long_raises_an_alarm_while_others_are_heard(open_study):
     start = datetime(2026, 1, 1, tzinfo=UTC)
     times = iter([start, start, start + timedelta(hours=3)])
     log = EventLog(open_study.events_file, study=open_study.study().id, clock=lambda: next(times))

@@ -36,7 +36,7 @@ def test_the_promise_is_six_plain_sentences_and_a_table_of_against_whom_it_holds
     assert ("is trusted" in " ".join(found.plainly)) is not sealed
 
 
-def test_the_page_shows_them_and_folds_the_rest(reader) -> None:
+def test_the_study_page_shows_six_sentences_of_the_promise_and_folds_the_rest(reader) -> None:
     page = reader.get("/study").text
     panel = page.partition('id="promise"')[2].partition("</section>")[0]
     shown = re.sub(r"<details>.*?</details>", "", panel, flags=re.DOTALL)

@@ -311,7 +311,7 @@ def test_more_hospitals_as_advised_make_a_sealed_sum_informative() -> None:
     assert make(hospitals=needed - 1, colluders=2).verdict is not PlanVerdict.INFORMATIVE
 
 
-def test_what_is_recommended_for_a_sealed_sum_knows_its_noise() -> None:
+def test_the_recommendation_for_a_sealed_sum_counts_its_larger_noise() -> None:
     terms = {"budget": Budget(8.0, 1e-3), "accountant": AccountantName.EXACT, "hospitals": 8}
     hidden = Protection(Unit.HOSPITAL, Relation.REPLACE_ONE)
     apart, sealed = (recommend(**terms, protection=hidden, colluders=t) for t in (None, 2))  # type: ignore[arg-type]

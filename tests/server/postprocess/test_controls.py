@@ -89,7 +89,7 @@ def test_one_answer_cannot_be_dealt_to_a_wrong_volume(count):
         derangement(count, seed=0)
 
 
-def test_labels_are_for_the_students_volumes_in_its_order_and_of_its_shape(workspace):
+def test_a_controls_labels_have_the_students_volumes_order_and_shapes(workspace):
     own = load_labels(workspace)
     for labels in (control_labels(workspace, name) for name in CONTROLS):
         assert list(labels) == list(own)

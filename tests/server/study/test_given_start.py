@@ -218,7 +218,7 @@ class TestARun:
         assert gain is not None
         assert gain.reference.endswith("control public network")
 
-    def test_student_and_every_control_begin_from_it(self, first: Path, grown: Recorded) -> None:
+    def test_student_and_every_control_begin_from_the_given_weights(self, first: Path, grown: Recorded) -> None:
         student_data = student_data_of(read_released(grown.workspace))
         still = replace(student_data.public.study.student, steps=4, learning_rate=1e-9)
         public = replace(student_data.public, study=replace(student_data.public.study, student=still))

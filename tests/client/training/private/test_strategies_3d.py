@@ -176,7 +176,7 @@ def test_a_training_begun_before_there_was_a_clip_a_layer_keeps_its_name() -> No
     assert training_identity(layers, TrainingConfig((4, 8)), **given) != IDENTITY
 
 
-def test_dp_mac_is_another_training_than_the_one_of_that_name_before_and_names_its_penalty() -> None:
+def test_a_dp_mac_training_of_an_earlier_version_or_of_another_penalty_is_another_training() -> None:
     """An interrupted dp-mac of 0.2.0 had the other strategies' facts alone: it is not gone on with by accident."""
     given = {"voter": 0, "patients": ("p1", "p2"), "deal": "d"}
     recipe = TrainingConfig((4, 8))

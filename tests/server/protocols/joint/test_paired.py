@@ -291,7 +291,9 @@ def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
 
 
 @pytest.mark.parametrize(("size", "least", "most"), [(0.0, 0.0, 0.15), (1.0, 0.8, 1.0)])
-def test_beside_pairs_silence_moves_no_label(monkeypatch: pytest.MonkeyPatch, size: float, least: float, most: float):
+def test_with_public_pairs_answers_without_information_move_no_label(
+    monkeypatch: pytest.MonkeyPatch, size: float, least: float, most: float
+):
     frame = plan_frame(
         kernel=np.diag(1.0 / np.arange(1, 61)),
         centre=np.zeros((3, 20)),

@@ -70,7 +70,7 @@ def test_one_honest_study_in_a_hundred_is_warned_of_at_most(frame: Frame, varian
     assert np.var(values) == pytest.approx(2 * np.square(each).sum(), rel=0.2)
 
 
-def test_at_either_end_of_the_honest_range_half_of_the_alarms_are_spent(frame: Frame) -> None:
+def test_at_either_end_of_the_honest_range_half_of_the_false_alarms_occur(frame: Frame) -> None:
     """A test that never warned would pass the one above: at an end it warns in half a percent, which is its share."""
     for variance in HONEST:
         seen = draws(frame, 4000, size=math.sqrt(variance))
@@ -86,7 +86,7 @@ def test_answers_that_cancel_each_other_and_answers_that_are_too_large_are_told_
     assert PlausibilityTest(100.0, 100, noise_share).warnings == ()
 
 
-def test_answers_far_beyond_an_honest_study_s_warn(frame: Frame) -> None:
+def test_answers_far_larger_than_an_honest_studys_raise_a_warning(frame: Frame) -> None:
     assert warned(frame, draws(frame, 300, size=4.0)) > 0.9
 
 
