@@ -448,8 +448,9 @@ _REFUSALS = {
     "send request.json to the consortium; else ask the consortium, since a revoked key is never admitted again",
     "clock": "the server refuses this site because its clock is wrong; to fix: set the clock, for example by NTP",
     "2001": "the server does not know this node; to fix: ask the consortium whether you are admitted",
-    "2004": "the server does not know this node; to fix: ask the consortium whether you are admitted; after a crash of "
-    "this machine, wait a minute: the server then admits the node again",
+    "2004": "the server does not know this node, or another SuperNode with this site's key is connected; to fix: end "
+    "`site up` in every other copy of this site's directory, also on other machines; after a crash of this machine, "
+    "wait a minute: the server then admits the node again; otherwise ask the consortium whether you are admitted",
 }
 """For each refusal of the gateway or SuperLink, an explanation for the hospital."""
 

@@ -380,6 +380,10 @@ def test_daemon_modules_do_not_import_flower() -> None:
             "ERROR:  Exit Code: 305\n[code: 2004] Node is not registered\n",
             "admitted",
         ),
+        (
+            "ERROR:  Exit Code: 305\n[code: 2004] Failed to activate SuperNode.\n",
+            "or another SuperNode with this site's key is connected; to fix: end `site up` in every other copy",
+        ),
         ("ERROR:  Exit Code: 305\n[code: 9] something new\n", "[code: 9] something new"),
         (
             "ERROR:  Exit Code: 305\nFailed to initialize the connection to the SuperLink.\n[SSL: "

@@ -11,6 +11,8 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -38,6 +40,7 @@ from common.config import Study
 from common.data.dataset import Case, Dataset, PatientIdentity
 from common.errors import InvalidInput, LedgerCorrupt, Refused
 from common.privacy.mechanism import QuerySpec
+from common.process import base_env
 from common.site_account import check_account
 from common.study_mechanism import study_mechanism
 from consilium.cli.site import site_app
@@ -453,6 +456,18 @@ def test_a_registry_that_cannot_be_read_or_written_warns_and_stops_nobody(
         tmp_path / "b", pool="north", data=tmp_path / "data", kit=kit, registry=Registry(tmp_path / "pools.json")
     )
     assert (tmp_path / "pools.json").read_text() == "{no json", "what cannot be read is not overwritten"
+
+
+@pytest.mark.parametrize("variable", ["CONSILIUM_STATE_DIR", "XDG_STATE_HOME"])
+def test_a_daemon_looks_for_copies_in_the_list_of_books_that_the_commands_write(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker once read the list in the home directory instead, and served a copy of a site beside its original."""
+    monkeypatch.delenv("CONSILIUM_STATE_DIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
+    asked = "from client.site.registry import Registry; print(Registry.of_user().file)"
+    daemon = subprocess.run([sys.executable, "-c", asked], env=base_env(), capture_output=True, text=True, check=True)
+    assert daemon.stdout.strip() == str(Registry.of_user().file)
 
 
 def test_deeply_nested_json_in_a_sites_files_counts_as_unreadable(
