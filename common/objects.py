@@ -274,7 +274,7 @@ def check_room(folder: Path) -> None:
     probe.unlink()
 
 
-def append_line(path: Path, line: bytes, *, mode: int = 0o666) -> None:
+def append_line(path: Path, line: bytes, *, mode: int | None = None) -> None:
     """Append a line to a file; first end its last line if a crash or a full disk cut it off.
 
     Otherwise the two would become one line that nobody can read.
@@ -282,16 +282,18 @@ def append_line(path: Path, line: bytes, *, mode: int = 0o666) -> None:
     Args:
         path: The file.
         line: The line, with its line break.
-        mode: Permissions of a new file, less the process's umask.
+        mode: Permissions of a new file; None for those that the process's umask leaves.
 
     Raises:
         OSError: If it cannot be written.
     """
-    last = b"\n"
+    last, new = b"\n", not path.exists()
     with suppress(OSError), path.open("rb") as stream:
         stream.seek(-1, os.SEEK_END)
         last = stream.read(1)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode), "ab") as stream:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode or 0o666), "ab") as stream:
+        if new and mode is not None:  # the umask may have taken permissions away
+            os.fchmod(stream.fileno(), mode)
         stream.write(line if last == b"\n" else b"\n" + line)
 
 

@@ -342,7 +342,17 @@ def test_a_file_is_rotated_whole_lines_at_a_time_and_so_many_are_kept(tmp_path: 
     ]
     assert [line["position"] for line in lines] == list(range(41 - len(lines), 41))
     assert all(path.stat().st_size <= 600 for path in (tmp_path / "log").iterdir())
-    assert (tmp_path / "log" / "site.jsonl").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0])
+def test_the_group_of_a_log_file_may_read_it_and_others_may_not_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    """The server's systemd unit has UMask=0077."""
+    before = os.umask(umask)
+    try:
+        RotatedFile(tmp_path / "site.jsonl").send(a_record(1))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "site.jsonl").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_line_that_a_full_disk_cut_off_spoils_no_later_line(tmp_path: Path) -> None:
