@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# An example may take long because the machine is busy, which is no failure of what is tested.
+settings.register_profile("consilium", deadline=None)
+settings.load_profile("ci" if "CI" in os.environ else "consilium")  # "ci" is Hypothesis's own, without deadline too
 
 # Before anything imports numpy or torch: several test processes share few cores, and results must not depend on them.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -476,7 +476,7 @@ def test_a_hospital_asks_as_its_own_node_alone(tmp_path: Path, route: str) -> No
     assert said_to_superlink(tmp_path, other, route=route) == (403, [])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=200), st.integers(0, 400))
 @example(b" \x00\xaa\x00\x18\x00\x00", 0)  # swallows the node's name: who says nothing may push nothing
 def test_whatever_passes_says_to_flower_what_it_said_to_the_gateway(noise: bytes, place: int) -> None:

@@ -298,7 +298,6 @@ def seeds(number: int) -> Callable[[Any], Any]:
         quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
         limited = settings(
             max_examples=number,
-            deadline=None,
             suppress_health_check=quiet,
             database=None,
             phases=[Phase.generate],

@@ -66,7 +66,7 @@ def honest_run(draw: int) -> list[tuple]:  # type: ignore[type-arg]
     return [("offer", site, draw) for site in everybody] + [("ask", site, draw, everybody, 0) for site in everybody]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(offers | requests, max_size=14), st.lists(st.integers(0, SITES - 1), max_size=6))
 def test_only_whole_rosters_add_up_to_anything(
     world: Federation,

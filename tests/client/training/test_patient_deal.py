@@ -50,7 +50,7 @@ def test_the_operating_systems_deal_is_uniform_over_all_orders() -> None:
     assert all(50 < count < 150 for count in counts.values())  # 100 ± 5 standard deviations
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_an_exchanged_patient_takes_the_slot_and_nobody_else_moves(data: st.DataObject) -> None:
     """The proof's coupling: where the shuffle lays one in the other's place, the deals differ in that name alone."""
@@ -148,7 +148,7 @@ def test_a_replacement_takes_the_slot_of_the_patient_who_was_withdrawn_and_moves
     assert after.place("new").voter == after.place("p05").voter == place.voter
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 @pytest.mark.slow
 def test_no_patient_is_ever_in_two_voters_whatever_comes_and_goes(data: st.DataObject) -> None:

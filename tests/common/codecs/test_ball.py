@@ -44,7 +44,7 @@ def printed(o: np.ndarray) -> list[mpmath.mpf]:
         return [v / (below * norm) for v in rest]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(batch=rows())
 @example(batch=np.full((1, 9), np.finfo(np.float64).max))
 @example(batch=np.full((1, 9), np.finfo(np.float32).max, dtype=np.float32))
@@ -66,7 +66,7 @@ def test_no_norm_ever_passes_one_and_no_argument_is_written_to(batch: np.ndarray
         assert (wide * np.sign(o[1:].astype(np.float64)) >= 0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batch=rows())
 def test_every_number_is_the_printed_formulas_to_a_unit_in_the_last_place(batch: np.ndarray) -> None:
     for o, code in zip(batch, ball_activation(batch), strict=True):
@@ -108,7 +108,7 @@ def test_rows_of_a_batch_do_not_touch_each_other() -> None:
     assert ball_activation(np.zeros((0, 4), dtype=np.float32)).shape == (0, 3)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(o=hnp.arrays(np.float64, 6, elements=st.floats(-30, 30)), power=st.integers(-900, 900))
 def test_the_direction_alone_decides_the_direction(o: np.ndarray, power: int) -> None:
     if np.abs(o[1:]).min() < 1e-12:

@@ -44,7 +44,7 @@ def test_water_filling_is_the_best_way_to_spend_the_radius(noise_std: float) -> 
     assert error_after_decoding(powers, SPECTRUM, noise_std) <= best * (1 + 1e-6)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     variances=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=40),
     noise_std=st.floats(0, 1e3),

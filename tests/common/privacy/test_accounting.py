@@ -128,21 +128,21 @@ def inverts_the_defining_integral(log_mu: float, delta: float) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @CHARGES
 def test_epsilon_exact_inverts_the_defining_integral_to_a_billionth(log_mu: float, delta: float) -> None:
     inverts_the_defining_integral(log_mu, delta)
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @CHARGES
 def test_epsilon_exact_inverts_the_defining_integral_at_more_charges(log_mu: float, delta: float) -> None:
     inverts_the_defining_integral(log_mu, delta)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     logs=st.lists(st.floats(math.log(1e-3), math.log(20)), min_size=1, max_size=9),
     delta=st.sampled_from([1e-2, 1e-3, 1e-5, 1e-9]),
@@ -174,7 +174,7 @@ def test_rdp_is_the_minimum_over_orders_of_the_improved_conversion() -> None:
         assert oracle <= epsilon_rdp(mu * mu, delta) <= oracle * (1 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(log_mu=st.floats(math.log(1e-6), math.log(1e4)), delta=st.sampled_from([0.5, 1e-2, 1e-5, 1e-9, 1e-15]))
 def test_rdp_at_the_librarys_orders_is_dp_accountings_to_the_last_bit(log_mu: float, delta: float) -> None:
     mu = math.sqrt(math.exp(2 * log_mu))

@@ -64,7 +64,7 @@ def test_every_plan_from_one_to_ten_thousand_queries_admits_exactly_that_many() 
         assert not admits(queries * cost, cost, limit)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     queries=st.integers(1, 1_000_000),
     radius=st.integers(256, 1 << 24),

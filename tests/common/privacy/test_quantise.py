@@ -33,7 +33,7 @@ def square(values: np.ndarray) -> Fraction:
     return sum((Fraction(float(v)) ** 2 for v in values), start=Fraction(0))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(code=codes(), radius=st.floats(2.0**-16, 2.0**24))
 @example(code=np.full(7, 1.7e308), radius=1.0)
 @example(code=np.full(7, 5e-324), radius=2.0**-16)
@@ -68,7 +68,7 @@ def test_clip_never_returns_the_callers_array() -> None:
     assert not np.shares_memory(clip(code, radius=1.0), code)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(code=codes(), radius_int=st.integers(1, (1 << 40) - 1))
 def test_no_code_gets_past_the_integer_radius(code: np.ndarray, radius_int: int) -> None:
     q = quantise(code, radius_int=radius_int)
@@ -76,14 +76,14 @@ def test_no_code_gets_past_the_integer_radius(code: np.ndarray, radius_int: int)
     assert sum(int(v) ** 2 for v in q) <= radius_int**2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(code=hnp.arrays(np.float64, sizes, elements=st.floats(-0.05, 0.05)))
 def test_inside_the_ball_quantising_is_truncation_towards_zero(code: np.ndarray) -> None:
     q = quantise(code, radius_int=8 * GRID)
     assert [int(got) for got in q] == [math.trunc(Fraction(float(value)) * GRID) for value in code]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(code=codes(), radius_int=st.integers(1, (1 << 40) - 1))
 def test_norms_never_grow_through_clip_and_quantisation(code: np.ndarray, radius_int: int) -> None:
     """In exact rationals: ‖q‖·2⁻¹⁶ ≤ ‖clip(x)‖ ≤ min(C, ‖x‖).
@@ -116,7 +116,7 @@ def test_truncation_is_towards_zero_on_both_sides() -> None:
     assert quantise(code, radius_int=GRID).tolist() == [1, -1, 0, 0]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(size=st.integers(1, 30), radius_int=st.integers(1 << 26, (1 << 40) - 1), seed=st.integers(0, 2**32 - 1))
 def test_rounding_of_large_norms_in_float64_cannot_pass_the_integer_radius(
     size: int, radius_int: int, seed: int
@@ -129,7 +129,7 @@ def test_rounding_of_large_norms_in_float64_cannot_pass_the_integer_radius(
     assert total >= (radius_int * (1 - 1e-9) - math.sqrt(size) - 1) ** 2  # and hardly anything is lost
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     code=hnp.arrays(np.int64, sizes, elements=st.integers(-(2**63), 2**63 - 1))
     | hnp.arrays(np.int64, sizes, elements=st.integers(-(2**32), 2**32)),
@@ -144,7 +144,7 @@ def test_within_decides_in_exact_integers_for_every_int64(code: np.ndarray, boun
     assert within(code, bound_int=bound) is (sum(int(v) ** 2 for v in code) <= bound**2)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(code=hnp.arrays(np.int64, sizes, elements=st.integers(-(2**40), 2**40)))
 def test_within_is_tight_at_the_integer_root(code: np.ndarray) -> None:
     root = math.isqrt(sum(int(v) ** 2 for v in code))

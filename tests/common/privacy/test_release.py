@@ -28,7 +28,7 @@ def mechanism(
     return Mechanism(dimension, radius_int, voters, std)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     rows=hnp.arrays(np.int64, st.tuples(st.integers(1, 9), st.integers(1, 12)), elements=st.integers(-(2**30), 2**30)),
     voters=st.integers(1, 4),
@@ -39,7 +39,7 @@ def test_sums_are_exact(rows: np.ndarray, voters: int) -> None:
     assert [int(v) for v in total] == [sum(int(v) for v in column) for column in rows.T]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     rows=hnp.arrays(np.int64, st.tuples(st.integers(1, 9), st.integers(1, 8)), elements=st.integers(-(2**30), 2**30)),
     order=st.randoms(use_true_random=False),
@@ -109,7 +109,7 @@ def test_a_sites_sum_is_bounded_by_its_voters_times_the_radius() -> None:
             noisy_sum([np.zeros(4, dtype=np.int64), beyond], mechanism(voters=3), sampler=silent)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), voters=st.integers(1, 6), scale=st.sampled_from([0.01, 1.0, 1e6]))
 def test_whatever_sites_quantise_the_server_accepts(seed: int, voters: int, scale: float) -> None:
     rng = np.random.default_rng(seed)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from client.operations import security_events as of_site
@@ -100,7 +100,6 @@ def test_the_schema_in_the_documents_is_the_one_that_is_kept() -> None:
     assert PAGE.read_text() == page(PAGE.read_text())
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.text(min_size=1), st.data())
 @pytest.mark.slow
 def test_no_field_takes_free_text(event: str, text: str, data: st.DataObject) -> None:

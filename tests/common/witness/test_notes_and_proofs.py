@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InvalidInput
@@ -46,7 +46,6 @@ def test_roots_are_those_of_certificate_transparency_s_vectors() -> None:
     assert [root(LEAVES[:size]).hex() for size in range(1, 9)] == ROOTS
 
 
-@settings(deadline=None)
 @given(st.integers(1, 70), st.data())
 def test_a_head_that_grew_is_proven_and_one_changed_row_before_is_not(new: int, data: st.DataObject) -> None:
     leaves = [bytes([number]) * 32 for number in range(new)]
@@ -64,7 +63,6 @@ def test_a_head_that_grew_is_proven_and_one_changed_row_before_is_not(new: int, 
         assert not grew([*proof, "0" * 64], old=old, old_root=root(leaves[:old]), new=new, new_root=root(leaves))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 70), st.data())
 def test_a_row_is_proven_at_its_place_and_at_no_other(size: int, data: st.DataObject) -> None:
     leaves = [bytes([number]) * 32 for number in range(size)]

@@ -109,7 +109,7 @@ def test_every_printed_epsilon_carries_its_meaning() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     hospitals=st.integers(1, 200),
     more=st.integers(0, 200),
@@ -185,7 +185,7 @@ def test_thresholds_are_the_documented_ones() -> None:
     assert verdict_of(9.0, 0.60) is PlanVerdict.INFORMATIVE
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ratio=st.floats(1e-4, 1e4), dimension=st.integers(1, 4096))
 def test_capacity_stays_below_the_ceiling_for_any_length(ratio: float, dimension: int) -> None:
     bits = capacity_bits(ratio, dimension)
@@ -196,7 +196,7 @@ def test_capacity_stays_below_the_ceiling_for_any_length(ratio: float, dimension
 spectra = st.lists(st.floats(1e-3, 10), min_size=1, max_size=6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(values=spectra, bits=st.floats(0.05, 12))
 def test_no_split_of_the_bits_explains_more_than_the_rate_distortion_bound(values: list[float], bits: float) -> None:
     """Oracle: Σλ·4^(−b_i) minimised over Σb_i = b by a general optimiser, and over random splits.
@@ -223,7 +223,7 @@ def test_no_split_of_the_bits_explains_more_than_the_rate_distortion_bound(value
     assert ours == pytest.approx(float(np.exp(solved.fun)), rel=1e-3, abs=1e-6 * lam.sum())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(values=spectra, noise=st.floats(1e-2, 5), power=st.floats(1e-2, 5))
 def test_no_split_of_the_clipping_budget_beats_water_filling(values: list[float], noise: float, power: float) -> None:
     lam = np.array(values)
@@ -236,7 +236,7 @@ def test_no_split_of_the_clipping_budget_beats_water_filling(values: list[float]
     assert ours <= min(error(power * w) for w in rng.dirichlet(np.ones(lam.size), 300)) * (1 + 1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(values=spectra, noise=st.floats(1e-3, 20))
 def test_eq_7_is_the_best_of_all_cut_offs_and_wiener_beats_it_by_at_most_two(values: list[float], noise: float) -> None:
     ordered = sorted(values, reverse=True)
