@@ -186,7 +186,10 @@ class Bench:
         path = self.kept.file("frame", [self.codec_hash, weights_hash(start.model), self.noise_std.hex(), RECIPE], "")
         if not path.exists():
             kernel, radius = self.kernel(start, temperature=TEMPERATURE), self.study.codec.radius
-            frame = joint_frame(start, self.linear, kernel=kernel, noise_std=self.noise_std, radius=radius)
+            sha256, noise_std = sha256_bytes(self.codec.to_bytes()), self.noise_std
+            frame = joint_frame(
+                start, self.linear, codec_sha256=sha256, kernel=kernel, noise_std=noise_std, radius=radius
+            )
             write_atomically(path, frame.to_bytes())
         return Frame.from_bytes(path.read_bytes())
 

@@ -18,6 +18,11 @@ RELEASED = "50af04f179035765e00a9dfdac4acb0f8fc6ea1c"
 """0.2.0."""
 
 
+def unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Unpack an archive by the filter ``data``, which Python before 3.11.4 does not know."""
+    archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+
+
 def installed(commit: str, root: Path) -> Path:
     """An environment with another commit's code on this one's dependencies: its interpreter."""
     archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=False)
@@ -25,7 +30,7 @@ def installed(commit: str, root: Path) -> Path:
         pytest.skip(f"needs the history of the repository: {commit[:7]} is not there")
     code = root / "code"
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
-        files.extractall(code, filter="data")
+        unpack(files, code)
     venv.create(root / "venv", symlinks=True, with_pip=False)
     python = root / "venv" / "bin" / "python"
     (packages,) = (root / "venv" / "lib").glob("python*/site-packages")

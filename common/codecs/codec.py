@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 import zipfile
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
@@ -419,7 +421,7 @@ def load_codec(data: bytes, *, expected_hash: str | None = None) -> Codec:
     header, arrays = unpack(data)
     with parsing("codec file", limit="the arrays of a codec", remedy="fetch it again"):
         codec = codec_class(header["name"]).from_parts(header, arrays)
-        same = codec.to_bytes() == data
+        same = packed_as(codec.to_bytes(), data)
     if not same:
         raise InvalidInput("codec file", limit="exactly the bytes that a codec's file has", remedy="fetch it again")
     return codec
@@ -446,7 +448,7 @@ def pack(header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> byte
         arrays: Arrays by name.
 
     Returns:
-        The bytes; the same input gives the same bytes.
+        The bytes; the same input gives the same bytes with every version of Python.
 
     Raises:
         InvalidInput: If the result would be larger than :data:`MAX_CODEC_BYTES`, which a site would not read.
@@ -459,15 +461,54 @@ def pack(header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> byte
             limit=f"{MAX_CODEC_BYTES} bytes with its header",
             remedy="lower codec.max_dimension",
         )
-    stream = io.BytesIO()
-    members = {_HEADER: np.frombuffer(canonical_bytes(dict(header)), dtype=np.uint8), **arrays}
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(members):
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                np.lib.format.write_array(
-                    member, np.ascontiguousarray(members[name]), version=(1, 0), allow_pickle=False
-                )
-    return stream.getvalue()
+    parts, members = {_HEADER: np.frombuffer(canonical_bytes(dict(header)), dtype=np.uint8), **arrays}, {}
+    for name in sorted(parts):
+        member = io.BytesIO()
+        np.lib.format.write_array(member, np.ascontiguousarray(parts[name]), version=(1, 0), allow_pickle=False)
+        members[f"{name}.npy"] = member.getvalue()
+    return _npz(members)
+
+
+def _npz(members: Mapping[str, bytes], *, before_3_11_4: bool = False) -> bytes:
+    """Return the uncompressed ZIP file that `zipfile` of Python 3.11.4 and newer writes with ``force_zip64``.
+
+    It is written here because `zipfile` of earlier versions wrote other headers, and sites compare the file's hash.
+
+    Args:
+        members: Contents by name, in the file's order.
+        before_3_11_4: Write the headers of Python up to 3.11.3, with which studies may have begun.
+    """
+    version, epoch = (20 if before_3_11_4 else 45), (1 << 5 | 1) << 16  # 1 January 1980
+    files, directory = io.BytesIO(), io.BytesIO()
+    for name, content in members.items():
+        path, size, offset = name.encode("ascii"), len(content), files.tell()
+        checked = (epoch, zlib.crc32(content))
+        shown = size if before_3_11_4 else 0xFFFFFFFF
+        files.write(struct.pack("<4s3H4I2H", b"PK\3\4", version, 0, 0, *checked, shown, shown, len(path), 20))
+        files.write(path + struct.pack("<2H2Q", 1, 16, size, size))  # the sizes again, in 64 bits
+        files.write(content)
+        directory.write(struct.pack("<4s2B3H4I", b"PK\1\2", version, 3, version, 0, 0, *checked, size, size))
+        directory.write(struct.pack("<5H2I", len(path), 0, 0, 0, 0, 0o600 << 16, offset) + path)
+    count, size, offset = len(members), directory.tell(), files.tell()
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, size, offset, 0)
+    return files.getvalue() + directory.getvalue() + end
+
+
+def packed_as(made: bytes, data: bytes) -> bool:
+    """Return whether bytes are exactly those of :func:`pack`, or those that it wrote under Python 3.11.3 and older.
+
+    Args:
+        made: What :func:`pack` returns for the header and arrays in ``data``.
+        data: Bytes that :func:`unpack` has read.
+
+    Returns:
+        True if they are.
+    """
+    if made == data:
+        return True
+    with zipfile.ZipFile(io.BytesIO(made)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    return _npz(members, before_3_11_4=True) == data
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

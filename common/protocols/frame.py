@@ -27,7 +27,16 @@ from jaxtyping import Bool, Float
 from scipy.linalg import eigh
 
 from common.canonical import check_hash, checked_fields, parse_float
-from common.codecs.codec import CODEC_SCHEMA, check_code, check_noise_std, check_probabilities, frozen, pack, unpack
+from common.codecs.codec import (
+    CODEC_SCHEMA,
+    check_code,
+    check_noise_std,
+    check_probabilities,
+    frozen,
+    pack,
+    packed_as,
+    unpack,
+)
 from common.codecs.pca import water_fill
 from common.errors import SAME_VERSION, InvalidInput
 from common.reading import parsing
@@ -311,7 +320,7 @@ class Frame:
             raise InvalidInput("frame of a joint query", limit="a float32 basis, everything else float64")
         with parsing("frame of a joint query", limit="the arrays of a frame"):
             frame = cls(codec=fields["codec"], temperature=parse_float(fields["temperature"]), **arrays)
-            same = frame.to_bytes() == data
+            same = packed_as(frame.to_bytes(), data)
         if not same:
             raise InvalidInput(
                 "bytes of a joint query's frame", limit="exactly those that this version writes", remedy=SAME_VERSION

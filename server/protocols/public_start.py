@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from common.canonical import sha256_bytes
 from common.codecs.codec import Codec, LinearCodec
 from common.config import TrainingConfig
 from common.errors import InvalidInput
@@ -193,13 +192,20 @@ def images_of(public: PublicMaterial) -> Float[np.ndarray, "n c x y z"]:
 
 
 def joint_frame(
-    start: Start, codec: LinearCodec, *, kernel: Float[np.ndarray, "k k"], noise_std: float, radius: float
+    start: Start,
+    codec: LinearCodec,
+    *,
+    codec_sha256: str,
+    kernel: Float[np.ndarray, "k k"],
+    noise_std: float,
+    radius: float,
 ) -> Frame:
     """Return the frame of a joint query's first round, centred on the public start's codes.
 
     Args:
         start: The public start.
         codec: The study's codec.
+        codec_sha256: Hash of the codec's file.
         kernel: The public start's neural tangent kernel (:func:`~server.protocols.joint.kernel.tangent_kernel`), over
             the first q code coordinates of all n volumes, [k, k] with k = n·q. The frame's directions are its leading
             eigenvectors.
@@ -217,7 +223,7 @@ def joint_frame(
         temperature=TEMPERATURE,
         noise_std=noise_std,
         radius=radius,
-        codec=sha256_bytes(codec.to_bytes()),
+        codec=codec_sha256,
     )
 
 

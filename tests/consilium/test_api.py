@@ -23,6 +23,7 @@ import pytest
 
 import consilium
 from common.config import SECTIONS, render_study
+from tests.earlier_versions import unpack
 from tests.federation import make_study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +76,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What examples of public names begin from: a small study, public volumes with label maps, teachers, a ledger."""
     folder = tmp_path_factory.mktemp("ledger")
     with tarfile.open(ROOT / "tests" / "golden" / "per-volume-0.1.0.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+        unpack(archive, folder)
     study = consilium.Study.new(
         labels=["background", "ball"],
         grid=(8, 8, 8),
@@ -249,7 +250,7 @@ def test_a_study_is_loaded_from_a_path_that_is_a_string(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_examples_in_the_document_run(tmp_path: Path) -> None:
     with tarfile.open(ROOT / "tests" / "golden" / "per-volume-0.1.0.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack(archive, tmp_path)
     document = str(ROOT / "docs" / "api.md")
     ledger = tmp_path / "study" / "ledger.sqlite"
     failed, tried = doctest.testfile(document, module_relative=False, globs={"ledger": ledger})

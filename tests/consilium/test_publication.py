@@ -33,6 +33,7 @@ from server.study.status import study_status
 from server.study.workspace import Workspace
 from tests.commands import typed
 from tests.dashboard_study import make_study_directory
+from tests.earlier_versions import unpack
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +121,7 @@ def test_an_archive_verifies_makes_the_certificate_again_and_holds_no_key(worksp
     assert "keep keys/ elsewhere" in said
     assert out.stat().st_mode & 0o777 == 0o600
     with tarfile.open(out) as tar:
-        tar.extractall(tmp_path, filter="data")
+        unpack(tar, tmp_path)
     kept = Workspace(tmp_path / workspace.root.name)
     assert verify(kept.ledger_file).ok
     with Ledger.open(kept.ledger_file) as copy, Ledger.open(workspace.ledger_file) as ledger:
@@ -140,7 +141,7 @@ def test_every_changed_or_missing_file_of_an_unpacked_archive_is_noticed_and_onl
     """The ledger protects its own rows. Nothing protected `report.json` or `events.jsonl` in an archive."""
     typed(study_app, "archive", workspace.root, "--out", tmp_path / "trial.tar.gz")
     with tarfile.open(tmp_path / "trial.tar.gz") as tar:
-        tar.extractall(tmp_path, filter="data")
+        unpack(tar, tmp_path)
     root = tmp_path / workspace.root.name
     assert verify(root / "ledger.sqlite").ok
 

@@ -61,7 +61,8 @@ class Joint(InRounds):
             on_volume=lambda done: on_stage("tangent kernel", done, len(images)),
         )
         noise_std = mean_noise_std(made.study, sites=sites)
-        frame = joint_frame(start, codec, kernel=kernel, noise_std=noise_std, radius=made.study.codec.radius)
+        radius, sha256 = made.study.codec.radius, made.codec.sha256
+        frame = joint_frame(start, codec, codec_sha256=sha256, kernel=kernel, noise_std=noise_std, radius=radius)
         keep_frame(made, frame, after=())
 
     def aggregate(self, public: PublicMaterial, answers: Sequence[Answer]) -> JointResults:

@@ -14,6 +14,7 @@ from common.errors import InvalidInput
 from server.protocols.joint.protocol import Joint
 from server.study import create_study as setup
 from server.study.workspace import Workspace
+from tests.earlier_versions import unpack
 from tests.federation import make_study
 from tests.golden.golden import HERE
 from tests.studies import made_study
@@ -45,7 +46,7 @@ def test_a_joint_fit_that_is_interrupted_leaves_no_codec_without_its_start(
 
 def test_codec_and_public_volumes_stay_what_a_study_s_answers_were_asked_with(tmp_path: Path) -> None:
     with tarfile.open(HERE / "per-volume-0.1.0.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack(archive, tmp_path)
     workspace, before = Workspace(tmp_path / "study"), (tmp_path / "study" / "codec.json").read_bytes()
     with pytest.raises(InvalidInput, match=r"^codec .*--ledger"):
         setup.fit_study_codec(workspace, [tmp_path / "map.nii"], sites=9)

@@ -74,7 +74,7 @@ def test_spread_is_restored_and_never_taken_away() -> None:
 @pytest.fixture(scope="module")
 def frame(codec: PcaCodec, images: np.ndarray, start: Start) -> Frame:
     kernel = tangent.tangent_kernel(start.model, images, codec, temperature=TEMPERATURE)
-    return joint_frame(start, codec, kernel=kernel, noise_std=0.01, radius=codec.radius)
+    return joint_frame(start, codec, codec_sha256="a" * 64, kernel=kernel, noise_std=0.01, radius=codec.radius)
 
 
 @pytest.mark.slow
