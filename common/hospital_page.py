@@ -99,6 +99,7 @@ class HospitalFacts:
         alarms: Problems, the worst first.
         networks: Networks that this hospital has.
         pause: The command that pauses the study, or ends the pause.
+        site_dir: The site's directory, quoted as the commands of this page need it.
         cases: The cases that can be shown, those with the lowest Dice first.
         withdrawn: Number of labelled cases of withdrawn patients, which are not shown.
         left_out: Number of further cases that this site leaves out, which are not shown either.
@@ -121,6 +122,7 @@ class HospitalFacts:
     alarms: tuple[OwnAlarm, ...]
     networks: tuple[OwnNetwork, ...]
     pause: str
+    site_dir: str
     cases: tuple[OfferedCase, ...]
     withdrawn: int
     left_out: int

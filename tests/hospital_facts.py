@@ -52,6 +52,7 @@ def facts(**of: object) -> HospitalFacts:
         "alarms": (OwnAlarm("row 7 <b>contradicts</b>", "`consilium site recover`", True),),
         "networks": (),
         "pause": "consilium site pause trial --site-dir /srv/consilium",
+        "site_dir": "/srv/consilium",
         "cases": (),
         "withdrawn": 0,
         "left_out": 0,

@@ -137,7 +137,7 @@ def material_of(own: SitePatients, study: Study, *, folder: Path, cache: VolumeC
         raise InvalidInput(
             "no usable labelled case to adapt to",
             value=reason,
-            remedy="run `consilium site doctor --data`, which explains each case",
+            remedy="run `consilium site doctor --data FOLDER`, which explains each case",
         )
     return Material(tuple(patients), problems)
 

@@ -182,7 +182,7 @@ class OwnCases:
                     "case",
                     value=number + 1,
                     limit="the number of a case that this page offers",
-                    remedy="choose one on the page; `consilium site doctor --data` says which cases can be used",
+                    remedy="choose one on the page; `consilium site doctor --data FOLDER` says which cases can be used",
                 )
             case, networks = found.cases[number], self.networks()
             files = {name: _files(name, path) for name, path in networks.items()}

@@ -83,6 +83,7 @@ class SitesOwnPage(OwnPage):
         view, listed, networks = peers_view(self._directory), self._cases.listed(), self._cases.networks()
         outdated, away = self._cases.outdated(), _away(self._directory)
         own = newest_evaluation(self._directory) if self._data is None else None
+        site_dir = shlex.quote(str(self._directory.resolve()))
         verdicts = {ADAPTED: adapted_verdict(self._directory / FOLDER / REPORT)}
         if self._data is None:
             verdicts[STUDENT] = student_verdict(own, withdrawn=listed.withdrawn)
@@ -112,7 +113,8 @@ class SitesOwnPage(OwnPage):
                     *(OwnNetwork(name, _SAID[name], verdicts.get(name, "")) for name in networks),
                     *((OwnNetwork(ADAPTED, _OUTDATED.format(folder=outdated)),) if outdated else ()),
                 ),
-                pause=_command(self._directory, study, ended=here is not None and here.state == "pause"),
+                pause=_command(site_dir, study, ended=here is not None and here.state == "pause"),
+                site_dir=site_dir,
                 cases=_offered(listed, {} if own is None else own.dice) if networks else (),
                 withdrawn=listed.withdrawn,
                 left_out=listed.left_out,
@@ -200,6 +202,6 @@ def _answers(ledger: SiteLedger) -> tuple[OwnAnswer, ...]:
     return tuple(reversed(found[-MOST_ANSWERS:]))
 
 
-def _command(directory: Path, study: Study, *, ended: bool) -> str:
+def _command(site_dir: str, study: Study, *, ended: bool) -> str:
     word = "resume" if ended else "pause"
-    return f"consilium site {word} {shlex.quote(study.name)} --site-dir {shlex.quote(str(directory.resolve()))}"
+    return f"consilium site {word} {shlex.quote(study.name)} --site-dir {site_dir}"

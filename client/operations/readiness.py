@@ -399,7 +399,7 @@ def _teachers(config: SiteConfig, *, load: bool) -> CheckResult:
     if retired:
         text = f"{loaded}: the teachers of {len(retired)} of them have to be trained again"
         return fail("teachers", text, "`consilium site train`")
-    remedy = "`consilium site doctor --data` names the problem of each case; then `consilium site train`"
+    remedy = "`consilium site doctor --data FOLDER` names the problem of each case; then `consilium site train`"
     return fail("teachers", loaded, remedy)
 
 

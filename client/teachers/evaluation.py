@@ -395,7 +395,7 @@ def evaluate(
         raise InvalidInput(
             "there is no usable labelled case",
             value=f"{len(problems)} cases with problems",
-            remedy="run `consilium site doctor --data`, which lists the problems",
+            remedy="run `consilium site doctor --data FOLDER`, which lists the problems",
         )
     structures = study.data.structures
     dice = {name: [one.mean_dice for one in each.values()] for name, each in scores.items()}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
+from click import Group
 
 from client.operations import staff_decisions
 from client.policy import load_site
@@ -22,7 +26,7 @@ from common.supervision import FACTS, json_report, keeping
 from common.witness.memory import FOLDER as WITNESSES
 from common.witness.memory import HeadMemory
 from common.witness.notes import CheckpointNote, origin_of
-from consilium.cli.site import status_text
+from consilium.cli.site import site_app, status_text
 from server.dashboard.hospital import STATES, create_hospital_app
 from server.dashboard.security import HEADERS
 from tests.hospital_facts import KEY, Fixed, client_of, facts
@@ -44,6 +48,23 @@ def test_the_page_says_what_staff_ask_for_and_escapes_it() -> None:
         "WHAT IS ASKED OF YOU",
     ):
         assert said in text, said
+
+
+def test_every_command_on_the_page_runs_with_the_directory_that_the_page_names() -> None:
+    states = ({}, {"peers": ()}, {"state": "unconsented"}, {"state": "paused"}, {"left_out": 2, "alarms": ()})
+    pages = [client_of(Fixed(facts(**one))).get("/").text for one in states]
+    found = {html.unescape(one) for page in pages for one in re.findall(r">(consilium site [^<]*)<", page)}
+    assert len(found) >= 8
+    for typed in found:
+        words = shlex.split(typed)[2:]
+        command = typer.main.get_command(site_app)
+        words += [] if "--site-dir" in words else ["--site-dir", "/srv/consilium"]
+        while isinstance(command, Group):
+            command = command.commands[words.pop(0)]
+        command.make_context(typed, words)  # click refuses a missing or unknown option
+    assert all(
+        "Add <code>--site-dir /srv/consilium</code> to a command of this page that lacks it" in one for one in pages
+    )
 
 
 BAR = '<svg class="bar'
