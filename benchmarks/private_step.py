@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from client.training.private.clipped_sums import integer_sum
-from client.training.private.gradients import plain_weights, segmentation_loss
-from client.training.private.strategies_3d import clipped_parts, per_patient
+from client.training.private.gradients import per_patient, plain_weights, segmentation_loss
+from client.training.private.strategies_3d import clipped_parts
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 
@@ -54,19 +54,18 @@ def plain(patients: int, chunk: int) -> Step:
     return step
 
 
-def private(patients: int, chunk: int, *, method: str = "vmap", per_layer: bool = False) -> Step:
+def private(patients: int, chunk: int, *, per_layer: bool = False) -> Step:
     """Return a step with per-patient gradients, clipped and summed as integers.
 
     Args:
         patients: Size of the batch.
         chunk: Patients whose gradients are computed together.
-        method: ``vmap`` or ``loop``.
         per_layer: Clip every layer by itself.
     """
     net, (x, y) = network(), data(patients)
     weights = plain_weights(net)
     parts = clipped_parts(net, 0.1, per_layer=per_layer)
-    gradients = per_patient(segmentation_loss(net, soft_dice_ce), method)
+    gradients = per_patient(segmentation_loss(net, soft_dice_ce))
 
     def step() -> None:
         total = None
@@ -104,7 +103,7 @@ WAYS: dict[str, Callable[[int, int], Step]] = {
     "plain": plain,
     "per patient (vmap)": private,
     "a clip a layer (vmap)": lambda patients, chunk: private(patients, chunk, per_layer=True),
-    "one at a time": lambda patients, chunk: private(patients, 1, method="loop"),
+    "one at a time": lambda patients, chunk: private(patients, 1),
     "opacus hooks": opacus,
 }
 

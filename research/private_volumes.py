@@ -37,10 +37,9 @@ from client.teachers.teacher import Posterior, averaged
 from client.training.contract import VoterData
 from client.training.private.blocks import blocks_of
 from client.training.private.clipped_sums import integer_sum
-from client.training.private.gradients import plain_weights, segmentation_loss
+from client.training.private.gradients import per_patient, plain_weights, segmentation_loss
 from client.training.private.mac import Penalty, mac_loss
 from client.training.private.settings import PrivateSettings, defaults
-from client.training.private.strategies_3d import per_patient
 from client.training.private.teachers import train_privately
 from common.canonical import digest
 from common.config import STUDENT_RECIPE, DataConfig, TrainingConfig

@@ -18,9 +18,9 @@ from torch.func import functional_call
 from client.training.private import mac
 from client.training.private.blocks import Blocks, blocks_of
 from client.training.private.clipped_sums import RADIUS_INT, ClippingPlan, integer_sum
-from client.training.private.gradients import plain_weights, segmentation_loss
+from client.training.private.gradients import per_patient, plain_weights, segmentation_loss
 from client.training.private.mac import Penalty, VolumeMac
-from client.training.private.strategies_3d import Patients, StepTerms, layer_parts, per_patient
+from client.training.private.strategies_3d import Patients, StepTerms, layer_parts
 from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
@@ -126,13 +126,12 @@ def the_clipped_coefficients_are_macs() -> None:
     """Every block's per-patient vector, three patients of two images, equals the one by hand."""
     net, (x, y) = network(), patients(3, scans=2)
     weights, blocks = plain_weights(net), blocks_of(net)
-    for method in ("vmap", "loop"):
-        found, _ = per_patient(mac.mac_loss(blocks, soft_dice_ce, mu=MU, how=HOW), method)(weights, x, y)
-        for patient in range(3):
-            wanted = w_step_by_hand(net, weights, x[patient], y[patient], HOW, MU)
-            for name, entry in wanted.items():
-                assert torch.allclose(found[name][patient], entry, rtol=1e-7, atol=1e-12), f"not MAC's in {name}"
-            assert all(float(entry.norm()) > 0 for name, entry in wanted.items() if name.endswith("weight"))
+    found, _ = per_patient(mac.mac_loss(blocks, soft_dice_ce, mu=MU, how=HOW))(weights, x, y)
+    for patient in range(3):
+        wanted = w_step_by_hand(net, weights, x[patient], y[patient], HOW, MU)
+        for name, entry in wanted.items():
+            assert torch.allclose(found[name][patient], entry, rtol=1e-7, atol=1e-12), f"not MAC's in {name}"
+        assert all(float(entry.norm()) > 0 for name, entry in wanted.items() if name.endswith("weight"))
 
 
 def a_block_is_as_long_as_its_clip() -> None:

@@ -59,7 +59,6 @@ PRIVATE_AXES: dict[str, tuple[Value, ...]] = PLAIN_AXES | {
     "PrivateSettings.sampling": ("poisson", "fixed-partition"),
     "PrivateSettings.scans": (1, 2),
     "PrivateSettings.chunk": (4, 2),
-    "PrivateSettings.method": ("vmap", "loop"),
 }
 
 ELSEWHERE: dict[str, str] = {

@@ -31,6 +31,7 @@ from common.data.patients import counted_once
 from common.errors import InvalidInput
 from common.messages import Offer, OfferReply
 from common.privacy.mechanism import QuerySpec
+from tests.client.training.private.one_at_a_time import one_at_a_time
 from tests.sensitivity import worlds
 from tests.sensitivity.axes import CLASSES, PLAIN_AXES, PRIVATE_AXES, Choice, covering, fields, placed
 from tests.sensitivity.worlds import (
@@ -249,9 +250,7 @@ TWO = {"PrivacyConfig.voters_per_site": 2}
 PATCHED = chosen(FAST[1], TrainingConfig__patch=(8, 8, 8)) | {"scans of a patient": 3} | TWO
 THREE = chosen(FAST[0])
 PLAIN = THREE | TWO
-MAC = (
-    chosen(FAST[1], PrivateSettings__strategy="dp-mac", PrivateSettings__method="loop", PrivateSettings__chunk=4) | TWO
-)
+MAC = chosen(FAST[1], PrivateSettings__strategy="dp-mac", PrivateSettings__chunk=4) | TWO
 SEALED = chosen(FAST[0], PrivacyConfig__aggregation="sealed-sum", PrivacyConfig__voters_per_site=1)
 
 
@@ -305,6 +304,7 @@ def test_coordinates_kept_from_one_patient_to_the_next_are_found(
 
     choice = MAC | {"PrivacyConfig.voters_per_site": 1}
     assert passes(choice, "cannot be read", tmp_path / "true", frozen=True)
+    monkeypatch.setattr(mac, "per_patient", one_at_a_time)
     monkeypatch.setattr(mac, "coordinates", warm)
     assert finds(choice, "cannot be read", tmp_path / "fault", frozen=True)
 

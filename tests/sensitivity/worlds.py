@@ -380,7 +380,7 @@ def private_of(choice: Choice) -> PrivateSettings | None:
         mu=1.0,
         **{  # type: ignore[arg-type]
             name: choice[f"PrivateSettings.{name}"]
-            for name in ("per_layer", "neighbours", "sampling", "scans", "chunk", "method")
+            for name in ("per_layer", "neighbours", "sampling", "scans", "chunk")
         },
     )
 

@@ -20,6 +20,10 @@ Weights = Mapping[str, torch.Tensor]
 PatientLoss = Callable[[Weights, torch.Tensor, torch.Tensor], Float[torch.Tensor, ""]]
 """A function from the weights, one patient's k patches [k, c, x, y, z] and their targets to that patient's loss."""
 
+Gradients = Callable[[Weights, torch.Tensor, torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]
+"""A function from the weights, k patches of each of b patients [b, k, c, x, y, z] and their targets to gradients
+[b, *shape] by parameter name and losses [b]. # sensitive"""
+
 _COUPLING = (torch.nn.modules.batchnorm._BatchNorm,)
 
 
@@ -97,57 +101,17 @@ def segmentation_loss(
     return loss
 
 
-def by_vmap(
-    loss: PatientLoss, weights: Weights, patches: torch.Tensor, targets: torch.Tensor
-) -> tuple[dict[str, torch.Tensor], Float[torch.Tensor, "b"]]:
-    """Compute the gradients and losses of all patients in a chunk at once.
+def per_patient(loss: PatientLoss) -> Gradients:
+    """Return a function that computes the gradients and losses of all patients in a chunk at once.
 
     Args:
         loss: Loss of one patient.
-        weights: Parameters by name; they must not require gradients.
-        patches: k patches of each of b patients, [b, k, c, x, y, z].
-        targets: Target of each patch, with the same first two dimensions [b, k].
 
     Returns:
-        Gradients [b, *shape] by parameter name, and losses [b]. # sensitive
+        The function. The weights that it is given must not require gradients.
     """
-    gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0))(dict(weights), patches, targets)
-    return gradients, losses
-
-
-def by_loop(
-    loss: PatientLoss, weights: Weights, patches: torch.Tensor, targets: torch.Tensor
-) -> tuple[dict[str, torch.Tensor], Float[torch.Tensor, "b"]]:
-    """Compute gradients and losses by plain autograd, one patient at a time.
-
-    This needs the least memory, and is the reference for :func:`by_vmap` in tests.
-
-    Args:
-        loss: Loss of one patient.
-        weights: Parameters by name.
-        patches: k patches of each of b patients, [b, k, c, x, y, z].
-        targets: Target of each patch, with the same first two dimensions [b, k].
-
-    Returns:
-        Gradients [b, *shape] by parameter name, and losses [b]. # sensitive
-    """
-    rows: list[dict[str, torch.Tensor]] = []
-    losses = []
-    for patient in range(len(patches)):
-        leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in weights.items()}
-        value = loss(leaves, patches[patient], targets[patient])
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        rows.append(
-            {
-                name: torch.zeros_like(leaf) if gradient is None else gradient
-                for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
-            }
-        )
-        losses.append(value.detach())
-    return {name: torch.stack([row[name] for row in rows]) for name in weights}, torch.stack(losses)
-
-
-METHODS: dict[str, Callable[..., tuple[dict[str, torch.Tensor], torch.Tensor]]] = {"vmap": by_vmap, "loop": by_loop}
+    each = vmap(grad_and_value(loss), in_dims=(None, 0, 0))
+    return lambda weights, patches, targets: each(dict(weights), patches, targets)
 
 
 def plain_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:

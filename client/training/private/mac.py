@@ -35,8 +35,8 @@ from jaxtyping import Float, Int64
 from torch.func import grad
 
 from client.training.private.blocks import Blocks, blocks_of
-from client.training.private.gradients import PatientLoss, Weights
-from client.training.private.strategies_3d import Patients, StepTerms, VolumeSgd, per_patient
+from client.training.private.gradients import PatientLoss, Weights, per_patient
+from client.training.private.strategies_3d import Patients, StepTerms, VolumeSgd
 from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
 
@@ -227,7 +227,7 @@ class VolumeMac(VolumeSgd):
         steps: int,
     ) -> None:
         super().__init__(model, patients, terms)
-        self.blocks, self.penalty, self.steps, self.method = blocks_of(model), penalty, steps, terms.method
+        self.blocks, self.penalty, self.steps = blocks_of(model), penalty, steps
         self.parts = self.blocks.parts(terms.clip)
 
     def total(self, batch: Int64[np.ndarray, "b"]) -> Mapping[str, torch.Tensor]:
@@ -236,5 +236,5 @@ class VolumeMac(VolumeSgd):
         The sum is over the patients in the given slots. The penalty has this step's weight.
         """
         mu = self.penalty.at(self.turn + 1, self.steps)
-        self.gradients = per_patient(mac_loss(self.blocks, soft_dice_ce, mu=mu, how=self.penalty), self.method)
+        self.gradients = per_patient(mac_loss(self.blocks, soft_dice_ce, mu=mu, how=self.penalty))
         return super().total(batch)

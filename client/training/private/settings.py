@@ -80,7 +80,6 @@ class PrivateSettings:
         clip: Norm bound of a patient's vector, or of each of its layers with ``per_layer``. dp-mac clips every block.
         scans: Scans or views of a patient averaged before its one clip.
         chunk: Patients differentiated at once.
-        method: How per-patient gradients are computed, ``vmap`` or ``loop``.
         temperature: dp-bbb's temperature λ of the KL divergence.
         prior_std: dp-bbb's standard deviation of the prior.
         initial_std: dp-bbb's first standard deviation of the posterior.
@@ -107,7 +106,6 @@ class PrivateSettings:
     clip: float = 0.1
     scans: int = 1
     chunk: int = 4
-    method: str = "vmap"
     temperature: float = 0.03
     prior_std: float = 0.2
     initial_std: float = 0.02
@@ -156,15 +154,16 @@ class PrivateSettings:
     def facts(self) -> dict[str, object]:
         """Return the settings that shape this strategy's training, by name.
 
-        :data:`MAC_ONLY` appears only for a strategy that reads it, and the noise multiplier only if it was given, so
-        trainings from before these settings existed keep their identity.
+        :data:`MAC_ONLY` appears only for a strategy that reads it, the noise multiplier only if it was given, and the
+        method of computing gradients always, although there is only one now, so that earlier trainings keep their
+        identity.
 
         Returns:
             Values by name.
         """
         left_out = {"noise_multiplier"} if self.noise_multiplier is None else set()
         left_out |= set(MAC_ONLY) - set(STRATEGIES[self.strategy].reads)
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        return {name: value for name, value in asdict(self).items() if name not in left_out} | {"method": "vmap"}
 
     def plan(self, *, patients: int) -> TrainingPlan:
         """Plan the privacy event of a training on n patients' slots.

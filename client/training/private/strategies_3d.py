@@ -17,7 +17,7 @@ from __future__ import annotations
 import hmac
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, TypeAlias
@@ -30,9 +30,9 @@ from client.training.private.bbb import PosteriorDescent, Prior, WeightPosterior
 from client.training.private.clipped_sums import ClippingPlan, integer_sum, one_part, zeros_like
 from client.training.private.descent import Rate, descend
 from client.training.private.gradients import (
-    METHODS,
-    PatientLoss,
+    Gradients,
     Weights,
+    per_patient,
     plain_weights,
     refuse_coupling,
     refuse_pooled,
@@ -46,9 +46,6 @@ Volumes: TypeAlias = torch.Tensor | np.ndarray | StoredVolumes
 
 VOXELS_AT_ONCE = 1 << 21
 """Most voxels in a chunk, for any number of patients: one patch of 128³."""
-
-Gradients = Callable[[Weights, torch.Tensor, torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]
-"""From weights, patches [b, k, c, x, y, z] and targets [b, k, …] to gradients [b, *shape] and losses [b]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +174,12 @@ class StepTerms:
         rate: Learning-rate schedule.
         clip: Norm bound of a patient's gradient, or of each layer's part of it with ``per_layer``.
         chunk: Number of patients whose gradients are computed at once.
-        method: ``vmap``, or ``loop`` for one patient at a time in the least memory.
         per_layer: ``clip`` bounds each layer (:func:`layer_parts`) instead of all parameters together.
     """
 
     rate: Rate
     clip: float = 1.0
     chunk: int = 4
-    method: str = "vmap"
     per_layer: bool = False
 
 
@@ -206,7 +201,7 @@ class OnVolumes(ABC):
         self.start = plain_weights(model)
         self.patients, self.rate, self.chunk = patients, terms.rate, terms.chunk
         self.parts = clipped_parts(model, terms.clip, per_layer=terms.per_layer)
-        self.gradients = per_patient(segmentation_loss(model, soft_dice_ce), terms.method)
+        self.gradients = per_patient(segmentation_loss(model, soft_dice_ce))
         self.turn = -1
 
     @property
@@ -361,24 +356,6 @@ def total_over(
         for name, entry in integer_sum(vectors, parts, counted=part.filled).items():
             total[name] += entry
     return total
-
-
-def per_patient(loss: PatientLoss, method: str = "vmap") -> Gradients:
-    """Return a function that computes per-patient gradients of a loss.
-
-    Args:
-        loss: A patient's loss.
-        method: ``vmap`` or ``loop``.
-
-    Returns:
-        The function.
-
-    Raises:
-        InvalidInput: For another method.
-    """
-    if method not in METHODS:
-        raise InvalidInput("method of computing per-patient gradients", value=method, limit=", ".join(METHODS))
-    return lambda weights, images, targets: METHODS[method](loss, weights, images, targets)
 
 
 def clipped_parts(model: torch.nn.Module, clip: float, *, per_layer: bool) -> ClippingPlan:

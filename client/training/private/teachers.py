@@ -171,8 +171,7 @@ class Setup:
     def terms(self) -> StepTerms:
         """How a strategy with these settings takes a step."""
         s = self.settings
-        chunk = 1 if s.method == "loop" else s.chunk  # a loop takes one patient at a time, whatever the chunk
-        return StepTerms(cosine(s.learning_rate), s.clip, chunk, s.method, s.per_layer)
+        return StepTerms(cosine(s.learning_rate), s.clip, s.chunk, s.per_layer)
 
 
 def sgd(setup: Setup) -> VolumeSgd:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from monai.bundle import ConfigParser
 
-from client.training.private.gradients import METHODS, plain_weights, segmentation_loss
+from client.training.private.gradients import per_patient, plain_weights, segmentation_loss
 from client.training.private.strategies_3d import layer_parts
 from common.canonical import sha256_file
 from common.config import NETWORKS, DataConfig, TrainingConfig
@@ -29,6 +29,7 @@ from common.models.unet import (
     save_weights,
     weights_to_bytes,
 )
+from tests.client.training.private.one_at_a_time import one_at_a_time
 
 
 def small(seed: int = 0, *, out_channels: int = 3) -> torch.nn.Module:
@@ -131,8 +132,8 @@ def test_a_named_network_maps_the_grid_by_its_seed_alone_and_can_be_trained_priv
     torch.testing.assert_close(made(image[:1]), both[:1], rtol=1e-3, atol=1e-4)  # no patient sees another
     target = torch.softmax(torch.randn(2, 1, 3, 32, 32, 16), dim=2)
     slow, fast = (
-        METHODS[m](segmentation_loss(made, soft_dice_ce), plain_weights(made), image[:, None], target)[0]
-        for m in METHODS
+        way(segmentation_loss(made, soft_dice_ce))(plain_weights(made), image[:, None], target)[0]
+        for way in (one_at_a_time, per_patient)
     )
     for name, entry in slow.items():
         torch.testing.assert_close(entry, fast[name], rtol=1e-2, atol=1e-4)

@@ -9,8 +9,7 @@ from torch.func import functional_call
 
 from client.training.private.clipped_sums import integer_sum, one_part
 from client.training.private.gradients import (
-    by_loop,
-    by_vmap,
+    per_patient,
     plain_weights,
     refuse_coupling,
     refuse_pooled,
@@ -19,6 +18,7 @@ from client.training.private.gradients import (
 from common.errors import InvalidInput
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
+from tests.client.training.private.one_at_a_time import one_at_a_time
 
 
 def patients(n: int, patches: int = 1, grid: int = 8, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,10 +33,10 @@ def net() -> torch.nn.Module:
     return build_unet((4, 8), in_channels=1, out_channels=3, seed=1)
 
 
-def test_vmap_in_chunks_equals_one_patient_at_a_time(net: torch.nn.Module) -> None:
+def test_patients_of_a_chunk_have_the_gradients_that_each_has_alone(net: torch.nn.Module) -> None:
     loss, weights, (x, y) = segmentation_loss(net, soft_dice_ce), plain_weights(net), patients(4, patches=2)
-    fast, fast_losses = by_vmap(loss, weights, x, y)
-    slow, slow_losses = by_loop(loss, weights, x, y)
+    fast, fast_losses = per_patient(loss)(weights, x, y)
+    slow, slow_losses = one_at_a_time(loss)(weights, x, y)
     torch.testing.assert_close(fast_losses, slow_losses)
     for name in weights:
         torch.testing.assert_close(fast[name], slow[name], rtol=1e-4, atol=1e-6)
@@ -45,7 +45,7 @@ def test_vmap_in_chunks_equals_one_patient_at_a_time(net: torch.nn.Module) -> No
 def test_the_patches_of_a_patient_are_averaged_before_the_one_clip(net: torch.nn.Module) -> None:
     loss, weights, (x, y) = segmentation_loss(net, soft_dice_ce), plain_weights(net), patients(1, patches=3)
     parts = one_part(tuple(weights), 1e-3)  # every gradient is clipped
-    together = integer_sum(by_vmap(loss, weights, x, y)[0], parts)
+    together = integer_sum(per_patient(loss)(weights, x, y)[0], parts)
     leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
     mean = soft_dice_ce(functional_call(net, leaves, (x[0],)), y[0]).mean()
     mean.backward()
@@ -53,7 +53,9 @@ def test_the_patches_of_a_patient_are_averaged_before_the_one_clip(net: torch.nn
     size = torch.cat([entry.flatten().double() for entry in together.values()]).norm()
     gap = torch.cat([(together[n] - by_hand[n]).flatten().double() for n in together]).norm()
     assert gap < 1e-3 * size
-    as_rows = integer_sum(by_vmap(loss, weights, x[0][:, None], y[0][:, None])[0], parts)  # rows instead of patients
+    as_rows = integer_sum(
+        per_patient(loss)(weights, x[0][:, None], y[0][:, None])[0], parts
+    )  # rows instead of patients
     rows = torch.cat([entry.flatten().double() for entry in as_rows.values()]).norm()
     assert rows > 1.5 * size  # three clips: the bound of one patient is broken
 

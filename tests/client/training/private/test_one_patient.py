@@ -16,9 +16,9 @@ import torch
 
 from client.training.private.blocks import blocks_of
 from client.training.private.clipped_sums import RADIUS_INT, ClippingPlan, zeros_like
-from client.training.private.gradients import METHODS, plain_weights, segmentation_loss
+from client.training.private.gradients import per_patient, plain_weights, segmentation_loss
 from client.training.private.mac import Penalty, mac_loss
-from client.training.private.strategies_3d import Patients, clipped_parts, per_patient, total_over
+from client.training.private.strategies_3d import Patients, clipped_parts, total_over
 from common.models.fit import soft_dice_ce
 from common.models.unet import build_unet
 
@@ -72,15 +72,15 @@ class Way:
     weights: Mapping[str, torch.Tensor]
 
 
-def way(strategy: str, method: str) -> Way:
+def way(strategy: str) -> Way:
     model = build_unet((4, 8), in_channels=1, out_channels=CLASSES, seed=3)
     weights = plain_weights(model)
     if strategy == "dp-mac":
         blocks = blocks_of(model)
         loss = mac_loss(blocks, soft_dice_ce, mu=500.0, how=Penalty(500.0, 1.0, 2, 0.5))
-        return Way(per_patient(loss, method), blocks.parts(0.02), weights)
+        return Way(per_patient(loss), blocks.parts(0.02), weights)
     parts = clipped_parts(model, 0.02, per_layer=strategy.endswith("per layer"))
-    return Way(per_patient(segmentation_loss(model, soft_dice_ce), method), parts, weights)
+    return Way(per_patient(segmentation_loss(model, soft_dice_ce)), parts, weights)
 
 
 def release(
@@ -123,21 +123,21 @@ CHANGES = {
 """What a change may move, in R: 1 where the patient counts in one of the worlds alone, else 2."""
 
 
-WAYS = (("dp-sgd", "vmap"), ("dp-sgd", "loop"), ("dp-sgd per layer", "vmap"))
+WAYS = ("dp-sgd", "dp-sgd per layer")
 PATCHES: tuple[tuple[int, ...], ...] = ((), (6, 4, 4))
 MET = [
-    (strategy, method, PATCHES[(number + place) % 2], change)
+    (strategy, PATCHES[(number + place) % 2], change)
     for number, change in enumerate(CHANGES)
-    for place, (strategy, method) in enumerate(WAYS)
+    for place, strategy in enumerate(WAYS)
 ]
 """Every change meets every way and either patch, and every way either patch."""
 
 
-@pytest.mark.parametrize(("strategy", "method", "patch", "change"), MET)
+@pytest.mark.parametrize(("strategy", "patch", "change"), MET)
 def test_one_patients_scans_move_the_step_by_no_more_than_is_charged_and_nobody_elses_vector(
-    strategy: str, method: str, patch: tuple[int, ...], change: str
+    strategy: str, patch: tuple[int, ...], change: str
 ) -> None:
-    how = way(strategy, method)
+    how = way(strategy)
     for turn, views in ((0, 1), (3, 2)):
         before, mine = release(world(), how, patch=patch, views=views, turn=turn)
         after, theirs = release(world(change), how, patch=patch, views=views, turn=turn)
@@ -149,7 +149,7 @@ def test_one_patients_scans_move_the_step_by_no_more_than_is_charged_and_nobody_
 @pytest.mark.parametrize("strategy", ["dp-sgd", "dp-sgd per layer", "dp-mac"])
 def test_whether_a_patient_is_in_the_batch_changes_nobody_elses_vector(strategy: str) -> None:
     """One more patient changes the sum by a vector of norm at most R. The rest of the batch does not matter."""
-    how = way(strategy, "vmap")
+    how = way(strategy)
     images, labels = zip(*(scan(slot, 0) for slot in range(12)), strict=True)
     people = Patients(np.stack(images), np.stack(labels), tuple(range(12)), classes=CLASSES)
 
@@ -164,7 +164,7 @@ def test_whether_a_patient_is_in_the_batch_changes_nobody_elses_vector(strategy:
 
 
 def test_the_sum_over_empty_slots_is_zero_and_costs_as_many_gradients_as_a_full_one() -> None:
-    how = way("dp-sgd", "vmap")
+    how = way("dp-sgd")
     full, of_full = release(world(), how, patch=(), views=2, turn=0)
     empty, of_empty = release({slot: [] for slot in SCANS}, how, patch=(), views=2, turn=0)
     assert all(not entry.any() for entry in empty.values())
@@ -188,7 +188,3 @@ def test_a_patch_lies_elsewhere_under_another_key_and_for_another_slot_turn_or_v
     assert corners(0, b"a") == corners(0, b"a")
     assert len({tuple(corners(slot, key)) for slot in (0, 1) for key in (b"a", b"b")}) == 4
     assert len(set(corners(0, b"a"))) > 6
-
-
-def test_both_ways_to_a_gradient_are_tried_here() -> None:
-    assert set(METHODS) == {"vmap", "loop"}
