@@ -45,7 +45,7 @@ READ = "read logs/worker.log; `consilium site doctor` checks the connection to t
 """Remedies for voters that voted zero although they had a teacher."""
 
 MAX_LISTED, MAX_TEXT = 20, 300
-"""Largest number of a hospital's texts that are shown of one kind, and of characters that are shown of each."""
+"""Limits on a list of texts that a hospital wrote: the number of texts shown, and the characters shown of each."""
 
 
 def _each(trainings: Trainings, *, delta: float) -> Iterator[str]:

@@ -46,7 +46,7 @@ def file_to_write(path: Path | None) -> Path | None:
 
 
 def _no_site(path: Path) -> Path:
-    """Refuse a site's directory where a study's is needed. Callback of an argument."""
+    """Refuse a site's directory given as a study's directory; the callback of an argument."""
     if (path / "site.toml").exists() and not (path / "keys").exists():
         raise InvalidInput(
             "directory of a study",

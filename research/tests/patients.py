@@ -1,4 +1,4 @@
-"""Patients of the benchmarks' tests, and how they are dealt to hospitals."""
+"""Makes synthetic patients for the benchmarks' tests, and assigns them to hospitals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums rounded to the grid: neighbours stay within R of each other."""
+"""Tests that two neighbouring sums differ by at most R after they were rounded to the grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts run side by side: what they found stands in their own order, whichever ended first."""
+"""Tests that results of parts that run in parallel are in the order of the parts, whichever ended first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTING = Setting("pca", 2, 1, 8.0, 1e-3, Unit.PATIENT, 2, SMALL, SMALL)
 
 
 def test_results_stand_in_the_order_of_the_parts_whichever_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The printed JSON was in the order of completion, so a second run of two processes printed another text."""
+    """Formerly the order was that of completion, so a second run with two processes printed another text."""
     last_has_ended = Event()
 
     def ended(job: BenchJob) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Networks by name at equal processor time: each as teacher and as student, kept, and given the time that was asked."""
+"""Tests the comparison of networks at equal processor time: each is teacher and student, and is stored."""
 
 from __future__ import annotations
 

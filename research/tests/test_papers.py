@@ -1,4 +1,4 @@
-"""The papers' benchmark: cells are used again for the same recipe only, and tables say what a number rests on."""
+"""Tests the papers' benchmark: stored cells are used for the same recipe only, and tables state their basis."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ TABLE_2 = {
     ("usps", "dp-sgd-paper", 8.0): {"batch": 500, "epochs": 100, "rate": 100, "clip": 0.01, "optimizer": "sgd"},
     ("usps", "dp-sgd-paper", 1.0): {"batch": 250, "epochs": 100, "rate": 50, "clip": 0.01, "decay": 0.99},
 }
-"""Table 2 of the DP-MAC paper; of its last column the authors' program, from which it is shifted by a row."""
+"""Table 2 of the DP-MAC paper. Its last column is shifted by a row, so the values are those of the authors' program."""
 TABLES = {
     ("mnist", "dp-mac", 2.0): {"batch": 2000, "epochs": 30, "rate": 0.03, "decay": 0.92, "clip": 0.3, "output": "bce"}
     | {"z_rate": 0.003, "z_steps": 30, "pca_noise": 8, "whiten": True, "hidden": 300, "initial": "he", "offset": 0.0},
@@ -160,7 +160,7 @@ def test_half_the_noise_is_half_the_noise_and_is_charged_what_it_costs() -> None
 
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
-    """A stand-in for MNIST: 2,000 blurred blocks, a corner a digit's half."""
+    """Write 2,000 training images in place of MNIST: a bright block on noise, whose position tells the digit."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 2400)
     images = rng.integers(0, 60, (2400, 28, 28)).astype(np.uint8)

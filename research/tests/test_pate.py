@@ -1,4 +1,4 @@
-"""The PATE paper's experiment: every arm beside its printed number, taken up again, and charged what it truly costs."""
+"""Tests the PATE paper's experiment: the table has the paper's numbers and the true ε, and a stopped run continues."""
 
 from __future__ import annotations
 

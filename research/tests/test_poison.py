@@ -1,4 +1,4 @@
-"""The poisoning benchmark: an attacker has its ball and no more, arms differ by the poison alone, and a run resumes."""
+"""Tests the poisoning benchmark: clipping bounds an attacker, only the poison differs, a stopped run continues."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_opposing_vote_has_the_radius_and_the_opposite_direction() -> None:
 def test_a_poisoned_vote_moves_the_release_by_no_more_than_its_share_of_the_ball(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without noise, in one round: at most 2C/K on the mean code, whatever length the attacker sends."""
+    """In one round without noise, the mean code changes by at most 2C/K, whatever norm the attacker's vector has."""
     silent = bench.at(replace(SETTING, rounds=1))
     monkeypatch.setattr(poison, "_noise", lambda bench, number, draw, size, noise_std: np.zeros(size, dtype=np.int64))
     start = silent.start()

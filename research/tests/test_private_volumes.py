@@ -1,4 +1,4 @@
-"""``consilium bench private``: pairs over seeds, time as a ratio, and what DP-MAC's blocks hear beside autograd's."""
+"""Tests ``consilium bench private``: paired differences, ratios of time, and DP-MAC's gradients beside autograd's."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_method_trains_at_the_same_terms_with_its_own_recipe() -> None:
     "file", sorted((ROOT / "benchmarks" / "results" / "private").glob("*.json")), ids=lambda file: file.stem
 )
 def test_recorded_cells_were_trained_by_todays_recipes(file: Path) -> None:
-    """The defaults of ``site train`` are those that the documents' tables were measured with."""
+    """The documents' tables were measured with the present defaults of ``site train``."""
     for one in json.loads(file.read_text(encoding="utf-8"))["cells"]:
         steps = {"tumours": 40, "tumours-100": 100}.get(file.stem)  # for both starts; elsewhere the default of each
         settings = SharedTerms(8.0, 1e-5, steps, TrainingConfig()).settings(one["method"], begun=one["begun"])

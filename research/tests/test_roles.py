@@ -1,4 +1,4 @@
-"""The utility benchmark on any dataset: roles by number or by real sites, every structure and hospital in its table."""
+"""Tests the utility benchmark on other datasets: roles by number or by real sites, all structures listed."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ SMALL = TrainingConfig(channels=(4, 8), steps=9, learning_rate=5e-3)
 
 
 def boxes(folder: Path) -> BenchData:
-    """23 scans of two channels and two structures, slices twice as thick: hospitals of 14, 7 and 1 patients.
+    """Make a dataset of three hospitals with 14, 7 and 1 patients, and 23 scans: two scans of hospital A are of one
+    patient.
 
-    Two scans of A are of one patient.
+    Scans have two channels and two structures; slices are twice as thick as pixels are wide.
     """
     rng = np.random.default_rng(0)
     (folder / "raw").mkdir(parents=True)
@@ -181,7 +182,7 @@ def test_a_table_of_sites_must_name_every_case_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_table_and_json_compare_the_student_with_each_hospital_of_any_size(tmp_path: Path) -> None:
-    """The hospital with one patient has one teacher of its two, and no case held out to be scored on."""
+    """The hospital with one patient has one teacher instead of two, and none of its cases is held out."""
     source = replace(boxes(tmp_path), tested=4)
     data = source.study_data()
     roles = source.roles(data, seed=1)

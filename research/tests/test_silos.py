@@ -1,4 +1,4 @@
-"""DP-SGD at each hospital: kept near the mean, at the cost of the own training, and never waiting for ever."""
+"""Tests DP-SGD at each hospital: networks are kept near their mean at no further cost, and none waits forever."""
 
 from __future__ import annotations
 

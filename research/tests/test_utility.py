@@ -1,4 +1,4 @@
-"""The utility benchmark: every arm is there, a second run trains nothing, and its table says what it knows."""
+"""Tests the utility benchmark: it has every arm, a second run trains nothing, and the table states all results."""
 
 from __future__ import annotations
 
@@ -97,7 +97,10 @@ def test_a_bench_has_every_arm_and_a_second_run_trains_nothing(bench: Bench, mon
 def test_all_arms_of_a_paired_bench_have_one_network_of_its_pairs(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A training that is found done takes no step; what is not asked about, the bench keeps itself."""
+    """The network of the pairs is trained once and read from its file afterwards.
+
+    Outside a study the bench stores a network of its own.
+    """
     other = Bench(
         replace(SETTING, paired=3),
         replace(bench.roles, paired=bench.roles.maps[np.arange(3)]),
@@ -125,7 +128,7 @@ def test_all_arms_of_a_paired_bench_have_one_network_of_its_pairs(
 
 @pytest.mark.slow
 def test_what_is_measured_is_what_a_study_makes_of_the_same_answers(bench: Bench) -> None:
-    """One release a volume: labels are float16 in files, and the student is the recipe's on them, by one seed."""
+    """With one release for each volume, the student is trained by the recipe on the stored float16 labels."""
     other = bench.at(replace(SETTING, recipe="pca", voters=1))
     asked = BenchAnswers(other, None, other.codes(other.teachers(None)))
     dice = asked.arm("student")["student"]
@@ -145,7 +148,7 @@ def test_what_is_measured_is_what_a_study_makes_of_the_same_answers(bench: Bench
 
 @pytest.mark.slow
 def test_the_command_scores_on_a_second_dataset_and_finds_its_cells_again_with_other_processes(tmp_path: Path) -> None:
-    """Trained by two processes; one process then trains nothing and prints the same."""
+    """After two processes have trained everything, one process trains nothing and prints the same."""
     write_phantoms(tmp_path / "data", cases=44, seed=1)
     write_phantoms(tmp_path / "test", cases=2, seed=2)
     program = (sys.executable, "-P", "-c", "from consilium.cli.main import main; main()")

@@ -1,4 +1,4 @@
-"""The 3D cells: nobody plays two parts, a private cell is what the product would train, and the table is read right."""
+"""Tests the 3D cells: no case has two roles, a private cell equals the product's training, the table is correct."""
 
 from __future__ import annotations
 

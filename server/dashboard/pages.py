@@ -344,7 +344,7 @@ def _read_form(given: Mapping[str, str], own: PlannerForm) -> PlannerForm:
 
 
 def _handler(name: str) -> Callable[[OnScreen], HTMLResponse]:
-    """Return a route's handler that shows a page with the variables of its live blocks alone."""
+    """Return a handler that shows a page which needs no variables except those of its live blocks."""
 
     def show(screen: OnScreen) -> HTMLResponse:
         return screen.show(name)

@@ -26,7 +26,7 @@ HANDSHAKE_S = 5.0
 """Seconds allowed for the TLS handshake, and for closing TLS."""
 
 HEAD_S = 10.0
-"""Time from connecting, or from the last answer, to the end of a request's head."""
+"""Seconds allowed for the head of a request, from the connection or from the last answer on."""
 
 STALLED_S = 30.0
 """A connection is closed if its client reads nothing of an answer for this many seconds."""
