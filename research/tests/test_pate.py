@@ -76,7 +76,7 @@ def test_dp_sgd_clips_every_layer_to_4_with_the_noise_that_its_name_says(
 
 
 @pytest.mark.slow
-def test_a_seed_has_every_arm_is_taken_up_again_and_stands_beside_the_printed_numbers(
+def test_a_seed_has_every_arm_resumes_and_is_listed_next_to_the_papers_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("common.codecs.ball_autoencoder.STEPS", 8)

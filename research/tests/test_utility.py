@@ -364,7 +364,7 @@ def test_a_hospitals_voters_share_its_sensitivity_so_one_is_advised() -> None:
 
 
 @pytest.mark.parametrize("colluders", [None, 2])
-def test_a_sum_is_benched_with_its_noise_a_sealed_one_with_what_all_its_shares_add_up_to(colluders: int | None) -> None:
+def test_a_benchmark_of_a_sealed_sum_uses_the_noise_of_all_shares_together(colluders: int | None) -> None:
     sealed = replace(SETTING, hospitals=4, colluders=2)
     data = DataConfig(labels=("background", "body"), spacing_mm=(1.0, 1.0, 1.0), grid=(8, 8, 8))
     mechanism = study_mechanism(study_of(replace(sealed, colluders=colluders), data), dimension=40_000)

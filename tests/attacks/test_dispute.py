@@ -282,7 +282,7 @@ def test_an_identity_that_another_hospital_knows_otherwise_is_a_doubt(world: Stu
     assert re.match("site-0 .*key of site-3", doubt)
 
 
-def test_a_word_that_its_site_did_not_sign_is_not_added_up_and_its_site_is_named(world: Study) -> None:
+def test_a_masked_code_without_its_sites_signature_is_not_added_and_the_site_is_named(world: Study) -> None:
     def unsigned(node: int, body: bytes, reply: bytes) -> bytes:
         message = decode(reply)
         if node != 101 or not isinstance(message, Several):

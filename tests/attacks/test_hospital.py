@@ -412,7 +412,7 @@ def test_a_reply_is_one_message_with_one_tree_of_one_shape(tmp_path: Path, shape
     assert said_to_superlink(tmp_path, OTHER_SHAPES[shape]) == (403, [])
 
 
-def test_a_node_may_say_an_error_which_is_a_message_alone(tmp_path: Path) -> None:
+def test_a_node_may_report_an_error_as_a_message_without_further_objects(tmp_path: Path) -> None:
     body = announced(row(ROOT))
     assert said_to_superlink(tmp_path, body) == (200, [body])
 

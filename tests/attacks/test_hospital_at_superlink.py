@@ -211,7 +211,9 @@ def test_a_reply_that_comes_in_pieces_is_read_once_it_is_whole(bare: Link) -> No
     assert all(named(content) not in bare.store for content in objects)
 
 
-def test_flowers_word_for_a_node_that_is_gone_is_its_code(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flowers_error_for_a_node_that_left_is_reported_by_its_code(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
     north = link.node("north")
     question = link.ask(north)
     link.state.deactivate_node(north)
@@ -387,7 +389,9 @@ def test_names_alone_are_counted_too(link: Link, monkeypatch: pytest.MonkeyPatch
     assert announced == 10
 
 
-def test_what_is_read_or_comes_too_late_takes_nothing_of_the_quota(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_that_were_read_or_came_too_late_do_not_count_against_the_quota(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage, "MAX_BYTES", 100 << 10)
     north = link.node("north")
     for number in range(5):

@@ -57,7 +57,7 @@ def sealed(tmp_path: Path) -> Iterator[Federation]:
 
 @pytest.mark.parametrize("colluders", [0, 1])
 @pytest.mark.parametrize("named", [(HONEST,), (HONEST, "site-2"), ("site-1", "site-2", HONEST)])
-def test_one_word_of_a_dishonest_site_keeps_no_honest_one_from_any_roster(
+def test_a_dishonest_sites_claim_about_keys_excludes_no_honest_site_from_a_roster(
     tmp_path: Path, named: tuple[str, ...], colluders: int
 ) -> None:
     def lie(node: int, body: bytes, reply: bytes) -> bytes:
@@ -232,7 +232,7 @@ def test_a_site_that_says_it_was_restored_in_every_run_spends_the_others_budgets
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_one_sites_word_that_its_budget_is_used_up_ends_no_run_as_finished(
+def test_one_site_that_claims_a_spent_budget_does_not_end_the_run_as_finished(
     whole_roster: Federation, after: int
 ) -> None:
     whole_roster.transport.intercept = declining({LIAR}, "budget", after=after)

@@ -274,7 +274,7 @@ def test_two_sites_find_out_whether_they_were_shown_one_ledger(fed, tmp_path) ->
     assert facts["server"][0]["ledger_id"] == fed.ledger.ledger_id
 
 
-def test_a_receipt_under_a_key_being_rotated_in_is_taken_once_it_is_listed(fed) -> None:
+def test_a_receipt_signed_by_a_new_server_key_is_accepted_once_site_toml_lists_the_key(fed) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     fed.core().run(fed.transport, should_stop=iter([False, True]).__next__)

@@ -177,7 +177,9 @@ def test_no_optional_package_is_imported_where_no_curves_are_asked_for() -> None
     subprocess.run([sys.executable, "-c", asks], check=True, cwd=Path(__file__).parents[2])
 
 
-def test_what_was_told_before_a_training_is_in_no_curve_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_logged_before_a_training_are_in_none_of_its_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workspace, kept = Workspace(tmp_path), Kept()
     workspace.study_file.write_text(render_study(make_study()), encoding="utf-8")
     events = told(workspace.events_file)

@@ -27,7 +27,7 @@ def test_every_internal_of_flower_is_where_the_table_says_and_has_what_is_used_o
     assert all(getattr(engine, name) is one.load() for name, one in INTERNALS.items())
 
 
-def test_every_internal_says_what_it_stands_for_and_somebody_uses_it() -> None:
+def test_every_listed_internal_of_flower_has_an_explanation_and_a_user() -> None:
     assert [name for name, one in INTERNALS.items() if len(one.stands_for) < 8] == []
     files = (path for top in ("client", "common", "server") for path in (ROOT / top).rglob("*.py"))
     used = {word for path in files if path.stem != "engine" for word in re.findall(r"\w+", path.read_text("utf-8"))}

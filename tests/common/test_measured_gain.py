@@ -35,14 +35,14 @@ def test_the_gain_and_its_interval_are_students_of_the_paired_differences() -> N
         (-0.034, 0.008, "worse"),
     ],
 )
-def test_the_word_is_read_off_the_interval_alone(gain: float, half: float | None, word: str) -> None:
+def test_the_verdict_on_a_gain_depends_on_the_interval_only(gain: float, half: float | None, word: str) -> None:
     found = MeasuredGain(0.5 + gain, 0.5, "the control zero code", gain, half, 12)
     assert found.word == word
     assert found.title.lower().startswith({"worse": "worse than"}.get(word, f"gain {word} over"))
     assert found.to_json()["word"] == word
 
 
-def test_an_interval_that_holds_nothing_is_never_said_to_prove_nothing() -> None:
+def test_an_interval_that_contains_zero_is_called_not_proven_with_its_figures() -> None:
     sentence = MeasuredGain(0.558, 0.5, "the control zero code", 0.058, 0.06, 12).sentence
     for fact in ("not proven", "zero code: +0.058", "95 % interval -0.002 to +0.118", "12 cases", "0.558", "0.500"):
         assert fact in sentence

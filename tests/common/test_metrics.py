@@ -194,7 +194,7 @@ def test_lesion_by_lesion_a_missed_and_a_made_up_one_count_and_an_absent_structu
     assert lesion_wise(found * 0, truth * 0 + (truth > 0) * 2, 3, spacing_mm=(1, 1, 1))[1] == (0.0, 374.0)
 
 
-def test_a_drawn_speck_is_not_a_lesion_and_what_touches_it_is_not_made_up() -> None:
+def test_a_true_lesion_below_the_least_volume_does_not_count_nor_does_a_prediction_that_touches_it() -> None:
     truth, found = np.zeros((20, 20, 20), np.uint8), np.zeros((20, 20, 20), np.uint8)
     truth[5:7, 5:8, 5:8] = 1  # 18 mm³
     assert lesion_wise(found, truth, 2, spacing_mm=(1, 1, 1)) == ((1.0, 0.0),)

@@ -85,7 +85,7 @@ def test_once_the_old_key_is_deleted_what_is_sealed_to_it_opens_no_more(fed: Fed
     assert {entry.site for entry in fed.ledger.answers(fed.study.id)[0].roster} == {"site-0", "site-1", "site-2"}
 
 
-def test_a_site_takes_a_key_from_a_known_signer_alone_and_never_goes_back(fed: Federation) -> None:
+def test_a_site_accepts_a_new_sealing_key_only_from_a_known_signer_and_never_an_older_one(fed: Federation) -> None:
     folder = fed.root / "site-0"
     first = rotate(fed)
     forged = SealingNotice(first.sealing_key, first.replaces).signed(Ed25519PrivateKey.generate())

@@ -40,7 +40,7 @@ def test_a_sites_trainings_and_the_smaller_of_the_two_are_printed_with_all_their
         assert all(fact in line for fact in (*facts, "δ = 1e-05", "unit patient"))
 
 
-def test_one_teacher_without_a_guarantee_leaves_the_releases_alone() -> None:
+def test_if_one_teacher_has_no_guarantee_only_that_of_the_releases_is_stated() -> None:
     lines = patient_lines(trainings(None, None, covers=False), read_guarantee(SPENT))
     assert UNPROTECTED in lines[0]
     assert "ε = 20 " in lines[1]
@@ -88,7 +88,7 @@ def test_a_report_repeats_what_a_sites_ledger_says_a_patient_is() -> None:
         SiteFacts.from_json(report(patient_identity=[{"row": 3, "identity": "family"}]))
 
 
-def test_what_was_written_is_read_and_a_doubt_stays_one() -> None:
+def test_a_status_report_is_read_as_written_with_its_doubt() -> None:
     stated = report(at_least="the ledger is an older copy", alarms=["the ledger is an older copy"])
     found = SiteFacts.from_json(stated)
     assert found.account() == stated

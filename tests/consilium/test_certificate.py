@@ -353,7 +353,7 @@ def test_no_words_of_a_hospital_act_in_a_certificate_fill_it_or_keep_the_others_
     assert not {"\x1b", "\u202e", "\u200b"} & set(paper.markdown())
 
 
-def test_what_a_hospital_signed_stands_with_its_time_before_what_it_did_not_and_nothing_else_passes_for_it(
+def test_the_certificate_prefers_a_hospitals_newest_signed_report_and_refuses_forged_ones(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     """Handed in at the dashboard or laid into the study's directory: the account signed last stands."""

@@ -408,7 +408,7 @@ def test_a_map_without_any_structure_is_written_too(
 
 
 @pytest.mark.parametrize("more", [["images"], ["--labels", "drawn"], ["--lesion-wise"]])
-def test_what_goes_with_images_is_refused_beside_a_study(
+def test_options_for_image_files_are_refused_with_a_dicom_study(
     study: Path, bundle: Path, tmp_path: Path, more: list[str]
 ) -> None:
     refusal_of(app, *more, "--dicom", study, "--model", bundle, "--out", tmp_path / "out")

@@ -233,7 +233,7 @@ class CodecContract:
             with pytest.raises(InvalidInput):
                 codec.decode(bad, noise_std=0.1)
 
-    def test_it_keeps_its_hands_off_its_arguments(self, codec: Codec, others: np.ndarray) -> None:
+    def test_it_does_not_modify_its_arguments(self, codec: Codec, others: np.ndarray) -> None:
         prediction = soft(others[0])
         prediction.flags.writeable = False
         code = codec.encode(prediction)

@@ -42,7 +42,7 @@ def test_every_block_of_the_steps_is_one_of_them() -> None:
 
 
 @pytest.mark.slow
-def test_what_contributing_says_gives_what_keeps_its_contract(copy: Path) -> None:
+def test_the_examples_in_contributing_fulfil_their_contracts(copy: Path) -> None:
     names = ["codec_mirror", "protocol_pairs", "strategy_plain", "layout_side_by_side"]
     files = [f"tests/contracts/test_{name}.py" for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]

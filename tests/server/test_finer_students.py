@@ -46,7 +46,7 @@ def test_above_the_limit_the_question_is_coarser_and_the_student_stays() -> None
     assert asked_at(replace(DATA, grid=(128, 128, 128))).finer == 1
 
 
-def test_a_study_that_says_nothing_of_it_is_as_it_was_and_one_that_does_says_it_to_the_hospitals() -> None:
+def test_a_study_file_has_the_finer_grid_only_if_set_and_the_consent_sheet_then_states_it() -> None:
     study = make_study(planned_queries=4)
     assert "finer" not in render_study(study)
     assert "finer" not in str(study.to_json())

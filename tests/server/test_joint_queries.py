@@ -175,7 +175,7 @@ def study(tmp_path: Path) -> Iterator[Study]:
     fed.close()
 
 
-def test_every_round_is_one_charge_and_is_asked_relative_to_what_those_before_it_said(study: Study) -> None:
+def test_every_round_is_one_charge_and_its_frame_is_centred_on_the_earlier_answers(study: Study) -> None:
     answers = study.run()
     assert [answer.query.round for answer in answers] == [1, 2, 3]
     assert len(study.fed.events("released")) == 3

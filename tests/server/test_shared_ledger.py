@@ -83,7 +83,7 @@ def test_a_second_study_shares_ledger_and_signing_key_and_has_a_sealing_key_of_i
     assert verify(first.ledger_file).ok
 
 
-def test_the_command_shares_a_ledger_and_tells_of_the_choice_where_a_study_lies_beside(
+def test_study_init_shares_a_ledger_and_mentions_this_choice_if_another_study_is_in_the_folder(
     first: Workspace, tmp_path: Path
 ) -> None:
     def init(name: str, *more: str):

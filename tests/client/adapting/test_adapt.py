@@ -407,7 +407,7 @@ def test_cases_in_which_student_and_public_start_find_nothing_train_no_network(
 # --- the networks
 
 
-def test_half_way_and_the_mean_are_what_their_names_say(few: Path) -> None:
+def test_half_way_merged_and_averaged_have_the_weights_that_their_names_state(few: Path) -> None:
     study = load_study(few / "study.toml")
     begun = student(study).state_dict()
     ask(few, volumes=3)

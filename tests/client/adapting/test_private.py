@@ -124,7 +124,7 @@ def test_a_student_that_is_not_the_signed_one_is_refused_before_anything_is_char
     assert events(site) == []
 
 
-def test_running_it_again_is_charged_once_and_another_one_wants_again(site: Path) -> None:
+def test_repeating_a_private_adaptation_is_charged_once_and_a_second_one_requires_again(site: Path) -> None:
     adapted(site, *DP)
     adapted(site, *DP)
     assert len(events(site)) == 1

@@ -271,7 +271,7 @@ def test_a_table_without_label_names_is_taken_in_the_studys_numbers_unless_it_is
     assert dict(match_study(found, DATA, labels={"3": "edema", "7": "core"}).cases[0].label_map) == {0: 0, 3: 1, 7: 2}
 
 
-def test_one_scan_under_two_patients_is_told_and_takes_nothing_from_either(tmp_path: Path) -> None:
+def test_one_scan_under_two_patients_is_reported_and_both_keep_their_files(tmp_path: Path) -> None:
     """Neither who takes part nor whose files are used may depend on what another patient's files hold."""
     root = make_nnunet(tmp_path / "set")
     before = open_for_training(root, DATA, DatasetSettings())

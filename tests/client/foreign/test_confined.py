@@ -138,7 +138,7 @@ def test_what_was_not_declared_is_out_of_reach_however_it_is_tried(folder: Path)
     assert (folder / "in" / "given").read_text() == "given"
 
 
-def test_what_it_starts_is_as_confined_as_itself(folder: Path) -> None:
+def test_a_process_started_by_a_confined_program_is_confined_as_well(folder: Path) -> None:
     code = f"import subprocess; subprocess.run(['/bin/cat', '{folder}/patient'], check=True)"
     with pytest.raises(DaemonFailed, match="Permission denied"):
         run(folder, code)

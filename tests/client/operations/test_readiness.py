@@ -144,7 +144,7 @@ def test_a_site_that_was_let_in_before_hears_that_it_was_revoked(world: World) -
     assert "revoked" in world.finding("admission").text
 
 
-def test_each_daemon_is_looked_at_and_what_it_ended_with_is_said(world: World) -> None:
+def test_the_doctor_reports_each_daemon_that_ended_with_its_last_error(world: World) -> None:
     report = json_report(world.site / "logs" / FACTS)
     ended = {"why": "status 2", "said": "error: invented", "log": "/x/worker.log"}
     report("daemon-ended", daemon="worker north", **ended)

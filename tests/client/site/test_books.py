@@ -496,7 +496,7 @@ def test_the_registry_lies_where_the_environment_says(monkeypatch: pytest.Monkey
     assert Registry.of_user().file == tmp_path / "b" / "consilium" / "pools.json"
 
 
-def test_a_request_with_its_books_is_signed_whole_and_one_without_is_still_read(
+def test_the_signature_of_a_join_request_covers_its_books_and_a_request_without_books_is_read(
     north: Path, first: Workspace, tmp_path: Path
 ) -> None:
     record = json.loads((north / "request.json").read_text())

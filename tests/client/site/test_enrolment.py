@@ -198,9 +198,7 @@ def test_a_study_whose_joining_failed_is_on_no_list_and_can_be_joined_again_and_
     assert join_site(None, kit=second, existing=tmp_path / "site") == (directory, request)
 
 
-def test_every_section_that_site_toml_may_have_stands_in_it_with_a_word_and_can_be_used(
-    tmp_path: Path, kit: SiteKit
-) -> None:
+def test_a_new_site_toml_contains_every_optional_section_with_an_explanation(tmp_path: Path, kit: SiteKit) -> None:
     create_site(tmp_path / "site", pool="north", data=tmp_path / "data", kit=kit)
     path = tmp_path / "site" / "site.toml"
     text = path.read_text()

@@ -55,7 +55,7 @@ def test_a_vanished_structure_is_said_with_nothing_to_compare_and_where_the_publ
     assert missed_structures(NAMES, [(0.8, math.nan)]) == []
 
 
-def test_a_student_below_the_public_start_or_the_teachers_is_worse_and_the_alarm_is_of_public_data_alone() -> None:
+def test_a_student_below_the_start_or_the_teachers_is_called_worse_and_only_the_start_raises_an_alarm() -> None:
     student = [(0.60, 0.61), (0.55, 0.60), (0.62, 0.58), (0.61, 0.57)]
     better = [(0.70, 0.69), (0.66, 0.71), (0.71, 0.70), (0.70, 0.66)]
     for row in rows(student, better).values():
@@ -87,7 +87,7 @@ def test_a_difference_that_chance_explains_raises_no_alarm_and_is_still_said() -
     assert re.search(r"not proven .*: -0\.0", found.sentence())
 
 
-def test_one_case_tells_no_difference() -> None:
+def test_a_difference_over_a_single_case_is_not_proven() -> None:
     found = rows([(0.5, 0.5)], [(0.6, 0.6)])[ALL]
     assert (found.measured.half_width, found.alarming) == (None, False)
     assert found.measured.word == "not proven"

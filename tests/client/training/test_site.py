@@ -79,7 +79,7 @@ def test_teachers_begin_from_the_public_start_they_are_given(dataset: Dataset, t
     assert not any(voter.reused for voter in again.voters)  # another start is another training
 
 
-def test_a_teacher_of_a_paired_start_goes_a_part_of_the_way_and_stays_where_held_out_patients_say_so(
+def test_with_public_pairs_a_teacher_moves_partway_from_the_start_unless_held_out_patients_score_the_start_better(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = build_unet(RECIPE.channels, in_channels=1, out_channels=3, seed=77)

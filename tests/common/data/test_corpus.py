@@ -26,7 +26,7 @@ def test_every_rule_has_a_verdict_and_every_verdict_a_rule() -> None:
 
 
 @pytest.mark.parametrize("name", VERDICTS["good"])
-def test_a_good_but_odd_file_is_accepted_and_what_was_put_right_is_said(name: str, tmp_path: Path) -> None:
+def test_an_odd_but_usable_file_is_accepted_and_its_corrections_are_noted(name: str, tmp_path: Path) -> None:
     files: Files = RULES[name]()
     example = load_example(files.write(tmp_path), files.data)
     word = VERDICTS["good"][name]

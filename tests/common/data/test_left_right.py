@@ -106,7 +106,7 @@ def test_every_layout_is_walked_through() -> None:
 
 
 @pytest.mark.parametrize("code", ORIENTATIONS)
-def test_the_drawing_lies_where_it_was_drawn_and_comes_back_to_its_own_voxels(code: str, tmp_path: Path) -> None:
+def test_a_label_keeps_its_position_and_returns_to_the_voxels_of_its_file(code: str, tmp_path: Path) -> None:
     """At the study's own spacing and at one of the other three, in two layouts; each layout meets each spacing."""
     number = ORIENTATIONS.index(code)
     for step in (0, 1 + number % (len(SPACINGS) - 1)):

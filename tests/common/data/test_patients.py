@@ -35,7 +35,7 @@ def test_without_a_table_every_file_is_a_patient_and_the_dataset_says_so(tmp_pat
     assert "every file" in found.patient_identity.sentence
 
 
-def test_a_table_says_whose_scan_a_case_is_also_for_one_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_table_names_the_patient_of_a_case_even_if_the_case_cannot_be_read(tmp_path: Path) -> None:
     found = dataset(tmp_path, ["anna", "berta", "anna"])
     assert found.patient_identity is PatientIdentity.TABLE
     assert [case.patient for case in found.cases] == ["anna", "berta", "anna"]

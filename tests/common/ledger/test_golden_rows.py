@@ -24,7 +24,7 @@ def test_the_same_life_gives_the_same_rows_to_the_last_byte(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("role", "kind"), [("server", ServerStanding), ("site", SiteLedgerStanding)])
-def test_a_standing_of_0_1_0_is_read_and_a_newer_one_says_what_it_said(
+def test_a_standing_of_0_1_0_is_read_and_a_newer_one_contains_the_same_fields(
     tmp_path: Path, role: str, kind: type[KeptStanding]
 ) -> None:
     (tmp_path / "old").write_text(GOLDEN[f"{role} standing"])

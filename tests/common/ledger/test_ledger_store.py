@@ -734,7 +734,7 @@ def test_a_file_that_another_is_put_in_place_of_is_charged_nothing_more(world: W
     assert len(world.answers.drawn) == drawn
 
 
-def test_what_others_append_is_no_rewriting_and_is_looked_at_for_a_small_share_of_the_time(
+def test_rows_appended_by_another_process_are_no_rewriting_and_checking_them_takes_a_small_share_of_the_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, looks = [0.0], [0]

@@ -324,7 +324,7 @@ def test_a_ledger_of_another_id_does_not_pass_for_the_one_whose_standing_lies_th
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_another_ledgers_standing_beside_a_ledger_is_replaced_by_what_the_message_says(
+def test_the_error_about_another_ledgers_standing_says_how_to_replace_it(
     world: World, tmp_path: Path, lost: bool
 ) -> None:
     world.release([make_query(1, MECHANISM)])

@@ -339,7 +339,7 @@ def test_group_privacy_costs_the_published_epsilons(group: int, epsilon: float) 
     assert hockey_stick(mu, promise.epsilon) == pytest.approx(budget.analytic_delta, rel=1e-6)
 
 
-def test_a_group_is_told_apart_from_one_unit_wherever_it_is_printed() -> None:
+def test_every_printed_guarantee_of_a_group_states_the_number_of_its_units() -> None:
     one, two = (guarantee(Fraction(1), Budget(8.0, 1e-3), HOSPITAL, "exact", group=g) for g in (1, 2))
     assert "together" not in str(one)
     assert "2 units together" in str(two)

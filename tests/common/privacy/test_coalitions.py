@@ -41,7 +41,7 @@ def test_what_a_coalition_does_not_know_of_the_noise_is_what_it_is_charged(sites
         assert exact <= charged <= exact * (1 + Fraction(1, 2**40))
 
 
-def test_who_knows_less_is_told_less_and_t_colluders_cost_the_budget() -> None:
+def test_a_party_with_fewer_noise_shares_has_a_smaller_epsilon_and_t_colluders_have_the_budgets() -> None:
     mu_squared = Fraction(40, 10)
     apart, together, more = against_whom(mu_squared, BUDGET, HIDDEN, AccountantName.EXACT, least=5, most=5, colluders=2)
     assert together.epsilon == pytest.approx(epsilon_exact(mu_squared, BUDGET.analytic_delta))
@@ -49,7 +49,7 @@ def test_who_knows_less_is_told_less_and_t_colluders_cost_the_budget() -> None:
     assert more.epsilon == pytest.approx(epsilon_exact(mu_squared * 3 / 2, BUDGET.analytic_delta))
 
 
-def test_on_rosters_of_several_sizes_each_epsilon_is_that_of_the_worst_for_whom_it_stands() -> None:
+def test_over_rosters_of_several_sizes_each_partys_epsilon_is_that_of_its_worst_roster() -> None:
     """Without a share the largest roster is the worst, with one share too many the smallest: each of them tried."""
     terms = Fraction(4), BUDGET, HIDDEN, AccountantName.EXACT
     each = [against_whom(*terms, least=sites, most=sites, colluders=1) for sites in range(3, 9)]

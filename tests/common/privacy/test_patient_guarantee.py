@@ -66,7 +66,7 @@ def test_one_teacher_without_a_guarantee_removes_the_smaller_of_the_two() -> Non
         (TrainingGuarantee(8.0, 1e-5, REPLACE), False, SUM, "every release"),
     ],
 )
-def test_each_condition_that_fails_is_named_and_both_are_composed_or_the_release_stands_alone(
+def test_each_unmet_condition_is_named_and_the_guarantees_are_added_or_only_the_releases_is_stated(
     guarantee: TrainingGuarantee, used: bool, rule: str, word: str
 ) -> None:
     both = combine(guarantee, RELEASE, every_release_used_it=used)

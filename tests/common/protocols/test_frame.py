@@ -94,7 +94,7 @@ def test_directions_in_which_nothing_can_be_learnt_are_not_sent() -> None:
     assert frame(noise_std=1e-9, rank=2).dimension == 2
 
 
-def test_what_is_sent_without_noise_is_what_is_read() -> None:
+def test_a_frame_reads_without_noise_the_codes_that_were_encoded() -> None:
     planned = frame(noise_std=1e-6)
     codes = planned.centre + planned.across(np.random.default_rng(2).normal(size=planned.dimension))
     seen = planned.read(planned.encode(codes), noise_std=0.0)

@@ -49,7 +49,7 @@ def test_every_kind_of_study_passes_as_it_is(name: str) -> None:
     assert report.alarms == (), [str(finding) for finding in report.findings if finding.alarm]
 
 
-def test_what_is_read_by_sql_is_what_the_ledger_answers_and_the_noise_is_the_rest(tmp_path: Path) -> None:
+def test_answers_read_by_sql_equal_the_ledgers_and_the_noise_is_answer_minus_codes(tmp_path: Path) -> None:
     service = Service(tmp_path, subject(joint=True), VoterAnswers("far+"))
     assert service.live() == ""
     life = read_life(service)

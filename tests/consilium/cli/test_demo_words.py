@@ -68,7 +68,7 @@ def test_what_is_not_proven_is_not_called_a_gain(tmp_path: Path, change: dict[st
     assert "gained" not in gain
 
 
-def test_what_speaks_against_the_student_is_said_and_so_is_that_nothing_was_measured(tmp_path: Path) -> None:
+def test_the_demo_prints_alarms_about_the_student_and_says_if_nothing_was_measured(tmp_path: Path) -> None:
     lines = said(tmp_path, None, alarms=("anterior: GONE",))
     assert re.search("0.685; .*could not be measured", lines[0])
     assert re.search("^hospital-01 .*: anterior: GONE$", lines[-1])

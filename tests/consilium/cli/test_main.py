@@ -235,7 +235,7 @@ def test_a_command_that_is_interrupted_says_so(tmp_path, monkeypatch):
     assert (result.returncode, result.stderr) == (130, "interrupted\n")
 
 
-def test_what_asks_a_server_that_is_down_says_so(study):
+def test_a_command_that_asks_a_stopped_server_says_that_it_does_not_answer(study):
     directory, _ = study
     inside = str(free_ports(1, host="127.0.0.1")[0])
     given = ("provision", "server", str(directory), "--host", "localhost", "--internal-port", inside)

@@ -295,7 +295,7 @@ def test_a_student_no_better_than_a_control_is_said_to_be_so_however_good_it_is(
     assert re.search(r"not proven over .*zero code: -0\.012 Dice", text)
 
 
-def test_the_page_says_what_its_interval_counts_and_that_there_is_none_only_where_there_is_none() -> None:
+def test_the_page_says_what_the_interval_covers_or_that_there_is_no_interval() -> None:
     facts = make_facts(pictures=0)
     assert "no interval." in Outline(render_html(facts)).text
 
@@ -318,7 +318,7 @@ def test_the_page_says_what_its_interval_counts_and_that_there_is_none_only_wher
     assert "no interval." in page(math.nan, math.nan, 0.66)
 
 
-def test_one_network_that_is_two_controls_is_shown_once_and_said_to_be_both() -> None:
+def test_a_network_that_serves_as_two_controls_is_shown_once_with_both_names() -> None:
     """In a joint study without public pairs ``public_only`` is the network of ``zero_code``."""
     facts = make_facts()
     one = facts.controls["zero_code"]

@@ -353,7 +353,7 @@ def test_a_receipt_lost_on_the_way_is_sent_again_with_the_next(federation):
     assert len(fed.site_ledgers["site-1"].receipts()) == 2
 
 
-def test_a_site_that_says_twice_what_it_holds_is_heard_once_and_ends_no_run(federation):
+def test_a_reply_about_receipts_that_arrives_twice_counts_once_and_does_not_end_the_run(federation):
     fed = federation()
 
     class Twice(Wire):
@@ -761,7 +761,7 @@ def test_receipts_that_one_message_does_not_take_follow_in_the_next(
     fed.close()
 
 
-def test_a_site_that_says_it_twice_or_again_otherwise_is_counted_once_by_its_first_word(federation):
+def test_a_site_that_replies_twice_is_counted_once_with_its_first_reply(federation):
     fed = federation(sampler=silent)
 
     class Stutters(Wire):
@@ -777,7 +777,7 @@ def test_a_site_that_says_it_twice_or_again_otherwise_is_counted_once_by_its_fir
         assert np.array_equal(answer.noisy_sum, expected)
 
 
-def test_the_first_word_on_a_query_stands_whatever_comes_later():
+def test_the_first_reply_to_a_query_counts_whatever_arrives_later():
     query = make_query(0, make_mechanism(room_for=4))
     one, other = (np.full(query.mechanism.dimension, n, dtype=np.int64) for n in (1, 2))
     answering = Answering([query], ["north", "south"])

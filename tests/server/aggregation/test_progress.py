@@ -69,7 +69,7 @@ def test_who_attaches_in_the_middle_sees_the_whole_run_its_age_and_when_it_will_
         assert (run.percentage, run.fields["eta_s"]) == (100, 0)
 
 
-def test_off_a_terminal_every_stage_says_when_it_begins_goes_on_and_is_done() -> None:
+def test_without_a_terminal_every_stage_prints_lines_at_its_start_in_between_and_at_its_end() -> None:
     """As under nohup, systemd or CI: lines, and neither bars nor minutes of silence."""
     now, out = [0.0], io.StringIO()
     with stage_bars(Console(file=out, width=100)) as bars:

@@ -245,7 +245,7 @@ def test_a_core_that_dies_between_charge_and_answer_asks_for_the_same_words_agai
     assert not world.events("draw-lost")
 
 
-def test_one_site_that_sends_what_no_code_is_spoils_its_sum_and_nothing_is_released(world: Federation) -> None:
+def test_a_site_that_sends_an_impossible_value_spoils_the_sum_and_nothing_is_released(world: Federation) -> None:
     honest = world.workers[101]._sampler
     world.workers[101]._sampler = lambda size, std: honest(size, std) + (1 << 40)
     with pytest.raises(Refused, match="sum"):
@@ -344,7 +344,7 @@ def test_the_words_that_were_sent_are_the_same_after_the_worker_was_restarted(wo
     assert np.array_equal(ask(world, queries, members)[0], first[0])
 
 
-def test_after_a_withdrawal_the_draw_is_dead_at_the_site_and_another_code_never_goes_under_its_masks(
+def test_after_a_withdrawal_a_site_refuses_the_draw_and_sends_no_second_code_under_its_masks(
     world: Federation,
 ) -> None:
     queries, members = accept(world)
@@ -485,7 +485,7 @@ def test_an_offer_that_names_one_peer_again_and_again_makes_no_quorum_and_costs_
     assert world.site_ledgers["site-0"].spent().releases == 0
 
 
-def test_with_one_message_missing_or_two_views_of_the_roster_what_is_left_is_no_code(world: Federation) -> None:
+def test_a_sum_with_a_missing_message_or_two_versions_of_the_roster_reveals_no_code(world: Federation) -> None:
     queries, members = accept(world)
     words = [ask(world, queries, members, site=site)[0].view(np.uint64) for site in range(SITES)]
     whole = np.sum(words, axis=0, dtype=np.uint64).view(np.int64)

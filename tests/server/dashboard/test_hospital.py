@@ -83,7 +83,7 @@ WORDS = {
 """What the page says in each state, beside the state itself."""
 
 
-def test_a_hospital_whose_receipts_are_kept_back_is_told_for_how_many_answers_it_has_one() -> None:
+def test_a_hospital_without_some_receipts_sees_how_many_answers_it_has_receipts_for() -> None:
     text = client_of(Fixed(facts(site=replace(facts().site, accepted=4, receipted=0)))).get("/").text
     assert "4 queries accepted, receipts for 0, 1 offer declined" in text
     assert "if none comes, ask the consortium" in text

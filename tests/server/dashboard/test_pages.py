@@ -428,7 +428,7 @@ def test_slices_off_the_grid_and_layers_without_a_student_are_refused():
         pictures.draw(arrays(), plane="axial", index=0, layer="disagreement", spacing_mm=(1, 1, 1))
 
 
-def test_what_the_viewer_gets_is_the_arrays_x_fastest_and_nifti_says_where_they_lie():
+def test_the_viewer_gets_the_arrays_with_x_fastest_and_the_nifti_file_has_their_position():
     given = {
         name: np.arange(24, dtype=np.uint8).reshape(2, 3, 4) + number for number, name in enumerate(("image", "label"))
     }

@@ -124,9 +124,7 @@ def test_sites_are_up_while_they_answer_and_late_when_they_are_quiet(collected, 
     assert overview(follower, now=now()).sites[1].state == "offline"
 
 
-def test_a_site_that_paused_in_the_middle_of_a_sum_is_shown_as_declining_and_as_heard_only_when_it_speaks(
-    collected, tmp_path
-):
+def test_a_site_that_paused_during_a_sum_is_shown_as_declined_and_as_seen_only_when_it_replied(collected, tmp_path):
     workspace, events = told(collected, tmp_path / "study")
     heard = {site.name: site.last_seen for site in overview(followed(workspace), now=now()).sites}
     for attempt in (1, 2, 3):

@@ -72,7 +72,7 @@ def test_a_report_is_taken_from_the_site_whose_key_signed_it_and_told_with_its_t
         ("\ud800", "JSON"),
     ],
 )
-def test_no_other_is_taken_and_nothing_is_written(tmp_path, report, why):
+def test_a_report_of_any_other_site_or_form_is_refused_and_nothing_is_written(tmp_path, report, why):
     with pytest.raises(InvalidInput, match=why):
         taken(report, tmp_path / "reports")
     assert not (tmp_path / "reports").exists()

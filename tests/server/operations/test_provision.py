@@ -118,7 +118,7 @@ def test_stating_another_hospitals_ledger_id_bars_nobody_and_names_both(
         assert any(theirs in row.body for row in ledger.rows() if row.kind == "note")
 
 
-def test_an_operator_who_changes_the_servers_address_is_told_who_knows_only_the_old_one(workspace: Workspace) -> None:
+def test_changing_the_servers_address_prints_a_warning_with_the_old_one(workspace: Workspace) -> None:
     words = ["provision", "server", str(workspace.root), "--host", workspace.endpoint().host, "--port"]
     same = CliRunner().invoke(app, [*words, str(workspace.endpoint().port)])
     assert (same.exit_code, "warning" in same.stderr) == (0, False)

@@ -141,7 +141,7 @@ def test_a_control_is_what_the_students_recipe_makes_of_its_labels(workspace):
         np.testing.assert_array_equal(predict(control, images[0]), predict(model, images[0]))
 
 
-def test_what_is_trained_is_not_trained_again_and_what_is_gone_alone_is(workspace):
+def test_a_trained_control_is_not_trained_again_and_only_a_missing_one_is(workspace):
     folder = workspace.student_dir / "controls"
     assert trained(workspace) == list(CONTROLS)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -37,9 +37,7 @@ quorum = {quorum}
 
 
 @pytest.mark.parametrize("quorum", [1, 2, 3, 5])
-def test_a_study_of_a_file_and_of_init_are_one_where_nothing_is_said_of_aggregation(
-    tmp_path: Path, quorum: int
-) -> None:
+def test_study_create_and_study_init_choose_the_same_aggregation_by_default(tmp_path: Path, quorum: int) -> None:
     (tmp_path / "study.toml").write_text(FILE.format(quorum=quorum))
     created = CliRunner().invoke(study_app, ["create", str(tmp_path / "a"), "--study", str(tmp_path / "study.toml")])
     asked = ["--labels", "background,lesion", "--grid", "64,64,64", "--queries", "40", "--quorum", str(quorum)]

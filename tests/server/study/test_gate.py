@@ -236,7 +236,7 @@ def test_the_verdict_of_a_hospital_that_was_revoked_counts_no_more(fed: Federati
         workspace.nodes_file.unlink()
 
 
-def test_one_hospital_is_one_verdict_however_often_it_speaks(fed: Federation) -> None:
+def test_several_verdicts_of_one_hospital_count_as_one(fed: Federation) -> None:
     take(fed, verdict(fed, "site-0"), verdict(fed, "site-0", time=LATE))
     assert not gate_state(Workspace(fed.root)).released
 

@@ -92,7 +92,7 @@ def test_the_given_network_is_part_of_the_studys_identity_and_of_its_file(given:
     assert len(ids) == 3
 
 
-def test_hospitals_read_its_hash_its_name_and_where_it_comes_from(given: GivenStart) -> None:
+def test_hospitals_read_hash_name_and_origin_of_the_given_network(given: GivenStart) -> None:
     study = study_of(given.config)
     said = " ".join(for_site(study).split())
     assert sha256_bytes(given.weights) in said

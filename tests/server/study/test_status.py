@@ -64,9 +64,7 @@ def test_a_study_that_waits_for_sites_is_not_said_to_have_spent_its_budget(works
     assert any(re.search(r"^sites admitted: 0\b.* 2 ", line) for line in status.lines())
 
 
-def test_a_ledger_that_its_standing_does_not_fit_is_said_before_anything_is_run(
-    workspace: Workspace, tmp_path: Path
-) -> None:
+def test_study_status_warns_of_another_ledgers_standing_before_a_run(workspace: Workspace, tmp_path: Path) -> None:
     assert study_status(workspace).warnings == ()
     anothers_standing(tmp_path, standing_path(workspace.ledger_file))
     (warning,) = study_status(workspace).warnings

@@ -422,7 +422,9 @@ def test_a_training_begun_before_its_settings_had_limits_continues_and_a_new_one
         assert len(ledger.trainings().all) == 1, "charged once"
 
 
-def test_a_dp_mac_of_before_stays_on_record_and_the_new_one_is_charged_beside_it(dataset: Dataset, site: Path) -> None:
+def test_a_dp_mac_training_of_an_earlier_version_stays_charged_and_a_new_one_is_charged_in_addition(
+    dataset: Dataset, site: Path
+) -> None:
     """A row that 0.2.0 wrote names the strategy as text; ε is of both trainings, one after the other."""
     planned = tasks(dataset, site / "teachers", settings("dp-mac"), voters=1)
     event = planned_charge(planned[0]).event

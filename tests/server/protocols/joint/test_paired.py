@@ -97,7 +97,7 @@ def test_a_label_is_the_starts_prediction_moved_by_what_was_released_and_no_furt
     np.testing.assert_allclose(moved(start.model, images, codec, other), expected, atol=1e-3)
 
 
-def test_a_student_beside_pairs_lies_three_tenths_of_the_way_from_their_network(
+def test_with_public_pairs_a_student_moves_three_tenths_of_the_way_from_the_network_of_the_pairs(
     codec: PcaCodec, images: np.ndarray, paired: Paired, start: Start
 ) -> None:
     """Of the way to what labels and pairs together train; the start and the pairs' network are left as they are."""
