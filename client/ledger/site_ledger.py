@@ -99,7 +99,8 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
             The open ledger.
 
         Raises:
-            InvalidInput: If the file belongs to another pool; if the pool's unit of privacy or neighbouring relation
+            InvalidInput: If the file belongs to another pool; if the caps' budget is too small for any release, or too
+                large to protect anybody; if the pool's unit of privacy or neighbouring relation
                 changed; if ``caps`` are earlier caps, which tighter ones replaced since; or if ledger and standing are
                 missing although the ledger's signing key exists.
             LedgerCorrupt: If a row breaks the hash chain or another rule for rows; if the file is missing although its
@@ -107,6 +108,7 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
                 the standing records and ``restored`` is False.
         """
         check_ledger_name(pool, what="pool name")
+        max_mu_squared(caps.accountant, caps.budget)  # no row can be taken back, and one without a limit stops the site
         if not path.exists():
             genesis: dict[str, object] = {"site": site or pool, "standing": 1}
             if kept_standing(path) is not None:

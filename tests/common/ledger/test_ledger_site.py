@@ -199,6 +199,21 @@ def test_looser_caps_that_were_replaced_do_not_come_back_with_an_older_site_toml
     assert verify(site.path).ok
 
 
+@pytest.mark.parametrize("budget", [Budget(2001.0, 1e-3), Budget(1e308, 1e-3)])
+def test_caps_under_which_no_query_could_ever_be_charged_are_not_put_on_record(
+    site: Hospital, budget: Budget, tmp_path: Path
+) -> None:
+    """They went on record, every command of the site then failed, and the former caps could not come back."""
+    before = site.ledger.row_count
+    with pytest.raises(InvalidInput, match="budget"):
+        SiteLedger.open(site.path, "aachen-mri", caps=Caps(budget=budget), clock=site.clock)
+    site.reopen(Caps())
+    assert site.ledger.row_count == before
+    with pytest.raises(InvalidInput, match="budget"):
+        SiteLedger.open(tmp_path / "new.sqlite", "bergen-mri", caps=Caps(budget=budget), clock=site.clock)
+    assert not (tmp_path / "new.sqlite").exists()
+
+
 # --- codes
 
 
