@@ -11,12 +11,15 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from symtable import symtable
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from setuptools import find_packages
 from typer.testing import CliRunner
 
@@ -412,3 +415,20 @@ def test_constraints_pin_every_package_without_a_host_or_a_local_build() -> None
     wrong = [line for line in lines if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.]*", line)]
     assert wrong == []
     assert "consilium" not in {line.partition("==")[0].lower() for line in lines}
+
+
+def test_every_pinned_version_installs_on_the_oldest_python_that_is_supported() -> None:
+    """Debian 12 has Python 3.11.2, and a pinned package that wanted 3.11.5 stopped `make venv` there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (oldest,) = re.findall(r">=([0-9.]+)", project["requires-python"])
+    pinned, wrong = 0, []
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split():
+        name, _, version = line.partition("==")
+        with suppress(PackageNotFoundError):
+            found = distribution(name)
+            if found.version.partition("+")[0] == version:
+                pinned += 1
+                if not SpecifierSet(found.metadata["Requires-Python"] or "").contains(f"{oldest}.0"):
+                    wrong.append(f"{line} needs Python {found.metadata['Requires-Python']}")
+    assert pinned > 50
+    assert wrong == []
