@@ -309,5 +309,7 @@ def _read(descriptor: int) -> bytes:
 
 
 def _append(descriptor: int, text: str) -> None:
-    os.write(descriptor, text.encode())
+    data = text.encode()
+    while data:  # the last bytes of a full disk take only a part, without an error
+        data = data[os.write(descriptor, data) :]
     os.fsync(descriptor)

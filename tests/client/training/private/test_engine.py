@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Mapping
 from fractions import Fraction
 from multiprocessing import get_context
@@ -88,6 +89,21 @@ def test_a_torn_line_counts_as_a_step_and_the_next_one_still_adds(tmp_path: Path
     assert journal.spent == 2
     journal.spend()
     assert TrainingJournal.open(path, PLAN, identity="a").spent == 3
+
+
+def test_no_step_is_drawn_whose_line_fitted_on_the_disk_only_in_part(tmp_path: Path) -> None:
+    """The system wrote a part of the line and reported no error. The run went on, and blamed another run later."""
+    path, strategy = tmp_path / "journal", Counting()
+    journal = TrainingJournal.open(path, PLAN, identity="a")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 1, before[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            run(strategy, journal)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not strategy.batches
+    assert TrainingJournal.open(path, PLAN, identity="a").spent == 1
 
 
 @pytest.mark.parametrize("change", ["plan", "identity", "header"])
