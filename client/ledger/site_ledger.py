@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from fractions import Fraction
+from math import inf
 from pathlib import Path
 from typing import Protocol as StructuralType
 
@@ -50,7 +52,7 @@ from common.ledger.reservations import Reservation
 from common.ledger.rollback_guard import kept_standing
 from common.ledger.rows import format_time
 from common.ledger.spending import BudgetTerms
-from common.privacy.accounting import max_mu_squared
+from common.privacy.accounting import MAX_EPSILON, max_mu_squared
 from common.privacy.figures import delta_text, epsilon_text
 from common.privacy.mechanism import QuerySpec
 from common.site_facts import SiteFacts, site_facts
@@ -578,15 +580,18 @@ def _key_draft(ledger: Path) -> Path:
     return ledger.with_suffix(".key.new")
 
 
+def _limit(pool: PoolDeclaration) -> Fraction | float:
+    """Return the Σμ² that caps allow; infinite for an ε without a limit, which versions up to 0.2.0 put on record."""
+    return inf if pool.budget.epsilon > MAX_EPSILON else max_mu_squared(pool.accountant, pool.budget)
+
+
 def _check_not_looser(older: CapsRecord, newest: CapsRecord) -> None:
     """Refuse earlier caps that allow more than the newest caps.
 
     Such caps come from a backup of ``site.toml``. Using them would raise the pool's limits although nobody decided so.
     """
     (was, was_delta, was_per_day), (limit, delta, per_day) = (
-        (max_mu_squared(pool.accountant, pool.budget), pool.budget.delta, caps.queries_per_day)
-        for caps in (older, newest)
-        for pool in (caps.declaration,)
+        (_limit(caps.declaration), caps.declaration.budget.delta, caps.queries_per_day) for caps in (older, newest)
     )
     if was > limit or was_delta > delta or was_per_day > per_day:
         value, known = (

@@ -204,6 +204,8 @@ def test_caps_under_which_no_query_could_ever_be_charged_are_not_put_on_record(
     site: Hospital, budget: Budget, tmp_path: Path
 ) -> None:
     """They went on record, every command of the site then failed, and the former caps could not come back."""
+    site.ledger._declare("aachen-mri", "aachen", Caps(budget=budget))  # as an earlier version did
+    site.reopen(Caps())
     before = site.ledger.row_count
     with pytest.raises(InvalidInput, match="budget"):
         SiteLedger.open(site.path, "aachen-mri", caps=Caps(budget=budget), clock=site.clock)
