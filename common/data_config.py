@@ -59,7 +59,9 @@ class DataConfig(TomlSection):
         check_types(self, where="data")
         if len(self.labels) < 2 or len(set(self.labels)) != len(self.labels) or not all(self.labels):
             raise InvalidInput(
-                "data.labels", value=self.labels, limit="the background and at least one structure, each name only once"
+                "data.labels",
+                value=self.labels,
+                limit="the background and at least one structure, each name only once and none empty",
             )
         if len(self.labels) > MAX_LABELS:
             raise InvalidInput("number of data.labels", value=len(self.labels), limit=f"at most {MAX_LABELS}")

@@ -88,7 +88,8 @@ class DemoOptions:
         for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:  # a NaN is refused, too
-                raise InvalidInput(_spelled(name), value=value, limit=f"{least} to {most}")
+                option = "--public-images" if self.simulated and name == "queries" else _spelled(name)
+                raise InvalidInput(option, value=value, limit=f"{least} to {most}")
         self.private(begun=False)
         if not self.data and (unread := [_spelled(name) for name in _OF_DATA if getattr(self, name) != _default(name)]):
             raise InvalidInput(

@@ -20,7 +20,7 @@ from jaxtyping import UInt8
 from common.canonical import sha256_bytes
 from common.config import CodecConfig, DataConfig
 from common.data.copies import check_no_copy
-from common.data.msd import nifti_ending
+from common.data.msd import nifti_files
 from common.data_config import MAX_LABELS
 from common.errors import InvalidInput
 from common.reading import as_path, naming_file
@@ -80,12 +80,13 @@ def map_files(folder: Path) -> tuple[Path, ...]:
         The files.
 
     Raises:
-        InvalidInput: If there are fewer than four files.
+        InvalidInput: If the folder does not exist, or there are fewer than four files.
     """
-    listed = sorted(folder.iterdir()) if folder.is_dir() else []
-    files = tuple(p for p in listed if nifti_ending(p.name) and not p.name.startswith(".") and p.is_file())
+    files = nifti_files(folder, what="folder of public label maps")
     if len(files) < LEAST_MAPS:
-        raise InvalidInput("public label maps", value=len(files), limit=f"at least {LEAST_MAPS} in {folder}")
+        raise InvalidInput(
+            "public label maps", value=len(files), limit=f"at least {LEAST_MAPS} .nii or .nii.gz files in {folder}"
+        )
     return files
 
 

@@ -465,6 +465,7 @@ aggregation = "sealed-sum"
     [
         ({"labels": "ab"}, "data.labels"),
         ({"labels": ["background", 2]}, "data.labels"),
+        ({"labels": ["background", ""]}, "data.labels.*none empty"),
         ({"grid": (16, 16, 15)}, "data.grid"),
         ({"grid": (16.0, 16, 16)}, "data.grid"),
         ({"epsilon": float("nan")}, "privacy.epsilon"),

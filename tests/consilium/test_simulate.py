@@ -89,6 +89,11 @@ def lay(root: Path, layout: str) -> None:
         (root / "dseg.tsv").write_text("index\tname\n0\tbackground\n3\tcore\n")
 
 
+def test_a_number_of_public_images_is_refused_by_the_option_that_the_help_names(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["--phantoms", "--out", str(tmp_path / "out"), "--public-images", "0"])
+    assert str(done.exception) == "--public-images: got 0; allowed: 1 to 1000"
+
+
 @pytest.mark.parametrize("name", ["--queries", "--public-images"])
 def test_the_number_of_queries_has_the_demos_name_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -71,11 +71,18 @@ def test_a_structure_with_a_place_has_a_mean_shape_and_one_without_has_none() ->
     assert 0 <= strewn.room <= 1
 
 
+@pytest.mark.parametrize("kind", ["nowhere", "file"])
+def test_a_folder_of_label_maps_that_is_none_is_named_as_such(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(InvalidInput, match=rf"folder of public label maps: got '.*{kind}'; allowed: a folder that is"):
+        read_shapes(tmp_path / kind)
+
+
 @pytest.mark.slow
 def test_maps_are_read_from_a_folder_and_fewer_than_four_are_refused(tmp_path: Path) -> None:
     maps = balls(places=(7.5, 8.5))
     for number, each in enumerate(maps[:4]):
-        with pytest.raises(InvalidInput, match="at least 4"):
+        with pytest.raises(InvalidInput, match="at least 4" if number else "directly contains"):
             read_shapes(tmp_path)
         nib.save(nib.Nifti1Image(each, np.eye(4)), tmp_path / f"map-{number}.nii.gz")
     assert read_shapes(tmp_path).mean_shape > 0.5
