@@ -25,7 +25,7 @@ def delete_ledger(ledger: Path) -> None:
 
 
 def put_copy(copy: Path, ledger: Path, *, standing: bool = False) -> None:
-    """A copy stands where a closed ledger was; with ``standing``, that of the copy stands beside it."""
+    """Put a copy of a closed ledger in its place; with ``standing``, also the copy's standing beside it."""
     delete_ledger(ledger)
     shutil.copy(copy, ledger)
     if standing:

@@ -20,7 +20,7 @@ def ended(app: Typer, *words: object, **more: Any) -> Result:
 
 
 def typed(app: Typer, *words: object, **more: Any) -> Result:
-    """What a command says that goes through; ``more`` are arguments of ``CliRunner.invoke``."""
+    """Run a command that must succeed, and return its result; ``more`` are arguments of ``CliRunner.invoke``."""
     done = ended(app, *words, **more)
     assert done.exit_code == 0, done.output
     return done

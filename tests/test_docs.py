@@ -80,7 +80,7 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str], click.Contex
 
 
 def wrong_with(line: str) -> str:
-    """What is wrong with a command line, and nothing where it parses."""
+    """Return what is wrong with a command line; empty if it can be parsed."""
     try:
         command, words, context = command_of(shlex.split(line)[1:])
         command.make_context(command.name, list(words), parent=context.parent, resilient_parsing=True)
@@ -495,7 +495,7 @@ def test_every_link_between_documents_leads_somewhere():
 
 
 def test_every_source_file_that_a_document_names_exists():
-    """But for what is told as given up, and what the reader is to write."""
+    """Exceptions are files that a document reports as given up, and files that the reader is to write."""
     given_up = {"common/privacy/ledger.py", "common/ledger/checkpoint.py"}
     tops = "server|client|common|consilium|research|tests|benchmarks|docker"
     there = {path.name for top in tops.split("|") for path in (ROOT / top).rglob("*.py")} | {"prepare.py"}

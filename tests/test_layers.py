@@ -229,7 +229,7 @@ def test_the_search_for_protocols_by_name_finds_them(tmp_path: Path, monkeypatch
 
 
 def test_a_class_name_serves_one_module() -> None:
-    """One name, one thing: whoever reads a name need not ask of which module it is."""
+    """A reader of a class name need not ask from which module it is."""
     named: dict[str, set[str]] = {}
     research = [path.relative_to(ROOT).as_posix() for path in (ROOT / "research").glob("*.py")]
     assert len(research) > 20

@@ -1,4 +1,4 @@
-"""Small files that become large ones."""
+"""Makes small files that become very large when they are unpacked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reading something costs, for attacks that would have it cost much."""
+"""Measures time and memory of reading an input, for attacks that try to make reading expensive."""
 
 from __future__ import annotations
 

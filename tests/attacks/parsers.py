@@ -289,7 +289,7 @@ def from_file(path: Path, read: Callable[[Path], object]) -> Read:
 
 
 def parsers(root: Path) -> dict[str, Parser]:
-    """All of them, by what they read; files lie below ``root``."""
+    """Return all parsers by what they read; their files are below ``root``."""
     found: dict[str, Parser] = {}
 
     def file(kind: str, path: str, read: Callable[[Path], object], valid: bytes | None = None) -> None:
@@ -414,7 +414,7 @@ def rewritten(data: bytes) -> object:
 
 
 def fresh(path: Path) -> Path:
-    """A path that is not there."""
+    """Return a path that does not exist."""
     if path.is_file():
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)

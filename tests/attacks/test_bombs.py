@@ -1,4 +1,4 @@
-"""Whoever sends a small file that becomes a large one: a consortium's public volume, a teacher's answer, a zip file.
+"""Attack: somebody sends a small file that becomes a large one (a public volume, a teacher's answer, a zip file).
 
 | threat | what stands against it |
 |---|---|

@@ -1,4 +1,4 @@
-"""A dispute about a draw of a sealed sum: it finds who did it, nobody where all are honest, and cannot be turned."""
+"""Tests a dispute about a draw of a sealed sum: it names the dishonest site, and never an honest one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Study(Federation):
         core.run(self.transport)
 
     def evidence(self, number: int = -1) -> DrawEvidence:
-        """Of one draw, the newest unless said otherwise."""
+        """Return the evidence of a draw, by default of the newest."""
         roster = list(self.ledger.rosters_drawn(self.study.id))[number]
         draw = self.ledger.drawn(self.study.id, roster)
         folder = self.root / "evidence" / roster

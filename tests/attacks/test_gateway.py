@@ -1,4 +1,4 @@
-"""A stolen gateway: whoever has its process, its files and its socket to SuperLink.
+"""Attack: somebody controls the gateway, with its process, its files and its socket to SuperLink.
 
 | threat | what stands against it |
 |---|---|

@@ -1,4 +1,4 @@
-"""One admitted hospital: its key passes the door, and it means the others harm.
+"""Attack: an admitted hospital attacks the server and the other hospitals with requests that its key signs.
 
 | threat | what stands against it |
 |---|---|

@@ -94,7 +94,7 @@ def world(tmp_path: Path) -> Iterator[Watched]:
 
 
 def assert_honest_ledger_is_whole(world: Watched) -> None:
-    """Both others countersigned its newest head, nobody holds anything against it."""
+    """Check that both other hospitals countersigned the honest ledger's newest head and stored no conflict about it."""
     found = world.verified(HONEST)
     assert (found.problems, found.size) == ((), found.rows)
     assert THIRD in found.witnesses

@@ -1,4 +1,4 @@
-"""One admitted hospital again: what it may announce, push and keep at SuperLink, and what it does to a run there.
+"""Attack: an admitted hospital misuses what it may announce, push and store at SuperLink.
 
 | threat | what stands against it |
 |---|---|
@@ -316,7 +316,7 @@ def test_superlink_registers_one_tree_of_one_shape_a_reply_and_nothing_of_any_ot
 
 
 def test_one_question_has_one_reply_however_often_it_is_announced(link: Link) -> None:
-    """Flower registers whatever tree comes with the repetition of a message that it has."""
+    """If a known message is announced again, Flower registers whatever tree comes with it."""
     north = link.node("north")
     question = link.ask(north)
     objects = link.objects(north, question, b"x")

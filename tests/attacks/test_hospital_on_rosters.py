@@ -1,4 +1,4 @@
-"""One admitted hospital on rosters: by what it says or does not say, whom it keeps from answering, and for how long.
+"""Attack: an admitted hospital tries to keep others off rosters, by false statements or by silence.
 
 | threat | what stands against it |
 |---|---|
@@ -218,7 +218,7 @@ def test_one_site_restored_from_a_copy_is_still_served(whole_roster: Federation)
 def test_a_site_that_says_it_was_restored_in_every_run_spends_the_others_budgets_three_times_at_most(
     whole_roster: Federation,
 ) -> None:
-    """Each time that it is believed, every honest site charges itself for another draw, and no answer comes of it."""
+    """Each time the site is believed, every honest site charges itself for another draw, which gives no answer."""
     whole_roster.transport.intercept = declining({LIAR}, "old-draw")
     spent = []
     for _ in range(6):

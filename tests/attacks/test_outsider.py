@@ -70,7 +70,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def forged(path: Path, study: str, *, site: str, pool: str, node_key: str = "") -> Path:
-    """A request that its sender signed itself, whatever it says."""
+    """Return a join request with any content, signed by its sender's own key."""
     keys = create_node_keys(path.parent / "keys")
     key = load_node_key(keys.private)
     fields = {"node_key": node_key or read_node_public_key(keys.public), "pool": pool, "site": site, "study": study}

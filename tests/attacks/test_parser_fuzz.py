@@ -1,4 +1,4 @@
-"""Whoever writes a file that is read here: a consortium, a hospital, a scanner, or somebody on the way.
+"""Attack: a consortium, a hospital, a scanner or somebody in between writes a malformed file.
 
 | threat | what stands against it |
 |---|---|

@@ -1,4 +1,4 @@
-"""Whoever signs nonsense: a malicious server's messages at a worker, a malicious hospital's replies at the core.
+"""Attack: a malicious server or hospital signs malformed messages.
 
 | threat | what stands against it |
 |---|---|
@@ -180,7 +180,7 @@ class Mutator:
                 return bytes(spoilt)
 
     def changed(self, document: Any) -> Any:
-        """One place of it made another: its value, its key, how many of it there are."""
+        """Return the message with one place changed: its value, its key or its number of repetitions."""
         draw = self.random
         holder, last = None, None
         inner = document
@@ -355,7 +355,7 @@ def spent_world(root: Path, mode: str) -> World:
 
 @pytest.fixture(scope="module")
 def spent_worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, World]]:
-    """One federation of each kind, made when the first test asks for it: what is sent to it costs it nothing."""
+    """One federation of each kind, made for the first test that needs it. No message to it can cost it anything."""
     made: dict[str, World] = {}
     yield made
     for world in made.values():

@@ -1,4 +1,4 @@
-"""A server that asks for anything, in any order: of what it gets, nothing but whole rosters' sums says anything."""
+"""Attack: a server asks sites for anything in any order, and learns nothing except the sums of whole rosters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A malicious server, or whoever stands before it, sends who asks it to another address.
+"""Attack: a malicious server, or somebody in between, redirects requests to another address.
 
 | threat | what stands against it |
 |---|---|

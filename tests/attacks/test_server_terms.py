@@ -1,4 +1,4 @@
-"""A malicious server alters its offers, one field after another: what a site accepts, it accepts at its full price."""
+"""Attack: a server alters each field of its offers. A site charges the full price of what it accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever carries messages: an admitted hospital, or who has the gateway, speaks as the server or as another hospital.
+"""Attack: a hospital, or somebody with the gateway, sends messages as the server or as another hospital.
 
 | threat | what stands against it |
 |---|---|

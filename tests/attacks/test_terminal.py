@@ -1,4 +1,4 @@
-"""Whoever's words are printed: a server's reason phrase, a file's name, a row of another's ledger, an event of a site.
+"""Attack: a server, a file's name, a ledger's row or an event contains text that controls the terminal.
 
 | threat | what stands against it |
 |---|---|
@@ -68,7 +68,7 @@ class Hostile(BaseHTTPRequestHandler):
 
 @dataclass(frozen=True)
 class World:
-    """A site of a study whose every file somebody else may have written, and whose server means it harm."""
+    """A site of a study whose server is hostile, and whose every file may be written by somebody else."""
 
     root: Path
     site: Path

@@ -1,4 +1,4 @@
-"""An app that steals, and who submits it with Flower's client, knowing SuperLink's address and authority."""
+"""An app that tries to steal keys, and its submission with Flower's client, given SuperLink's address and authority."""
 
 from __future__ import annotations
 

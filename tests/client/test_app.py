@@ -1,4 +1,4 @@
-"""The launcher's answers: the worker's bytes, or nothing; never an exception's words."""
+"""Tests the launcher's answers: the worker's bytes or nothing, and never the text of an exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hospital's staff decide: it holds at once for a running worker, names no patient, and is on record."""
+"""Tests decisions of a hospital's staff: they hold at once for a running worker, are recorded, and name no patient."""
 
 from __future__ import annotations
 

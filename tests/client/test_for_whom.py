@@ -1,4 +1,4 @@
-"""A code goes to the study and the server it was accepted for and to nobody else, whoever asks by its query's name."""
+"""Tests that a code is sent only to the study and the server for which it was accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a reply comes, and how many codes it holds, says as little of a site's data as its size does."""
+"""Tests that time and size of a reply reveal as little of a site's data as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens in one voter's slot moves that voter's vote alone: the others' sum stays what it was, bit by bit."""
+"""Tests that a failure in one voter's slot changes only that voter's vote; the sum of the others stays the same."""
 
 from __future__ import annotations
 

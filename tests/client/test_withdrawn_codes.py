@@ -1,4 +1,4 @@
-"""A withdrawn patient's vote never leaves again, stored or not, and nobody else's vote moves for it."""
+"""Tests that no code with a withdrawn patient's vote is sent again, and that no other vote changes."""
 
 from __future__ import annotations
 

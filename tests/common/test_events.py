@@ -1,4 +1,4 @@
-"""The event log refuses what its page does not list, survives a torn line, and counts on without a gap."""
+"""Tests the event log: it refuses undocumented events, survives a torn line and numbers events without a gap."""
 
 from __future__ import annotations
 

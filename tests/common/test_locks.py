@@ -1,4 +1,4 @@
-"""One process holds a lock; others may look at it at any time and are in nobody's way."""
+"""Tests that one process holds a lock, and that others can check it at any time without blocking it."""
 
 from __future__ import annotations
 

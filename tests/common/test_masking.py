@@ -63,7 +63,7 @@ def mask(privates: dict[str, X25519PrivateKey], roster: MaskedRoster, *, query: 
 
 
 def test_no_two_queries_draws_rosters_or_acceptances_are_masked_alike() -> None:
-    """A mask that is used twice shows the difference of two codes to whoever takes one message from the other."""
+    """If a mask were used twice, the difference of the two messages would reveal the difference of two codes."""
     privates, renewed = keys(), keys(nonce="1" * 64)
     roster = roster_of(privates)
     later, elsewhere = replace(DRAW, number=4), replace(DRAW, batch=D)

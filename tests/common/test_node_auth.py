@@ -1,4 +1,4 @@
-"""Whose request passes. Flower's own signing code, not ours, makes the headers a SuperNode would send."""
+"""Tests which requests are admitted. Flower's own code signs the headers, as a SuperNode does."""
 
 from __future__ import annotations
 

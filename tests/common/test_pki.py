@@ -37,7 +37,7 @@ def say(*command: str | Path) -> str:
 
 
 def handshake(identity: ServerIdentity, *, trusting: Path, name: str) -> None:
-    """One TLS handshake over loopback; raises what OpenSSL says against it."""
+    """Make one TLS handshake over loopback; raise OpenSSL's error if it fails."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(identity.certificate, identity.key)
     client = ssl.create_default_context(cafile=str(trusting))

@@ -1,4 +1,4 @@
-"""A site's report is read as it was written; of one patient it says what the rule says, and else nothing."""
+"""Tests a site's status report: it is read as written, and states a patient's ε only by the rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends is started again, with patience; the processes are real and the clock is ours."""
+"""Tests that daemons that end are started again after growing pauses, with real processes and a fake clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ends processes 
 
 
 class World:
-    """A supervisor whose clock stands still until told."""
+    """A supervisor with a clock that moves only when the test moves it."""
 
     def __init__(self, group: ProcessGroup, folder: Path) -> None:
         self.group, self.folder, self.now = group, folder, 0.0

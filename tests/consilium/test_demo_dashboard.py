@@ -1,4 +1,4 @@
-"""The demo's dashboard is there while the demo goes on, and the demo does without it."""
+"""Tests that the demo's dashboard runs while the demo runs, and that the demo also works without it."""
 
 from __future__ import annotations
 

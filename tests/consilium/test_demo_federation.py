@@ -12,7 +12,7 @@ from consilium.demo import federation
 
 
 class Processes:
-    """Takes the place of a process group: notes what is started, and starts nothing."""
+    """Replaces the process group: records what would be started, and starts nothing."""
 
     def __init__(self, happened: list[str]) -> None:
         self.happened, self.daemons = happened, ()

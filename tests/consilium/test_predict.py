@@ -1,4 +1,4 @@
-"""Images of awkward names: each has a result of its own, or is left out with a reason before anything is written."""
+"""Tests predictions for images with similar names: each has its own result, or is left out with a reason beforehand."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_public_maps_without_a_rare_label_are_refused_with_a_remedy_that_works(t
 
 
 def test_a_hospital_of_one_patient_lowers_nobodys_voters(tmp_path: Path) -> None:
-    """It has one teacher, its other voters say nothing."""
+    """That hospital has one teacher, and its other voters send the zero code."""
     terms = [run.terms(DemoOptions(), DemoFolders(tmp_path), [], patients) for patients in ([10] * 5, [1, *[10] * 4])]
     assert terms[0].privacy.voters_per_site == terms[1].privacy.voters_per_site > 1
 

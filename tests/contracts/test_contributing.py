@@ -18,7 +18,7 @@ STEP = r"(Write|Add to `(\w+)` in)\s`([\w/]+\.py)`:\n\n```python\n(.*?)```"
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository after a contributor who typed what CONTRIBUTING says, and nothing else."""
+    """Make a copy of the repository in which a contributor has typed exactly what CONTRIBUTING says."""
     folder = tmp_path_factory.mktemp("contributor")
     for name in ("client", "common", "consilium", "server", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -28,7 +28,7 @@ class TestDpSgdWithAClipALayer(StrategyContract):
 
 
 class TestDpMac(StrategyContract):
-    """Its clip is a block's, whatever is asked for."""
+    """DP-MAC clips each block, whichever option is given."""
 
     name = "dp-mac"
     per_layer = True
@@ -73,9 +73,9 @@ def test_an_untrained_private_network_predicts_mostly_background() -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_posterior_from_a_public_start_is_held_to_that_start(begun: bool) -> None:
-    """With nothing learnt from patients, Adam's first step moves each mean towards its prior's centre, or not at all.
+    """Without any gradient from patients, Adam's first step moves each mean towards the prior's centre.
 
-    The centre is the start itself where there is a public one, so its mean stays; else it is 0.
+    With a public start the centre is the start itself, so the mean does not move; otherwise it is 0.
     """
     settings = PrivateSettings("dp-bbb", 4.0, 1e-3, steps=3, temperature=1.0)
     given = setup(settings, begun=begun)

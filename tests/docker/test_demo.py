@@ -163,7 +163,7 @@ def test_from_a_stolen_gateway_neither_key_nor_ledger_nor_control_route_is_in_re
 
 
 def test_an_app_in_superlinks_container_finds_neither_key_nor_ledger(compose: Compose) -> None:
-    """Whatever is submitted to SuperLink runs there, as the same user as all that runs there."""
+    """SuperLink runs every submitted app as the user of its own processes."""
     found = json.loads(compose.run("exec", compose.containers()["superlink"], "python3", "-c", REACH))
     assert found["read"] == ["/study/flower/" + name for name in ("operator.secret", "server.key", "superexec.secret")]
     assert found["ledger"] is False

@@ -75,7 +75,7 @@ class Consortium:
         return joined
 
     def set_caps(self, epsilon: float) -> None:
-        """The hospitals' own decision, in the one place where it stands."""
+        """Set the hospitals' caps, which each hospital states in one file only."""
         for directory in self.sites.values():
             text = (directory / "site.toml").read_text()
             (directory / "site.toml").write_text(re.sub(r"(?m)^epsilon = .*$", f"epsilon = {epsilon}", text))

@@ -89,7 +89,7 @@ class Road(OfStudy):
 
 
 def memory_with_one_reply(road: Road, read: Callable[[int], bytes] | None = None) -> bytes:
-    """The core's memory while the first hospital's codes are there and nobody else's: the other workers stand still."""
+    """Return the core's memory when it has the codes of the first hospital only; the other workers are stopped."""
     road.wait("batch-dispatched")
     workers = [daemon for daemon in road.federation.group.daemons if daemon.spec.role == "worker"]
     others = [daemon.pid for daemon in workers if daemon.spec.name != next(iter(road.sites))]

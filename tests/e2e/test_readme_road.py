@@ -133,7 +133,7 @@ class Party:
         return str(done.exception)
 
     def start(self, beginning: str, *, until: str) -> Path:
-        """Type a documented command that stays; returns its log once it has said that it is up."""
+        """Start a documented command that keeps running; return its log once the log says that it is ready."""
         command = self._words(beginning, ())
         log = self.folder / f"{'-'.join(shlex.split(command)[1:3])}.log"
         with log.open("w") as out:

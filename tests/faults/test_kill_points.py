@@ -105,7 +105,7 @@ class Killed:
             )
 
     def residuals(self) -> list[bytes]:
-        """Each stored answer less the codes that the sites' own ledgers say they sent: the noise, and nothing else."""
+        """Return each stored answer minus the codes in the sites' ledgers: the noise."""
         found = []
         for query_id, answer in self.stored().items():
             codes = sum(ledger.code(query_id) for ledger in self.fed.site_ledgers.values())

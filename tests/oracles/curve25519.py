@@ -15,7 +15,7 @@ NEUTRAL: Point = (0, 1)
 
 
 def on_curve(y: int, *, odd: bool) -> Point | None:
-    """The point with this y and parity of x, None where there is none."""
+    """Return the point with this y and this parity of x; None if there is none."""
     square = (y * y - 1) * pow(_D * y * y + 1, -1, P) % P
     x = pow(square, (P + 3) // 8, P)
     x = x if x * x % P == square else x * _ROOT % P

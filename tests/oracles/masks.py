@@ -64,7 +64,7 @@ def private_key(secret: bytes, *, study: str, batch: str, draw: int, nonce: str)
 
 
 def mask(shared: bytes, *, pair: tuple[str, str], query: str, roster: str, words: int) -> list[int]:
-    """What the site that comes first by name adds, and the other takes away."""
+    """Return the numbers that the site with the first name adds and the other one subtracts."""
     info = {"pair": sorted(pair), "query": query, "roster": roster}
     return chacha20(hkdf(shared, b"consilium/mask/v1\0" + written(info)), words)
 

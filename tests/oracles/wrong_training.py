@@ -84,7 +84,7 @@ def row_chunks(self: volumes.Patients, batch: np.ndarray, size: int, *, turn: in
 
 
 def fixed_batches_for(event: object, *, patients: int, key: bytes, entropy: object = None) -> sampling.Sampler:
-    """Consecutive batches, the same every pass, whatever the event says they are charged as."""
+    """Return consecutive batches, the same in every pass, although the event is charged as another sampling."""
     return sampling.FixedPartition(patients, event.rate.denominator, key)  # type: ignore[attr-defined]
 
 

@@ -164,7 +164,7 @@ def test_units_started_by_systemd_connect_and_answer_a_study_and_end_cleanly(mac
 
 
 def seen_by_the_node(machine: Machine) -> None:
-    """The node's user may read nothing of the site but what is in ``node/``, and its unit sees nothing else."""
+    """Check that the node's user and unit can read nothing of the site except ``node/``."""
     as_node = ("runuser", "-u", "consilium-node", "--")
     for path in (DATA, f"{SITE}/teachers", f"{SITE}/site.toml", f"{SITE}/site-ledger.sqlite", f"{STUDY}/keys"):
         assert machine.denied(*as_node, "ls", path), path

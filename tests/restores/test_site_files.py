@@ -140,7 +140,7 @@ def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 class Person:
-    """Does what a refusal says, and nothing else."""
+    """A person who does exactly what a refusal names as the remedy."""
 
     def __init__(self, hospital: Hospital, moments: list[Moment[Facts]]) -> None:
         self.hospital, self.first, self.again = hospital, moments[0].folder, False
@@ -305,7 +305,7 @@ def _no_figure_is_withheld(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_journal_is_believed(patch: pytest.MonkeyPatch) -> None:
-    """Break 4: how far a training got is what its folder says, and a second teacher of one training counts nothing."""
+    """Break 4: the site believes the journal in its folder, and a second teacher of one training counts nothing."""
     whole = TeacherBooks.made
     patch.setattr(TeacherBooks, "made", lambda self, training_id: frozenset(sorted(whole(self, training_id))[:1]))
     patch.setattr(charge, "_why_not_resumed", lambda *given, **named: None)
@@ -313,7 +313,7 @@ def _a_journal_is_believed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_slots_file_is_believed(patch: pytest.MonkeyPatch) -> None:
-    """Break 5: who sits where is what the slots file says."""
+    """Break 5: the site believes the slots file about which patient has which slot."""
     patch.setattr(deals, "as_on_record", lambda stored, ledger, names: stored)
     patch.setattr(charge, "record_deal", lambda config, ledger: None)
     patch.setattr(charge, "dealt", lambda config: None)

@@ -269,7 +269,9 @@ class Hospital:
         worker.handle(encode(CodesRequest(study.id, LEDGER, "b" * 64, 1, 60, (query.id,))))
 
     def printed(self) -> list[dict[str, Any] | None]:
-        """What ``site status`` says that a patient's trainings cost, by relation; empty where it says nothing."""
+        """Return what `site status` states as the cost of a patient's trainings, by relation; empty if it states
+        nothing.
+        """
         trainings: Any = site_status(self.site)["trainings"]
         return list(trainings["guarantees"]) if trainings["count"] else []
 
@@ -308,7 +310,7 @@ class Hospital:
 
 
 def refused(act: Callable[[], object]) -> str | None:
-    """What an act is refused with, which says what to do; None where it is done."""
+    """Return the text with which an act is refused, which names a remedy; None if the act succeeds."""
     try:
         act()
     except ConsiliumError as error:

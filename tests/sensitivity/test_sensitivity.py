@@ -123,7 +123,7 @@ def check_steps(base: Observation, other: Observation, *, voter: int, name: str)
 
 
 def check_adds_up(base: Observation, gone: Observation, alone: Observation, *, voter: int) -> None:
-    """That a patient's part of a step's sum is the same, to the bit, whoever else is there."""
+    """Check that a patient's part of a step's sum is bit for bit the same, whichever other patients are in it."""
     for whole, others, own in zip(base.steps[voter], gone.steps[voter], alone.steps[voter], strict=True):
         assert np.array_equal(whole, others + own), "a patient's presence moves the parts of others"
 

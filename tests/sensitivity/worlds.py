@@ -505,7 +505,9 @@ def run(
 
 
 def dealt(order: Sequence[str], *, voters: int) -> Slots:
-    """The production deal with the shuffle that both worlds share: whoever is exchanged takes the other's slot."""
+    """Assign patients by the production code with a shuffle that both worlds share: an exchanged patient takes the
+    other's slot.
+    """
     return deal(order, voters=voters, seed=3, shuffle=lambda names: order)
 
 

@@ -1,4 +1,4 @@
-"""A hospital's own network from the student: which way is taken, what it is worth, and that it stays at home."""
+"""Tests the network that a hospital makes from the student: the choice of the way, its scores, that it stays there."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def test_with_few_patients_the_default_is_taken_and_it_is_said_that_nothing_was_
 
 
 def test_less_than_the_student_or_the_own_network_is_never_handed_over_unsaid(site: Path, result: Adapted) -> None:
-    """The best, the worst and the two: that one is behind one of the two is said exactly where its figures are."""
+    """Of the best network, the worst and two others, the warning appears exactly for those whose figures are behind."""
     means = {one.way: one.interval[0] for one in result.figures}
     best, worst = (choose(means, key=means.__getitem__) for choose in (max, min))
     for way in dict.fromkeys((best, worst, Method.STUDENT, Method.OWN)):

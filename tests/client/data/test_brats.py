@@ -1,4 +1,4 @@
-"""BraTS as it lies on disk: raw folders of both editions, regions, a brain cut out, and a hospital without T1ce."""
+"""Tests BraTS data: raw folders of both editions, regions, skull-stripped brains, and a hospital without T1ce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first look at a dataset: unreadable cases are left out, and no case for where its structures lie."""
+"""Tests the first check of a dataset: unreadable cases are left out; the position of structures leaves out none."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_the_hidden_files_of_a_desktop_change_no_layout(layout: str, tmp_path: P
 
 
 def test_the_doctor_names_each_case_without_a_label_map(tmp_path: Path) -> None:
-    """No layout but nnU-Net's counts such a case as left out, so nothing said that no voter uses it."""
+    """Only nnU-Net's layout counted such a case as left out, so the doctor did not report that no voter uses it."""
     root = make_bids(tmp_path / "set")
     (root / "derivatives/manual/sub-b/ses-2/anat/sub-b_ses-2_dseg.nii.gz").unlink()
     (note,) = (one for one in check_data(root, DATA, DatasetSettings()) if "without a label map" in one.text)

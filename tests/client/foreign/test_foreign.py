@@ -1,4 +1,4 @@
-"""Teachers that a hospital already has: a MONAI bundle, a TorchScript file, a command; what is refused, and on what."""
+"""Tests teachers that a hospital already has (bundle, TorchScript file or command), and what is refused."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_evaluations_of_other_cases_networks_or_weights_are_passed_over(site: Pa
 
 @pytest.fixture(scope="module")
 def evaluated(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the site whose student was evaluated beside two own teachers, and nothing else."""
+    """Return a copy of the site on which the student was evaluated together with two of the site's own teachers."""
     before, root = str(site.parent), tmp_path_factory.mktemp("evaluated") / "root"
     shutil.copytree(site.parent, root)
     site = root / "site"

@@ -1,4 +1,4 @@
-"""Public objects over a line that breaks: downloads go on, and nothing but the object asked for is ever taken."""
+"""Tests downloads of public objects over broken connections: they resume, and only the requested object is accepted."""
 
 from __future__ import annotations
 

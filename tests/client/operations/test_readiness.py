@@ -1,4 +1,4 @@
-"""What `site doctor` finds of the way to the server: a real TLS server, wrong in one way at a time."""
+"""Tests the checks of `site doctor` on the way to the server, against a real TLS server with one fault at a time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass
 class World:
-    """A server that answers as it is told, and a site made from its kit."""
+    """A server that answers as the test sets it, and a site made from its kit."""
 
     site: Path
     workspace: Workspace

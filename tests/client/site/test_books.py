@@ -1,4 +1,4 @@
-"""One pool, one book, for life: what a hospital with several studies, directories and machines can and cannot do.
+"""Tests that a pool has one ledger for life, at a hospital with several studies, directories and machines.
 
 The oracle is the rows of the one ledger, and sums of μ² added up by hand over the queries that were accepted.
 """

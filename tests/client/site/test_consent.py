@@ -1,4 +1,4 @@
-"""Consent is an act of a person, on record before anything is served; a start that fails is none."""
+"""Tests that a person must consent before anything is served, and that a failed start is no consent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Setting a site up: only over data that are there, all of it or nothing, and again without harm."""
+"""Tests the set-up of a site: it needs existing data, leaves nothing if it fails, and can be repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With whom a hospital adds up its codes is settled between hospitals; the server's word is shown, not believed."""
+"""Tests that people at hospitals decide with which hospitals codes are added; the server's list is only shown."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_machines_read_the_same(world: World) -> None:
 
 
 def test_a_study_file_exchanged_after_the_join_request_is_refused(world: World) -> None:
-    """Sealed to open, or other colluders: no worker starts, nobody is confirmed for it, and the site is told why."""
+    """If the file was changed to an open study or to other colluders, no worker starts and no peer can be confirmed."""
     north = world.sites["north"]
     study = load_study(north / "study.toml")
     for terms in ({"aggregation": "open"}, {"colluders": 0}, {"spare_draws": 3}):

@@ -1,4 +1,4 @@
-"""A student beside public data and the site's teachers: what is worse is said, whatever way it was made worse."""
+"""Tests the comparison of a student with public data and the site's teachers: a worse student is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be loaded is served and what cannot is an empty slot: no voter's files decide whether a site takes part."""
+"""Tests the loading of teachers: one that cannot be loaded is an empty slot, and the site takes part all the same."""
 
 from __future__ import annotations
 

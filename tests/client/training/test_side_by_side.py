@@ -1,4 +1,4 @@
-"""Voters in processes of their own: the same weights however many, and one that dies takes nobody with it."""
+"""Tests training in parallel processes: the weights do not depend on their number, and one that dies stops no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Left stays left: an L drawn in millimetres, through all 48 orientations, four spacings and every layout, and back.
+"""Tests that left stays left for a known label in 48 orientations, four spacings and every layout, and back.
 
 The oracle is the drawing itself, a function of the place in the patient: whatever the file's axes, a voxel of the
 study's grid must carry what the drawing says at its millimetres.

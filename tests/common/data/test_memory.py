@@ -1,4 +1,4 @@
-"""How much memory is free: what the container says where there is one."""
+"""Tests how much memory counts as free, in a container too."""
 
 from __future__ import annotations
 

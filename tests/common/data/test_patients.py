@@ -1,4 +1,4 @@
-"""Whose scan a case is: said by a table or by nobody, and never by half."""
+"""Tests which patient a case belongs to: a table states it for all cases or for none."""
 
 from __future__ import annotations
 

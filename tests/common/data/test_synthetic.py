@@ -1,4 +1,4 @@
-"""Phantoms: the same from the same seed, different from patient to patient, and worth learning."""
+"""Tests phantoms: equal for equal seeds, different for each patient, and good enough to train on."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def saved(world: World, folder: Path) -> Path:
 
 
 def deleted(world: World) -> None:
-    """The ledger's file is gone; its standing stays."""
+    """Delete the ledger's file and keep its standing."""
     world.ledger.close()
     delete_ledger(world.path)
 

@@ -1,4 +1,4 @@
-"""What ledgers' books keep of a query fits in memory and is what its rows said: nothing else is found, nothing lost."""
+"""Tests that the totals kept of each query need little memory and equal what the rows state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full disk is said to be one: nothing is charged, nothing is called damaged, and the ledger goes on afterwards."""
+"""Tests a full disk: it is reported as full, nothing is charged, and the ledger can be used afterwards."""
 
 from __future__ import annotations
 

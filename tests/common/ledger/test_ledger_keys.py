@@ -1,4 +1,4 @@
-"""What key files promise."""
+"""Tests the files of ledger keys."""
 
 from __future__ import annotations
 

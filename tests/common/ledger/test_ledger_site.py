@@ -183,7 +183,7 @@ def test_changed_caps_are_on_record_and_another_unit_or_pool_is_refused(site: Ho
 
 
 def test_looser_caps_that_were_replaced_do_not_come_back_with_an_older_site_toml(site: Hospital) -> None:
-    """What a hospital lowered stays lowered until a person raises it; nobody did where a backup was restored."""
+    """Caps that a hospital lowered stay low until a person raises them, and restoring a backup is no such decision."""
     wide, tight = Caps(), Caps(budget=Budget(epsilon=2.0, delta=1e-3), queries_per_day=900)
     site.reopen(tight)
     for caps in (wide, replace(wide, queries_per_day=900)):
@@ -685,7 +685,7 @@ def test_a_full_ledger_is_still_read_though_an_earlier_version_counted_one_of_it
 
 
 def test_a_finished_training_has_drawn_all_its_steps_whatever_its_rows_count(site: Hospital) -> None:
-    """Its teacher is there, so no step of it is left to be drawn for its charge."""
+    """Its teacher exists, so no further step may be drawn for its charge."""
     event = TrainingEvent(Sampling.FIXED_PARTITION, Fraction(1), Fraction(4), steps=4)
     site.ledger.record_training(TrainingRecord("a" * 64, 0, "d" * 64, "dp-sgd", (event,)))
     site.ledger.record_drawn("a" * 64, 2, after=0)

@@ -880,7 +880,9 @@ def forged(world: World, *, seq: int, hashed: str) -> None:
 def test_who_restores_an_old_copy_undoes_no_charge_by_a_standing_of_another_key(
     world: World, tmp_path: Path, ahead: int
 ) -> None:
-    """It names the copy's newest row, so that nothing seems lost, or a row after it, so that nothing seems charged."""
+    """The forged standing names the copy's newest row, so that nothing seems lost, or a later row, so that nothing
+    seems charged.
+    """
     backup(world.path, tmp_path / "monday.sqlite")
     world.release([make_query(1, MECHANISM)], batch="b1")
     put_back(world, tmp_path / "monday.sqlite")

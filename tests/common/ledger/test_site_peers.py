@@ -1,4 +1,4 @@
-"""A site adds up with the peers that a person there confirmed, and with no other."""
+"""Tests that a site adds its code only with peers that a person there confirmed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site's books take of sealed sums: one code a draw under masks, under one roster, with an undisclosed key."""
+"""Tests a site's records of sealed sums: one masked code a draw, under one roster, with a key never disclosed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show; run by ``make test-gpu``, skipped with a reason where there is none."""
+"""Tests that need a GPU; `make test-gpu` runs them, and without a GPU they are skipped with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Against whom which ε holds where the noise is drawn in shares: from sums of shares that are written out."""
+"""Tests the ε against each party if the noise is drawn in shares, with sums of shares written out as the oracle."""
 
 from __future__ import annotations
 

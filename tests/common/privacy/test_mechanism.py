@@ -1,4 +1,4 @@
-"""A mechanism is numbers that every reader can hold."""
+"""Tests that the numbers of a mechanism fit every reader."""
 
 from __future__ import annotations
 

@@ -356,8 +356,10 @@ def test_verbose_shows_the_traceback(tmp_path):
     ],
 )
 def test_what_the_system_refuses_is_one_line_with_a_remedy(number, remedy, code, monkeypatch):
-    """Without it an administrator whose folder belongs to somebody else met a traceback. A disk that is full or failing
-    has one exit code, wherever it shows."""
+    """Formerly an administrator got a traceback for a folder of another user.
+
+    A full or failing disk has one exit code in every command.
+    """
 
     def refuse(*_, **__):
         raise OSError(number, os.strerror(number), "/srv/x")

@@ -1,4 +1,4 @@
-"""Help and Tab are at hand: no command loads what it needs to work before it works, and all stand in the help."""
+"""Tests that help and completion are fast: a command loads only what it needs, and all commands are in the help."""
 
 from __future__ import annotations
 

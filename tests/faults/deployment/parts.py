@@ -166,7 +166,7 @@ class MemoryGroup:
         (self.folder / ("memory.limit_in_bytes" if self.old else "memory.max")).write_text(str(size))
 
     def starve(self, *, spare: int) -> subprocess.Popen[bytes]:
-        """Something else under the same limit that takes the memory."""
+        """Start another process that takes the memory under the same limit."""
         words = [sys.executable, "-c", HOG, str(self.kills()), str(spare), str(self.counter)]
         return subprocess.Popen([*self.enter, *words])
 

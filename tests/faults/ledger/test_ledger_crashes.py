@@ -122,7 +122,10 @@ def test_eight_processes_racing_500_charges_into_room_for_200_admit_200(tmp_path
 
 
 def kill_loop(folder: Path, *, rounds: int, room: int, seed: int) -> None:
-    """Kill a writer at random moments; whatever it had said must stand, and nothing may have two answers."""
+    """Kill a writer at random moments.
+
+    All releases that it had reported must remain, and no query may have two answers.
+    """
     prepare(folder, room=room)
     rng, known, unsaid = random.Random(seed), {}, 0
     for _ in range(rounds):

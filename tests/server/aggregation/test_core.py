@@ -36,7 +36,7 @@ class Relay:
     seen: list[bytes] = field(default_factory=list)
 
     def run(self, number: int = 7) -> int:
-        """Relay until the core says that the run is over; its status. EOFError if the core is gone before."""
+        """Relay frames until the core ends the run, and return its status. EOFError if the core ends before."""
         bodies: dict[int, bytes] = {}
         replies: list[RelayFrame] = []
         with connect(self.study.workspace.relay_dir) as connection:

@@ -1,4 +1,4 @@
-"""Whatever lies where the dashboard reads, its pages stand, say what is wrong, and promise nothing they do not know."""
+"""Tests that pages work with hostile files where the dashboard reads, say what is wrong and claim nothing unknown."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_an_older_copy_put_in_the_ledgers_place_is_an_alarm_and_its_figures_are_
 
 
 def test_a_bundle_s_guarantee_is_called_unknown_and_not_over_if_the_ledger_s_standing_is_missing(workspace, state):
-    """As in an unpacked archive, where nothing is wrong."""
+    """The standing is missing, for example, in an unpacked archive, although nothing is wrong with it."""
     folder = workspace.bundle_dir / "configs"
     folder.mkdir(parents=True, exist_ok=True)
     stated = {"budget_epsilon": 8, "epsilon": 8, "guarantee": "of before", "spent": "of before"}
@@ -483,7 +483,7 @@ def test_rows_that_are_none_come_with_the_others_in_both_tables(workspace, what)
 
 @pytest.mark.parametrize("what", ["brackets", "a pipe", "a device", "no utf-8", "a directory", "nothing"])
 def test_pages_stand_over_any_file_of_the_study_and_of_their_own_that_is_none(workspace, state, what):
-    """Nothing waits, nothing is shown as a fault of the dashboard's; what cannot be read is said to be so."""
+    """No page waits, and none shows an internal error: each says which file cannot be read."""
     report = {"study": {"id": workspace.study().id}, "student": {"dice": {"mean": 10**400}}, "controls": {}}
     (workspace.root / "report.json").write_text(json.dumps(report))
     with looked_at(Options(study=workspace.root, state=state)) as client:

@@ -376,7 +376,7 @@ def test_no_link_on_a_page_of_rows_leads_past_the_newest_row(reader):
 
 
 def test_row_pages_say_numbers_a_person_reads(reader):
-    """A float64 in hex, as ledgers keep them, stands beside the decimal that it is."""
+    """A float64 that the ledger stores in hex is shown with its decimal value."""
     for number in (2, 3):
         text = html.unescape(reader.get(f"/ledger/{number}").text)
         for found in re.findall(r"0x[0-9a-f.]+p[+-]\d+", text):

@@ -1,4 +1,4 @@
-"""What a site's operator sent by mail is taken where it is the site's word, and nothing else is."""
+"""Tests that a mailed status report is accepted if the site signed it, and nothing else is."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tests.small_servers import serving_app
 
 @pytest.fixture
 def address(collected, state, monkeypatch) -> Iterator[tuple[str, int]]:
-    """Where it listens; patience is short here."""
+    """Start the server with short time limits, and return its address."""
     monkeypatch.setattr(serve, "HEAD_S", 0.3)
     monkeypatch.setattr(security, "BODY_S", 0.5)
     app = create_app(Options(study=collected.workspace.root, state=state))
@@ -32,7 +32,7 @@ def address(collected, state, monkeypatch) -> Iterator[tuple[str, int]]:
 
 
 def ended(connection: socket.socket) -> bytes:
-    """All that is said until the other side closes."""
+    """Return everything that the server sends until it closes the connection."""
     connection.settimeout(5)
     found = b""
     try:

@@ -191,7 +191,7 @@ def test_a_form_sent_after_the_session_leads_back_to_its_page(client):
 )
 @pytest.mark.parametrize("stated", [True, False], ids=["stated", "in pieces"])
 def test_nobody_makes_the_dashboard_hold_a_large_body(client, path, stated):
-    """It is refused as soon as its size is known, whoever sends it, wherever to."""
+    """A large body is refused as soon as its size is known, from every sender and on every path."""
     taken = 0
 
     def pieces() -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""The first line says whether anything was learned, and says so in green only where it was measured."""
+"""Tests the page's first line: it says whether anything was learned, in green only if that was measured."""
 
 from __future__ import annotations
 

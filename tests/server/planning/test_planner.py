@@ -1,4 +1,4 @@
-"""What a budget buys. Oracles: formulas written out by hand, brute force, and a general-purpose optimiser."""
+"""Tests what a budget buys. Oracles: formulas written out by hand, brute force, and a general-purpose optimiser."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def certificate(seen: View) -> Iterator[Said]:
 
 
 def row_of(cells: Any) -> str:
-    """A row of the table of pools says whose it is; any other is its cells."""
+    """Return a row's cells; a row of the table of pools has the pool's name in front."""
     first, *rest = map(str, cells)
     pool = first.rpartition(" / ")[2]
     return f"pool's row {pool}: {'; '.join(rest)}" if pool.endswith("-mri") else "; ".join((first, *rest))
@@ -206,7 +206,7 @@ def study_page(seen: View) -> Iterator[Said]:
 
 
 def sites_page(seen: View) -> Iterator[Said]:
-    """Each line of a site's section says whose it is."""
+    """Return the lines of each site's section, with the site's name in front."""
     _, *sections = re.split(r'<section class="panel w6" id="site-', seen.text("/sites"))
     for section in sections:
         name = section.partition('"')[0]
@@ -453,7 +453,7 @@ REFUSED_IN_DOUBT = ("consilium certificate: JSON and PDF",)
 
 
 def stated(name: str, seen: View) -> list[Said]:
-    """What a place says. In doubt a certificate is refused, and that says nothing."""
+    """Return what a place states. A certificate that is refused because of a doubt states nothing."""
     if seen.life.doubt and name in REFUSED_IN_DOUBT:
         with pytest.raises(LedgerCorrupt, match="may have been spent"):
             list(PLACES[name](seen))

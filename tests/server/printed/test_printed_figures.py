@@ -170,7 +170,7 @@ def test_every_place_prints_what_the_rows_come_to_over_many_more_lives(tmp_path:
 
 @pytest.fixture
 def reused(tmp_path: Path) -> Life:
-    """The second study uses answers of the first, and nothing else."""
+    """Let the second study use answers of the first, and ask nothing itself."""
     for seed in range(100):
         life = begin(seed, made(tmp_path / str(seed)))
         if not life.sealed:

@@ -172,7 +172,7 @@ def of_json(stated: dict[str, Any], where: str) -> tuple[str, str, str | None, f
 
 
 def hold(life: Life, folder: Path, *, kinds: Sequence[str] = tuple(KINDS)) -> dict[str, set[str]]:
-    """The words that were said of either study, by where they stand; ``kinds`` of gains take turns."""
+    """Check the statements about both studies at every place; the kinds of gains alternate."""
     truth, said = Truth(life.path), {}
     for number, workspace in enumerate(life.studies):
         study, kind = workspace.study().id, kinds[(life.seed + number) % len(kinds)]

@@ -1,4 +1,4 @@
-"""Labels from looks: with what a structure looks like it is found where public shapes only know that there is one."""
+"""Tests labels computed from looks: they find structures where public shapes only say that there is one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_known_looks_find_what_public_shapes_alone_do_not(codec: PcaCodec) -> No
 
 
 def test_known_looks_find_structures_that_have_no_place() -> None:
-    """The mean of shapes that lie anywhere says nothing of where one is; what it looks like does."""
+    """If structures have no common place, their mean shape says nothing about where one is, but their look does."""
     rng, image = np.random.default_rng(3), np.zeros((1, *GRID), np.float32)
     strewn = codec_of(anywhere(rng), labels=2)
     truth = ball((18, 6, 8))
@@ -89,7 +89,9 @@ def test_volumes_of_another_brightness_get_the_same_labels(codec: PcaCodec) -> N
 
 
 def test_what_a_public_start_says_is_heard_in_every_volume(codec: PcaCodec) -> None:
-    """Told of the wrong place it draws labels there, told of the right one it does better than looks alone."""
+    """A start that predicts a wrong place moves the labels there; one that predicts the right place improves on looks
+    alone.
+    """
     image, truth = case(2)
     dice = []
     for said in (None, truth, ball((4, 19, 3))):

@@ -1,4 +1,4 @@
-"""An appearance query beside a public start: there where public shapes share a place, gone where they do not."""
+"""Tests an appearance query with a public start, which exists only if public shapes have a common place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A per-volume study's answers are held against what public shapes lead one to expect."""
+"""Tests the comparison of a per-volume study's answers with what public shapes lead one to expect."""
 
 from __future__ import annotations
 

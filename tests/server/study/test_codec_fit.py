@@ -1,4 +1,4 @@
-"""Fitting a study's codec: what is interrupted leaves none, and what answers were paid for in stays."""
+"""Tests fitting a study's codec: an interrupted fit leaves none, and a codec with answers stays."""
 
 from __future__ import annotations
 

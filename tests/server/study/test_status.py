@@ -1,4 +1,4 @@
-"""Where a study stands, in words that are true: stages, missing sites, and a run that can be attached to."""
+"""Tests the status of a study: stages, missing sites, and a run that another terminal can follow."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_study_status_warns_of_another_ledgers_standing_before_a_run(workspace: 
 
 
 def test_a_site_whose_codes_were_refused_does_not_look_like_the_others(workspace: Workspace) -> None:
-    """Its reply came and it stands on every roster: nothing but the event said that its codes count as zero."""
+    """The site's reply arrived and it is on every roster. Only an event shows that its codes count as zero."""
     events = events_of(workspace)
     assert "refused" not in "\n".join(study_status(workspace).lines())
     for site in ("north", "south"):
@@ -506,7 +506,7 @@ def test_a_run_that_cannot_begin_says_why_to_who_detached_it(workspace: Workspac
 def test_a_run_that_died_of_a_full_disk_says_so_although_it_could_log_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`study run` said only that the run died, and `study resume` said `error: ` and nothing more."""
+    """Formerly `study run` said only that the run died, and `study resume` printed an empty error."""
 
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -587,7 +587,7 @@ def test_only_a_network_that_pads_takes_a_grid_that_it_cannot_halve() -> None:
 
 
 def test_a_study_whose_ledger_is_gone_is_not_shown_as_one_that_spent_nothing(workspace: Workspace) -> None:
-    """Its standing is still there: the file was lost, and with it what was spent."""
+    """The standing still exists, so the ledger's file was lost, and with it the record of what was spent."""
     delete_ledger(workspace.ledger_file)
     assert facts_of(workspace).spending.doubt is not None
     told = CliRunner().invoke(study_app, ["show", str(workspace.root)]).output

@@ -1,4 +1,4 @@
-"""A step is charged on disk before it is drawn, whatever happens next; past the plan nothing moves."""
+"""Tests that a step is charged on disk before its noise is drawn, and that no step runs beyond the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one patient's scans may move in a step of a private training: its own vector, and no bit of another's.
+"""Tests what one patient's scans change in a step of a private training: the patient's own vector and no other.
 
 The two worlds share everything that is drawn (the batch, the key of the patches, the weights), as the proof couples
 them; what is left is counted in units of R. The oracle is arithmetic on the sums alone.

@@ -1,4 +1,4 @@
-"""A site trains privately: charged in its ledger first, resumed without forgetting, refused past what was paid."""
+"""Tests a site's private training: charged in its ledger first, resumed, and refused beyond what was charged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Poisson samples are coins of bias q for every patient; a fixed partition never changes and reads no record."""
+"""Tests that Poisson sampling takes each patient with probability q, and that a fixed partition never changes."""
 
 from __future__ import annotations
 

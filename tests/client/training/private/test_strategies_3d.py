@@ -26,7 +26,7 @@ IDENTITY = "a323fcadf644803b6dc39275d68b367027710f7041a33aed830fb1d73e5e6987"
 
 
 def scans(count: int = 6) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Images of two channels that hold the label in the first, so that an image shows where its patch lies."""
+    """Return images of two channels whose first channel is the label, so that a patch shows its position."""
     labels = [np.random.default_rng(i).integers(0, CLASSES, GRID).astype(np.uint8) for i in range(count)]
     images = [np.stack([label, label + 10.0]).astype(np.float32) for label in labels]
     return images, labels

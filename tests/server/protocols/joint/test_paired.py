@@ -1,4 +1,4 @@
-"""Paired public cases: start, student and every control learn from them, and what they alone are worth is a control."""
+"""Tests public pairs: start, student and controls learn from them, and one control from them alone."""
 
 from __future__ import annotations
 

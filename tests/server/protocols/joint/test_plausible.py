@@ -1,4 +1,4 @@
-"""What the operator is told of a joint query: seldom a thing where all is as expected, never more than is known."""
+"""Tests the operator's warnings about joint answers: they are rare in an honest study and never claim too much."""
 
 from __future__ import annotations
 
