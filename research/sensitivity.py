@@ -1,21 +1,24 @@
 """Computes corrected analytic sensitivities of DP-MAC's softplus layers. The ones that the paper prints are too small.
 
-``mlp_strategies`` uses it. Under add-remove, one example moves a coefficient by at most these bounds, for any
-coordinate z of the layer with ‖z‖ ≤ T and layer input i with ‖i‖ ≤ T (bias entry included); under replace-one, by twice
-as much. In the sums below, T is the layer's objective ‖z − f(u)‖², with the activation f and the pre-activation u;
-elsewhere T is the norm bound. ŵ_h is column h of the weights, m_h = ‖ŵ_h‖·T bounds |u_h|, α = f(m), β = f′(m); maxima
-are over |u| ≤ m_h. The layer's coefficients are a = Σ[T − ŵ·∂T + ½ŵᵀ∂²Tŵ], b = Σ[∂T − ∂²Tŵ], C = ½Σ∂²T, and the centred
-g = Σ∂T, which is what training releases.
+``mlp_strategies`` uses it. Under add-remove, one example changes a coefficient by at most these bounds; under
+replace-one, by twice as much. The bounds hold for any coordinate z of the layer with ‖z‖ ≤ t and any layer input i with
+‖i‖ ≤ t (bias entry included), where t is the norm bound.
+
+T = ‖z − f(u)‖² is the layer's objective for one example, with the activation f and the pre-activation u. Its Taylor
+expansion at the weights ŵ has the coefficients a = Σ[T − ŵ·∂T + ½ŵᵀ∂²Tŵ], b = Σ[∂T − ∂²Tŵ] and C = ½Σ∂²T, summed over
+examples. Training releases the centred linear coefficient g = Σ∂T.
+
+ŵ_h is column h of the weights, m_h = ‖ŵ_h‖·t bounds |u_h|, α = f(m) and β = f′(m). Maxima are over |u| ≤ m_h.
 
 Derivations (f softplus: increasing, convex, 0 < f′ < 1, 0 < f″ ≤ 1/4):
 
-* a1 = ‖z − f‖² ≤ (T + ‖α‖)², by the triangle inequality.
+* a1 = ‖z − f‖² ≤ (t + ‖α‖)², by the triangle inequality.
 * a, as a function of u: Σ z² + z·(−2f + 2uf′ − u²f″) + (f² − 2uff′ + u²(f′² + ff″)); Cauchy–Schwarz on the middle term.
-Both functions of u are maximised on a grid. |d/du| of the first is u²|f‴| < 0.6, of the second u²|3f′f″ + ff‴| ≤ u²,
-which bounds the values between grid points.
-* g = b1: ‖2(f − z)f′‖·‖i‖ ≤ 2T(T·max β + ‖αβ‖).
+  Both functions of u are maximised on a grid. The derivative of the first is u²|f‴| < 0.6, of the second
+  u²|3f′f″ + ff‴| ≤ u², which bounds the values between grid points.
+* g = b1: ‖2(f − z)f′‖·‖i‖ ≤ 2t(t·max β + ‖αβ‖).
 * b2 = ∂²Tŵ: entries 2[(f − z)f″ + f′²]·u·i, with |u f″| and |(f′² + ff″)u| maximised on the grid.
-* C: ½|∂²T/∂u²|·‖i‖² with |z f″| ≤ T/4 and f′² + ff″ ≤ β² + α/4.
+* C: ½|∂²T/∂u²|·‖i‖² with |z f″| ≤ t/4 and f′² + ff″ ≤ β² + α/4.
 
 Output layer with binary cross-entropy, y in [0, 1]: from softplus(u) − yu and its derivatives. It refuses weights or a
 norm bound that are not finite.
@@ -75,10 +78,10 @@ def hidden_bounds(weights: Float[np.ndarray, "d h"], *, t: float) -> LayerBounds
 
     Args:
         weights: Weights ŵ of the layer, float [d, h], bias row included.
-        t: Norm bound T of coordinates and inputs, above 0.
+        t: Norm bound of coordinates and inputs, above 0.
 
     Raises:
-        InvalidInput: If an argument is not finite or T is not positive.
+        InvalidInput: If an argument is not finite or ``t`` is not positive.
     """
     m, alpha, beta = _checked(weights, t)
     norm = np.linalg.norm
@@ -106,10 +109,10 @@ def output_bounds(weights: Float[np.ndarray, "d h"], *, t: float) -> OutputBound
 
     Args:
         weights: Weights ŵ of the layer, float [d, h], bias row included.
-        t: Norm bound T of coordinates and inputs, above 0.
+        t: Norm bound of coordinates and inputs, above 0.
 
     Raises:
-        InvalidInput: If an argument is not finite or T is not positive.
+        InvalidInput: If an argument is not finite or ``t`` is not positive.
     """
     m, _, _ = _checked(weights, t)
     grids = [np.linspace(-limit, limit, _POINTS) for limit in m]

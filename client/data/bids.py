@@ -161,7 +161,7 @@ def _holds_raw(directory: Path, folder: Path) -> bool:
 def _left_out(directory: Path, found: _Files) -> dict[str, _Reason]:
     """Return the cases that cannot be used because of their folders' contents, with the reasons.
 
-    A case is left out in three cases: its folder contains a file of another subject; a folder that may contain its
+    There are three such reasons: the case's folder contains a file of another subject; a folder that may contain its
     images or its label map cannot be read; its images or its label map exist only in another format than NIfTI. A
     folder without a known case is reported under its own name, and so is a subject's folder without any scan.
     """
