@@ -388,7 +388,7 @@ def test_only_the_chosen_auditor_opens_a_disclosure(world: Study) -> None:
         sealed.opened(X25519PrivateKey.generate())
 
 
-def test_a_judgement_says_one_word_of_a_site_and_bears_its_auditors_signature(world: Study) -> None:
+def test_a_judgement_has_one_word_for_each_site_and_the_auditors_signature(world: Study) -> None:
     world.run()
     signing = Ed25519PrivateKey.generate()
     signed = world.judged().signed(signing)

@@ -111,7 +111,7 @@ def test_the_gateway_is_told_of_no_key_but_its_own_and_of_no_address(tmp_path: P
 
 
 @pytest.mark.parametrize("length", [None, fleet.DEFAULT_MAX_BODY_BYTES + 1])
-def test_what_is_too_large_is_not_passed_on_whatever_length_it_announces(length: int | None) -> None:
+def test_a_body_over_the_limit_is_not_passed_on_whatever_length_it_announces(length: int | None) -> None:
     reached = []
 
     async def count(request: httpx.Request) -> httpx.Response:

@@ -106,7 +106,7 @@ def assert_honest_ledger_is_whole(world: Watched) -> None:
 
 @pytest.mark.parametrize("longer", [True, False], ids=["longer", "as long"])
 @pytest.mark.parametrize("knew", [True, False], ids=["after it was seen", "before anybody saw it"])
-def test_a_ledger_that_is_named_as_an_honest_one_takes_nothing_from_it(
+def test_a_ledger_under_an_honest_ledgers_name_does_not_make_the_honest_one_look_forked(
     world: Watched, knew: bool, longer: bool
 ) -> None:
     """Its peers' `site status` said of the honest hospital's ledger that two histories of it were signed."""

@@ -215,7 +215,7 @@ def test_one_site_restored_from_a_copy_is_still_served(whole_roster: Federation)
     assert len(whole_roster.core().answers()) == 4
 
 
-def test_a_site_that_says_it_was_restored_in_every_run_spends_the_others_budgets_three_times_at_most(
+def test_a_site_that_claims_a_restore_in_every_run_costs_the_other_sites_three_draws_at_most(
     whole_roster: Federation,
 ) -> None:
     """Each time the site is believed, every honest site charges itself for another draw, which gives no answer."""

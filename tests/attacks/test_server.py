@@ -80,7 +80,7 @@ def edited(files: Files, name: str, change: Callable[[dict], object]) -> Files:
     return {**files, name: (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
-def test_what_a_site_unpacks_is_its_own_words_about_the_study(serve, honest: Files) -> None:
+def test_a_site_unpacks_a_bundles_texts_only_as_it_writes_them_itself(serve, honest: Files) -> None:
     bundle = serve(to_archive(honest))
     assert {str(p.relative_to(bundle)): p.read_bytes() for p in bundle.rglob("*") if p.is_file()} == honest
 

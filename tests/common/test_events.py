@@ -51,7 +51,7 @@ def test_the_page_lists_exactly_the_common_fields(tmp_path: Path) -> None:
     assert re.search(rf"version of this page: {EVENT_SCHEMA}\b", page)
 
 
-def test_a_missing_reply_is_told_in_words_for_every_reason_that_the_page_names() -> None:
+def test_every_documented_reason_of_a_missing_reply_is_shown_in_words() -> None:
     (line,) = (line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `reply-missing`"))
     reasons = re.findall(r"`([a-z]+)`(?= \(once a batch\):|:)", line)
     assert {"offline", "malformed", "unfinished", "patience"} <= {*reasons}

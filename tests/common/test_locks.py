@@ -26,7 +26,7 @@ def test_a_lock_has_one_holder_and_is_free_once_that_one_closes_it(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_whoever_takes_a_lock_waits_for_a_look_that_takes_long(tmp_path: Path) -> None:
+def test_taking_a_lock_waits_until_a_slow_check_of_the_lock_has_ended(tmp_path: Path) -> None:
     """On a busy machine a process may lose its processor in the middle of a look."""
     with (tmp_path / "lock").open("a") as looks, (tmp_path / "lock").open("a") as stream:
         fcntl.flock(looks, fcntl.LOCK_SH)

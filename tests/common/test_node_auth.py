@@ -68,7 +68,7 @@ def test_a_request_is_good_once_also_with_its_signature_turned_over(gatekeeper, 
 
 
 @pytest.mark.parametrize(("seconds", "passes"), [(-61, False), (-59, True), (299, True), (301, False)])
-def test_a_clock_that_is_off_is_told_so(gatekeeper, keys, seconds, passes):
+def test_a_request_with_a_wrong_clock_is_refused_for_that_reason(gatekeeper, keys, seconds, passes):
     headers = flower_headers(keys.private)
     if passes:
         assert admit(gatekeeper, headers, now=NOW + timedelta(seconds=seconds)) == "north"

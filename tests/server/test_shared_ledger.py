@@ -354,7 +354,9 @@ def test_a_first_study_leaves_room_for_a_second_one_like_it_in_both_books_and_sa
 
 
 @pytest.mark.parametrize(("epsilon", "said"), [("8", "all of that"), ("20", "% of that")])
-def test_the_share_that_a_first_study_takes_is_the_operators_to_say(tmp_path: Path, epsilon: str, said: str) -> None:
+def test_the_operator_decides_which_lifetime_budget_a_first_study_declares(
+    tmp_path: Path, epsilon: str, said: str
+) -> None:
     first, text = begun(tmp_path / "first", "--pool-epsilon", epsilon)
     assert said in text
     approve(first, join(first, tmp_path / "n"))

@@ -139,7 +139,7 @@ def test_folds_are_of_one_size_and_do_not_depend_on_the_order() -> None:
         fold_of(names[:1], folds=5)
 
 
-def test_a_structure_that_only_one_way_found_counts_against_it_alone() -> None:
+def test_a_structure_falsely_found_by_one_way_lowers_only_that_ways_dice() -> None:
     rows = filled({Method.STUDENT: (math.nan, 0.5, math.nan), Method.OWN: (0.0, math.nan, math.nan)})
     assert rows[Method.STUDENT][:2] == (1.0, 0.5)
     assert rows[Method.OWN][:2] == (0.0, 1.0)

@@ -335,7 +335,7 @@ def test_what_is_no_json_is_refused_as_metadata_and_as_a_declaration(tmp_path: P
         TeacherDeclaration.read(tmp_path / DECLARED)
 
 
-def test_whatever_a_model_raises_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_any_error_of_a_model_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_json(
         tmp_path / bring.DECLARED, TeacherDeclaration(ForeignKind.BUNDLE, LABELS, ("image",), {}, 60, 4).to_json()
     )

@@ -111,7 +111,7 @@ def test_new_weights_of_the_own_teachers_are_shown_without_a_restart(site: Path)
     assert np.array_equal(before.arrays[STUDENT], after.arrays[STUDENT])
 
 
-def test_a_network_that_comes_or_goes_is_noticed(site: Path) -> None:
+def test_a_network_that_was_deleted_is_noticed(site: Path) -> None:
     cases = cases_of(site)
     cases.shown(0)
     shutil.rmtree(site / FOLDER)

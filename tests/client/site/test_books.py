@@ -254,7 +254,7 @@ def test_a_copy_of_a_sites_directory_keeps_no_second_count_beside_the_original(
         open_books(load_site(directory)).close()
 
 
-def test_a_second_path_to_the_same_ledger_is_sent_to_the_first_and_told_to_delete_nothing(
+def test_the_error_for_a_second_path_to_one_ledger_names_the_first_path_and_nothing_to_delete(
     first: Workspace, north: Path, tmp_path: Path
 ) -> None:
     """``cp -al`` and a bind mount show the same files at another path."""

@@ -80,7 +80,7 @@ def test_a_structure_seen_where_there_is_none_counts_against_the_student() -> No
     assert rows([(0.8, nothing)], [(0.8, nothing)]).keys() == {ALL, "anterior"}
 
 
-def test_a_difference_that_chance_explains_raises_no_alarm_and_is_still_said() -> None:
+def test_a_difference_that_chance_explains_raises_no_alarm_and_is_reported() -> None:
     found = rows([(0.70, 0.7), (0.60, 0.7), (0.71, 0.7)], [(0.60, 0.7), (0.75, 0.7), (0.70, 0.7)])["anterior"]
     assert found.measured.gain < 0
     assert not found.alarming

@@ -61,9 +61,7 @@ def test_a_teacher_that_is_missing_changed_or_of_another_study_is_an_empty_slot_
     assert heard("not finished") == [False, True]
 
 
-def test_one_voter_that_does_not_fit_into_memory_is_that_voters_alone(
-    teachers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_voter_that_does_not_fit_into_memory_fails(teachers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, *given: object, **more: object) -> str:
         if path.parent.name == "voter-000":
             raise MemoryError("Jane Doe")

@@ -133,7 +133,7 @@ def test_a_wrong_row_is_named_by_its_line_with_a_remedy(
         ("case_id\tanna\n", ["anna"]),
     ],
 )
-def test_what_is_wrong_with_a_table_is_said_without_its_name_or_a_patients(
+def test_the_error_without_names_for_a_table_contains_no_name_of_a_file_or_patient(
     tmp_path: Path, text: str, listed: list[str]
 ) -> None:
     path = tmp_path / "mueller.csv"

@@ -305,7 +305,7 @@ def test_recovery_of_the_newest_copy_says_that_nothing_is_missing(world: World, 
     Ledger.open(world.path, signing_key=world.key).close()
 
 
-def test_no_new_ledger_takes_the_place_of_one_that_is_gone(world: World) -> None:
+def test_no_new_ledger_is_created_where_a_standing_shows_a_missing_one(world: World) -> None:
     world.release([make_query(1, MECHANISM)])
     deleted(world)
     with pytest.raises(LedgerCorrupt, match="standing exists"):
@@ -747,7 +747,9 @@ def test_a_command_that_dies_before_the_charge_leaves_the_standing_that_tells(wo
     assert world.ledger.spent(POOL).releases == 1
 
 
-def test_a_main_file_beside_the_log_of_another_moment_is_whole_or_refused(world: World, tmp_path: Path) -> None:
+def test_a_ledger_file_with_a_log_of_another_moment_opens_with_all_charges_or_is_refused(
+    world: World, tmp_path: Path
+) -> None:
     """Part of a copy put back: SQLite plays any log into any file. The standing is that of either moment."""
     mechanism, points = make_mechanism(room_for=100), []
     for number in range(6):

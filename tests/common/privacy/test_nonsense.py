@@ -467,7 +467,7 @@ def test_the_table_calls_what_it_says_and_sound_numbers_pass() -> None:
         sound()
 
 
-def test_a_float_where_a_rational_is_due_is_told_how_to_give_one() -> None:
+def test_the_error_for_a_float_in_place_of_a_rational_says_how_to_give_a_rational() -> None:
     for call in (
         lambda: checks.check_rational("noise", 0.1),
         lambda: event(rate=0.1),

@@ -144,7 +144,7 @@ def test_a_ledger_is_found_by_the_directory_that_keeps_it(world: Path) -> None:
         typed(app, *command.split(), world / "trial")
 
 
-def test_a_file_that_is_no_ledger_is_told_as_one(
+def test_a_file_that_is_no_ledger_is_reported_as_no_ledger(
     world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = str(world / "trial/study.toml")

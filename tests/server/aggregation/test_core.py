@@ -134,7 +134,7 @@ WRONG = (out_of_turn, half_a_number, a_node_that_was_not_asked, one_node_twice, 
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
-def test_a_relay_that_says_anything_else_ends_its_run_and_nothing_is_charged(
+def test_a_relay_that_sends_any_other_frame_ends_its_run_and_nothing_is_charged(
     study: Recorded, wrong: Callable[[socket.socket, RelayFrame], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the first case the daemon starts the run; in others it is a fork of this process, which imports nothing."""

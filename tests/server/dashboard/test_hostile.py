@@ -429,9 +429,7 @@ def test_all_answers_are_in_the_hostile_study(workspace):
     assert seen(workspace).answers == QUERIES
 
 
-def test_while_the_ledger_is_in_doubt_every_figure_of_spending_is_at_least_that_and_nothing_is_guaranteed(
-    workspace, state
-):
+def test_while_the_ledger_is_in_doubt_figures_of_spending_are_lower_bounds_and_nothing_is_guaranteed(workspace, state):
     LEDGERS["a row changed"](workspace.ledger_file)
     with TestClient(create_app(Options(study=workspace.root, state=state)), base_url="http://localhost") as client:
         client.post("/login", data={"name": "ada", "password": PASSWORD})

@@ -330,7 +330,7 @@ def test_a_session_through_a_provider_ends_like_any_other(door, idp, clock):
     assert door.get("/api/overview").status_code == 401
 
 
-def test_where_no_provider_is_set_up_there_is_no_way_through_one(client):
+def test_without_an_oidc_provider_its_sign_in_routes_do_not_exist(client):
     assert client.get("/login/oidc").status_code == 404
     assert client.get("/login/oidc/back?state=a&code=b").status_code == 404
     assert "Sign in through" not in client.get("/login").text

@@ -211,7 +211,7 @@ def test_what_went_wrong_is_an_alarm_with_a_remedy(collected, tmp_path):
     )
 
 
-def test_a_silent_run_is_told_and_a_live_one_is_not(collected):
+def test_a_silent_run_raises_an_alarm_and_a_live_one_does_not(collected):
     with collected.workspace.locked():
         follower = followed(collected.workspace)
     quiet = [alarm.title for alarm in overview(follower, now=now()).alarms]
@@ -287,7 +287,7 @@ def test_a_stage_says_how_far_it_is_and_about_how_long_it_takes(collected, tmp_p
     assert stage.eta_s == pytest.approx(90)
 
 
-def test_a_changed_row_is_an_alarm_and_what_came_before_it_stands(collected, tmp_path):
+def test_a_changed_row_raises_an_alarm_and_the_rows_before_it_stay_shown(collected, tmp_path):
     workspace = copy(collected, tmp_path / "study")
     with sqlite3.connect(workspace.ledger_file) as connection:
         for name in ("rows", "heads"):

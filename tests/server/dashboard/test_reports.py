@@ -90,7 +90,7 @@ def test_a_time_that_does_not_exist_in_utc_ends_no_page(tmp_path, time):
 
 
 @pytest.mark.parametrize("number", [True, "4", "1_0"])
-def test_a_figure_that_is_no_number_is_not_taken_for_one(tmp_path, number):
+def test_a_report_with_a_figure_that_is_no_number_is_refused(tmp_path, number):
     with pytest.raises(InvalidInput, match="cannot be read"):
         taken(said(cap={**REPORT["cap"], "epsilon": number}), tmp_path)
 

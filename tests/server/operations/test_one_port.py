@@ -194,7 +194,7 @@ def test_the_certificate_of_the_port_is_renewed_from_any_of_its_studies(studies:
     assert provision.certificate(first, now=NOW).until == provision.certificate(second, now=NOW).until == until
 
 
-def test_what_cannot_stand_behind_a_port_is_refused_with_its_remedy(
+def test_a_study_that_cannot_share_another_studys_port_is_refused_with_a_remedy(
     studies: tuple[Workspace, Workspace], tmp_path: Path
 ) -> None:
     first, second = studies

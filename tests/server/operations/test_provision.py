@@ -718,7 +718,7 @@ def test_two_sites_with_one_key_are_not_both_admitted(tmp_path: Path) -> None:
         approve(workspace, copied, node_id=8)
 
 
-def test_a_site_that_was_revoked_hears_so_and_not_that_it_is_registered(workspace: Workspace, tmp_path: Path) -> None:
+def test_the_error_for_a_revoked_site_says_revoked_and_not_registered(workspace: Workspace, tmp_path: Path) -> None:
     request = join(workspace, tmp_path, "north")
     approve(workspace, request)
     provision.revoke(workspace, "north", unregister=lambda node: None)

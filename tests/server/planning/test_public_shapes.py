@@ -163,7 +163,7 @@ def test_nothing_is_advised_where_tumours_got_worse() -> None:
     assert "Do not spend" in found.summary
 
 
-def test_beside_public_pairs_it_is_said_beforehand_that_there_is_nothing_to_gain() -> None:
+def test_with_public_pairs_the_plan_says_that_no_gain_is_expected() -> None:
     terms = {"accountant": AccountantName.EXACT, "protection": Protection(Unit.PATIENT, Relation.REPLACE_ONE)}
     found = recommend(budget=Budget(8.0, 1e-5), hospitals=4, patients=9, paired=8, **terms)
     assert not found.worth_asking

@@ -63,7 +63,7 @@ def test_a_case_given_twice_is_refused_since_a_stand_in_may_be_scored_on_what_it
 
 
 @pytest.mark.slow
-def test_stand_ins_are_ahead_only_where_images_show_what_labels_say() -> None:
+def test_stand_in_teachers_lead_only_if_images_show_what_is_labelled() -> None:
     shown, hidden = rehearsed(6.0), rehearsed(0.0)
     mean, half = shown.ahead
     assert mean - half > 0
@@ -106,7 +106,7 @@ def test_a_lead_is_worth_more_the_more_of_it_comes_through() -> None:
 
 
 @pytest.mark.slow
-def test_the_plan_rehearses_on_the_cases_it_is_given_and_prints_what_it_stands_on(
+def test_the_plan_rehearses_on_the_given_cases_and_prints_its_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_phantoms(tmp_path / "cases", cases=4, seed=0)

@@ -202,7 +202,7 @@ def test_a_verdict_on_another_student_or_of_nobody_admitted_is_not_taken(fed: Fe
     assert gate_state(workspace).verdicts == ()
 
 
-def test_a_hospitals_newer_verdict_takes_the_place_of_its_older_and_never_the_other_way(fed: Federation) -> None:
+def test_a_hospitals_newer_verdict_replaces_its_older_one_and_never_the_reverse(fed: Federation) -> None:
     take(fed, verdict(fed, "site-0", "better"), verdict(fed, "site-0", "worse", time=LATE))
     with pytest.raises(InvalidInput, match="signed after"):
         take(fed, verdict(fed, "site-0", "better"))

@@ -348,7 +348,7 @@ def spent_by_pool(workspace: Workspace) -> Iterator[tuple[str, Fraction]]:
             yield declared.pool, ledger.spent(declared.pool).mu_squared
 
 
-def test_a_study_that_asks_about_all_volumes_at_once_takes_none_in_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_joint_study_refuses_added_volumes_and_says_what_to_do(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "joint")
     study = replace(study_of(StartConfig()), codec=CodecConfig(joint=True))
     setup.create_study(workspace, study)

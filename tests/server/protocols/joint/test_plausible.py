@@ -77,7 +77,7 @@ def test_at_either_end_of_the_honest_range_half_of_the_false_alarms_occur(frame:
         assert 0.25 * FALSE_ALARMS / 2 < warned(frame, seen) < 2.5 * FALSE_ALARMS / 2
 
 
-def test_answers_that_cancel_each_other_and_answers_that_are_too_large_are_told_apart() -> None:
+def test_answers_that_cancel_each_other_and_answers_that_are_too_large_raise_different_warnings() -> None:
     noise_share = NoiseShare(20.0, 8.0)  # a fifth of what is expected is noise
     weak, large = PlausibilityTest(18.0, 100, noise_share), PlausibilityTest(400.0, 100, noise_share)
     assert "smaller" in weak.warnings[0]
