@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import resource
-import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.run import RATIO, Figure, figure
+from benchmarks.run import RATIO, Figure, command_cpu_s, figure, ratios
 
 REPEATS = 7
 PROGRAM = "from consilium.cli.main import main; main()"
@@ -32,15 +30,8 @@ def figures() -> Iterator[Figure]:
             archive.extractall(folder, filter="data")
         for _ in range(REPEATS + 1):
             for name, command in (*commands.items(), ("library", library)):
-                took[name].append(_cpu(command, folder=folder))
+                took[name].append(command_cpu_s(command, cwd=folder))
     for name in commands:
-        ratios = [one / other for one, other in zip(took[name][1:], took["library"][1:], strict=True)]
-        yield figure(f"consilium {name} beside importing dp-accounting", ratios, RATIO)
+        beside = ratios(took[name][1:], took["library"][1:])
+        yield figure(f"consilium {name} beside importing dp-accounting", beside, RATIO)
         yield figure(f"consilium {name}", took[name][1:], "s")
-
-
-def _cpu(command: Sequence[str], *, folder: str) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, capture_output=True, cwd=folder)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -5,7 +5,6 @@ only.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.run import Figure
+from benchmarks.run import Figure, process_cpu_s
 
 LOOK_S = 0.2
 KINDS = {
@@ -66,12 +65,10 @@ def _family(root: int) -> dict[int, tuple[str, float]]:
         if not entry.name.isdigit():
             continue
         try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            words = (entry / "cmdline").read_text().replace("\0", " ")
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            seen[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " "), process_cpu_s(entry.name)
         except OSError:  # the process has just ended
             continue
-        parents[int(entry.name)] = int(fields[1])
-        seen[int(entry.name)] = words, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     found, wanted = {}, [root]
     while wanted:
         pid = wanted.pop()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.run import RATIO, Figure, figure
+from benchmarks.run import RATIO, Figure, command_cpu_s, figure, ratios
 
 COMMANDS = (
     "",
@@ -28,19 +26,6 @@ REPETITIONS = 3
 AIM = "under 0.3 s"
 
 
-def seconds(command: Sequence[str | Path], environment: Mapping[str, str]) -> float:
-    """Return the processor seconds of a command and its children; the command must succeed.
-
-    Args:
-        command: The command.
-        environment: Variables to add.
-    """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def figures() -> Iterator[Figure]:
     """Yield the time of each command's help, of completing ``consilium study`` and of Flower's help, and their
     ratio.
@@ -56,12 +41,8 @@ def figures() -> Iterator[Figure]:
     found: dict[str, list[float]] = {name: [] for name in asked}
     for _ in range(REPETITIONS):
         for name, (command, environment) in asked.items():
-            found[name].append(seconds(command, environment))
+            found[name].append(command_cpu_s(command, env=os.environ | environment))
     for name, values in found.items():
         yield figure(name, values, "CPU s", aim="" if name.startswith("flwr") else AIM)
     ours = [statistics.mean(found[name][turn] for name in asked if "consilium" in name) for turn in range(REPETITIONS)]
-    yield figure(
-        "mean of the above beside flwr --help",
-        [one / flwr for one, flwr in zip(ours, found["flwr --help"], strict=True)],
-        RATIO,
-    )
+    yield figure("mean of the above beside flwr --help", ratios(ours, found["flwr --help"]), RATIO)

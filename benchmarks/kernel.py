@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.run import RATIO, Figure, figure
+from benchmarks.run import RATIO, Figure, figure, ratios
 from benchmarks.training import GRID, in_turn
 from common.models.unet import build_unet
 from server.protocols.joint.kernel import ROWS_AT_ONCE, weight_gradients
@@ -36,7 +36,7 @@ def figures() -> Iterator[Figure]:
     expected = one_by_one()
     error = float((together() - expected).abs().max() / expected.abs().max())
     took = in_turn({"one by one": one_by_one, "together": together})
-    ratios = [a / b for a, b in zip(took["together"], took["one by one"], strict=True)]
-    yield figure("rows together beside a backward pass each", ratios, RATIO)
+    beside = ratios(took["together"], took["one by one"])
+    yield figure("rows together beside a backward pass each", beside, RATIO)
     yield figure("a row", [each / ROWS for each in took["together"]], "s")
     yield Figure("largest difference, of the largest entry", error, "")

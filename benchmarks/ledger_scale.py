@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.run import Figure, figure, measured_alone, memory_mib
+from benchmarks.run import Figure, cpu_s, figure, measured_alone, memory_mib
 from common.canonical import sha256_bytes
 from common.ledger.charges import PoolDeclaration, RosterEntry
 from common.privacy.mechanism import MAX_STATED_STD, Mechanism, QuerySpec
@@ -73,10 +72,10 @@ def measured(path: Path, *, releases: int, sites: int) -> dict[str, Any]:
 
     found: dict[str, Any] = {"ledger_bytes": path.stat().st_size}
     found["memory"] = measured_alone("benchmarks.ledger_scale", path)
-    found["open"] = min(_cpu(lambda: Ledger.open(path).close()) for _ in range(3))
+    found["open"] = min(cpu_s(lambda: Ledger.open(path).close()) for _ in range(3))
     with Ledger.open(path, signing_key=key) as ledger:
-        found["receipt"] = _cpu(lambda: ledger.receipts_due("site-0000", after=ledger.row_count - BATCH)[-1]())
-    found["verify"] = _cpu(lambda: verify(path).raise_for_problems())
+        found["receipt"] = cpu_s(lambda: ledger.receipts_due("site-0000", after=ledger.row_count - BATCH)[-1]())
+    found["verify"] = cpu_s(lambda: verify(path).raise_for_problems())
     return found
 
 
@@ -85,12 +84,6 @@ def opened(path: Path) -> float:
     before = memory_mib()
     with Ledger.open(path):
         return memory_mib() - before
-
-
-def _cpu(work: Callable[[], object]) -> float:
-    started = time.process_time()
-    work()
-    return time.process_time() - started
 
 
 def figures() -> Iterator[Figure]:

@@ -3,7 +3,7 @@
 A bare commit inserts one row of a release's size (WAL, FULL). Bare commits, single releases and batches of 64 take
 turns, so that other load on the machine affects all three. Drawing noise is not included: answers are zeros.
 
-    python benchmarks/ledger_speed.py --folder /data/study --rounds 400
+    python -m benchmarks.ledger_speed --folder /data/study --rounds 400
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ It reports the area under the ROC curve over all (network, record) pairs, with a
 networks, beside the largest area that (ε, δ) allows. A failed attack is no proof of privacy: these are two attacks with
 few shadow models, on one toy problem or one network.
 
-    python benchmarks/membership.py --models 16 --epsilon 2
-    python benchmarks/membership.py --models 8 --examples 40 --epsilon 8 --data data/Task04_Hippocampus
+    python -m benchmarks.membership --models 16 --epsilon 2
+    python -m benchmarks.membership --models 8 --examples 40 --epsilon 8 --data data/Task04_Hippocampus
 """
 
 from __future__ import annotations

@@ -4,22 +4,20 @@ Network (the teachers'), batch, loss and thread are the same. Times are the best
 interleaved so that other load affects all alike. Peak memory is measured in a fresh process for each: the highest
 resident memory minus that before the first step.
 
-    python benchmarks/private_step.py --rounds 5
+    python -m benchmarks.private_step --rounds 5
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from benchmarks.run import cpu_s, measured_alone, memory_mib
 from client.training.private.clipped_sums import integer_sum
 from client.training.private.gradients import per_patient, plain_weights, segmentation_loss
 from client.training.private.strategies_3d import clipped_parts
@@ -108,21 +106,10 @@ WAYS: dict[str, Callable[[int, int], Step]] = {
 }
 
 
-def resident_mb(field: str) -> float:
-    """Return this process's resident memory in MB, now (``VmRSS``) or at its highest (``VmHWM``). Linux only."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith(f"{field}:"))) / 1024
-
-
 def peak_mb(way: str, patients: int, chunk: int) -> float:
     """Return the resident memory in MB that a step adds, measured in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--memory-of", way, "--patients", str(patients), "--chunk", str(chunk)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return float(done.stdout)
+    options = ("--memory-of", way, "--patients", patients, "--chunk", chunk)
+    return float(measured_alone("benchmarks.private_step", *options))
 
 
 def main() -> None:
@@ -136,10 +123,10 @@ def main() -> None:
     if options.memory_of:
         step = WAYS[options.memory_of](options.patients, options.chunk)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # reset the highest resident memory
-        before = resident_mb("VmRSS")
+        before = memory_mib()
         step()
         step()
-        print(resident_mb("VmHWM") - before)
+        print(memory_mib("VmHWM") - before)
         return
     steps = {name: make(options.patients, options.chunk) for name, make in WAYS.items()}
     best = dict.fromkeys(steps, float("inf"))
@@ -147,9 +134,7 @@ def main() -> None:
         step()
     for _ in range(options.rounds):
         for name, step in steps.items():
-            started = time.process_time()
-            step()
-            best[name] = min(best[name], time.process_time() - started)
+            best[name] = min(best[name], cpu_s(step))
     rows = [
         {
             "way": name,

@@ -9,7 +9,6 @@ Linux only.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks.run import RATIO, Figure, figure
+from benchmarks.run import RATIO, Figure, figure, process_cpu_s, ratios
 from client.app import POLL_S as TASK_POLL_S
 from common.config import CollectionConfig
 from common.engine import flower_env
@@ -115,9 +114,8 @@ def figures() -> Iterator[Figure]:
                 for name, way in ways.items():
                     rounds[name].append(way())
     middle = {name: [statistics.median(each) for each in turns] for name, turns in rounds.items()}
-    ratios = {name: [one / other for one, other in zip(middle["ours"], middle[name], strict=True)] for name in ways}
-    yield figure("a round beside bare Flower's", ratios["bare"], RATIO, aim="≤ 1.05 ×")
-    yield figure("a round beside an empty app's over our daemons", ratios["empty"], RATIO)
+    yield figure("a round beside bare Flower's", ratios(middle["ours"], middle["bare"]), RATIO, aim="≤ 1.05 ×")
+    yield figure("a round beside an empty app's over our daemons", ratios(middle["ours"], middle["empty"]), RATIO)
     for name, words in (("ours", "a round"), ("bare", "bare Flower's round"), ("empty", "the empty app's round")):
         yield figure(words, [one for turn in rounds[name] for one in turn], "s")
 
@@ -135,11 +133,7 @@ def _idle(daemons: tuple[Daemon, ...]) -> Iterator[Figure]:
 
 def cpu_s(daemon: Daemon) -> float:
     """Return the processor seconds so far of a daemon and its child processes."""
-    total = 0.0
-    for pid in daemon.members():
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+    return sum(map(process_cpu_s, daemon.members()))
 
 
 def run_for(workspace: Workspace, rounds: int, *, meanwhile: Callable[[int], None] = lambda _: None) -> list[float]:

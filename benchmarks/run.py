@@ -15,10 +15,12 @@ import importlib
 import json
 import os
 import platform
+import resource
 import sqlite3
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -114,6 +116,37 @@ def measured_alone(module: str, *arguments: object) -> Any:
     command = [sys.executable, "-m", module, *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return json.loads(subprocess.run(command, check=True, capture_output=True, env=environment).stdout)
+
+
+def cpu_s(work: Callable[[], object]) -> float:
+    """Return the processor seconds of a call."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def command_cpu_s(command: Sequence[str | Path], **options: Any) -> float:
+    """Return the processor seconds of a command and its children; the command must succeed.
+
+    Args:
+        command: The command.
+        options: Further arguments of :func:`subprocess.run`.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, capture_output=True, **options)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def process_cpu_s(pid: int | str) -> float:
+    """Return the processor seconds so far of a process without its children. Linux only."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ratios(ours: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the ratio of each repetition to the other one that was measured beside it."""
+    return [one / other for one, other in zip(ours, others, strict=True)]
 
 
 def memory_mib(what: str = "VmRSS", *, pid: int | str = "self") -> float:

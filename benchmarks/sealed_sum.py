@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -22,7 +21,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.core import RecordedSites, federation
-from benchmarks.run import RATIO, Figure, figure
+from benchmarks.run import RATIO, Figure, cpu_s, figure
 from client.masked import masked_code
 from common.canonical import canonical_bytes
 from common.evidence import sign_word
@@ -39,13 +38,6 @@ from server.study.workspace import Site
 SITES = (8, 64, 256, 1_000)
 STUDY, BATCH, QUERY, LEDGER = "a" * 64, "b" * 64, "c" * 64, "d" * 32
 DRAW = DrawId(STUDY, LEDGER, BATCH, 1)
-
-
-def cpu(work: Callable[[], object]) -> float:
-    """Return the processor seconds of a call."""
-    started = time.process_time()
-    work()
-    return time.process_time() - started
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +86,8 @@ def measured(sites: int, dimension: int) -> Cost:
         return masked_code(code, query, share, roster=roster, me=name, private=private[name], sampler=rounded_gaussian)
 
     me = "site-0000"
-    checking, masking = cpu(lambda: unconfirmed(roster, me=me, peers=peers)), cpu(lambda: one(me))
-    noise = cpu(lambda: rounded_gaussian(dimension, share))
+    checking, masking = cpu_s(lambda: unconfirmed(roster, me=me, peers=peers)), cpu_s(lambda: one(me))
+    noise = cpu_s(lambda: rounded_gaussian(dimension, share))
     words = np.random.default_rng(0).integers(0, 1 << 63, dimension, dtype=np.uint64)
 
     def add() -> None:
@@ -103,7 +95,7 @@ def measured(sites: int, dimension: int) -> Cost:
         for _ in range(sites):
             total += words
 
-    adding, opening = cpu(add), cpu(lambda: noisy_sum([code] * sites, mechanism))
+    adding, opening = cpu_s(add), cpu_s(lambda: noisy_sum([code] * sites, mechanism))
     if sites <= 16:  # compute one whole sum, to check that the timed functions give a valid one
         total = np.sum([one(name) for name in identities], axis=0, dtype=np.uint64)
         unmasked(np.asarray(total), mechanism, sites=sites)

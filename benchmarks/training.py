@@ -6,7 +6,6 @@ One thread, the teachers' network, a batch of two volumes of 32 × 48 × 32; all
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -16,7 +15,7 @@ from monai.losses import DiceLoss
 from monai.transforms import Compose
 
 from benchmarks.private_step import WAYS
-from benchmarks.run import RATIO, Figure, figure
+from benchmarks.run import RATIO, Figure, cpu_s, figure, ratios
 from common.config import TrainingConfig
 from common.models.fit import MAX_GRADIENT_NORM, WEIGHT_DECAY, fit
 from common.models.unet import build_unet
@@ -41,9 +40,10 @@ def figures() -> Iterator[Figure]:
             "monai": lambda: loop(images, labels, monais(GRID)),
         }
     )
-    yield figure("fit beside a plain loop without augmentation", _over(took, "fit", "plain"), RATIO, aim="≤ 1.25 ×")
-    yield figure("fit beside a MONAI loop, same augmentation", _over(took, "fit", "monai"), RATIO, aim="≤ 1.05 ×")
-    yield figure("fit without augmentation beside a plain loop", _over(took, "still", "plain"), RATIO)
+    beside = {other: ratios(took["fit"], took[other]) for other in ("plain", "monai")}
+    yield figure("fit beside a plain loop without augmentation", beside["plain"], RATIO, aim="≤ 1.25 ×")
+    yield figure("fit beside a MONAI loop, same augmentation", beside["monai"], RATIO, aim="≤ 1.05 ×")
+    yield figure("fit without augmentation beside a plain loop", ratios(took["still"], took["plain"]), RATIO)
     yield figure("a step of fit", [each / RECIPE.steps for each in took["fit"]], "s")
     try:
         opacus = WAYS["opacus hooks"](PATIENTS, CHUNK)
@@ -52,8 +52,8 @@ def figures() -> Iterator[Figure]:
         return
     ours = WAYS["per patient (vmap)"](PATIENTS, CHUNK)
     took = in_turn({"ours": ours, "opacus": opacus, "plain": WAYS["plain"](PATIENTS, CHUNK)})
-    yield figure("private gradients beside Opacus' hooks", _over(took, "ours", "opacus"), RATIO)
-    yield figure("private gradients beside plain ones", _over(took, "ours", "plain"), RATIO)
+    yield figure("private gradients beside Opacus' hooks", ratios(took["ours"], took["opacus"]), RATIO)
+    yield figure("private gradients beside plain ones", ratios(took["ours"], took["plain"]), RATIO)
 
 
 def loop(images: np.ndarray, labels: np.ndarray, transform: Compose | None) -> None:
@@ -88,14 +88,8 @@ def in_turn(ways: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
     took: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(REPEATS + 1):
         for name, way in ways.items():
-            started = time.process_time()
-            way()
-            took[name].append(time.process_time() - started)
+            took[name].append(cpu_s(way))
     return {name: each[1:] for name, each in took.items()}
-
-
-def _over(took: Mapping[str, list[float]], one: str, other: str) -> list[float]:
-    return [a / b for a, b in zip(took[one], took[other], strict=True)]
 
 
 _network = partial(build_unet, RECIPE.channels, in_channels=1, out_channels=CLASSES, seed=1)

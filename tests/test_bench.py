@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -34,6 +35,14 @@ def test_a_recorded_result_says_where_of_what_and_how_well_it_was_measured(resul
 def test_every_part_is_a_module_and_every_result_is_of_a_part() -> None:
     assert all(find_spec(module) is not None for module in PARTS.values())
     assert {path.stem for path in RESULTS.glob("*.json")} <= PARTS.keys()
+
+
+def test_every_command_line_of_a_benchmark_starts_it_as_a_module() -> None:
+    """``python benchmarks/NAME.py`` finds none of the packages, because its folder is then the first on the path."""
+    pages = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile"]
+    named = [found for page in pages for found in re.findall(r"python (?:-m )?(benchmarks\S\w+)", page.read_text())]
+    assert named
+    assert [name for name in named if "/" in name or find_spec(name) is None] == []
 
 
 def test_a_process_s_peak_memory_is_its_own_and_not_its_parent_s() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.run import process_cpu_s
 from common.sockets import free_ports
 from server.dashboard.auth import Role, UserFile
 from tests.dashboard_study import Recorded, make_study_directory
@@ -44,8 +44,7 @@ class Dashboard:
     @property
     def cpu_s(self) -> float:
         """User and system time of the process so far, from /proc."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return process_cpu_s(self.process.pid)
 
     def health(self) -> dict:
         with urllib.request.urlopen(f"{self.url}/healthz", timeout=600) as answer:

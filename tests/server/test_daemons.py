@@ -234,28 +234,12 @@ def test_a_node_id_is_read_from_the_latest_start_only(node: SiteNode) -> None:
 @pytest.mark.parametrize("site", ["", "a\nb", "a\0"])
 def test_bad_site_names_are_refused(node: SiteNode, site: str) -> None:
     with pytest.raises(InvalidInput, match="site"):
-        SiteNode(
-            site=site,
-            folder=node.folder,
-            superlink=node.superlink,
-            root_certificates=node.root_certificates,
-            keys=node.keys,
-            socket=node.socket,
-            port=node.port,
-        )
+        replace(node, site=site)
 
 
 def test_a_node_without_its_key_is_refused(node: SiteNode, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="existing file"):
-        SiteNode(
-            site="A",
-            folder=node.folder,
-            superlink=node.superlink,
-            root_certificates=node.root_certificates,
-            keys=NodeKeys(private=tmp_path / "none", public=tmp_path / "none.pub"),
-            socket=node.socket,
-            port=node.port,
-        )
+        replace(node, keys=NodeKeys(private=tmp_path / "none", public=tmp_path / "none.pub"))
 
 
 def test_health_means_the_study_s_own_server(tmp_path: Path, server: FlowerServer) -> None:

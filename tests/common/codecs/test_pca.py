@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -165,16 +166,7 @@ def test_its_arrays_cannot_be_changed(codec: PcaCodec) -> None:
 
 def test_a_power_beyond_the_radius_is_refused(codec: PcaCodec) -> None:
     with pytest.raises(InvalidInput, match="power"):
-        PcaCodec(
-            basis=codec.basis,
-            centre=codec.centre,
-            metric=codec.metric,
-            variances=codec.variances,
-            powers=codec.powers * 2,
-            radius=codec.radius,
-            grid=codec.grid,
-            provenance=codec.provenance,
-        )
+        replace(codec, powers=codec.powers * 2)
 
 
 def test_another_codec_name_is_refused_by_the_study() -> None:
