@@ -14,7 +14,7 @@ import pytest
 from client.operations import staff_decisions
 from client.teachers.pulled_student import STUDENT_DIR
 from common.data.msd import read_dataset
-from common.hospital_page import OwnPeer
+from common.hospital_page import OwnAlarm, OwnPeer
 from common.models.student_bundle import WEIGHTS
 from common.models.unet import build_unet, weights_to_bytes
 from common.sockets import free_ports
@@ -111,6 +111,17 @@ def test_other_hospitals_names_and_keys_are_readable_on_a_phone(browser) -> None
     assert all(box["width"] >= 80 and box["right"] <= 390 for box in boxes)
     assert boxes[0]["height"] < 40  # one line
     page.close()
+
+
+def test_an_alarm_with_a_long_path_fits_a_phone(browser) -> None:
+    """A SuperNode's alarm names its log; a path of 41 characters once made the page wider than the phone."""
+    alarm = OwnAlarm(f"supernode north: ended; log /srv/{'longfolder/' * 6}supernode.log", "`consilium site up`", True)
+    site_dir = f"/srv/{'longfolder/' * 6}site"
+    text = client_of(Fixed(facts(alarms=(alarm,), site_dir=site_dir))).get("/").text
+    with browser.new_page(viewport={"width": 390, "height": 844}) as page:
+        page.set_content(text)
+        page.add_style_tag(path=HERE / "static" / "dashboard.css")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_the_drawn_label_lies_over_the_students_in_white_and_black(tmp_path: Path, open_page) -> None:
