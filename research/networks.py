@@ -48,9 +48,8 @@ def measure_networks(bench: Bench, seconds: float, report: Callable[[str], None]
         report: Called with each network's name.
     """
     cell = NumbersFile(bench.kept.file("networks", [repr(bench.setting), seconds, bench.seed, WIDTHS], ".json"))
-    patients = np.concatenate([site.images for site in bench.roles.private])
-    labels = np.concatenate([site.labels for site in bench.roles.private])
-    targets = np.stack([one_hot(label, bench.classes) for label in labels])
+    pooled = bench.roles.pooled
+    targets = np.stack([one_hot(label, bench.classes) for label in pooled.labels])
     taught: np.ndarray | None = None
     for role in ROLES:
         for network, channels in WIDTHS.items():
@@ -60,9 +59,9 @@ def measure_networks(bench: Bench, seconds: float, report: Callable[[str], None]
             report(arm)
             recipe = replace(getattr(bench.setting, role), network=network, channels=channels)
             if role == "teacher":
-                cell.add(_trained(bench, arm, recipe, patients, targets, seconds=seconds))
+                cell.add(_trained(bench, arm, recipe, pooled.images, targets, seconds=seconds))
                 continue
-            taught = _answers(bench, patients, targets) if taught is None else taught
+            taught = _answers(bench, pooled.images, targets) if taught is None else taught
             cell.add(_trained(bench, arm, recipe, bench.images, taught, seconds=seconds))
     return cell.values()
 

@@ -84,15 +84,13 @@ def dp_sgd(bench: Bench, arm: str) -> dict[str, float]:
     Returns:
         Metrics, and ε by neighbouring relation.
     """
-    setting, sites = bench.setting, bench.roles.private
-    images, labels = (np.concatenate([getattr(site, f) for site in sites]) for f in ("images", "labels"))
+    setting, pooled = bench.setting, bench.roles.pooled
     own = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta)
     steps = min(own.steps, setting.teacher.steps)
     settings = replace(own, clip=PAPER_CLIP, per_layer=True, neighbours=Neighbours.REPLACE_ONE, steps=steps)
-    plan = settings.plan(patients=len(images)) if arm == DP_SGD[1] else printed_plan(bench, settings, len(images))
-    trained = train_privately(
-        VoterData(images, labels, bench.classes), setting.teacher, settings, TrainingJournal(plan), seed=bench.seed
-    )
+    plan = settings.plan(patients=len(pooled)) if arm == DP_SGD[1] else printed_plan(bench, settings, len(pooled))
+    part = VoterData(pooled.images, pooled.labels, bench.classes)
+    trained = train_privately(part, setting.teacher, settings, TrainingJournal(plan), seed=bench.seed)
     costs = {
         f"{arm}|{_COST}|{relation}": epsilon_of(plan.event, delta=setting.delta, neighbours=relation)
         for relation in Neighbours

@@ -39,7 +39,7 @@ from client.training.private.blocks import blocks_of
 from client.training.private.clipped_sums import integer_sum
 from client.training.private.gradients import per_patient, plain_weights, segmentation_loss
 from client.training.private.mac import Penalty, mac_loss
-from client.training.private.settings import PrivateSettings, defaults
+from client.training.private.settings import PrivateSettings
 from client.training.private.teachers import train_privately
 from common.canonical import digest
 from common.config import STUDENT_RECIPE, DataConfig, TrainingConfig
@@ -53,7 +53,7 @@ from common.privacy.training import Neighbours, epsilon_of
 from research.bench import Bench
 from research.roles import BenchData, CaseRoles, Cases
 from research.setting import Setting
-from research.volumes import LAYER_CLIP
+from research.volumes import recipe_of
 
 METHODS = ("dp-sgd", "dp-sgd-layers", "dp-bbb", "dp-mac")
 STARTS = ("public", "random")
@@ -82,12 +82,8 @@ class SharedTerms:
     network: TrainingConfig
 
     def settings(self, method: str, *, begun: bool) -> PrivateSettings:
-        """Return a method's default recipe at these terms; ``dp-sgd-layers`` is dp-sgd with a clipping norm for each
-        layer.
-        """
-        layers = method.endswith("-layers")
-        own = defaults(method.removesuffix("-layers"), epsilon=self.epsilon, delta=self.delta, begun=begun)
-        own = dataclasses.replace(own, clip=LAYER_CLIP, per_layer=True) if layers else own
+        """Return a method's default recipe at these terms."""
+        own = recipe_of(method, epsilon=self.epsilon, delta=self.delta, begun=begun)
         return dataclasses.replace(own, steps=self.steps or own.steps, chunk=CHUNK)
 
 

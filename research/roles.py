@@ -83,6 +83,12 @@ class CaseRoles:
         paired = () if self.paired is None else (self.paired,)
         return (*self.private, self.public, self.maps, self.held_out, *paired)
 
+    @property
+    def pooled(self) -> Cases:
+        """The cases of all hospitals, as if they were one; they have no patients' names."""
+        images, labels = ([getattr(site, what) for site in self.private] for what in ("images", "labels"))
+        return Cases(np.concatenate(images), np.concatenate(labels))
+
 
 @dataclass(frozen=True, slots=True)
 class BenchData:

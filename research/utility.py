@@ -30,7 +30,6 @@ from consilium.memory.asked import AnswerInMemory
 from research.asked import ask, noised
 from research.bench import Bench, hard
 from research.home import CHOSEN, HOME, measure_home
-from research.roles import Cases
 from research.scores import at_site, scored
 from research.setting import CENTRAL, CENTRAL_PAPER, SHARED, SILOS, SILOS_MEAN
 from research.silos import at_silos
@@ -280,7 +279,7 @@ def all_data(bench: Bench) -> torch.nn.Module:
     recipe = TrainingConfig(steps=student.steps, channels=student.channels, network=student.network)
 
     def train() -> torch.nn.Module:
-        pooled, model = _pooled(bench), bench.empty(recipe, seed=bench.seed)
+        pooled, model = bench.roles.pooled, bench.empty(recipe, seed=bench.seed)
         targets = np.stack([one_hot(label, bench.classes) for label in pooled.labels])
         fit(model, pooled.images, targets, recipe, seed=bench.seed)
         return model
@@ -300,7 +299,7 @@ def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> t
         start: The public start, if any.
         layer_clip: Clip every layer to this norm, in place of one norm for all layers.
     """
-    setting, pooled = bench.setting, _pooled(bench)
+    setting, pooled = bench.setting, bench.roles.pooled
     settings = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta, begun=start is not None)
     settings = replace(settings, neighbours=Neighbours.REPLACE_ONE)
     if layer_clip is not None:
@@ -313,8 +312,3 @@ def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> t
         seed=bench.seed,
         start=None if start is None else bench.start_file(),
     ).model
-
-
-def _pooled(bench: Bench) -> Cases:
-    private = bench.roles.private
-    return Cases(np.concatenate([site.images for site in private]), np.concatenate([site.labels for site in private]))

@@ -99,9 +99,7 @@ class VolumeCell:
         """Return the strategy's recipe; None for a method without a guarantee."""
         if self.epsilon is None or self.delta is None:
             return None
-        layers = self.method.endswith("-layers")
-        own = defaults(self.method.removesuffix("-layers"), epsilon=self.epsilon, delta=self.delta, begun=self.begun)
-        own = dataclasses.replace(own, clip=LAYER_CLIP, per_layer=True) if layers else own
+        own = recipe_of(self.method, epsilon=self.epsilon, delta=self.delta, begun=self.begun)
         return with_fields(own, dict(self.changes))
 
     def to_json(self) -> dict[str, Any]:
@@ -112,6 +110,12 @@ class VolumeCell:
             recipe |= {name: str(value) for name, value in private.facts().items()}
         facts = {"data": "hippocampus", "name": self.name, "epsilon": self.epsilon, "delta": self.delta}
         return {**facts, "seed": self.seed, "recipe": recipe}
+
+
+def recipe_of(method: str, *, epsilon: float, delta: float, begun: bool) -> PrivateSettings:
+    """Return a method's default recipe; ``dp-sgd-layers`` is dp-sgd with a clipping norm for each layer."""
+    own = defaults(method.removesuffix("-layers"), epsilon=epsilon, delta=delta, begun=begun)
+    return dataclasses.replace(own, clip=LAYER_CLIP, per_layer=True) if method.endswith("-layers") else own
 
 
 def changed_volume(cell: VolumeCell, changes: Mapping[str, str]) -> VolumeCell:
