@@ -12,7 +12,7 @@ import typer
 from common.errors import InvalidInput
 from consilium.cli.options import LOG_TO, check_port
 from consilium.cli.say import say
-from server.dashboard.auth import Role, UserFile
+from server.dashboard.auth import Role, users_file
 
 app = typer.Typer(
     add_completion=False,
@@ -88,7 +88,7 @@ def dashboard(
     )
     options = options_for(listen, options, hosts=hosts)
     check_port(bind, port)
-    if oidc is None and not UserFile(state / "users.json").users():
+    if oidc is None and not users_file(state).users():
         say(f"nobody can sign in yet: consilium dashboard user add NAME --role operator --state {state}", err=True)
     say(f"dashboard: {listen.url}")
     sys.stdout.flush()
@@ -106,7 +106,7 @@ def add(
 
     Example: consilium dashboard user add ada --role operator --state trial-dashboard
     """
-    _users(state).add(name, role, _password(password_stdin))
+    users_file(state).add(name, role, _password(password_stdin))
     say(f"{name} may sign in as {role}")
 
 
@@ -116,7 +116,7 @@ def password(name: Name, state: State = Path("dashboard"), password_stdin: FromS
 
     Example: consilium dashboard user password ada --state trial-dashboard
     """
-    users = _users(state)
+    users = users_file(state)
     known = users.users().get(name)
     if known is None:
         raise InvalidInput("user", value=name, limit="an existing user", remedy="see `consilium dashboard user list`")
@@ -130,7 +130,7 @@ def remove(name: Name, state: State = Path("dashboard")) -> None:
 
     Example: consilium dashboard user remove ada --state trial-dashboard
     """
-    _users(state).remove(name)
+    users_file(state).remove(name)
     say(f"{name} can no longer sign in")
 
 
@@ -140,7 +140,7 @@ def list_users(state: State = Path("dashboard")) -> None:
 
     Example: consilium dashboard user list --state trial-dashboard
     """
-    for user in _users(state).users().values():
+    for user in users_file(state).users().values():
         say(f"{user.name:<24} {user.role}")
 
 
@@ -189,10 +189,6 @@ def read_token(path: Path) -> str:
             remedy="write a longer random token",
         )
     return token
-
-
-def _users(state: Path) -> UserFile:
-    return UserFile(state / "users.json")
 
 
 def _password(from_stdin: bool) -> str:

@@ -19,7 +19,7 @@ from common.https import opener
 from common.objects import write_atomically
 from common.process import DaemonSpec, ProcessGroup, base_env
 from common.sockets import free_ports
-from server.dashboard.auth import Role, UserFile
+from server.dashboard.auth import Role, users_file
 
 HOST = "127.0.0.1"
 USER = "operator"
@@ -73,7 +73,7 @@ def demo_password(state: Path) -> str:
     if not path.exists():
         write_atomically(path, (secrets.token_urlsafe(12) + "\n").encode(), mode=0o600)
     password = path.read_text(encoding="utf-8").strip()
-    users = UserFile(state / "users.json")
+    users = users_file(state)
     if users.check(USER, password) is None:
         users.add(USER, Role.OPERATOR, password, replace=USER in users.users())
     return password

@@ -31,7 +31,7 @@ from common.security_log.follow import LogFollower as SecurityLog
 from common.security_log.program import STATE
 from common.security_log.sinks import open_sink
 from server.dashboard import api, health, pages, sign_in
-from server.dashboard.auth import Sessions, Throttle, UserFile
+from server.dashboard.auth import Sessions, Throttle, users_file
 from server.dashboard.live import Live
 from server.dashboard.oidc import Provider, Settings
 from server.dashboard.read_model import Follower
@@ -80,18 +80,6 @@ class Options:
     poll_s: float = 1.0
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-
-
-def users_file(state: Path) -> UserFile:
-    """Return the file of a dashboard's local users.
-
-    Args:
-        state: The dashboard's state directory.
-
-    Returns:
-        ``users.json`` in this directory; it need not exist.
-    """
-    return UserFile(state / "users.json")
 
 
 def create_app(options: Options) -> FastAPI:

@@ -385,6 +385,18 @@ def _scrypt(password: str, salt: bytes) -> bytes:
     return hashlib.scrypt(password.encode(), salt=salt, maxmem=_SCRYPT_MEMORY, dklen=32, **_SCRYPT)
 
 
+def users_file(state: Path) -> UserFile:
+    """Return the file of a dashboard's local users.
+
+    Args:
+        state: The dashboard's state directory.
+
+    Returns:
+        ``users.json`` in this directory; it need not exist.
+    """
+    return UserFile(state / "users.json")
+
+
 def _parse(content: bytes) -> dict[str, User]:
     limit = "a file that `consilium dashboard user add` wrote"
     with parsing("users file", limit=limit):

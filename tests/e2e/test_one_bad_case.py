@@ -19,8 +19,8 @@ from common.data.dataset import PatientIdentity
 from common.data.msd import Case, write_dataset
 from common.data.synthetic import study_data, write_phantoms
 from consilium.demo.federation import write_server, write_sites
-from server.dashboard.app import Options, users_file
-from server.dashboard.auth import Role
+from server.dashboard.app import Options
+from server.dashboard.auth import Role, users_file
 from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
 from server.study.workspace import Workspace

@@ -21,8 +21,8 @@ from common.student_statement import StudentStatement
 from consilium.demo import federation as daemons
 from consilium.demo import run as demo
 from consilium.demo.options import DemoOptions
-from server.dashboard.app import Options, users_file
-from server.dashboard.auth import Role
+from server.dashboard.app import Options
+from server.dashboard.auth import Role, users_file
 from server.public.statement_files import STUDENTS, said_file
 from tests.e2e.daemons import running
 from tests.e2e.dishonest import SPOILS, pushes_then, serving

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from server.dashboard import auth
-from server.dashboard.app import Options, create_app, users_file
-from server.dashboard.auth import Role, Session
+from server.dashboard.app import Options, create_app
+from server.dashboard.auth import Role, Session, users_file
 from server.dashboard.security import SessionReader
 from tests.dashboard_study import Recorded, make_study_directory
 from tests.waiting import until
