@@ -11,7 +11,7 @@ from common.config import Study, TrainingConfig
 from common.events import EventLog
 from common.models.unet import build_unet, save_weights
 from server.postprocess.bundle import export_student
-from server.public.statement_files import STUDENTS, said_file
+from server.public.public_files import STUDENTS, said_file
 from tests.federation import Federation, make_study
 
 

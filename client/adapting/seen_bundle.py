@@ -15,7 +15,7 @@ import torch
 
 from client.adapting.adapted import SEEN, Adapted, shown
 from client.adapting.methods import WORDS
-from client.records.seen_patients import SEEN_FILE
+from client.records.adapted_folder import SEEN_FILE
 from common.config import Study, TrainingConfig
 from common.errors import InvalidInput
 from common.models.averaged import Averaged

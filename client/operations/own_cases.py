@@ -28,9 +28,8 @@ import numpy as np
 from client.data.cases import has_trained, load_cases
 from client.data.layouts import indexed
 from client.policy import SiteConfig
-from client.records.adapted_folder import FOLDER, NAME
+from client.records.adapted_folder import FOLDER, NAME, seen_by
 from client.records.declared import DECLARED
-from client.records.seen_patients import seen_by
 from client.records.served import retired_voters
 from client.site.books import read_books
 from client.site.deals import all_still_in, read_withdrawn, silent_voters, trained_on

@@ -1,12 +1,15 @@
 """Defines where a site keeps its adaptations: the bundle, the report, and trainings that a later run resumes.
 
-All files may contain what was learnt from a patient. The module does not import torch, because the command that
-withdraws a patient uses it too.
+All files may contain what was learnt from a patient. A bundle records on which patients it was trained; one without
+this record gives no patients. The module does not import torch, because the command that withdraws a patient uses it
+too.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from common.reading import lenient_json
 
 FOLDER = "adapted"
 """Folder of adaptations, below the site's directory."""
@@ -20,6 +23,9 @@ NAME = "has-seen-patients-must-not-leave"
 
 REPORT = "report"
 """Name of the report's folder, beside the bundle's folder."""
+
+SEEN_FILE = "configs/seen.json"
+"""File of an adapted bundle: the keyed hashes of the patients it was trained on, by deal."""
 
 
 def private_folder(site_dir: Path) -> Path:
@@ -44,3 +50,20 @@ def adapted_bundles(site_dir: Path) -> tuple[Path, ...]:
         Their folders.
     """
     return tuple(sorted((site_dir / FOLDER).glob(f"{NAME}-*")))
+
+
+def seen_by(bundle: Path) -> dict[str, frozenset[str]]:
+    """Read from a bundle on which patients its adapted network was trained.
+
+    Args:
+        bundle: The bundle's folder.
+
+    Returns:
+        Keyed hashes of the patients, by the deal (assignment of patients to voters) whose key made the hashes; empty if
+        the bundle does not contain them.
+    """
+    try:
+        found = lenient_json((bundle / SEEN_FILE).read_text(encoding="utf-8"))
+        return {deal: frozenset(map(str, subjects)) for deal, subjects in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

@@ -27,7 +27,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from client.data.layouts import open_for_training
 from client.policy import load_site
-from client.records.seen_patients import seen_by
+from client.records.adapted_folder import seen_by
 from client.site.deals import read_withdrawn, trained_on
 from client.teachers.comparison import (
     ALL,

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from common.errors import InvalidInput
 from common.objects import ObjectStore
-from server.public.statement_files import PEERS, STUDENTS, said_file
+from server.public.public_files import PEERS, STUDENTS, said_file
 
 
 def objects_app(directory: Path) -> Starlette:

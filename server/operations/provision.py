@@ -42,7 +42,7 @@ from common.pki import (
 )
 from server.operations.one_port import BEHIND, BehindPort, read_behind, write_behind
 from server.operations.supervisor import SOCKET, prepare_network
-from server.public.statement_files import PEERS, said_file
+from server.public.public_files import PEERS, said_file
 from server.study import create_study as setup
 from server.study.revocations import is_noted, note_revoked
 from server.study.workspace import Endpoint, Site, Workspace

@@ -33,7 +33,7 @@ from server.postprocess.labels import labels_in
 from server.postprocess.networks import load_student
 from server.postprocess.scores import figures, score_networks
 from server.protocols.stored_labels import StoredLabels
-from server.public.statement_files import STUDENTS, said_file
+from server.public.public_files import STUDENTS, said_file
 from server.study.gate import statement_of, verdicts_on
 from server.study.read_facts import facts_in
 from server.study.workspace import Workspace

@@ -1,8 +1,9 @@
-"""Stores small public files of a study by name, in its directory or in memory.
+"""Stores small public files of a study by name, in its directory or in memory, and names its signed statements' files.
 
 Query protocols store their public start here, which is a network trained on public data alone. They also store the
 hashes of their frames; a frame is the centre, axes and weights relative to which a round's codes are computed. A record
-that is missing or not JSON is refused.
+that is missing or not JSON is refused. ``postprocess.bundle`` and `consilium provision` write the files of signed
+statements, and ``objects_app`` serves them. A study id that is not 64 hexadecimal digits is refused.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
+from common.canonical import check_hash
 from common.errors import InvalidInput
 from common.objects import MAX_OBJECT_BYTES, read_regular, write_atomically
 from common.reading import parse_json
 
 MAX_RECORD_BYTES = 1 << 26
+STUDENTS, PEERS = "students", "peers"
+"""Subjects of a study's two signed statements: its student, and its sites' keys."""
 
 
 class PublicFiles(Protocol):
@@ -138,3 +142,20 @@ def parse_record(content: bytes | None, *, name: str, remedy: str) -> Any:
     if content is None:
         raise InvalidInput(f"{name} is missing from the study's directory", remedy=remedy)
     return parse_json(content, what=f"{name} is not valid JSON", limit="", remedy=remedy)
+
+
+def said_file(objects: Path, what: str, study_id: str) -> Path:
+    """Return the file of a statement about a study.
+
+    Args:
+        objects: Directory of the object store.
+        what: Subject of the statement, :data:`STUDENTS` (the student) or :data:`PEERS` (the sites' keys).
+        study_id: The study's id.
+
+    Returns:
+        The file's path; the file may not exist.
+
+    Raises:
+        InvalidInput: If the id is not 64 hexadecimal digits.
+    """
+    return objects / what / check_hash(study_id)

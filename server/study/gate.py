@@ -20,7 +20,7 @@ from common.ledger.rows import format_time
 from common.objects import write_atomically
 from common.site_verdict import GateState, SiteVerdict, StatementOnStudent, genuine
 from common.student_statement import StudentStatement
-from server.public.statement_files import STUDENTS, said_file
+from server.public.public_files import STUDENTS, said_file
 from server.study.workspace import Workspace
 
 S = TypeVar("S", bound=StatementOnStudent)

@@ -24,7 +24,7 @@ from common.privacy.mechanism import GRID_BITS
 from consilium.demo.federation import Federation, write_server, write_sites
 from consilium.demo.training import train_all
 from server.ledger.server_ledger import Ledger
-from server.public.statement_files import PEERS, said_file
+from server.public.public_files import PEERS, said_file
 from server.study import create_study as setup
 from server.study.workspace import Workspace
 from tests.studies import made_study

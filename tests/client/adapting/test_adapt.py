@@ -30,9 +30,9 @@ from client.adapting.material import material_of, own_patients, public_material
 from client.adapting.methods import LEAST_FOR_FOLDS, TEACHERS, Method, by_choice, choose, filled, fold_of, usual
 from client.adapting.report import _shown_patients
 from client.policy import load_site
+from client.records.adapted_folder import seen_by
 from client.records.lock import writing
 from client.records.patient_deal import load_or_deal, load_slots
-from client.records.seen_patients import seen_by
 from client.site.books import open_books
 from client.teachers.comparison import Reference
 from client.teachers.evaluation_input import PARTS, parts_of

@@ -15,8 +15,7 @@ from client.data.cases import record_cases
 from client.operations import own_cases, staff_decisions
 from client.operations.own_cases import ADAPTED, KEPT_CASES, OWN, STUDENT, OwnCases
 from client.policy import load_site
-from client.records.adapted_folder import FOLDER, NAME
-from client.records.seen_patients import SEEN_FILE
+from client.records.adapted_folder import FOLDER, NAME, SEEN_FILE
 from client.site.books import open_books
 from client.site.deals import deal_for_training, patients_seen
 from client.teachers.pulled_student import STUDENT_DIR

@@ -23,7 +23,7 @@ from consilium.demo import run as demo
 from consilium.demo.options import DemoOptions
 from server.dashboard.app import Options
 from server.dashboard.auth import Role, users_file
-from server.public.statement_files import STUDENTS, said_file
+from server.public.public_files import STUDENTS, said_file
 from tests.e2e.daemons import running
 from tests.e2e.dishonest import SPOILS, pushes_then, serving
 from tests.e2e.road import Road

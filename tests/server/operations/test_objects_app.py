@@ -5,7 +5,7 @@ import pytest
 
 from common.objects import ObjectStore
 from server.operations.objects_app import objects_app
-from server.public.statement_files import said_file
+from server.public.public_files import said_file
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ from server.operations import provision
 from server.operations.exact import CertificateHosts
 from server.operations.leaving import forget
 from server.public.material import CodecRecord
-from server.public.statement_files import PEERS, said_file
+from server.public.public_files import PEERS, said_file
 from server.study import create_study as setup
 from server.study import status
 from server.study.create_study import open_ledger

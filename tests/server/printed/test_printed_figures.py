@@ -32,7 +32,7 @@ from consilium.reports.publication import publish_student
 from server.dashboard import api, health, pages, sign_in
 from server.dashboard.ledger_fold import LedgerFold
 from server.ledger.server_ledger import Ledger
-from server.public.statement_files import STUDENTS, said_file
+from server.public.public_files import STUDENTS, said_file
 from server.study.workspace import Workspace
 from tests.server.printed import places, rules
 from tests.server.printed.lives import Life, begin, last_copy, live
