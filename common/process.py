@@ -496,9 +496,10 @@ def _members(tag: str, *, session: int | None) -> frozenset[int]:
 
 
 def _dying(pids: Iterable[int]) -> bool:
-    """Return whether a child of this process among these has not ended yet.
+    """Return whether one of these processes is a child of this process and has not ended yet.
 
-    A killed process gives up its environment, by which :func:`_members` finds it, before it ends.
+    :func:`_members` finds processes by their environment. A killed process loses its environment before it ends, so
+    :func:`_members` may not find it any more.
     """
     return any(one is not None and one.parent == os.getpid() and not one.ended for one in map(process, pids))
 

@@ -386,9 +386,10 @@ def _label_room(data: DataConfig, volume: Volume | None) -> VolumeLimits:
 def _label_scan(
     path: Path, data: DataConfig, volume: Volume | None, mapping: Mapping[int, int], structures: Mapping[str, int]
 ) -> tuple[Scan, Mapping[int, int]]:
-    """Read a label map's file, and return the map of its values to the study's as well.
+    """Read a label map's file. Return the scan, and a mapping from its values to the study's.
 
-    A DICOM Segmentation is moved onto its image's voxels. An RT Structure Set is filled there, with the study's values.
+    A DICOM Segmentation is placed onto its image's voxels. The contours of an RT Structure Set are filled on these
+    voxels, with the study's values.
     """
     room = _label_room(data, volume)
     if path.suffix.lower() != dicom_labels.ENDING:

@@ -91,8 +91,9 @@ def asked_of(given: Mapping[str, Any], *apart: str) -> DemoOptions:
     """Return the options of a demo or a simulation from its command's parameters.
 
     Args:
-        given: Every parameter of the command; a parameter that is no option of a demo is an error.
-        apart: Parameters that are the command's own.
+        given: All parameters of the command, by name. A parameter that is neither an option of a demo nor in ``apart``
+            is an error.
+        apart: Names of the parameters that are not options of a demo.
 
     Returns:
         The options.
