@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import sys
 import threading
@@ -148,7 +149,8 @@ def repeating(make_retries: Callable[[], Any]) -> Callable[[], Any]:
 
     Flower gives a call up if the error's text contains ``ssl``. A TLS handshake that timed out has such a text, and a
     reply of this site that waits in memory would be lost. Errors about certificates, and errors in the server's answer,
-    are still decided by Flower's rule.
+    are still decided by Flower's rule. When the server refuses a request (status 401), Flower ends this process without
+    a word, so the server's reason is written to the log first.
 
     Args:
         make_retries: Flower's function that makes its rule, ``make_simple_http_retry_invoker``.
@@ -162,6 +164,10 @@ def repeating(make_retries: Callable[[], Any]) -> Callable[[], Any]:
         gives_up = retries.should_giveup
 
         def should_giveup(error: Exception) -> bool:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
+                word = re.fullmatch(r"[a-z-]{1,40}", error.response.text.strip())
+                sys.stderr.write(f"[code: 401] refused: {word[0] if word else 'unknown'}\n")  # Flower ends silently
+                sys.stderr.flush()
             unanswered = isinstance(error, httpx.TransportError) and "certificate" not in str(error).lower()
             return not unanswered and bool(gives_up(error))
 

@@ -104,6 +104,26 @@ def test_a_handshake_that_timed_out_is_tried_again_and_a_wrong_certificate_is_no
     assert gives_up(httpx.HTTPStatusError("refused", request=refused.request, response=refused))
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("clock\n", "its clock is wrong; to fix: set the clock"),
+        ("unknown-key\n", "does not know this site's key"),
+        ("clock\x1b[2J the network is down\n", "the server answered"),
+    ],
+)
+def test_a_connected_node_that_the_server_refuses_says_why_it_ends(
+    answer: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said that a person ended it, or that the server no longer accepts its heartbeats."""
+    gives_up = repeating(lambda: SimpleNamespace(should_giveup=lambda _: True))().should_giveup
+    refused = httpx.Response(401, text=answer, request=httpx.Request("POST", "https://superlink"))
+    assert gives_up(httpx.HTTPStatusError("refused", request=refused.request, response=refused))
+    log = capsys.readouterr().err
+    assert "\x1b" not in log
+    assert said in explain_supernode(f"{log}INFO :      SuperNode terminated gracefully.\n")
+
+
 @pytest.mark.parametrize("clock_set_by_s", [0, 86_400, -3_600])
 def test_a_node_is_offline_when_no_heartbeat_was_accepted_for_a_while_whatever_its_clock_says(
     clock_set_by_s: int, tmp_path: Path
