@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,14 +31,10 @@ from client.training.private.mac import Penalty, VolumeMac, coordinates, objecti
 from client.training.private.teachers import Setup, train_privately
 from common.config import TrainingConfig
 from common.data.split import SplitCounts
-from common.metrics import dice_per_class, mean_present
 from common.models.fit import predict, soft_dice_ce
-from common.privacy.mechanism import Unit
-from research.bench import Bench
 from research.command_shared import study_data
-from research.private_volumes import SharedTerms, _start_recipe
+from research.private_volumes import SharedTerms, bench_of, scores
 from research.roles import BenchData
-from research.setting import Setting
 
 NETWORK = TrainingConfig(channels=(16, 32, 64))
 CURVATURE = 0.04
@@ -143,26 +138,19 @@ def dice(source: BenchData, cache: Path, *, begun: bool, seed: int, how: How) ->
         how: The variant.
     """
     data = study_data(source, grid="16,24,16", spacing="2,2,2")
-    settings, roles = (
-        SharedTerms(8.0, 1e-5, None, NETWORK).settings("dp-mac", begun=begun),
-        source.roles(data, seed=seed),
-    )
-    site, start, classes = roles.private[0], None, len(data.labels)
+    terms, roles = SharedTerms(8.0, 1e-5, None, NETWORK), source.roles(data, seed=seed)
+    settings, site, start = terms.settings("dp-mac", begun=begun), roles.private[0], None
     if begun:
-        recipe = _start_recipe(NETWORK)
-        bench = Bench(
-            Setting("joint", 2, 1, 8.0, 1e-5, Unit.PATIENT, 1, NETWORK, recipe), roles, data, seed=seed, cache=cache
-        )
+        bench = bench_of(roles, data, terms, seed=seed, cache=cache)
         bench.start()
         start = bench.start_file()
     made = (lambda setup: SecondOrder(setup, how)) if how.use else teachers.mac
     with patch.object(teachers, "registered", lambda _name: made):
         journal = TrainingJournal(settings.plan(patients=len(site)))
-        part = VoterData(site.images, site.labels, classes)
+        part = VoterData(site.images, site.labels, len(data.labels))
         model = train_privately(part, NETWORK, settings, journal, seed=seed, start=start).model
-    held = zip(roles.held_out.images, roles.held_out.labels, strict=True)
-    found = [dice_per_class(predict(model, x).argmax(axis=0).astype(np.uint8), y, classes) for x, y in held]
-    return statistics.fmean(mean_present(each) for each in found)
+    found = scores(lambda image: predict(model, image), roles.held_out, len(data.labels))
+    return float(found["score"])
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -18,6 +19,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 
+from client.records.journal import TrainingJournal, TrainingPlan
+from client.training.contract import VoterData
+from client.training.private.settings import PrivateSettings, defaults
+from client.training.private.teachers import train_privately
 from common.canonical import digest, sha256_bytes
 from common.codecs import Codec, fit_codec, load_codec
 from common.codecs.pca import PcaCodec
@@ -26,6 +31,7 @@ from common.metrics import score
 from common.models.fit import NEAR, average_with_start, fit, one_hot, predict
 from common.models.unet import load_weights, network_of, save_weights
 from common.objects import ObjectStore, write_atomically
+from common.privacy.training import Neighbours
 from common.protocols.appearance import AppearanceEncoder, window_of
 from common.protocols.frame import Frame
 from common.study_mechanism import study_mechanism
@@ -290,6 +296,36 @@ class Bench:
             return np.stack([encoder.of_volume(predict(model, one), partial(np.asarray, one)) for one in self.images])
 
         return self.kept.array("looks", [weights_hash(model), array_hash(window), len(self.images)], make)
+
+    def dp_sgd(self, start: Start | None) -> PrivateSettings:
+        """Return DP-SGD's default recipe at the setting's (ε, δ) for one patient, under replace-one.
+
+        Args:
+            start: The public start that the training begins from, if any.
+        """
+        setting = self.setting
+        own = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta, begun=start is not None)
+        return replace(own, neighbours=Neighbours.REPLACE_ONE)
+
+    def central(
+        self, settings: PrivateSettings, start: Start | None, plan: TrainingPlan | None = None
+    ) -> torch.nn.Module:
+        """Return a network trained privately on all private patients in one place.
+
+        Args:
+            settings: The private training.
+            start: The public start, if any.
+            plan: Its noise and cost; by default as the settings say.
+        """
+        pooled = self.roles.pooled
+        return train_privately(
+            VoterData(pooled.images, pooled.labels, self.classes),
+            self.setting.teacher,
+            settings,
+            TrainingJournal(plan or settings.plan(patients=len(pooled))),
+            seed=self.seed,
+            start=None if start is None else self.start_file(),
+        ).model
 
     # --- students
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -182,33 +183,26 @@ class MlpMac(_Descending):
         self.terms = terms
 
     @property
-    def partitions(self) -> int:
-        """Number M of coefficients released for each layer."""
-        return 1 + (self.terms.curvature_clip is not None) + (self.terms.value_bound is not None)
-
-    @property
     def parts(self) -> ClippingPlan:
         """Clipping norms of the parts of a release: one part for each of M coefficients of each of K layers.
 
         Each part is divided by its clipping norm and by √(MK), so that all parts of one example together have norm at
         most 1. With a norm bound T, the analytic sensitivities are computed from the current weights, which are public.
         """
-        names: list[tuple[str, ...]] = []
-        clips: list[float] = []
+        of = self.terms
+        names, clips = [], []
         for k, name in enumerate(self.shape.names):
-            bounds = None if self.terms.t is None else self._bounds(k)
-            names.append((name,))
-            clips.append(self.terms.clip if bounds is None else min(self.terms.clip, bounds[0]))
-            if self.terms.curvature_clip is not None:
-                names.append((f"{name}.c",))
-                clips.append(self.terms.curvature_clip if bounds is None else min(self.terms.curvature_clip, bounds[1]))
-            if self.terms.value_bound is not None:
-                names.append((f"{name}.a",))
-                clips.append(self.terms.value_bound if bounds is None else min(self.terms.value_bound, bounds[2]))
+            given = (("", of.clip), (".c", of.curvature_clip), (".a", of.value_bound))
+            for (ending, clip), bound in zip(given, self._bounds(k), strict=True):
+                if clip is not None:
+                    names.append((name + ending,))
+                    clips.append(min(clip, bound))
         return ClippingPlan(tuple(names), tuple(clips))
 
     def _bounds(self, k: int) -> tuple[float, float, float]:
-        assert self.terms.t is not None
+        """Return the analytic sensitivities of a layer's coefficients; infinite without a norm bound T."""
+        if self.terms.t is None:
+            return inf, inf, inf
         weights = self.weights[k].detach().double().numpy()
         if k < self.shape.layers - 1:
             hidden = hidden_bounds(weights, t=self.terms.t)

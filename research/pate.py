@@ -26,11 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from client.records.journal import TrainingJournal, TrainingPlan
-from client.training.contract import VoterData
-from client.training.private.settings import PrivateSettings, defaults
+from client.records.journal import TrainingPlan
+from client.training.private.settings import PrivateSettings
 from client.training.private.strategies_3d import layer_parts
-from client.training.private.teachers import train_privately
 from common.config import DataConfig
 from common.privacy.accounting import compose, epsilon_exact, epsilon_paper, epsilon_rdp
 from common.privacy.figures import delta_text, epsilon_text, noise_text
@@ -84,18 +82,14 @@ def dp_sgd(bench: Bench, arm: str) -> dict[str, float]:
     Returns:
         Metrics, and ε by neighbouring relation.
     """
-    setting, pooled = bench.setting, bench.roles.pooled
-    own = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta)
-    steps = min(own.steps, setting.teacher.steps)
-    settings = replace(own, clip=PAPER_CLIP, per_layer=True, neighbours=Neighbours.REPLACE_ONE, steps=steps)
-    plan = settings.plan(patients=len(pooled)) if arm == DP_SGD[1] else printed_plan(bench, settings, len(pooled))
-    part = VoterData(pooled.images, pooled.labels, bench.classes)
-    trained = train_privately(part, setting.teacher, settings, TrainingJournal(plan), seed=bench.seed)
+    own, patients = bench.dp_sgd(None), sum(map(len, bench.roles.private))
+    settings = replace(own, clip=PAPER_CLIP, per_layer=True, steps=min(own.steps, bench.setting.teacher.steps))
+    plan = settings.plan(patients=patients) if arm == DP_SGD[1] else printed_plan(bench, settings, patients)
     costs = {
-        f"{arm}|{_COST}|{relation}": epsilon_of(plan.event, delta=setting.delta, neighbours=relation)
+        f"{arm}|{_COST}|{relation}": epsilon_of(plan.event, delta=settings.delta, neighbours=relation)
         for relation in Neighbours
     }
-    return bench.scored(arm, trained.model) | costs
+    return bench.scored(arm, bench.central(settings, None, plan)) | costs
 
 
 def printed_plan(bench: Bench, settings: PrivateSettings, patients: int) -> TrainingPlan:

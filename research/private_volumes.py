@@ -87,6 +87,22 @@ class SharedTerms:
         return dataclasses.replace(own, steps=self.steps or own.steps, chunk=CHUNK)
 
 
+def bench_of(roles: CaseRoles, data: DataConfig, terms: SharedTerms, *, seed: int, cache: Path) -> Bench:
+    """Return the bench of a rotation. Its public start has the teachers' network.
+
+    Args:
+        roles: The cases by role.
+        data: The study's grid.
+        terms: (ε, δ) and the network.
+        seed: The seed.
+        cache: Folder of public starts.
+    """
+    network = terms.network
+    start = dataclasses.replace(STUDENT_RECIPE, network=network.network, channels=network.channels)
+    setting = Setting("joint", 2, 1, terms.epsilon, terms.delta, Unit.PATIENT, 1, network, start)
+    return Bench(setting, roles, data, seed=seed, cache=cache)
+
+
 def measure(
     source: BenchData,
     data: DataConfig,
@@ -157,10 +173,7 @@ def _cell(
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
-    setting = Setting(
-        "joint", 2, 1, terms.epsilon, terms.delta, Unit.PATIENT, 1, terms.network, _start_recipe(terms.network)
-    )
-    bench = Bench(setting, roles, data, seed=seed, cache=cache)
+    bench = bench_of(roles, data, terms, seed=seed, cache=cache)
     start = None
     if begun:
         bench.start()
@@ -180,10 +193,10 @@ def _cell(
         "noise_multiplier": float(plan.event.noise_multiplier),
         "replace_one_epsilon": epsilon_of(plan.event, delta=terms.delta, neighbours=Neighbours.REPLACE_ONE),
         "seconds_a_step": round(seconds / settings.steps, 4),
-        **_scores(answer, roles.held_out, classes),
+        **scores(answer, roles.held_out, classes),
     }
     if begun:
-        cell["start"] = _scores(lambda image: predict(bench.start().model, image), roles.held_out, classes)["score"]
+        cell["start"] = scores(lambda image: predict(bench.start().model, image), roles.held_out, classes)["score"]
     if method == "dp-mac":
         first = bench.start().model if begun else bench.empty(terms.network, seed=seed)
         cell["blocks"] = {
@@ -194,12 +207,8 @@ def _cell(
     return cell
 
 
-def _start_recipe(network: TrainingConfig) -> TrainingConfig:
-    """Return the public start's recipe with the teachers' network."""
-    return dataclasses.replace(STUDENT_RECIPE, network=network.network, channels=network.channels)
-
-
-def _scores(answer: Callable[[np.ndarray], np.ndarray], cases: Cases, classes: int) -> dict[str, Any]:
+def scores(answer: Callable[[np.ndarray], np.ndarray], cases: Cases, classes: int) -> dict[str, Any]:
+    """Return the mean Dice of a prediction function (``score``), and each case's (``cases``)."""
     each = [
         dice_per_class(answer(image).argmax(axis=0).astype(np.uint8), label, classes)
         for image, label in zip(cases.images, cases.labels, strict=True)
@@ -263,14 +272,14 @@ def rows_of(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         groups.setdefault((cell["begun"], cell["method"]), {})[cell["seed"]] = cell
     rows = []
     for (begun, method), members in groups.items():
-        scores = [cell["score"] for cell in members.values()]
+        found = [cell["score"] for cell in members.values()]
         row: dict[str, Any] = {
             "method": method,
             "begun": begun,
             "seeds": sorted(members),
-            "each": scores,
-            "mean": statistics.fmean(scores),
-            "sd": statistics.stdev(scores) if len(scores) > 1 else None,
+            "each": found,
+            "mean": statistics.fmean(found),
+            "sd": statistics.stdev(found) if len(found) > 1 else None,
             "steps": next(cell["recipe"]["steps"] for cell in members.values()),
             "noise_multiplier": next(cell["noise_multiplier"] for cell in members.values()),
             "seconds_a_step": statistics.median(cell["seconds_a_step"] for cell in members.values()),

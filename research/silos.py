@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from threading import Barrier
 
 import torch
@@ -21,10 +20,9 @@ from client.training.contract import VoterData
 from client.training.private.descent import cosine
 from client.training.private.engine import run
 from client.training.private.gradients import Weights, load_weights_into
-from client.training.private.settings import PrivateSettings, defaults
+from client.training.private.settings import PrivateSettings
 from client.training.private.strategies_3d import Patients, VolumeSgd
 from client.training.private.teachers import Setup, sgd, untrained
-from common.privacy.training import Neighbours
 from research.bench import Bench
 from server.protocols.public_start import Start
 
@@ -45,9 +43,7 @@ def at_silos(
     Returns:
         Every hospital's network, and the network of their mean weights.
     """
-    setting = bench.setting
-    settings = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta, begun=start is not None)
-    settings = replace(settings, neighbours=Neighbours.REPLACE_ONE)
+    settings = bench.dp_sgd(start)
     parts = [VoterData(site.images, site.labels, bench.classes) for site in bench.roles.private]
     journals = [TrainingJournal(settings.plan(patients=len(part.images))) for part in parts]
     silos = [_silo(bench, part, settings, start, key=own.key) for part, own in zip(parts, journals, strict=True)]

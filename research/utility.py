@@ -15,16 +15,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 
-from client.records.journal import TrainingJournal
-from client.training.contract import VoterData
-from client.training.private.settings import defaults
-from client.training.private.teachers import train_privately
 from common.canonical import sha256_bytes
 from common.config import TrainingConfig
 from common.metrics import mean_present
 from common.models.fit import fit, one_hot, predict
 from common.privacy.mechanism import QuerySpec
-from common.privacy.training import Neighbours
 from common.protocols.site_protocol import Encoder
 from consilium.memory.asked import AnswerInMemory
 from research.asked import ask, noised
@@ -237,7 +232,9 @@ def bounds(
     for name, clip in ((CENTRAL, None), (CENTRAL_PAPER, PAPER_CLIP)):
         if bench.setting.central and name not in cell.values():
             report(name)
-            cell.add(bench.scored(name, central(bench, start, layer_clip=clip)))
+            settings = bench.dp_sgd(start)
+            settings = settings if clip is None else replace(settings, clip=clip, per_layer=True)
+            cell.add(bench.scored(name, bench.central(settings, start)))
     if bench.setting.central and SILOS not in cell.values():
         report(SILOS)
         networks, mean = at_silos(bench, start)
@@ -286,29 +283,3 @@ def all_data(bench: Bench) -> torch.nn.Module:
 
     path = bench.kept.file("all-data", [repr(recipe), bench.seed], ".pt")
     return bench.kept.network(path, bench.empty(recipe), train)
-
-
-def central(bench: Bench, start: Start | None, *, layer_clip: float | None) -> torch.nn.Module:
-    """Return a network trained on all patients in one place with DP-SGD's default recipe, under replace-one.
-
-    The unit is the patient even if the study's unit is the hospital, because this DP-SGD cannot protect a whole
-    hospital.
-
-    Args:
-        bench: The setting and seed.
-        start: The public start, if any.
-        layer_clip: Clip every layer to this norm, in place of one norm for all layers.
-    """
-    setting, pooled = bench.setting, bench.roles.pooled
-    settings = defaults("dp-sgd", epsilon=setting.epsilon, delta=setting.delta, begun=start is not None)
-    settings = replace(settings, neighbours=Neighbours.REPLACE_ONE)
-    if layer_clip is not None:
-        settings = replace(settings, clip=layer_clip, per_layer=True)
-    return train_privately(
-        VoterData(pooled.images, pooled.labels, bench.classes),
-        setting.teacher,
-        settings,
-        TrainingJournal(settings.plan(patients=len(pooled))),
-        seed=bench.seed,
-        start=None if start is None else bench.start_file(),
-    ).model

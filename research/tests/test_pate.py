@@ -12,7 +12,7 @@ import pytest
 
 from client.records.journal import TrainingJournal, TrainingPlan
 from client.training.contract import VoterData
-from client.training.private.settings import PrivateSettings
+from client.training.private.settings import PrivateSettings, defaults
 from common.config import TrainingConfig
 from common.privacy.mechanism import Unit
 from common.privacy.training import Neighbours
@@ -41,7 +41,7 @@ def test_the_papers_noise_is_the_papers_and_the_exact_accountant_says_less() -> 
 
 def test_the_printed_variance_is_charged_and_not_believed() -> None:
     bench = Bench(SETTING, deal(balls(42), hospitals=2), DATA, seed=0, cache=Path("unused"))
-    settings = pate.defaults("dp-sgd", epsilon=8.0, delta=1e-3)
+    settings = defaults("dp-sgd", epsilon=8.0, delta=1e-3)
     plan = pate.printed_plan(bench, settings, 8)
     layers = 3  # of a network of two levels
     assert float(plan.event.noise_multiplier) == pytest.approx((6 / layers) ** 0.5, rel=1e-3)
@@ -64,7 +64,7 @@ def test_dp_sgd_clips_every_layer_to_4_with_the_noise_that_its_name_says(
         return SimpleNamespace(model=None)
 
     bench = Bench(SETTING, deal(balls(42), hospitals=2), DATA, seed=0, cache=Path("unused"))
-    monkeypatch.setattr(pate, "train_privately", train)
+    monkeypatch.setattr("research.bench.train_privately", train)
     monkeypatch.setattr(bench, "scored", lambda arm, _model: {arm: 0.5})
     found = pate.dp_sgd(bench, arm)
     (settings, plan, patients), private = given[0], sum(map(len, bench.roles.private))
@@ -91,7 +91,7 @@ def test_a_seed_has_every_arm_resumes_and_is_listed_next_to_the_papers_numbers(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(pate, "train_privately", never)
+    monkeypatch.setattr("research.bench.train_privately", never)
     monkeypatch.setattr("research.utility.fit_once", never)
     assert measure_pate(bench, lambda _stage: None) == found
     text = pate_markdown(pate_summary(SETTING, DATA, [found, found]))

@@ -252,7 +252,7 @@ def test_dp_sgd_on_pooled_patients_is_run_only_when_asked_for(bench: Bench, monk
         seen.append((len(part.images), settings.neighbours, settings.epsilon, settings.per_layer and settings.clip))
         return type("Trained", (), {"model": bench.empty(SMALL)})
 
-    monkeypatch.setattr(utility, "train_privately", trained)
+    monkeypatch.setattr("research.bench.train_privately", trained)
     row = run(bench.at(replace(SETTING, voters=1, central=True)), lambda _stage: None)
     assert {CENTRAL, CENTRAL_PAPER, SILOS, SILOS_MEAN} <= row.keys()
     assert seen == [(8, "replace-one", 8.0, False), (8, "replace-one", 8.0, 4.0)]
