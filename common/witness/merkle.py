@@ -79,18 +79,7 @@ def grew(proof: Sequence[str], *, old: int, old_root: bytes, new: int, new_root:
     first, last = old - 1, new - 1
     while first & 1:
         first, last = first >> 1, last >> 1
-    from_old = from_new = nodes[0]
-    for node in nodes[1:]:
-        if last == 0:
-            return False
-        if first & 1 or first == last:
-            from_old, from_new = _node(node, from_old), _node(node, from_new)
-            while not first & 1 and first:
-                first, last = first >> 1, last >> 1
-        else:
-            from_new = _node(from_new, node)
-        first, last = first >> 1, last >> 1
-    return last == 0 and from_old == old_root and from_new == new_root
+    return _climbed(nodes[0], nodes[1:], first, last) == (old_root, new_root)
 
 
 def prove_leaf(leaves: Sequence[bytes], index: int) -> list[str]:
@@ -124,18 +113,26 @@ def has_leaf(proof: Sequence[str], *, leaf: bytes, index: int, size: int, of: by
     nodes = _bytes_of(proof)
     if nodes is None or not 0 <= index < size:
         return False
-    first, last, made = index, size - 1, hashlib.sha256(b"\0" + leaf).digest()
-    for node in nodes:
+    reached = _climbed(hashlib.sha256(b"\0" + leaf).digest(), nodes, index, size - 1)
+    return reached is not None and reached[1] == of
+
+
+def _climbed(node: bytes, path: Sequence[bytes], first: int, last: int) -> tuple[bytes, bytes] | None:
+    """Return the roots of the smaller and the larger tree that a path from a node leads to; None if it has another
+    length than the sizes of the trees require.
+    """
+    from_old = from_new = node
+    for other in path:
         if last == 0:
-            return False
+            return None
         if first & 1 or first == last:
-            made = _node(node, made)
+            from_old, from_new = _node(other, from_old), _node(other, from_new)
             while not first & 1 and first:
                 first, last = first >> 1, last >> 1
         else:
-            made = _node(made, node)
+            from_new = _node(from_new, other)
         first, last = first >> 1, last >> 1
-    return last == 0 and made == of
+    return (from_old, from_new) if last == 0 else None
 
 
 def _bytes_of(proof: Sequence[str]) -> list[bytes] | None:
