@@ -198,6 +198,9 @@ def main() -> None:
     except ConsiliumError as error:
         _fail(error, verbose=verbose)
     except OSError as error:
+        if not verbose and _working_folder_is_gone():
+            say("error: the folder in which this command was started is gone; to fix: `cd` into another one", err=True)
+            raise SystemExit(1) from None
         if verbose or (error.filename is None and error.errno not in DISK):
             raise
         reason, remedy = explain(error)
@@ -212,6 +215,14 @@ def main() -> None:
         # The user named a file as a ledger that is not a ledger.
         refused = ledger_error(error, "not a ledger, or damaged; to fix: give a ledger's file, NAME.sqlite")
         _fail(refused, verbose=verbose)
+
+
+def _working_folder_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _fail(error: ConsiliumError, *, verbose: bool) -> None:

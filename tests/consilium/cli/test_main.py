@@ -392,3 +392,16 @@ def test_the_installed_command_is_main_and_completes_in_a_shell():
     )
     assert refused.returncode == 2, refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_a_command_in_a_folder_that_vanished_says_so(tmp_path, monkeypatch, capsys):
+    """As when somebody pulls the disk: a relative path then led to a traceback."""
+    (tmp_path / "disk").mkdir()
+    monkeypatch.chdir(tmp_path / "disk")
+    (tmp_path / "disk").rmdir()
+    monkeypatch.setattr(sys, "argv", ["consilium", "verify", "ledger.sqlite"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    said = "error: the folder in which this command was started is gone; to fix: `cd` into another one\n"
+    assert capsys.readouterr().err == said
