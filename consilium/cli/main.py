@@ -91,7 +91,11 @@ def _bounded(kind: Any) -> Any:
     def convert(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = kind.convert(value, param, ctx)
         if not 0 <= number <= MAX_INTEGER:  # also true for NaN
-            kind.fail(f"{value} is not a number from 0 to {MAX_INTEGER}.", param, ctx)
+            kind.fail(
+                f"{value} is above every option's limit." if number > 0 else f"{value} is not a number of 0 or more.",
+                param,
+                ctx,
+            )
         return number
 
     made = copy(kind)
