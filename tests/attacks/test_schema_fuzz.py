@@ -519,7 +519,8 @@ def attack_core(world: World, kind: str, seed: int, *, phase: type[Part], number
         waits = fed.ledger.open_draws(fed.study.id)
         charged = [kind for kind in grown if kind != "note"]  # a note that a site was believed
         assert charged == ["release"] * charged.count("release") + ["lost-draw"] * (not waits), grown
-        assert len(grown) <= fed.study.collection.batch_size + 1
+        assert len(charged) <= fed.study.collection.batch_size + 1, grown
+        assert grown.count("note") <= len(fed.workers), grown
         for draw in waits:  # the next attack begins without it
             fed.ledger.lose_draw(draw, "incomplete")
     else:
