@@ -3,7 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
-# pip writes the bytecode of what it copies, not of what stays in the clone: otherwise the first demo or test writes it.
+# pip compiles only the files that it copies into the environment. This compiles the product's own files, which stay in the
+# clone, so that the first demo or test need not.
 COMPILE = $(BIN)/python -m compileall -q client common consilium server
 
 # How many tests run at once. Of the slow ones two more, since daemons mostly wait for one another; a file of those stays

@@ -38,8 +38,8 @@ PRINTED = "what `consilium site status --json` prints"
 """Name of a status report in error messages."""
 
 REPAIR = (
-    "read logs/worker.log and repair the voter's teacher, then restart `consilium site up`: until then the voter votes "
-    "zero in later rounds about the same volumes"
+    "read logs/worker.log, repair the voter's teacher, and restart `consilium site up`; until then the voter also "
+    "votes zero in later rounds about the same volumes"
 )
 READ = "read logs/worker.log; `consilium site doctor` checks the connection to the server"
 """Remedies for voters that voted zero although they had a teacher."""
@@ -266,7 +266,7 @@ class SiteFacts:
 
     @property
     def zero_votes(self) -> tuple[tuple[str, str], ...]:
-        """For each voter that failed, and for unread public objects, a sentence and its remedy."""
+        """Pairs of problem and remedy: one for each voter that failed, and one if a public file could not be read."""
         return (
             *(
                 (f"voter {voter} failed in {count} of {many(self.codes or 0, 'code')}, and voted zero there", REPAIR)

@@ -470,9 +470,11 @@ def pack(header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> byte
 
 
 def _npz(members: Mapping[str, bytes], *, before_3_11_4: bool = False) -> bytes:
-    """Return the uncompressed ZIP file that `zipfile` of Python 3.11.4 and newer writes with ``force_zip64``.
+    """Return an uncompressed ZIP file, byte for byte as `zipfile` of Python 3.11.4 and newer writes it with
+    ``force_zip64``.
 
-    It is written here because `zipfile` of earlier versions wrote other headers, and sites compare the file's hash.
+    This function builds the file because `zipfile` of older Pythons writes different headers, and sites compare the
+    file's hash.
 
     Args:
         members: Contents by name, in the file's order.
@@ -490,19 +492,20 @@ def _npz(members: Mapping[str, bytes], *, before_3_11_4: bool = False) -> bytes:
         directory.write(struct.pack("<4s2B3H4I", b"PK\1\2", version, 3, version, 0, 0, *checked, size, size))
         directory.write(struct.pack("<5H2I", len(path), 0, 0, 0, 0, 0o600 << 16, offset) + path)
     count, size, offset = len(members), directory.tell(), files.tell()
-    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, size, offset, 0)
-    return files.getvalue() + directory.getvalue() + end
+    files.write(directory.getvalue())
+    files.write(struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, size, offset, 0))
+    return files.getvalue()
 
 
 def packed_as(made: bytes, data: bytes) -> bool:
-    """Return whether bytes are exactly those of :func:`pack`, or those that it wrote under Python 3.11.3 and older.
+    """Return whether ``data`` is exactly what :func:`pack` writes, now or as it did under Python 3.11.3 and older.
 
     Args:
-        made: What :func:`pack` returns for the header and arrays in ``data``.
-        data: Bytes that :func:`unpack` has read.
+        made: The result of :func:`pack` for the header and arrays that :func:`unpack` read from ``data``.
+        data: The bytes of a file.
 
     Returns:
-        True if they are.
+        True if it is.
     """
     if made == data:
         return True

@@ -337,8 +337,8 @@ def code_outcome(*, without: int, failed: Sequence[int]) -> str:
         failed: Numbers of the voters that failed.
 
     Returns:
-        ``stored`` if every voter voted; otherwise ``zero-votes-N`` for N voters that counted as the zero code. Voters
-        that failed are named in it, the first :data:`MAX_NAMED` of them.
+        ``stored`` if every voter voted. Otherwise ``zero-votes-N`` for N voters that counted as the zero code; if some
+        of these failed, ``/failed-`` and their numbers follow, at most :data:`MAX_NAMED` of them.
 
     >>> code_outcome(without=1, failed=[0, 3])
     'zero-votes-3/failed-0.3'

@@ -99,7 +99,7 @@ def _netloc(host: str) -> str:
 
 
 class RotatedFile:
-    """A rotated file of JSON lines with mode 0640, whatever the umask: its owner writes it, and its group may read it.
+    """A rotated file of JSON lines. Its mode is always 0640: the owner writes it, and the group may read it.
 
     A file that would exceed ``max_bytes`` is renamed to ``PATH.1``; an earlier ``PATH.1`` becomes ``PATH.2``, and so on
     up to ``PATH.kept``.

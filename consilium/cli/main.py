@@ -92,7 +92,9 @@ def _bounded(kind: Any) -> Any:
         number = kind.convert(value, param, ctx)
         if not 0 <= number <= MAX_INTEGER:  # also true for NaN
             kind.fail(
-                f"{value} is above every option's limit." if number > 0 else f"{value} is not a number of 0 or more.",
+                f"{value} is too large: no option takes a number above {MAX_INTEGER}."
+                if number > 0
+                else f"{value} is not a number of 0 or more.",
                 param,
                 ctx,
             )

@@ -259,8 +259,8 @@ def _create(
         say(f"this study has its own ledger; to count patients' budgets over both studies: --ledger {neighbours[0]}")
     say_outlook(study, hospitals=study.privacy.quorum)
     say(
-        "to give one hospital's pool another lifetime ε: `consilium provision approve --pool-epsilon`; to give all "
-        "pools another: make a new study in another directory with --pool-epsilon"
+        "to change the lifetime ε of one hospital's pool: `consilium provision approve --pool-epsilon`; to change that "
+        "of all pools, make a new study in another directory with --pool-epsilon"
     )
     say_rooms(Workspace(directory), whole=True)
     say(f"created {directory}; next: `consilium study publish {shlex.quote(str(directory))} --images DIR`")

@@ -53,7 +53,7 @@ def test_an_opposing_vote_has_the_radius_and_the_opposite_direction() -> None:
 def test_a_poisoned_vote_moves_the_release_by_no_more_than_its_share_of_the_ball(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one round without noise, the mean code changes by at most 2C/K, whatever norm the attacker's vector has."""
+    """However large its vector is, one of K hospitals changes the mean code by at most 2C/K (one round, no noise)."""
     silent = bench.at(replace(SETTING, rounds=1))
     monkeypatch.setattr(poison, "_noise", lambda bench, number, draw, size, noise_std: np.zeros(size, dtype=np.int64))
     start = silent.start()

@@ -316,7 +316,7 @@ def test_superlink_registers_one_tree_of_one_shape_a_reply_and_nothing_of_any_ot
 
 
 def test_one_question_has_one_reply_however_often_it_is_announced(link: Link) -> None:
-    """If a known message is announced again, Flower registers whatever tree comes with it."""
+    """Flower alone accepts a reply that is announced again, with other objects. Consilium refuses it."""
     north = link.node("north")
     question = link.ask(north)
     objects = link.objects(north, question, b"x")

@@ -1,4 +1,4 @@
-"""Attack: a server alters each field of its offers. A site charges the full price of what it accepts."""
+"""Attack: a server alters the fields of its offers, one at a time. A site that accepts one charges its full cost."""
 
 from __future__ import annotations
 
