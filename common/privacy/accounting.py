@@ -21,12 +21,14 @@ a NaN noise multiplier.
 
 from __future__ import annotations
 
+import math
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import expm1, inf, log, log1p, nextafter, sqrt
+from math import inf, nextafter, sqrt
 from typing import Any
 
 import mpmath
@@ -170,7 +172,7 @@ def epsilon_rdp_library(mu_squared: Fraction | float, delta: float) -> float:
     Raises:
         InvalidInput: If an argument is outside its range.
     """
-    return _best_order(_LIBRARY_ORDERS, sqrt(_checked_mu_squared(mu_squared)), check_delta("delta", delta))
+    return _best_order(_LIBRARY_ORDERS, sqrt(_checked_mu_squared(mu_squared)), check_delta("delta", delta), by=math)
 
 
 def epsilon_pld(mu_squared: Fraction | float, delta: float) -> float:
@@ -531,33 +533,77 @@ def _epsilon_paper(mu_squared: Fraction, delta: float) -> float:
     return answer if mp.mpf(answer) >= exact else nextafter(answer, inf)
 
 
+class _Rounded:
+    """Functions of :mod:`math`, rounded to the nearest float64.
+
+    The last bit of ``math``'s and numpy's own results depends on the processor and the C library. Server and sites each
+    compute the limit of a study, and must get the same one.
+    """
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def log(x: float) -> float:
+        return float(_mp().log(x))
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def log1p(x: float) -> float:
+        return float(_mp().log1p(x))
+
+    @staticmethod
+    def expm1(x: float) -> float:
+        return float(_mp().expm1(x))
+
+    @staticmethod
+    def pow(x: float, power: float) -> float:
+        return float(_mp().power(x, power))
+
+
 def _orders(mu: float, delta: float) -> list[float]:
     """Return the two best orders that :func:`epsilon_rdp` adds to those of dp-accounting.
 
     The first is the closed form of eq (12) of Fay et al. 2021. The second is found numerically.
     """
+    mp, log = _mp(), _Rounded.log
     closed = 1 + sqrt(2 * log(1 / delta)) / mu
     low, high = log(1e-3 * (closed - 1)), log(1e3 * (closed - 1))
-    # Minimise α ↦ αμ²/2 + log(1 − 1/α) − log(δα)/(α − 1) on a log grid that is refined four times.
+
+    def bound(log_order: float) -> Any:
+        order = 1 + mp.exp(log_order)
+        return order * mp.mpf(mu) ** 2 / 2 + mp.log1p(-1 / order) - mp.log(delta * order) / (order - 1)
+
+    # Minimise α ↦ αμ²/2 + log(1 − 1/α) − log(δα)/(α − 1) on a log grid that is refined four times. The derivative
+    # μ²/2 + log(δα)/(α − 1)² changes sign once, so there is one minimum.
     for _ in range(4):
-        grid = np.linspace(low, high, 65)
-        alpha = 1 + np.exp(grid)
-        value = alpha * mu * mu / 2 + np.log(np.exp(grid) / alpha) - np.log(delta * alpha) / (alpha - 1)
-        best = int(np.argmin(value))
-        low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, 64)])
-    return [closed, float(alpha[best])]
+        step = (high - low) / 64
+        grid = [*(at * step + low for at in range(64)), high]
+        best = _lowest(grid, bound)
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, 64)]
+    return [closed, 1 + float(mp.exp(grid[best]))]
 
 
-def _best_order(orders: tuple[float, ...], mu: float, delta: float) -> float:
-    """Return the smallest ε over these orders, with the float operations of dp-accounting's ``RdpAccountant``."""
-    values = []
-    for order in orders:
-        rdp = order / (2 * (1 / mu) ** 2)
-        if delta**2 + expm1(-rdp) > 0:  # δ ≤ √(1 − e^−KL)
-            values.append(0.0)
-        elif order > 1.01:
-            values.append(rdp + log1p(-1 / order) - log(delta * order) / (order - 1))
-    return max(0.0, min(values))
+def _lowest(grid: list[float], value: Callable[[float], Any]) -> int:
+    """Return the index of the point with the smallest value of a function that falls up to its minimum and then rises.
+
+    The search by bisection takes few of the slow evaluations.
+    """
+    return bisect_left(range(len(grid) - 1), True, key=lambda at: bool(value(grid[at]) <= value(grid[at + 1])))
+
+
+def _best_order(orders: tuple[float, ...], mu: float, delta: float, *, by: Any = _Rounded) -> float:
+    """Return the smallest ε over these orders, with the float operations of dp-accounting's ``RdpAccountant``.
+
+    ``by`` is :mod:`math`, with which it is the library's ε to the last bit, or the same functions on every machine.
+    """
+    costs = {order: order / (2 * by.pow(1 / mu, 2)) for order in orders}
+    if by.pow(delta, 2) + by.expm1(-min(costs.values())) > 0:  # δ ≤ √(1 − e^−KL)
+        return 0.0
+    values = (
+        cost + by.log1p(-1 / order) - by.log(delta * order) / (order - 1)
+        for order, cost in costs.items()
+        if order > 1.01
+    )
+    return max(0.0, float(min(values)))
 
 
 @lru_cache(maxsize=4096)
