@@ -35,7 +35,7 @@ def explain(error: OSError) -> tuple[str, str]:
             )
         case number if number in _DENIED:
             remedy = f"give user {os.getuid()}, who runs this command, access, or run the command as the owner"
-        case errno.ENOENT | errno.ENOTDIR | errno.EISDIR:
+        case errno.ENOENT | errno.ENOTDIR | errno.EISDIR | errno.EEXIST | errno.ELOOP | errno.ENAMETOOLONG:
             remedy = "check the path"
         case errno.ENOSPC | errno.EDQUOT:
             remedy = "make room on this disk: free space (`df`)"

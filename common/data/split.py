@@ -181,8 +181,8 @@ def plan_split(
         raise InvalidInput(
             "usable labelled cases",
             value=len(cases),
-            limit=f"at least {counts.set_aside + fold} for the public parts, validation and test, and 1 for each of "
-            f"{hospitals} hospitals",
+            limit=f"at least {counts.set_aside + fold + hospitals}: {counts.set_aside + fold} for the public parts, "
+            f"validation and test, and one for each of {hospitals} hospitals",
             remedy="ask for fewer cases in these parts, or add cases",
         )
     order, kept = _in_turn(rest, np.random.default_rng(seed if folds is None else [1, seed]))

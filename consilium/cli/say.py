@@ -6,7 +6,9 @@ A test of the sources refuses any other module of the command line that writes t
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +67,9 @@ def json_text(facts: object) -> str:
 
 @contextmanager
 def interruptible(told: str) -> Iterator[None]:
-    """End the command with exit code 130, with a sentence on stderr, if the user stops the block with Ctrl-C.
+    """End the command with exit code 130, with a sentence on stderr, if Ctrl-C, SIGTERM or SIGHUP stops the block.
+
+    Without this, SIGTERM and SIGHUP would leave temporary files behind, which may be copies of patients' scans.
 
     Args:
         told: The sentence.
@@ -74,13 +78,21 @@ def interruptible(told: str) -> Iterator[None]:
         A context.
 
     Raises:
-        typer.Exit: With code 130, if the user stopped the block.
+        typer.Exit: With code 130, if the block was stopped.
     """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+                before[number] = signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         say(told, err=True)
         raise typer.Exit(130) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def console(*, stderr: bool = False, **options: Any) -> Console:

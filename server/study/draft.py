@@ -14,7 +14,7 @@ from typing import Any
 from common.config import GateConfig, PoolConfig, Study, parse_study, usual_aggregation
 from common.errors import InvalidInput
 from common.reading import parse_toml
-from common.study_mechanism import pool_sentence, usual_pool_epsilon, usual_verdicts
+from common.study_mechanism import usual_pool_epsilon, usual_verdicts
 
 _PRIVACY = re.compile(r"^[ \t]*\[[ \t]*privacy[ \t]*\][ \t]*(?:#.*)?$", re.MULTILINE)
 
@@ -67,7 +67,7 @@ def parse_draft(text: str) -> StudyDraft:
         )
     if "pool" not in document:
         study = replace(study, pool=PoolConfig(usual_pool_epsilon(study.privacy.accountant, study.privacy.budget)))
-        said.append(f"{pool_sentence(study)} The study file states no other ε")
+        said.append("each pool's lifetime budget is the usual one, printed above; the study file does not say")
     return StudyDraft(study, tuple(said))
 
 

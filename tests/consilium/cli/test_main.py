@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -233,6 +234,40 @@ def test_a_command_that_is_interrupted_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("common.data.synthetic.write_phantoms", interrupted)
     result = consilium("data", "synth", "--out", str(tmp_path / "out"), "--cases", "2", "--seed", "1")
     assert (result.returncode, result.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_ended_by_its_terminal_or_by_sigterm_says_so_and_leaves_no_temporary_files(tmp_path, number):
+    """The temporary files of `data split` and `predict --dicom` are copies of patients' scans."""
+    held = """
+import sys, tempfile, time
+import common.data.synthetic
+from consilium.cli.main import main
+
+def write_phantoms(*given, **more):
+    with tempfile.TemporaryDirectory():
+        print("held", flush=True)
+        time.sleep(60)
+
+common.data.synthetic.write_phantoms = write_phantoms
+main()
+"""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    child = subprocess.Popen(
+        [sys.executable, "-c", held, "data", "synth", "--out", str(tmp_path / "out"), "--cases", "2", "--seed", "1"],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    assert list(scratch.iterdir())
+    child.send_signal(number)
+    _, said = child.communicate(timeout=60)
+    assert (child.returncode, said, list(scratch.iterdir())) == (130, "interrupted\n", [])
 
 
 def test_a_command_that_asks_a_stopped_server_says_that_it_does_not_answer(study):

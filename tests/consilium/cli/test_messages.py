@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import re
 import shlex
@@ -166,13 +167,12 @@ def test_a_wrong_path_to_predict_is_told_before_torch_is_loaded(tmp_path: Path) 
     assert found.stdout.split() == ["2", "False"]
 
 
-def test_a_path_that_the_system_does_not_find_is_one_to_check() -> None:
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG])
+def test_a_path_that_the_system_cannot_use_is_one_to_check(number: int) -> None:
+    """A link to nothing in the place of a new folder is EEXIST."""
     from common.system_errors import explain
 
-    assert explain(FileNotFoundError(2, "No such file or directory", "/x")) == (
-        "/x: No such file or directory",
-        "check the path",
-    )
+    assert explain(OSError(number, "said", "/x")) == ("/x: said", "check the path")
 
 
 def test_a_command_that_is_printed_quotes_a_folder_with_a_space(tmp_path: Path) -> None:

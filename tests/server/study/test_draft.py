@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from common.config import GateConfig, PoolConfig, load_study, parse_study, render_study
 from common.errors import InvalidInput
 from common.ledger.keys import create_signing_key
+from common.study_mechanism import pool_sentence
 from consilium.cli.study import study_app
 from server.ledger.server_ledger import Ledger
 from server.study import create_study as setup
 from server.study import templates
-from server.study.draft import parse_draft, pool_sentence
+from server.study.draft import parse_draft
 from server.study.workspace import Workspace
 from tests.federation import make_study
 
@@ -48,7 +49,7 @@ def test_study_create_and_study_init_choose_the_same_aggregation_by_default(tmp_
     assert one.gate == other.gate
     assert one.pool == other.pool
     assert one.pool.epsilon > one.privacy.epsilon == 8.0
-    assert pool_sentence(one) in created.stdout
+    assert created.stdout.count(pool_sentence(one)) == 1
     said = "aggregation: sealed-sum" if quorum >= 3 else "aggregation: open"
     assert said in created.stdout
 
