@@ -105,11 +105,29 @@ def _bounded(kind: Any) -> Any:
     return made
 
 
+def _not_blank(kind: Any) -> Any:
+    """Return a path option's type that refuses a blank path, which an unset variable of a shell leaves behind.
+
+    Such a path would otherwise mean the folder in which the command was started.
+    """
+
+    def convert(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not value.strip():
+            kind.fail("the path is empty: give a path, or . for the folder in which you are.", param, ctx)
+        return kind.convert(value, param, ctx)
+
+    made = copy(kind)
+    made.convert = convert
+    return made
+
+
 def _prepare(command: click.Command) -> None:
-    """Bound a command's numeric options, escape brackets in its help, and suggest each command name only once."""
+    """Limit a command's numbers and paths, escape brackets in its help, and suggest each command name only once."""
     for parameter in command.params:
         if parameter.type.name.split()[0] in ("integer", "float"):
             parameter.type = _bounded(parameter.type)
+        elif parameter.type.name == "path":
+            parameter.type = _not_blank(parameter.type)
     if isinstance(command, TyperGroup):
         command.suggest_commands = not _CLICK_SUGGESTS
     if getattr(command, "rich_markup_mode", None) is not None:

@@ -218,6 +218,21 @@ def test_an_output_that_cannot_hold_epsilon_gets_an_escape_and_no_traceback(monk
     assert json.loads(held.getvalue()) == {"spent": "ε = 8"}, "JSON reads the escape back"
 
 
+def test_no_command_takes_an_empty_path_for_the_folder_in_which_it_was_started(tmp_path, monkeypatch) -> None:
+    """An unset variable of a shell leaves an empty argument."""
+    paths = [one for _, command in command_reference.commands() for one in command.params if one.type.name == "path"]
+    assert len(paths) > 100
+    for one in paths:
+        for blank in ("", " "):
+            with pytest.raises(click.BadParameter, match="the path is empty"):
+                one.type.convert(blank, one, None)
+    monkeypatch.chdir(tmp_path)
+    told = consilium("dispute", "keys", "")
+    assert told.returncode == 2
+    assert "the path is empty: give a path, or . for the folder in which you are." in " ".join(told.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_closed_standard_input_reads_as_one_that_ended(monkeypatch) -> None:
     """Python has no ``sys.stdin`` if the file descriptor is closed."""
     monkeypatch.setattr(sys, "stdin", None)
