@@ -14,6 +14,8 @@ fails with ``database is locked``, and that ends a ServerApp.
 4. Replies that came too late to be fetched are deleted when their node announces another. All objects of a run are
    deleted within :data:`SWEEP_S` seconds of its end, provided that some node sends requests.
 5. Transactions run one after another, in the order in which they were asked for.
+6. A node whose last heartbeat is stored with a time in the future counts as offline when it connects. Flower would
+   refuse it until that time, which is years ahead if the server's clock was wrong for a while.
 
 A refusal looks like Flower's own answer to a rejected reply, so an honest SuperNode drops the reply and continues. If
 an object of a reply is refused for its shape or its size, the stored reply is overwritten with bytes that cannot be
@@ -74,6 +76,8 @@ _OVER = (
     "SELECT DISTINCT o.run_id FROM run_objects o JOIN run r ON r.run_id = o.run_id "
     "JOIN task t ON t.task_id = r.primary_task_id WHERE t.finished_at IS NOT NULL"
 )
+_FUTURE = "UPDATE node SET online_until = :now WHERE online_until > :now + 3 * heartbeat_interval"
+"""Flower sets this time two intervals ahead."""
 
 State = Any
 """Flower's SqlLinkState: it gives database sessions and deletes runs and messages."""
@@ -90,7 +94,11 @@ def install() -> None:
         AttributeError: If a later Flower has moved a handler.
     """
     storage = Storage(fleet_handlers.push_messages, fleet_handlers.push_object)
-    heartbeat = fleet_handlers.send_node_heartbeat
+    heartbeat, activate = fleet_handlers.send_node_heartbeat, fleet_handlers.activate_node
+
+    def activate_node(request: Any, state: State) -> Any:
+        forget_future(state)
+        return activate(request, state)
 
     def send_node_heartbeat(request: Any, state: State) -> Any:
         storage.sweep(state)
@@ -98,8 +106,19 @@ def install() -> None:
 
     fleet_handlers.push_messages = storage.push_messages
     fleet_handlers.push_object = storage.push_object
+    fleet_handlers.activate_node = activate_node
     fleet_handlers.send_node_heartbeat = send_node_heartbeat
     SqlMixin.session = in_turn(SqlMixin.session, Turns())
+
+
+def forget_future(state: State) -> None:
+    """Count nodes as offline whose last heartbeat was stored while the server's clock was ahead (rule 6).
+
+    Args:
+        state: Flower's database.
+    """
+    with state.session() as session:
+        session.execute(text(_FUTURE), {"now": time.time()})
 
 
 class Storage:

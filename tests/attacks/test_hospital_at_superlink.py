@@ -25,11 +25,15 @@ import httpx
 import pytest
 from flwr.proto import fleet_pb2, message_pb2, node_pb2
 from flwr.supercore import sql_mixin
+from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.sql_mixin import SqlMixin
+from flwr.supercore.utils import uint64_to_int64
 from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.servicer.fleet import fleet_handlers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from common.errors import InvalidInput
@@ -471,3 +475,27 @@ def test_turns_are_had_in_the_order_in_which_they_were_asked_for() -> None:
     for thread in threads:
         thread.join()
     assert order == list(range(8))
+
+
+# --- the server's clock
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0, 2 * 365 * 86400.0])
+def test_a_node_that_was_killed_while_the_clock_was_ahead_connects_after_the_clock_is_right(
+    link: Link, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    key = secrets.token_bytes(32)
+    node = link.state.create_node("a", "a", key, 30.0)
+    request = fleet_pb2.ActivateNodeRequest(public_key=key, heartbeat_interval=30.0)
+    installed = SimpleNamespace(**vars(fleet_handlers))
+    monkeypatch.setattr(storage, "fleet_handlers", installed)
+    monkeypatch.setattr(storage, "SqlMixin", SimpleNamespace(session=None))
+    storage.install()
+    installed.activate_node(request, link.state)
+    with link.state.session() as session:
+        row = {"ahead": ahead_s, "node": uint64_to_int64(node)}
+        session.execute(text("UPDATE node SET online_until = online_until + :ahead WHERE node_id = :node"), row)
+    if ahead_s:
+        assert installed.activate_node(request, link.state).node_id == node
+    with pytest.raises(FlowerError, match="could not be activated"):  # a second node with this key is still refused
+        installed.activate_node(request, link.state)

@@ -402,7 +402,8 @@ def test_verbose_shows_the_traceback(tmp_path):
         (errno.ENOSPC, "make room", 9),
         (errno.EDQUOT, "make room", 9),
         (errno.EIO, "backup", 9),
-        (errno.ELOOP, "--verbose", 1),
+        (errno.ELOOP, "check the path", 1),
+        (errno.EBUSY, "--verbose", 1),
     ],
 )
 def test_what_the_system_refuses_is_one_line_with_a_remedy(number, remedy, code, monkeypatch):
