@@ -79,10 +79,14 @@ class ServerFacts:
         return sealing_public_key(self.sealing_key)
 
     @property
+    def signing_keys(self) -> tuple[str, ...]:
+        """Every key with which the server may sign, in hex, the current one first."""
+        return (self.signing_key, *self.more_signing_keys)
+
+    @property
     def signing_public_keys(self) -> tuple[Ed25519PublicKey, ...]:
-        """Every key with which the server may sign receipts, the current one first."""
-        keys = (self.signing_key, *self.more_signing_keys)
-        return tuple(map(signing_public_key, keys))
+        """The same keys, to check signatures with."""
+        return tuple(map(signing_public_key, self.signing_keys))
 
 
 @dataclass(frozen=True, slots=True)

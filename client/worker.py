@@ -5,7 +5,8 @@ It trusts nothing that arrives. For every message it takes these steps:
 1. Check that a server key listed in site.toml signed the message for this site.
 2. Review an offer against the consented study and the site's own ledger, before any inference.
 3. Answer a codes request only for queries that were accepted for this study and this server, and only while the staff
-   has not paused or left the study and no alarm (a contradiction between ledgers) is in force.
+   has not paused or left the study and no alarm (a contradiction between ledgers) is in force. Studies of several
+   servers can share this site's ledger: hear nothing from one server about the ledger or the study of another.
 4. Fetch public objects by content hash.
 5. Compute every voter's code. A voter that fails counts as the zero code. If a public object cannot be read, all voters
    count as the zero code. The reason is only logged at the site.
@@ -25,7 +26,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -49,6 +50,7 @@ from common.ledger.records import ZERO_CODE, code_outcome
 from common.masking import MaskedRoster, signed_mask_key
 from common.messages import (
     MAX_DEADLINE_S,
+    NO_HEAD,
     CodesReply,
     CodesRequest,
     Offer,
@@ -146,6 +148,7 @@ class Worker:
         sleep: Function that waits for some seconds; it returns true if it ended early because the worker is being
             stopped.
         witness: Countersigns the heads of other parties' ledgers; None if this site is no witness.
+        elsewhere: Returns the ids of those studies of the pool that another server runs.
 
     Raises:
         InvalidInput: If ``tick_s`` is out of range, or if the server has replaced the sealing key in ``site.toml``.
@@ -169,6 +172,7 @@ class Worker:
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], object] = time.sleep,
         witness: Witnessing | None = None,
+        elsewhere: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         if not 0 <= tick_s <= MAX_DEADLINE_S:
             raise InvalidInput(
@@ -181,7 +185,7 @@ class Worker:
         self._voters, self._fetch, self._teachers = voters, fetch, teachers
         self._loaded_at = ledger.row_count if loaded_at is None else loaded_at
         self._sampler, self._note_peers = sampler, note_peers
-        self._witness = witness
+        self._witness, self._elsewhere = witness, elsewhere
         self._tick_s, self._clock, self._now, self._sleep = tick_s, clock, now, sleep
         self._declined = Declined(consent.study.collection, path=declined, now=now())
         self._codecs: dict[str, Codec] = {}
@@ -290,11 +294,13 @@ class Worker:
                 self._compute(message, until=arrived + message.deadline_s)
                 return partial(self._sealed, message)
             case Receipts():
+                self._check_server(message.ledger)
                 self._file(message)
                 held = self._ledger.held(message.ledger)
                 status = self._status() if self._config.share.status else None
                 return lambda: ReceiptsReply(ledger_row=held.seq, ledger_head=held.hash, status=status)
             case WitnessRequest() if self._witness is not None and message.study == self._consent.study.id:
+                self._check_server(message.ledger)
                 said = self._witness.answer(message)
                 return lambda: said
             case _:
@@ -303,6 +309,30 @@ class Worker:
                     "this kind of message is not answered; a worker answers offers, codes requests, receipts and "
                     f"heads; to fix: {SAME_VERSION}",
                 )
+
+    def _check_server(self, ledger_id: str, *, study_id: str = "") -> None:
+        """Refuse what this worker's server says about the ledger or a study of another server.
+
+        A ledger is another server's if a study that another server runs has dealt with it, and this study has not.
+
+        Args:
+            ledger_id: Id of the ledger that the server speaks of.
+            study_id: Id of the study in a receipt.
+
+        Raises:
+            Refused: ``unknown-study``.
+        """
+        own = self._consent.study.id
+        dealt = self._ledger.studies_of(ledger_id)
+        others = {study_id} - {"", own} | (set() if own in dealt else dealt)
+        if others and not others.isdisjoint(self._elsewhere()):
+            log.warning("event=refused cause=another-server ledger=%s", ledger_id)
+            raise Refused(
+                "unknown-study",
+                f"the server speaks of ledger {ledger_id}, or of a study, that this pool shares with another server; "
+                "to fix: if it is the same server with a new key, list the earlier key too in server.more_signing_keys "
+                "of site.toml",
+            )
 
     def _status(self) -> str:
         conflicts = () if self._witness is None else self._witness.memory.conflicts()
@@ -314,6 +344,10 @@ class Worker:
         In a sealed sum the reply also states this site's mask key, and the other hospitals whose keys the staff has not
         confirmed.
         """
+        try:
+            self._check_server(offer.ledger)
+        except Refused as error:
+            return OfferReply(offer.batch, error.reason, ledger_row=0, ledger_head=NO_HEAD)
         study, peers = offer.study, offer.peers or ()
         unknown: tuple[str, ...] = ()
         if peers and study == self._consent.study.id:
@@ -452,6 +486,7 @@ class Worker:
             receipt = Receipt.parse(text)
             signer = next((key for key in keys if receipt.is_genuine(key)), keys[0])
             try:
+                self._check_server(receipt.ledger_id, study_id=receipt.study_id)
                 self._ledger.record_receipt(receipt, public_key=signer)
             except Refused as error:
                 log.info("event=receipt-refused reason=%s", error.reason)

@@ -195,6 +195,19 @@ class KeepsReceipts(SiteFile):
         known = self.books.known
         return {ledger_id: (known[ledger_id].position.seq, known[ledger_id].position.hash) for ledger_id in known}
 
+    def studies_of(self, ledger_id: str) -> set[str]:
+        """Return the studies that have dealt with a ledger of a server.
+
+        Args:
+            ledger_id: The ledger's id.
+
+        Returns:
+            Ids of the studies for which this site accepted a query or a receipt of that ledger.
+        """
+        books = self.books
+        asked = {one.study_id for one in books.reservations.values() if one.ledger == ledger_id}
+        return asked | {study for study, line in books.lines.items() if line == ledger_id}
+
     def receipts(self, *, evidence: bool = False) -> tuple[Receipt, ...]:
         """Return every receipt on record, in order.
 

@@ -191,6 +191,23 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
     return tuple(found)
 
 
+def studies_elsewhere(config: SiteConfig) -> frozenset[str]:
+    """Return the studies of this site's pool that another server runs than that of this directory's study.
+
+    Args:
+        config: The policy of the directory.
+
+    Returns:
+        Ids of the studies whose directories list none of the signing keys that this directory lists.
+
+    Raises:
+        InvalidInput: If ``site.toml`` or the study of another directory cannot be read.
+    """
+    keys = set(config.server.signing_keys)
+    others = map(load_site, site_directories(config.books_dir, absent_ok=True))
+    return frozenset(other.load_study().id for other in others if keys.isdisjoint(other.server.signing_keys))
+
+
 def _listed(books: Path) -> tuple[Path, ...]:
     """Return the directories listed in :data:`JOINED`, then those below :data:`STUDIES` that share the ledger too.
 

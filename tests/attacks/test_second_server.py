@@ -1,0 +1,198 @@
+"""Attack: one of two servers whose studies share a hospital's pool, and so its ledger, speaks of the other's ledger.
+
+All that it sends is signed with the key that its own kit gave the hospital.
+
+| threat | what stands against it |
+|---|---|
+| it learns from a reply how far the other server's ledger has got | a server hears of its own ledger alone |
+| its receipt of the other's study makes that study look contradicted, or stops it | receipts of its own ledger alone |
+| its head under the other's name makes that ledger look forked, which stops the other study | heads of its own alone |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client.operations import staff_decisions
+from client.operations.serve import open_worker
+from client.site.enrolment import create_site, join_site
+from client.worker import Worker
+from common.config import Study
+from common.envelope import body_of, sign_request
+from common.errors import ConsiliumError
+from common.ledger import chain
+from common.ledger.charges import RosterEntry
+from common.ledger.keys import load_signing_key, public_hex
+from common.messages import NO_HEAD, Offer, OfferReply, Part, Receipts, ReceiptsReply, WitnessRequest, decode, encode
+from common.privacy.mechanism import QuerySpec
+from common.witness.merkle import root
+from common.witness.messages import ConsistencyProof, WitnessReply
+from common.witness.notes import CheckpointNote, origin_of
+from server.ledger.server_ledger import Ledger
+from server.study.create_study import open_ledger
+from server.study.workspace import Site, Workspace
+from tests.own_site import queries_of
+from tests.studies import kit_of, served_study
+from tests.worlds import make_study, pool_of, receipts_of
+
+pytestmark = pytest.mark.slow
+
+SITE, POOL = "north", "north/adults"
+BATCH = "b" * 64
+
+
+@dataclass
+class Server:
+    """A server with its study, its ledger, and the hospital's worker that listens to it."""
+
+    study: Study
+    key: Ed25519PrivateKey
+    ledger: Ledger
+    worker: Worker
+
+    def says(self, message: Part) -> Part | None:
+        """Send a message that this server signs; the hospital's reply, None if it refuses."""
+        try:
+            return decode(body_of(self.worker.answer(sign_request(encode(message), sign=self.key.sign, site=SITE))))
+        except ConsiliumError:
+            return None
+
+    def offers(self, *queries: QuerySpec, ledger: str = "") -> OfferReply:
+        reply = self.says(Offer(self.study.id, ledger or self.ledger.ledger_id, BATCH, queries))
+        assert isinstance(reply, OfferReply)
+        return reply
+
+    def releases(self, *queries: QuerySpec) -> ReceiptsReply | None:
+        """Have the hospital accept queries, release them, and send it the receipts that it lacks."""
+        assert self.offers(*queries).accepted
+        return self.tells(self.ledger, *queries)
+
+    def tells(self, ledger: Ledger, *queries: QuerySpec) -> ReceiptsReply | None:
+        """Release queries in a ledger and send the hospital its newest receipt."""
+        study = next(iter(ledger.books.studies))
+        before = receipts_of(ledger, SITE)[-1:]
+        roster = tuple(RosterEntry(name, pool) for name, pool in ((SITE, POOL), ("south", "south")))
+        ledger.release_batch(
+            study_id=study, batch_id=BATCH, roster=roster, queries=queries, draw=lambda _: np.zeros(4, dtype=np.int64)
+        )
+        new = receipts_of(ledger, SITE, after=before[0].head.seq if before else 0)
+        reply = self.says(Receipts(ledger.ledger_id, tuple(one.render() for one in new)))
+        return reply if isinstance(reply, ReceiptsReply) else None
+
+    def shows(self, ledger_id: str, *, held: ReceiptsReply) -> WitnessReply | None:
+        """Ask for a countersignature of a head of a ledger of this name that this server has made up."""
+        leaves = [bytes([number]) * 32 for number in range(held.ledger_row - 1)] + [bytes.fromhex(held.ledger_head)]
+        note = CheckpointNote(origin_of("server", ledger_id), len(leaves), root(leaves))
+        note = note.signed(self.key.sign, key=public_hex(self.key))
+        asked = WitnessRequest(
+            self.study.id, ledger_id, note.render().encode(), ConsistencyProof(0, ()), held.ledger_row, (), (), b"", ()
+        )
+        reply = self.says(asked)
+        return reply if isinstance(reply, WitnessReply) else None
+
+
+@contextmanager
+def hospital(root: Path, first: Workspace, second: Workspace) -> Iterator[tuple[Server, Server]]:
+    """A hospital whose pool takes part in both studies, with a worker and a server for each."""
+    (root / "data").mkdir()
+    create_site(root / SITE, pool=POOL, data=root / "data", kit=kit_of(first))
+    joined, _ = join_site(None, kit=kit_of(second), existing=root / SITE)
+    with ExitStack() as stack:
+        made = []
+        for workspace, directory in ((first, root / SITE), (second, joined)):
+            staff_decisions.consent(directory, by="A. Noether", sheet="the sheet")
+            (directory / "teachers" / "voter-000").mkdir(parents=True)  # a voter without a teacher
+            worker = open_worker(directory, sleep=lambda _: None)
+            stack.callback(worker._ledger.close)
+            ledger = stack.enter_context(ledger_of(workspace))
+            made.append(Server(workspace.study(), load_signing_key(workspace.signing_key_file), ledger, worker))
+        yield made[0], made[1]
+
+
+def ledger_of(workspace: Workspace) -> Ledger:
+    return with_pools(open_ledger(workspace), workspace.study())
+
+
+def with_pools(ledger: Ledger, study: Study) -> Ledger:
+    ledger.register_study(study)
+    for site in (Site(SITE, POOL, node_id=1), Site("south", "south", node_id=2)):
+        ledger.declare_pool(pool_of(site, study))
+    return ledger
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
+    """The honest server, which has released an answer, and the other one."""
+    first, second = (served_study(tmp_path / name, replace(make_study(), name=name)) for name in ("first", "second"))
+    with hospital(tmp_path, first, second) as (honest, other):
+        assert honest.releases(*queries_of(honest.study, 1)) is not None
+        yield honest, other
+
+
+def forged(honest: Server, other: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """A ledger of the honest server's id and study that the other server has made and signed."""
+    with monkeypatch.context() as patch:
+        patch.setattr(chain.secrets, "token_hex", lambda _: honest.ledger.ledger_id)
+        made = Ledger.create(folder / "forged.sqlite", signing_key=other.key)
+    return with_pools(made, honest.study)
+
+
+def assert_goes_on(honest: Server) -> None:
+    """The hospital raises no alarm about the honest server, and answers it."""
+    assert honest.worker._ledger.alarms() == ()
+    assert honest.worker._witness is not None
+    assert honest.worker._witness.memory.conflicts() == ()
+    reply = honest.releases(queries_of(honest.study, 4)[3])
+    assert reply is not None
+    assert reply.ledger_row == honest.ledger.head().seq
+
+
+def test_a_server_learns_nothing_of_the_other_servers_ledger(servers: tuple[Server, Server]) -> None:
+    honest, other = servers
+    theirs = honest.ledger.ledger_id
+    reply = other.offers(*queries_of(other.study, 9)[8:], ledger=theirs)
+    assert (reply.accepted, reply.ledger_row, reply.ledger_head) == (False, 0, NO_HEAD)
+    assert other.says(Receipts(theirs, ())) is None
+    assert_goes_on(honest)
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["of an accepted query", "of a query nobody asked"])
+def test_a_receipt_of_the_other_servers_study_stops_nobody(
+    servers: tuple[Server, Server], asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, other = servers
+    queries = queries_of(honest.study, 3)[1:]
+    if asked:
+        assert honest.offers(*queries).accepted
+    with forged(honest, other, tmp_path, monkeypatch) as ledger:
+        assert other.tells(ledger, *queries) is None
+    assert_goes_on(honest)
+    if asked:
+        assert honest.tells(honest.ledger, *queries) is not None
+
+
+def test_a_head_under_the_other_ledgers_name_makes_nobody_look_forked(servers: tuple[Server, Server]) -> None:
+    honest, other = servers
+    held = honest.says(Receipts(honest.ledger.ledger_id, ()))
+    assert isinstance(held, ReceiptsReply)
+    assert other.shows(honest.ledger.ledger_id, held=held) is None
+    assert_goes_on(honest)
+
+
+def test_a_second_study_of_one_server_brings_the_receipts_of_the_first(tmp_path: Path) -> None:
+    first = served_study(tmp_path / "first", replace(make_study(), name="first"))
+    second = served_study(tmp_path / "second", replace(make_study(), name="second"), ledger=first.root)
+    with hospital(tmp_path, first, second) as (one, two):
+        queries = queries_of(one.study, 2)
+        assert one.offers(*queries).accepted
+        reply = two.tells(one.ledger, *queries)  # the first study's server has ended before it sent this receipt
+        assert reply is not None
+        assert reply.ledger_row == one.ledger.head().seq
+        assert two.offers(queries_of(two.study, 3)[2]).accepted
