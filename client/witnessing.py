@@ -82,6 +82,10 @@ class Witnessing:
             Refused: ``too-many-ledgers`` if the ledger is new and :data:`MAX_UNRECEIPTED` is reached. Nothing is
                 stored.
         """
+        with self.memory.alone():
+            return self._answer(request)
+
+    def _answer(self, request: WitnessRequest) -> WitnessReply:
         self._check_room(request.ledger)
         peers = self._ledger.peers(request.study)
         origin = origin_of("server", request.ledger)

@@ -7,10 +7,13 @@ its countersignature is sent. Refuses a memory that cannot be read.
 
 from __future__ import annotations
 
+import fcntl
 import hmac
+import os
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from common.witness.notes import MAX_NOTE_BYTES, CheckpointNote, note_in, origin
 
 FOLDER = "witnesses"
 HEADS = "heads.json"
+LOCK = "heads.lock"
 MAX_CONFLICTS = 16
 """Largest number of contradicting heads that are stored for each ledger. Callers first remove all signatures but the
 ledger's own, so each head takes less than 1 kB, and the heads of a ledger at most 16 kB."""
@@ -100,6 +104,19 @@ class HeadMemory:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other process judges or records heads in this folder.
+
+        The workers of a pool's studies share the folder. Hold it from :meth:`judge` until :meth:`remember` has
+        returned. Otherwise two workers could countersign two histories of one ledger, or one could erase what the other
+        recorded.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "a") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
 
     def known(self, origin: str) -> KnownHead | None:
         """Return the newest signed head of a ledger that this party countersigned.
@@ -210,7 +227,7 @@ class HeadMemory:
 
     def remember(self, note: CheckpointNote, *, name: str = "") -> None:
         """Record a signed head as the newest of its ledger that this party countersigned. It is durable when the call
-        returns.
+        returns. The caller holds :meth:`alone` if other processes use the folder.
 
         Args:
             note: The head.
@@ -226,9 +243,10 @@ class HeadMemory:
         Args:
             origin: Name of the ledger.
         """
-        known = self._all()
-        if known.pop(origin, None) is not None:
-            self._save(known)
+        with self.alone():
+            known = self._all()
+            if known.pop(origin, None) is not None:
+                self._save(known)
         for path in (self.folder / f"{_file(origin)}.note", *self.folder.glob(f"{_file(origin)}.conflict-*")):
             path.unlink(missing_ok=True)
 

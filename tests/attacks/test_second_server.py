@@ -7,10 +7,12 @@ All that it sends is signed with the key that its own kit gave the hospital.
 | it learns from a reply how far the other server's ledger has got | a server hears of its own ledger alone |
 | its receipt of the other's study makes that study look contradicted, or stops it | receipts of its own ledger alone |
 | its head under the other's name makes that ledger look forked, which stops the other study | heads of its own alone |
+| it shows two workers of the pool two histories at the same moment | one worker at a time countersigns |
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -32,7 +34,7 @@ from common.ledger.charges import RosterEntry
 from common.ledger.keys import load_signing_key, public_hex
 from common.messages import NO_HEAD, Offer, OfferReply, Part, Receipts, ReceiptsReply, WitnessRequest, decode, encode
 from common.privacy.mechanism import QuerySpec
-from common.witness.merkle import root
+from common.witness.memory import FOLDER, HeadMemory, KnownHead
 from common.witness.messages import ConsistencyProof, WitnessReply
 from common.witness.notes import CheckpointNote, origin_of
 from server.ledger.server_ledger import Ledger
@@ -86,14 +88,11 @@ class Server:
         reply = self.says(Receipts(ledger.ledger_id, tuple(one.render() for one in new)))
         return reply if isinstance(reply, ReceiptsReply) else None
 
-    def shows(self, ledger_id: str, *, held: ReceiptsReply) -> WitnessReply | None:
-        """Ask for a countersignature of a head of a ledger of this name that this server has made up."""
-        leaves = [bytes([number]) * 32 for number in range(held.ledger_row - 1)] + [bytes.fromhex(held.ledger_head)]
-        note = CheckpointNote(origin_of("server", ledger_id), len(leaves), root(leaves))
-        note = note.signed(self.key.sign, key=public_hex(self.key))
-        asked = WitnessRequest(
-            self.study.id, ledger_id, note.render().encode(), ConsistencyProof(0, ()), held.ledger_row, (), (), b"", ()
-        )
+    def shows(self, ledger_id: str, *, root: bytes, held_row: int = 0) -> WitnessReply | None:
+        """Ask for a countersignature of a head of a ledger of this name, with a root that this server has made up."""
+        note = CheckpointNote(origin_of("server", ledger_id), 5, root).signed(self.key.sign, key=public_hex(self.key))
+        growth, text = ConsistencyProof(0, ()), note.render().encode()
+        asked = WitnessRequest(self.study.id, ledger_id, text, growth, held_row, (), (), b"", ())
         reply = self.says(asked)
         return reply if isinstance(reply, WitnessReply) else None
 
@@ -182,7 +181,7 @@ def test_a_head_under_the_other_ledgers_name_makes_nobody_look_forked(servers: t
     honest, other = servers
     held = honest.says(Receipts(honest.ledger.ledger_id, ()))
     assert isinstance(held, ReceiptsReply)
-    assert other.shows(honest.ledger.ledger_id, held=held) is None
+    assert other.shows(honest.ledger.ledger_id, root=b"f" * 32, held_row=held.ledger_row) is None
     assert_goes_on(honest)
 
 
@@ -196,3 +195,42 @@ def test_a_second_study_of_one_server_brings_the_receipts_of_the_first(tmp_path:
         assert reply is not None
         assert reply.ledger_row == one.ledger.head().seq
         assert two.offers(queries_of(two.study, 3)[2]).accepted
+
+
+def both_at_once(one: Server, other: Server, *ledgers: str) -> list[WitnessReply | None]:
+    """Ask two workers to countersign different heads, the second while the first is about to remember its own."""
+    asked, answered, replies = threading.Event(), threading.Event(), dict[int, WitnessReply | None]()
+    assert one.worker._witness is not None
+    memory = one.worker._witness.memory
+    save = memory._save
+
+    def slow(known: dict[str, KnownHead]) -> None:
+        asked.set()
+        answered.wait(1.0)
+        save(known)
+
+    memory._save = slow  # type: ignore[method-assign]
+    first = threading.Thread(target=lambda: replies.update({0: one.shows(ledgers[0], root=b"1" * 32)}))
+    first.start()
+    assert asked.wait(30.0)
+    replies[1] = other.shows(ledgers[-1], root=b"2" * 32)
+    answered.set()
+    first.join()
+    return [replies[0], replies[1]]
+
+
+def test_two_workers_of_a_pool_never_countersign_two_histories_of_one_ledger(tmp_path: Path) -> None:
+    first = served_study(tmp_path / "first", replace(make_study(), name="first"))
+    second = served_study(tmp_path / "second", replace(make_study(), name="second"), ledger=first.root)
+    with hospital(tmp_path, first, second) as (one, two):
+        replies = both_at_once(one, two, one.ledger.ledger_id)
+        assert sorted(reply.problem for reply in replies if reply is not None) == ["", "contradicts"]
+
+
+def test_two_workers_of_a_pool_remember_both_heads_that_they_countersigned_at_once(tmp_path: Path) -> None:
+    first, second = (served_study(tmp_path / name, replace(make_study(), name=name)) for name in ("first", "second"))
+    with hospital(tmp_path, first, second) as (one, two):
+        ids = one.ledger.ledger_id, two.ledger.ledger_id
+        replies = both_at_once(one, two, *ids)
+        assert [reply.problem for reply in replies if reply is not None] == ["", ""]
+        assert HeadMemory(tmp_path / SITE / FOLDER).server_ledgers() == tuple(sorted(ids))
