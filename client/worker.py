@@ -313,8 +313,6 @@ class Worker:
     def _check_server(self, ledger_id: str, *, study_id: str = "") -> None:
         """Refuse what this worker's server says about the ledger or a study of another server.
 
-        A ledger is another server's if a study that another server runs has dealt with it, and this study has not.
-
         Args:
             ledger_id: Id of the ledger that the server speaks of.
             study_id: Id of the study in a receipt.
@@ -323,9 +321,10 @@ class Worker:
             Refused: ``unknown-study``.
         """
         own = self._consent.study.id
-        dealt = self._ledger.studies_of(ledger_id)
-        others = {study_id} - {"", own} | (set() if own in dealt else dealt)
-        if others and not others.isdisjoint(self._elsewhere()):
+        if self._ledger.books.studies.keys() <= {own}:
+            return
+        elsewhere = self._elsewhere()
+        if study_id in elsewhere or self._ledger.is_anothers(ledger_id, study_id=own, elsewhere=elsewhere):
             log.warning("event=refused cause=another-server ledger=%s", ledger_id)
             raise Refused(
                 "unknown-study",
@@ -482,11 +481,14 @@ class Worker:
     def _file(self, message: Receipts) -> None:
         """Check and store receipts. A receipt that contradicts the record is an alarm and stops all answers."""
         keys = self._config.server.signing_public_keys
+        checked = set[tuple[str, str]]()
         for text in message.receipts:
             receipt = Receipt.parse(text)
             signer = next((key for key in keys if receipt.is_genuine(key)), keys[0])
             try:
-                self._check_server(receipt.ledger_id, study_id=receipt.study_id)
+                if (of := (receipt.ledger_id, receipt.study_id)) not in checked:
+                    self._check_server(receipt.ledger_id, study_id=receipt.study_id)
+                    checked.add(of)
                 self._ledger.record_receipt(receipt, public_key=signer)
             except Refused as error:
                 log.info("event=receipt-refused reason=%s", error.reason)

@@ -7,6 +7,7 @@ signature, and receipts that arrive while earlier ones are missing.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from fractions import Fraction
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -195,18 +196,24 @@ class KeepsReceipts(SiteFile):
         known = self.books.known
         return {ledger_id: (known[ledger_id].position.seq, known[ledger_id].position.hash) for ledger_id in known}
 
-    def studies_of(self, ledger_id: str) -> set[str]:
-        """Return the studies that have dealt with a ledger of a server.
+    def is_anothers(self, ledger_id: str, *, study_id: str, elsewhere: Collection[str]) -> bool:
+        """Return whether a server's ledger is that of another server than the one that runs a study.
+
+        It is, if studies that other servers run have dealt with the ledger, by an accepted query or a receipt, and the
+        study has not.
 
         Args:
             ledger_id: The ledger's id.
+            study_id: Id of the study.
+            elsewhere: Ids of the studies that other servers run.
 
         Returns:
-            Ids of the studies for which this site accepted a query or a receipt of that ledger.
+            True if it is.
         """
         books = self.books
-        asked = {one.study_id for one in books.reservations.values() if one.ledger == ledger_id}
-        return asked | {study for study, line in books.lines.items() if line == ledger_id}
+        dealt = {one.study_id for one in books.reservations.values() if one.ledger == ledger_id}
+        dealt |= {study for study, line in books.lines.items() if line == ledger_id}
+        return study_id not in dealt and not dealt.isdisjoint(elsewhere)
 
     def receipts(self, *, evidence: bool = False) -> tuple[Receipt, ...]:
         """Return every receipt on record, in order.

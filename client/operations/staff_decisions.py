@@ -28,6 +28,7 @@ from client.site.books import (
     read_books,
     site_directories,
     slots_file,
+    studies_elsewhere,
     writing_teachers,
 )
 from client.site.deals import as_on_record
@@ -481,15 +482,21 @@ def heads(directory: Path) -> dict[str, object]:
 def receipt_lines(directory: Path) -> Iterator[str]:
     """Yield this site's receipts, including contradicting ones, for a comparison by another site or for a recovery.
 
+    Receipts of the ledger of another server are left out: they are no business of this study's server and hospitals.
+
     Args:
         directory: The site's directory.
 
     Yields:
         One receipt for each line.
     """
-    with read_books(load_site(directory)) as ledger:
-        for receipt in ledger.receipts(evidence=True):
-            yield receipt.render()
+    config = load_site(directory)
+    own, elsewhere = joined_study(config).id, studies_elsewhere(config)
+    with read_books(config) as ledger:
+        held = ledger.receipts(evidence=True)
+        ledgers = {receipt.ledger_id for receipt in held}
+        left_out = {one for one in ledgers if ledger.is_anothers(one, study_id=own, elsewhere=elsewhere)}
+        yield from (receipt.render() for receipt in held if receipt.ledger_id not in left_out)
 
 
 def compare_heads(directory: Path, theirs: tuple[Receipt, ...]) -> int:

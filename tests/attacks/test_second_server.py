@@ -32,6 +32,7 @@ from common.errors import ConsiliumError
 from common.ledger import chain
 from common.ledger.charges import RosterEntry
 from common.ledger.keys import load_signing_key, public_hex
+from common.ledger.receipts import Receipt
 from common.messages import NO_HEAD, Offer, OfferReply, Part, Receipts, ReceiptsReply, WitnessRequest, decode, encode
 from common.privacy.mechanism import QuerySpec
 from common.witness.memory import FOLDER, HeadMemory, KnownHead
@@ -58,6 +59,7 @@ class Server:
     key: Ed25519PrivateKey
     ledger: Ledger
     worker: Worker
+    directory: Path
 
     def says(self, message: Part) -> Part | None:
         """Send a message that this server signs; the hospital's reply, None if it refuses."""
@@ -88,6 +90,10 @@ class Server:
         reply = self.says(Receipts(ledger.ledger_id, tuple(one.render() for one in new)))
         return reply if isinstance(reply, ReceiptsReply) else None
 
+    def gets(self) -> set[str]:
+        """The ledgers of the receipts that the hospital writes for this server with ``consilium site heads --out``."""
+        return {Receipt.parse(line).ledger_id for line in staff_decisions.receipt_lines(self.directory)}
+
     def shows(self, ledger_id: str, *, root: bytes, held_row: int = 0) -> WitnessReply | None:
         """Ask for a countersignature of a head of a ledger of this name, with a root that this server has made up."""
         note = CheckpointNote(origin_of("server", ledger_id), 5, root).signed(self.key.sign, key=public_hex(self.key))
@@ -111,7 +117,8 @@ def hospital(root: Path, first: Workspace, second: Workspace) -> Iterator[tuple[
             worker = open_worker(directory, sleep=lambda _: None)
             stack.callback(worker._ledger.close)
             ledger = stack.enter_context(ledger_of(workspace))
-            made.append(Server(workspace.study(), load_signing_key(workspace.signing_key_file), ledger, worker))
+            key = load_signing_key(workspace.signing_key_file)
+            made.append(Server(workspace.study(), key, ledger, worker, directory))
         yield made[0], made[1]
 
 
@@ -195,6 +202,14 @@ def test_a_second_study_of_one_server_brings_the_receipts_of_the_first(tmp_path:
         assert reply is not None
         assert reply.ledger_row == one.ledger.head().seq
         assert two.offers(queries_of(two.study, 3)[2]).accepted
+        assert one.gets() == two.gets() == {one.ledger.ledger_id}
+
+
+def test_the_receipts_that_a_hospital_gives_away_are_of_one_servers_ledger(servers: tuple[Server, Server]) -> None:
+    """`consilium ledger recover` refuses those of another ledger, and they name the other study's hospitals."""
+    honest, other = servers
+    assert other.releases(queries_of(other.study, 9)[8]) is not None
+    assert (honest.gets(), other.gets()) == ({honest.ledger.ledger_id}, {other.ledger.ledger_id})
 
 
 def both_at_once(one: Server, other: Server, *ledgers: str) -> list[WitnessReply | None]:
