@@ -101,10 +101,10 @@ def costs(workspace: Workspace) -> Fraction:
 
 
 def collect(workspace: Workspace) -> None:
-    """Run a study until its answers are in or were refused; no student is trained here."""
+    """Run a study until its answers are in; no student is trained here."""
 
     def stop(event: dict) -> None:
-        if event["event"] in ("released", "budget-refused"):
+        if event["event"] == "released":
             request_stop(workspace)
 
     supervise(workspace, on_event=stop)
@@ -116,7 +116,7 @@ def events(workspace: Workspace, kind: str) -> list[dict]:
 
 def consortium_of(root: Path) -> Consortium:
     """Hospitals with data, public cases, and no study yet."""
-    phantoms = write_phantoms(root / "all", cases=len(SITES) * PATIENTS + 4 * QUERIES + 6, seed=1)
+    phantoms = write_phantoms(root / "all", cases=len(SITES) * PATIENTS + 2 * QUERIES + 6, seed=1)
     cases = list(phantoms.cases)
     for k, name in enumerate(SITES):
         part = cases[k * PATIENTS : (k + 1) * PATIENTS]
