@@ -1,13 +1,14 @@
 """Attacks networks by membership inference, with and without DP: by a loss threshold, and by a likelihood ratio.
 
-``--models`` networks are trained, each on a random half of ``--examples`` records. The records are noisy two-class
-vectors, which a network can only memorise, or with ``--data`` patients of an MSD dataset at 2 mm, with the small 3D
-network of :data:`SMALL` from random weights, by the standard trainer and by DP-SGD. Each network is attacked in turn.
-For the likelihood ratio the other networks are its shadow models (Carlini et al. 2022: Gaussian fits, with and without
-the record, of the logit of the true class' probability or of a patient's loss).
+``--models`` networks are trained, each on a random half of ``--examples`` records. By default a record is a noisy
+vector of one of two classes, which a network can only memorise. With ``--data`` a record is a patient of an MSD dataset
+at 2 mm, and the network is the 3D network of :data:`SMALL`, trained from random weights by the standard trainer and by
+DP-SGD. Each network is attacked in turn. The likelihood ratio uses the other networks as shadow models (Carlini et al.
+2022). It fits one Gaussian to the networks trained with the record and one to those trained without. The fitted value
+is the logit of the true class' probability, or a patient's loss.
 
-It reports the area under the ROC curve over all (network, record) pairs, with a 95 % interval from resampling whole
-networks, beside the largest area that (ε, δ) allows. A failed attack is no proof of privacy: these are two attacks with
+It reports the area under the ROC curve over all (network, record) pairs and the largest area that (ε, δ) allows. The
+95 % interval comes from resampling whole networks. A failed attack is no proof of privacy: these are two attacks with
 few shadow models, on one toy problem or one network.
 
     python -m benchmarks.membership --models 16 --epsilon 2

@@ -1,8 +1,8 @@
 """Measures a training step per patient: plain, by torch.func in chunks, one patient at a time, and by Opacus' hooks.
 
-Network (the teachers'), batch, loss and thread are the same. Times are the best of ``--rounds`` after a warm-up,
-interleaved so that other load affects all alike. Peak memory is measured in a fresh process for each: the highest
-resident memory minus that before the first step.
+All four ways use one thread and the same network (the teachers'), batch and loss. A time is the best of ``--rounds``
+after a warm-up. The ways take turns, so that other load affects all of them. The peak memory of a way is measured in
+its own process: the highest resident memory minus the resident memory before the first step.
 
     python -m benchmarks.private_step --rounds 5
 """

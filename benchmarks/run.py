@@ -145,7 +145,7 @@ def process_cpu_s(pid: int | str) -> float:
 
 
 def ratios(ours: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Return the ratio of each repetition to the other one that was measured beside it."""
+    """Return ``ours`` divided by ``others``, repetition by repetition; the two are measured in turn."""
     return [one / other for one, other in zip(ours, others, strict=True)]
 
 

@@ -118,11 +118,11 @@ def curves_of(asked: str | None, kind: Callable[[Curves], Kind], *, run: Callabl
 
     Args:
         asked: Form and folder, as given to ``--metrics``; None for no curves.
-        kind: Makes what the caller writes to from the curves.
+        kind: Class of the caller's writer, which is made from the open curves.
         run: Returns the name of the run.
 
     Yields:
-        The result of ``kind``; None if ``asked`` is None.
+        The writer; None if ``asked`` is None.
 
     Raises:
         InvalidInput: For the reasons in :func:`open_curves`.

@@ -41,8 +41,7 @@ class DataConfig(TomlSection):
             exclusive, because a code is made of probabilities that sum to 1.
         normalisation: ``volume`` for z-scores over all voxels. ``nonzero``, for skull-stripped brains, for z-scores
             over the non-zero voxels; all other voxels stay 0.
-        finer: Factor by which the student's grid is finer than the grid of the queries: the student is trained and
-            scored with this many times as many voxels on each axis.
+        finer: The student is trained and scored on a grid with this many times the queries' voxels on each axis.
     """
 
     LATER: ClassVar = ("regions", "normalisation", "finer")

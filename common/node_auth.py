@@ -221,7 +221,9 @@ class RequestAdmission:
         return self._sites
 
     def _once(self, key: str, name: int, now_s: float) -> None:
-        """Refuse a signature that was used before. Otherwise remember its first number, at least while it is valid."""
+        """Refuse a signature that was used before. Remember others by their number r (ECDSA), at least while they are
+        valid.
+        """
         memory = self._memories.setdefault(key, _Memory())
         if name in memory.names:
             raise Refused("replayed", "replayed: this signature was used before; to fix: let no proxy repeat requests")
@@ -234,7 +236,7 @@ class RequestAdmission:
 class _Memory:
     """Recent signatures of one key, as a heap ordered by when they expire.
 
-    A signature that came while this machine's clock was ahead expires late, but does not delay others.
+    A signature that came while this machine's clock was ahead expires late, but delays no other one.
     """
 
     names: set[int] = field(default_factory=set)
@@ -245,7 +247,7 @@ class _Memory:
         heappush(self.order, (until_s, name))
 
     def forget_one(self, *, before_s: float) -> bool:
-        """Forget the signature that expired first; return False if none has expired, because it could be replayed."""
+        """Forget the signature that expired first; return False if all are valid, because these could be replayed."""
         if not self.order or self.order[0][0] > before_s:
             return False
         self.names.discard(heappop(self.order)[1])

@@ -49,7 +49,7 @@ MAX_LISTED, MAX_TEXT = 20, 300
 
 
 def _each(trainings: Trainings, *, delta: float) -> Iterator[str]:
-    """Say for each strategy and noise how many trainings are on record and unfinished, and what one costs a patient."""
+    """Yield a line for each strategy and noise: recorded and unfinished trainings, and what one costs a patient."""
     relation = Neighbours(EXCHANGED.relation)
     unfinished = Counter((one.strategy, one.event) for one in trainings.all if not one.finished)
     for (strategy, event), count in Counter((one.strategy, one.event) for one in trainings.all).items():

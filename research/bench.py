@@ -315,7 +315,7 @@ class Bench:
         Args:
             settings: The private training.
             start: The public start, if any.
-            plan: Its noise and cost; by default as the settings say.
+            plan: Noise and cost of the training; by default those of the settings.
         """
         pooled = self.roles.pooled
         return train_privately(

@@ -85,7 +85,7 @@ class CaseRoles:
 
     @property
     def pooled(self) -> Cases:
-        """The cases of all hospitals, as if they were one; they have no patients' names."""
+        """The cases of all hospitals together, without patients' names."""
         images, labels = ([getattr(site, what) for site in self.private] for what in ("images", "labels"))
         return Cases(np.concatenate(images), np.concatenate(labels))
 

@@ -209,13 +209,13 @@ def _proven(ours: Dice, theirs: Dice) -> bool:
 def by_choice(figures: Mapping[str, Dice], folds: Sequence[int], *, default: Method) -> list[float]:
     """Estimate, without a bias, the Dice of the network that :func:`choose` chooses.
 
-    The mean Dice of the way chosen on all patients is biased upwards, because these scores decided the choice. Here
-    each patient is scored with the way that :func:`choose` chooses on the patients of all other folds.
+    The mean Dice of the method chosen on all patients is biased upwards, because the same scores decided the choice.
+    Here each patient is scored with the method that :func:`choose` chooses on the patients of all other folds.
 
     Args:
-        figures: Each way's Dice by patient.
+        figures: Each method's Dice by patient.
         folds: Fold of each patient.
-        default: The way to prefer.
+        default: The method to prefer.
 
     Returns:
         Dice of each patient.
@@ -229,17 +229,17 @@ def by_choice(figures: Mapping[str, Dice], folds: Sequence[int], *, default: Met
 
 
 def filled(rows: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
-    """Fill in missing Dice values (nan) of one case, so that the ways of adapting can be compared on it.
+    """Fill in missing Dice values (nan) of one case, so that the methods of adapting can be compared on it.
 
     The Dice of a structure is nan if neither the truth nor the prediction contains the structure, and 0 if only the
-    prediction does. If the truth lacks a structure and at least one way predicts it, the nan of all other ways becomes
-    1, because they are right. If no way predicts it, all values stay nan.
+    prediction does. If the truth lacks a structure and at least one method predicts it, the nan of every other method
+    becomes 1, because that method is right. If no method predicts it, all values stay nan.
 
     Args:
-        rows: Dice of each structure, by way.
+        rows: Dice of each structure, by method.
 
     Returns:
-        The same with the missing values filled in.
+        The rows with the missing values filled in.
     """
     told = [any(not math.isnan(value) for value in column) for column in zip(*rows.values(), strict=True)]
     return {

@@ -39,8 +39,8 @@ class Terms:
         data: The student's labels, channels and grid.
         recipe: The student's recipe, the same for all trainings so that they can be compared.
         student: The student's network.
-        start: Public weights from which the training ``own`` begins, which does not use the student; None for random
-            weights.
+        start: Public weights from which the training ``own`` begins; None for random weights. ``own`` does not use the
+            student.
         strength: Weight of the penalty on the distance to the student's weights, in the training ``near``.
         public: Public images by their hash, each as an array or as its file in the cache. The training ``rehearsed``
             uses them. May be empty.

@@ -97,7 +97,8 @@ class _Files:
         closed: Folders that this user may not read.
         other_images: Sessions with an image in another format.
         other_maps: Sessions with a label map in another format.
-        empty: Subjects whose folder has no scan of another kind, such as a functional one.
+        empty: Subjects without a functional, diffusion or other non-anatomical scan. If they have no case either, their
+            folder is empty.
     """
 
     images: dict[str, dict[str, list[Path]]]
@@ -161,9 +162,9 @@ def _holds_raw(directory: Path, folder: Path) -> bool:
 def _left_out(directory: Path, found: _Files) -> dict[str, _Reason]:
     """Return the cases that cannot be used because of their folders' contents, with the reasons.
 
-    There are three such reasons: the case's folder contains a file of another subject; a folder that may contain its
-    images or its label map cannot be read; its images or its label map exist only in another format than NIfTI. A
-    folder without a known case is reported under its own name, and so is a subject's folder without any scan.
+    A case cannot be used if its folder contains a file of another subject, if a folder that may contain its images or
+    its label map cannot be read, or if its images or its label map exist only in another format than NIfTI. A folder
+    without a known case, and a subject's folder without any scan, are reported under the folder's name.
     """
     reasons = dict.fromkeys(found.strays, _Reason(_STRAY))
     for folder in found.closed:

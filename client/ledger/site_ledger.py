@@ -110,7 +110,7 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
                 the standing records and ``restored`` is False.
         """
         check_ledger_name(pool, what="pool name")
-        max_mu_squared(caps.accountant, caps.budget)  # no row can be taken back, and one without a limit stops the site
+        max_mu_squared(caps.accountant, caps.budget)  # refuse bad caps before they become a row for good
         if not path.exists():
             genesis: dict[str, object] = {"site": site or pool, "standing": 1}
             if kept_standing(path) is not None:
@@ -581,7 +581,7 @@ def _key_draft(ledger: Path) -> Path:
 
 
 def _limit(pool: PoolDeclaration) -> Fraction | float:
-    """Return the Σμ² that caps allow; infinite for an ε without a limit, which versions up to 0.2.0 put on record."""
+    """Return the Σμ² that caps allow; infinite above :data:`MAX_EPSILON`, an ε that versions up to 0.2.0 accepted."""
     return inf if pool.budget.epsilon > MAX_EPSILON else max_mu_squared(pool.accountant, pool.budget)
 
 

@@ -246,7 +246,7 @@ class KeepsTeachers(SiteFile):
 
         A training counts as used if its teacher computed a code, was loaded by the newest worker, or is in one of the
         given directories. If rows may be lost, this is unknown. A private training counts once for each teacher it
-        made, since a second teacher comes from steps that were drawn again.
+        made, because a second teacher means that its steps were trained twice.
 
         Args:
             present: For each directory of the pool, the hash of every voter's present teacher

@@ -269,14 +269,14 @@ def _training_id(key: bytes) -> str:
 
 
 def begun_trainings(directory: Path) -> tuple[str, ...]:
-    """Return the ids of the trainings that have spent at least one step in the folder of a voter or an adaptation.
+    """Return the ids of the trainings whose journals lie in a folder and record at least one step.
 
     Args:
-        directory: The folder.
+        directory: The folder of a voter or of an adaptation.
 
     Returns:
-        One id for each such journal, those set aside included. A journal without a readable header gives an id that
-        belongs to no training on record.
+        The ids. Journals that were set aside count. A journal without a readable header gives an id that belongs to no
+        training on record.
     """
     found = []
     for path in sorted(directory.glob("journal-*")):
@@ -310,6 +310,6 @@ def _read(descriptor: int) -> bytes:
 
 def _append(descriptor: int, text: str) -> None:
     data = text.encode()
-    while data:  # the last bytes of a full disk take only a part, without an error
+    while data:  # on a nearly full disk, write() stores only a part and raises nothing
         data = data[os.write(descriptor, data) :]
     os.fsync(descriptor)

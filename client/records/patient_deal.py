@@ -345,8 +345,8 @@ def _check_utf8(listed: set[str]) -> None:
 def spellings(name: str) -> frozenset[str]:
     """Return the spellings of a name that another file system may give it.
 
-    A letter such as ü is one character or two, and letters are upper or lower case. Copying a dataset to another file
-    system, or restoring it from there, may change both. Windows removes dots and blanks at the end of a folder's name.
+    Copying a dataset to another file system may change upper to lower case, and whether a letter such as ü is stored as
+    one character or two. Windows removes dots and blanks at the end of a folder's name.
 
     Args:
         name: Name of a case.
@@ -365,10 +365,10 @@ def _folded(name: str) -> str:
 
 
 def _check_spelling(listed: set[str], before: Slots, stored: Sequence[Slots]) -> None:
-    """Refuse a name of which another spelling is listed or has a slot: the patient would be in two slots.
+    """Refuse a name if another spelling of it is listed or has a slot, because the patient would get two slots.
 
-    Names that differ in case or at their end and have slots in one stored deal are two patients, because a dataset
-    listed both.
+    Two names that differ only in case or at their end are accepted if one stored deal has a slot for each: a dataset
+    listed both, so they are two patients.
     """
     alike: dict[str, set[str]] = {}
     for name in listed.union(before.order, *(slots.order for slots in stored)):

@@ -156,8 +156,8 @@ def check_statement(
 
     Raises:
         InvalidInput: If it is not signed by the server, is about another study, or is older than the receipts.
-        LedgerCorrupt: If the server signed something that contradicts the receipts, or a cost above the study's budget
-            without a recovery of its ledger that this site knows of.
+        LedgerCorrupt: If the statement contradicts the receipts, or if its cost is above the study's budget although
+            this site knows of no recovery of the server's ledger.
     """
     if not any(statement.is_genuine(key) for key in keys) or statement.head.public_key not in map(public_hex, keys):
         raise InvalidInput(

@@ -223,7 +223,7 @@ class Teachers:
 
 
 def _stand_in(data: DataConfig, like: Teacher | None, recipe: TrainingConfig) -> Teacher:
-    """Return an untrained network of the teachers' architecture: a voter without a teacher then needs equal time."""
+    """Return an untrained network like the teachers', so that a voter without a teacher takes as long as the others."""
     recipe = recipe if like is None else like.recipe
     model = network_for(recipe, data, seed=0)
     still = tuple(torch.zeros_like(parameter) for parameter in model.parameters())

@@ -336,7 +336,7 @@ def _warnings(
 ) -> list[str]:
     """Return the warnings before a training.
 
-    There are up to three: the study's δ is not small compared with 1 / patients; neither is a private training's δ; the
+    There are up to three: the study's δ is not small compared with 1 / patients, a private training's δ is not, or the
     teachers begin from a public start that the study does not name.
     """
     patients = len(dataset.patients_listed)

@@ -275,8 +275,8 @@ def fit_codec(
     Args:
         study: The study; its ``codec`` section names the codec and the settings of the fit.
         label_maps: uint8 arrays on the study's grid, from patients who are in no site's pool.
-        noise_std: Standard deviation of the noise on the mean code, in the code's units. It is that of the noise
-            on the integer sum, divided by 2¹⁶ and by the number of voters in the sum.
+        noise_std: Standard deviation of the noise on the mean code, in the code's units: the standard deviation on the
+            integer sum, divided by 2¹⁶ and by the number of voters in the sum.
         sites: Number of sites that are expected to answer, from which the noise is computed. Give either ``noise_std``
             or ``sites``.
         map_hashes: Hashes by which the provenance names the maps, such as their files'; by default

@@ -110,8 +110,8 @@ class RowState:
         self.key = SigningKey()
         self.row_count = 0
         self.kept: dict[Position, Document] = {}
-        """The records that charge rows lost with a newer copy of this ledger. The keys are the positions of the lost
-        rows that a record names.
+        """For each lost row whose position is known, the record that charged it. Rows are lost if an older copy of the
+        ledger is restored.
         """
         self.has_standing = False
         """True if a standing file was kept beside the ledger from the first row on."""

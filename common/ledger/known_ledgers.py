@@ -44,8 +44,8 @@ class KnownLedgers(dict[str, KnownLedger]):
     """What receipts have shown of each server ledger, by the ledger's id.
 
     Attributes:
-        recovered: The rows of kind ``recovered`` that receipts have shown: by the hash of a row's body, the number of
-            the row of the site's ledger that stores the receipt.
+        recovered: The server's rows of kind ``recovered`` that receipts have shown. The keys are the hashes of their
+            bodies. The values are the numbers of the rows, in the site's ledger, that store the receipts.
     """
 
     def __init__(self) -> None:
@@ -71,12 +71,13 @@ class KnownLedgers(dict[str, KnownLedger]):
         which this site holds a receipt, and charged other releases since. The new totals surely contain the charges of
         a held receipt in two cases only:
 
-        1. The held receipt's head is in the new receipt's history. The history is the rows that the new receipt covers,
-           and its row ``previous``. If that row is the head of a held receipt, that receipt's history belongs to it.
-        2. Rows of kind ``recovered`` charge all releases of the held receipt. These rows stand in the history, behind
-           its newest accepted receipt.
+        1. The held receipt's head is in the new receipt's history. The history consists of the rows that the new
+           receipt covers and its row ``previous``. If ``previous`` is the head of another held receipt, the history of
+           that receipt is included.
+        2. Rows of kind ``recovered`` charge all releases of the held receipt. These rows are in the new receipt's
+           history, after the newest accepted receipt in it.
 
-        The site charges itself for the rest of the totals. So it may count a release twice, but never too few times:
+        The site charges itself for the rest of the totals. So it may count a release twice, but never leaves one out:
 
         - A row ``lost`` does not tell which releases it charges. If the server's ledger was recovered without this
           site's receipts, the releases in these receipts count twice.
@@ -84,7 +85,8 @@ class KnownLedgers(dict[str, KnownLedger]):
         - If the recovered ledger continues none of the newest :data:`MAX_HELD` receipts, all earlier charges count
           twice.
 
-        Nothing is left out unless a person at this site has recorded that the server's ledger was recovered.
+        Without a recovery of the server's ledger, recorded by a person at this site, the totals contain all known
+        charges.
 
         Args:
             receipt: A genuine receipt with consistent parts.

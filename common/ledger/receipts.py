@@ -321,7 +321,7 @@ def check_same_ledger(ours: Sequence[Receipt], theirs: Sequence[Receipt]) -> Non
     remedy = (
         "to fix: keep both files as evidence, let the sites pause the study, and talk to the other site before you "
         "talk to the server's operator; if the operator restored an older copy, do the steps for that in "
-        "docs/ledger.md, which charge both histories; this comparison may name the row afterwards too"
+        "docs/ledger.md, which charge both histories; this comparison may still name the row afterwards"
     )
     fork = first_fork(ours, theirs)
     if fork is not None:

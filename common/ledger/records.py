@@ -430,9 +430,9 @@ class SupersededRecord(Document):
 
     receipt: Receipt
     charged: Annotated[int, Between("row that charges the releases of a superseded receipt", 1)] | None = None
-    """The site charges the receipt's releases in this row if it is None. Otherwise the site has charged them already,
-    because accepted receipts show that the server charged them again in rows ``recovered``. It is then the number of
-    the newest row of this ledger that stores such a receipt.
+    """None if the site charges the receipt's releases in this row. Otherwise the site has charged them before: accepted
+    receipts show that the server charged them again in rows ``recovered``. The value is then the number of the newest
+    row of this ledger that stores one of these receipts.
     """
 
 

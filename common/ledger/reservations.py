@@ -93,9 +93,7 @@ class Reservations(dict[str, Reservation]):
         return (one.query_id for one in self.without_receipt() if self.awaits_release(one.query_id))
 
     def pay(self, query_id: str) -> None:
-        """Count a further payment for a query.
-
-        An entry of a query stands for its first payment, so a call for a query without an entry counts nothing.
+        """Count a further payment for a query. :meth:`hold` counts the first. A query that is not held is ignored.
 
         Args:
             query_id: The query's id.

@@ -117,7 +117,7 @@ class AppearanceEncoder:
 
     @property
     def volume_key(self) -> Hashable:
-        """The number of channels, which is all that a volume's sums depend on in a frame."""
+        """The number of channels, because a volume's sums depend on nothing else of the frame."""
         return "appearance", self.channels
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:

@@ -118,9 +118,7 @@ def has_leaf(proof: Sequence[str], *, leaf: bytes, index: int, size: int, of: by
 
 
 def _climbed(node: bytes, path: Sequence[bytes], first: int, last: int) -> tuple[bytes, bytes] | None:
-    """Return the roots of the smaller and the larger tree that a path from a node leads to; None if it has another
-    length than the sizes of the trees require.
-    """
+    """Return the roots of the smaller and the larger tree to which a node's path leads; None if its length is wrong."""
     from_old = from_new = node
     for other in path:
         if last == 0:

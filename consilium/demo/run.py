@@ -154,7 +154,7 @@ def _demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboar
                 if show_dashboard:
                     stack.enter_context(dashboard(workspace.root, places.dashboard, say=watch.say))
 
-            with ThreadPoolExecutor(1) as opening:  # it ends before the daemons stop, even after an error
+            with ThreadPoolExecutor(1) as opening:  # this thread ends before the daemons stop, even after an error
                 shown = opening.submit(show)
                 sites = study.publish()
                 enrolling = opening.submit(enrolled, group, workspace, sites, on_step=watch.say)

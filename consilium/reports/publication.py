@@ -34,8 +34,9 @@ from server.study.status import bundle_problem
 from server.study.workspace import LEFT, PAIRED, REVOKED, VALIDATION, Workspace
 
 HEADER, ARCHIVE_HEADER = "# consilium/student/v1\n", "# consilium/archive/v1\n"
-"""First lines of SHA256SUMS of a published student and of an archive. They separate the signatures of these files from
-each other and from the ledger's signatures."""
+"""First lines of SHA256SUMS of a published student and of an archive. A signature of one of these files is therefore
+valid for no other file and for no row of the ledger.
+"""
 
 SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.sig"
 

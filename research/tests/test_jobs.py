@@ -1,4 +1,4 @@
-"""Tests that results of parts that run in parallel are in the order of the parts, whichever ended first."""
+"""Tests that the results of parallel parts are in the order of the parts, whichever part ends first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTING = Setting("pca", 2, 1, 8.0, 1e-3, Unit.PATIENT, 2, SMALL, SMALL)
 
 
 def test_results_stand_in_the_order_of_the_parts_whichever_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Formerly the order was that of completion, so a second run with two processes printed another text."""
+    """If the order were that of completion, a second run with two processes would print another text."""
     last_has_ended = Event()
 
     def ended(job: BenchJob) -> dict[str, float]:

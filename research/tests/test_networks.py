@@ -1,4 +1,4 @@
-"""Tests the comparison of networks at equal processor time: each is teacher and student, and is stored."""
+"""Tests the comparison of networks at equal processor time: each is trained as teacher and as student, and stored."""
 
 from __future__ import annotations
 

@@ -104,7 +104,9 @@ TABLE_2 = {
     ("usps", "dp-sgd-paper", 8.0): {"batch": 500, "epochs": 100, "rate": 100, "clip": 0.01, "optimizer": "sgd"},
     ("usps", "dp-sgd-paper", 1.0): {"batch": 250, "epochs": 100, "rate": 50, "clip": 0.01, "decay": 0.99},
 }
-"""Table 2 of the DP-MAC paper. Its last column is shifted by a row, so the values are those of the authors' program."""
+"""Table 2 of the DP-MAC paper. The paper prints its last column shifted by a row. The values here are those of the
+authors' program.
+"""
 TABLES = {
     ("mnist", "dp-mac", 2.0): {"batch": 2000, "epochs": 30, "rate": 0.03, "decay": 0.92, "clip": 0.3, "output": "bce"}
     | {"z_rate": 0.003, "z_steps": 30, "pca_noise": 8, "whiten": True, "hidden": 300, "initial": "he", "offset": 0.0},

@@ -92,9 +92,9 @@ def test_nobody_plays_two_parts_and_five_rotations_test_on_the_patients_of_one_p
 
 
 def test_no_patient_is_scored_both_while_a_recipe_is_chosen_and_in_a_report(tmp_path: Path) -> None:
-    """This holds for ten seeds, with one fold of patients tested or with three random ones.
+    """Patients are split into a development part and a report part, which share no test patient over ten seeds.
 
-    Patients of both parts may still be public.
+    This holds whether one fold of patients is tested or three random patients. Patients of both parts may be public.
     """
     made = boxes(tmp_path)
     both = [replace(made, scored=part) for part in ("development", "report")]
@@ -141,7 +141,7 @@ def test_two_reports_that_run_at_once_are_both_counted_and_both_finish(tmp_path:
 
 
 def test_task01_is_dealt_to_eight_teachers_of_forty_eighty_students_and_eighty_four_tests(tmp_path: Path) -> None:
-    """The paper divides Task01's 484 cases into 320 of teachers, 80 of the student and 84 tests.
+    """The paper divides Task01's 484 cases: 320 for teachers, 80 for the student and 84 for the test.
 
     It fits its codec on the label maps of the student's 80 cases.
     """

@@ -1,4 +1,4 @@
-"""Tests DP-SGD at each hospital: networks are kept near their mean at no further cost, and none waits forever."""
+"""Tests DP-SGD at each hospital: a pull towards the mean network costs no ε, and a failed training ends the others."""
 
 from __future__ import annotations
 

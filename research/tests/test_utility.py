@@ -97,9 +97,9 @@ def test_a_bench_has_every_arm_and_a_second_run_trains_nothing(bench: Bench, mon
 def test_all_arms_of_a_paired_bench_have_one_network_of_its_pairs(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The network of the pairs is trained once and read from its file afterwards.
+    """The network trained on the public pairs is trained once, then read from its file by every arm.
 
-    Outside a study the bench stores a network of its own.
+    ``Bench.refined`` works outside a study, so it trains and stores this network once more.
     """
     other = Bench(
         replace(SETTING, paired=3),
@@ -128,7 +128,7 @@ def test_all_arms_of_a_paired_bench_have_one_network_of_its_pairs(
 
 @pytest.mark.slow
 def test_what_is_measured_is_what_a_study_makes_of_the_same_answers(bench: Bench) -> None:
-    """With one release for each volume, the student is trained by the recipe on the stored float16 labels."""
+    """The student of a study with one release for each volume learns from the float16 labels that the study stores."""
     other = bench.at(replace(SETTING, recipe="pca", voters=1))
     asked = BenchAnswers(other, None, other.codes(other.teachers(None)))
     dice = asked.arm("student")["student"]

@@ -416,8 +416,8 @@ class Ledger(AnswersQueries):
     def study_missing(self, study_id: str) -> str | None:
         """Return an error's text if the ledger lacks a study that has a directory.
 
-        A study is registered before its directory is complete. So study.toml was changed, or the ledger is an older
-        copy. If the standing is a copy of the same time, it cannot show this.
+        A study is registered before its directory is complete. If it is missing, study.toml was changed or the ledger
+        is an older copy. A standing of the same age as that copy does not show which.
 
         Args:
             study_id: Id of the study in the directory.

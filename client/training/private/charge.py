@@ -192,9 +192,9 @@ def _whose(task: VoterTask) -> str:
 def _why_not_resumed(ledger: SiteLedger, charge: TrainingRecord, task: VoterTask, *, spent: int) -> str | None:
     """Return the reason why a recorded training cannot continue in a voter's folder; None if it can.
 
-    There are two kinds of reasons. The folder may be an older copy, which lacks some steps; these would then be trained
-    twice and charged once. Or the training has finished under other settings of the study's data; no step is then left
-    to train a teacher with the present settings. ``spent`` is the number of steps in the folder's journal.
+    There are two kinds of reasons. The folder may be an older copy, which lacks some steps. These steps would then be
+    trained twice but charged once. Or the training has finished with other settings of the study's data. It then has no
+    step left to train a teacher with the present settings. ``spent`` is the number of steps in the folder's journal.
     """
     from client.training.voter import is_finished
 

@@ -154,9 +154,9 @@ class PrivateSettings:
     def facts(self) -> dict[str, object]:
         """Return the settings that shape this strategy's training, by name.
 
-        :data:`MAC_ONLY` appears only for a strategy that reads it, the noise multiplier only if it was given, and the
-        method of computing gradients always, although there is only one now, so that earlier trainings keep their
-        identity.
+        The settings of :data:`MAC_ONLY` appear only for a strategy that reads them, and the noise multiplier only if it
+        was given. The method of computing gradients has only one value now. It is kept so that earlier trainings keep
+        their ids.
 
         Returns:
             Values by name.

@@ -133,7 +133,7 @@ class Patients:
         return self.patch or tuple(self.images.shape[2:])
 
     def _views(self, slot: int | None, turn: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the images and targets of a patient's patches in this step; zeros if there is no slot or no scan."""
+        """Return the images and targets of a patient's patches in this step; zeros without a slot or a usable scan."""
         rows = None if slot is None else self._rows.get(slot)
         if slot is None or rows is None:
             classes = self.targets.shape[1] if self.classes is None else self.classes
