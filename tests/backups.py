@@ -1,4 +1,4 @@
-"""Copies of a ledger and its standing, kept and put back as somebody would who restores a machine."""
+"""Copies a ledger and its standing, and puts the copies back as in a restore of the machine."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from server.ledger.server_ledger import Ledger
 
 
 def copy_of(ledger: Path, copy: Path) -> Path:
-    """A backup of a ledger, and beside it the standing as it is now; returns ``copy``."""
+    """Back up a ledger and its present standing; return ``copy``."""
     backup(ledger, copy)
     shutil.copy(standing_path(ledger), standing_path(copy))
     return copy
 
 
 def delete_ledger(ledger: Path) -> None:
-    """The file of a closed ledger goes; its standing stays."""
+    """Delete the file of a closed ledger and keep its standing."""
     for suffix in ("", "-wal", "-shm"):
         Path(f"{ledger}{suffix}").unlink(missing_ok=True)
 
 
 def put_copy(copy: Path, ledger: Path, *, standing: bool = False) -> None:
-    """Put a copy of a closed ledger in its place; with ``standing``, also the copy's standing beside it."""
+    """Replace a closed ledger by a copy; with ``standing``, replace its standing, too."""
     delete_ledger(ledger)
     shutil.copy(copy, ledger)
     if standing:
@@ -33,7 +33,7 @@ def put_copy(copy: Path, ledger: Path, *, standing: bool = False) -> None:
 
 
 def anothers_standing(folder: Path, standing: Path) -> None:
-    """The standing of another ledger, made in ``folder``, stands at ``standing``."""
+    """Create another ledger in ``folder``, and copy its standing to ``standing``."""
     with Ledger.create(folder / "other.sqlite", signing_key=create_signing_key(folder / "other.key")) as other:
         other._keep_standing()
     shutil.copy(folder / "other.standing", standing)

@@ -12,7 +12,7 @@ from common.errors import InvalidInput
 
 
 def ended(app: Typer, *words: object, **more: Any) -> Result:
-    """What a command says, with its exit code; an error is raised. ``more`` are arguments of ``CliRunner.invoke``."""
+    """Run a command and return its result; raise its error, if any. ``more`` are arguments of ``CliRunner.invoke``."""
     done = CliRunner().invoke(app, [str(word) for word in words], **more)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception

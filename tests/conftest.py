@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# An example may take long because the machine is busy, which is no failure of what is tested.
+# no deadline, because a busy machine may make any example slow; "ci" has none either
 settings.register_profile("consilium", deadline=None)
-settings.load_profile("ci" if "CI" in os.environ else "consilium")  # "ci" is Hypothesis's own, without deadline too
+settings.load_profile("ci" if "CI" in os.environ else "consilium")  # "ci" is Hypothesis's own profile
 
 # Before anything imports numpy or torch: several test processes share few cores, and results must not depend on them.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

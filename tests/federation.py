@@ -153,7 +153,7 @@ class Federation:
         self.transport = Wire(self.workers)
 
     def take_images(self) -> None:
-        """Have images for volumes, so that a student can be trained on them."""
+        """Make all volumes real images, so that a student can be trained on them."""
         draws = np.random.default_rng(5)
         images = (nib.Nifti1Image(draws.normal(size=GRID).astype(np.float32), np.eye(4)) for _ in self.volumes)
         self.volumes = tuple(self.objects.put(image.to_bytes()) for image in images)
@@ -167,7 +167,9 @@ class Federation:
         return workspace
 
     def put_back(self, copy: Path) -> SiteLedger:
-        """Put an older copy where the first site's ledger was, and do what its staff are told to; the ledger."""
+        """Replace the first site's ledger by an older copy, take the steps that its staff are told to, and return the
+        ledger.
+        """
         site, path = self.sites[0], self.root / "site-0" / "site-ledger.sqlite"
         caps = self.workers[site.node_id]._config.caps
         self.site_ledgers[site.name].close()
@@ -195,14 +197,14 @@ class Federation:
         )
 
     def write_site_files(self, more: str = "") -> None:
-        """Write every site's policy file, and the terms it consented to, into its folder."""
+        """Write each site's policy file, and the study that it consented to, into the site's folder."""
         for site in self.sites:
             folder = self.root / site.name
             (folder / "site.toml").write_text(self.site_toml(site.name, site.pool, more))
             (folder / "study.toml").write_text(render_study(self.study))
 
     def set_collection(self, **values: Any) -> None:
-        """Have the study collect answers so from now on."""
+        """Change settings of the study's section ``[collection]``."""
         self.study = replace(self.study, collection=replace(self.study.collection, **values))
 
     def core(self, queries: Sequence[QuerySpec] | None = None, **changes: Any) -> Aggregator:

@@ -1,11 +1,14 @@
-"""The measured tables of the documents, made of records in ``benchmarks/results``.
+"""Writes the measured tables of the documents from the records in ``benchmarks/results``.
 
-``python -m tests.recorded_tables`` writes them anew. Each stands between ``<!-- recorded: NAME -->`` and
-``<!-- end -->``; NAME is a file there without its ending. A record of ``tables/`` has a head and rows: a number is
-shown with three digits, a text as it is. It also has ``how``: ``measured``, or ``transcribed`` where the output is gone
-and the figures were copied from the page; its table says so. A name without a folder is a file of ``papers/``: what
-``consilium bench pate`` or ``bench networks`` wrote with ``--out``, or the rows of ``bench papers``' ``papers.json``
-that were measured. README's and docs/utility.md's first table is :mod:`tests.results_table`'s.
+``python -m tests.recorded_tables`` writes them again. A table stands between ``<!-- recorded: NAME -->`` and
+``<!-- end -->``, where NAME is a file in ``benchmarks/results`` without its ending. There are two kinds of records:
+
+* A record of ``tables/`` has a head and rows. Numbers are shown with three digits. Its field ``how`` is ``measured``,
+  or ``transcribed`` if the output is lost and the figures were copied from the page. The table states which.
+* A name without a folder is a file of ``papers/``. It was written by ``consilium bench pate`` or ``bench networks``
+  with ``--out``, or contains the measured rows of ``bench papers``' ``papers.json``.
+
+:mod:`tests.results_table` writes the first table of README.md and docs/utility.md.
 """
 
 from __future__ import annotations
@@ -328,7 +331,7 @@ def digits(found: dict[str, Any]) -> str:
 
 
 def of_papers(found: Any) -> str:
-    """What a command of the papers recorded, as it prints it."""
+    """Return a record of one of these commands as the command prints it."""
     if isinstance(found, list):
         volumes = [row for row in found if row["data"] == "hippocampus"]
         return "\n".join(volume_markdown(volumes) if volumes else [papers.markdown(found)]).strip()

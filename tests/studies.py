@@ -33,7 +33,7 @@ def served_study(folder: Path, study: Study | None = None, *, endpoint: Endpoint
 
 
 def kit_without_keys(workspace: Workspace, folder: Path) -> Path:
-    """The kit of a site, north, of a study whose server was not set up; in ``folder``."""
+    """Write the kit of site north into ``folder``, for a study whose server is not set up."""
     workspace.save_endpoint(ENDPOINT)
     authority = create_authority(folder / "authority").certificate
     addresses = {"superlink": "localhost:8443", "objects_url": "https://localhost:8443"}

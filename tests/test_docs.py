@@ -126,7 +126,7 @@ def test_every_command_that_a_text_or_a_message_names_exists():
 
 
 def test_no_text_leaves_it_to_the_reader_whether_something_is_one_or_several():
-    """As "1 round(s)" in the text that a hospital consents to did."""
+    """No text of the program or of a page contains a plural such as "round(s)"."""
     sources = [path for folder in ("client", "common", "consilium", "server") for path in (ROOT / folder).rglob("*.py")]
     trees = [ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for path in sources]
     texts = [str(node.value) for tree in trees for node in tree if isinstance(node, ast.Constant)]

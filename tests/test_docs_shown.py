@@ -163,7 +163,7 @@ def test_a_shown_line_was_printed(printed: dict[str, str], path: str, command: s
 
 
 def test_a_teacher_that_was_added_is_told_of_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model's answer on a made-up volume depends on the model; this one gives the answer that the document shows."""
+    """The stand-in model gives the answer that the document shows."""
     lines = output_of("docs/deployment.md", "consilium site teacher add bundle.zip")
     shares = {name: float(share) / 100 for name, share in re.findall(r"(\w+) ([\d.]+)%", lines[1])}
     assert sum(shares.values()) == pytest.approx(1, abs=0.001)

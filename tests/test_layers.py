@@ -229,7 +229,7 @@ def test_the_search_for_protocols_by_name_finds_them(tmp_path: Path, monkeypatch
 
 
 def test_a_class_name_serves_one_module() -> None:
-    """A reader of a class name need not ask from which module it is."""
+    """No two modules define a class of the same name."""
     named: dict[str, set[str]] = {}
     research = [path.relative_to(ROOT).as_posix() for path in (ROOT / "research").glob("*.py")]
     assert len(research) > 20

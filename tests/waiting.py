@@ -20,9 +20,10 @@ def until(
     pause_s: float = 0.05,
     alive: Callable[[], object] = lambda: True,
 ) -> T:
-    """Look again and again; what was found. What is waited for stands in the error; a function is asked for it then.
+    """Call ``true`` until its result is true, and return the result.
 
-    ``alive`` is false if there is nothing left to wait for.
+    After ``timeout_s``, or if ``alive`` returns a false value, raise AssertionError with the text ``what``, which may
+    be a function that returns the text.
     """
     end = time.monotonic() + timeout_s
     while not (found := true()):
@@ -35,5 +36,5 @@ def until(
 
 
 def events_of(file: Path, kind: str) -> list[dict[str, Any]]:
-    """The events of one kind in an event log."""
+    """Return the events of one kind in an event log."""
     return [event for event in read_events(file) if event["event"] == kind]

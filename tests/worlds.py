@@ -24,7 +24,7 @@ DATA = DataConfig(labels=("background", "front", "back"), spacing_mm=(1, 1, 1), 
 SMALL_CODEC = CodecConfig(max_dimension=6, augmentations=0)
 
 HURRIED = CollectionConfig(batch_size=2, offer_deadline_s=1.0, patience_s=1.0)
-"""Asks two queries at a time, and waits a second for who does not answer."""
+"""Settings that ask two queries at a time and wait one second for a silent site."""
 
 
 def make_privacy(**terms: Any) -> PrivacyConfig:
@@ -125,7 +125,7 @@ def write_case(folder: Path, name: str, seed: int) -> Case:
 
 
 def site_data(folder: Path, *, patients: int = 6) -> Dataset:
-    """The dataset of a site with made-up patients."""
+    """Write a site's dataset with synthetic patients."""
     cases = [write_case(folder / "raw", f"p{i}", i) for i in range(patients)]
     return write_dataset(
         folder / "set", name="site", labels=DATA.labels, channels=DATA.channels, cases=cases, synthetic=True

@@ -289,7 +289,7 @@ def from_file(path: Path, read: Callable[[Path], object]) -> Read:
 
 
 def parsers(root: Path) -> dict[str, Parser]:
-    """Return all parsers by what they read; their files are below ``root``."""
+    """Return all parsers by the kind of file that they read; the files are below ``root``."""
     found: dict[str, Parser] = {}
 
     def file(kind: str, path: str, read: Callable[[Path], object], valid: bytes | None = None) -> None:

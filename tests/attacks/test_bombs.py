@@ -1,13 +1,13 @@
 """Attack: somebody sends a small file that becomes a large one (a public volume, a teacher's answer, a zip file).
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| half a megabyte of .nii.gz takes gigabytes and many seconds | its header is held against grid and ratio |
-| few voxels far apart become many at the study's spacing | the field of view has a bound of the same kind |
-| what fits a large machine ends a worker in a small container | voxels are held against the memory that is free |
-| members of an archive share their bytes | their sizes together are those of the archive |
-| a DICOM slice unpacks without end, or ends its reader's process | its header is checked before a library reads it |
-| a table, a JSON or a TOML text of nothing but separators | its values are counted before it is read |
+| half a megabyte of .nii.gz unpacks to gigabytes | its header limits its voxels and its compression ratio |
+| few voxels with a large spacing become many at the study's spacing | voxels after resampling are limited, too |
+| a scan that a large machine can read is too large for a small container | little free memory lowers the limit |
+| members of an archive share their bytes | the archive is refused if its members' sizes add up to more than its own |
+| a DICOM slice unpacks without end, or crashes the library that reads it | its header is checked first |
+| a table, a JSON or a TOML text consists of separators only | its values are counted before it is parsed |
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SECONDS, MEMORY = 1.0, 32 << 20
 
 
 def refused_cheaply(read: object, match: str) -> None:
-    """That it is InvalidInput, of little time and memory."""
+    """Check that the call raises InvalidInput within little time and memory."""
     started = time.process_time()
 
     def run() -> None:
@@ -111,7 +111,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 
 @pytest.mark.slow
 def test_the_largest_volume_that_is_read_fits_a_worker_of_three_gibibytes() -> None:
-    """Noise, which packs to nothing less, at the bound of a small study: the smallest compose file gives 3 GiB."""
+    """The volume is incompressible noise, as large as a small study allows. The smallest compose file allows a worker
+    3 GiB.
+    """
     edge = int(volume.RESAMPLED_VOXELS ** (1 / 3)) - 4
     noise = np.random.default_rng(1).integers(0, 255, (edge, edge, edge), dtype=np.uint8)
     image = nib.Nifti1Image(noise, np.diag([1.004, 1.004, 1.004, 1.0]))
@@ -158,7 +160,7 @@ def test_texts_of_nothing_but_separators_are_counted_and_not_read(tmp_path: Path
 
 @pytest.mark.parametrize("offset", [1 << 25, 2_000_000_000])
 def test_voxels_that_start_gigabytes_behind_the_header_are_not_unpacked(offset: int) -> None:
-    """2 MB of .nii.gz took 1.9 GB and eight seconds: what lies before the voxels is read as well."""
+    """A reader unpacks everything before the voxels: 2 MB of .nii.gz would take 1.9 GB and eight seconds."""
     header = bytearray(gzip.decompress(bomb((8, 8, 8), "int16"))[:352])
     header[108:112] = struct.pack("<f", offset)
     content = gzip.compress(bytes(header) + bytes(1 << 25), 9)
@@ -179,7 +181,7 @@ def test_a_volume_without_an_end_is_no_file(tmp_path: Path, place: str) -> None:
 
 @pytest.mark.parametrize("padding", [0, 5_000, 1 << 20], ids=["plain", "padded", "far"])
 def test_a_deflated_dicom_file_is_refused_unread(tmp_path: Path, padding: int) -> None:
-    """Also where another element pushes the name of the packing back: 1 MB took 1.1 GB so."""
+    """Also if a long element precedes the name of the compression. Such a file of 1 MB would take 1.1 GB."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     syntax = b"1.2.840.10008.1.2.1.99"
     version = struct.pack("<HH2sHI", 2, 1, b"OB", 0, padding) + bytes(padding)
@@ -225,7 +227,7 @@ DICOM_BOMBS = {
 def test_a_dicom_slice_is_refused_by_its_header_before_a_library_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """28 MB of run lengths did not end in 150 s, 2 KB of a frame without a header ended the process by a signal."""
+    """Unchecked, 28 MB of run lengths take over 150 s, and a frame of 2 KB without a header crashes the process."""
     monkeypatch.setattr(dicom, "_simpleitk", lambda: pytest.fail("SimpleITK has seen the file"))
     made, match = DICOM_BOMBS[kind]
     for number in (1, 2):

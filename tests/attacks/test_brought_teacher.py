@@ -1,11 +1,11 @@
-"""A teacher that the hospital brought: a program that somebody else wrote, run by the site's own user.
+"""Attack: a program that a hospital uses as a teacher, and that runs as the site's own user, is malicious.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| it limits, slows, signals or traces the worker, which has the same user | no call that names another process |
-| it gets privileges in a namespace of its own | clone without its flags; clone3, unshare and setns are refused |
-| it starts so many processes that the site stops | 64 together, counted while it runs; then all are ended |
-| it fills the disk or the memory | all its files, deleted ones too, and all its processes' memory are counted |
+| it limits, slows, signals or traces the worker of the same user | system calls that name another process are refused |
+| it gets privileges in a new namespace | clone3, unshare, setns and the namespace flags of clone are refused |
+| it starts so many processes that the site stops | all of them are killed if there are more than 64 |
+| it fills the disk or the memory | its files, deleted ones too, and the memory of all its processes have limits |
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Attack: somebody controls the gateway, with its process, its files and its socket to SuperLink.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| it submits an app, which reads sealing key, ledger key, CA key, ledger | of SuperLink it reaches ten fleet routes |
-| it is sent SuperLink's address and authority, and is on its network | SuperLink is on loopback and asks for a secret |
-| it reads what lies beside its own files | it is started in a folder of sockets, and given paths of public files |
+| it submits an app that reads the keys or the ledger | the socket leads to SuperLink's ten fleet routes only |
+| it knows SuperLink's address and CA, and shares its network | SuperLink listens on loopback and requires a secret |
+| it reads files beside its own | it runs in a folder of sockets, and gets paths of public files only |
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROTOBUF = {"content-type": "application/protobuf", "accept": "application/proto
 
 @dataclass(frozen=True)
 class Stolen:
-    """Real SuperLink, SuperExec and fleet routes, and the socket that the gateway has."""
+    """A real SuperLink, SuperExec and fleet proxy, and the gateway's socket to it."""
 
     workspace: Workspace
     server: FlowerServer
@@ -74,7 +74,7 @@ def test_of_superlink_a_stolen_gateway_reaches_the_ten_fleet_routes(stolen: Stol
 
 @pytest.mark.slow
 def test_with_address_and_authority_a_stolen_gateway_submits_nothing(stolen: Stolen, tmp_path: Path) -> None:
-    """Were it on SuperLink's loopback, too, the secret would still be missing."""
+    """Even on SuperLink's loopback network, the gateway lacks the secret."""
     out = tmp_path / "stolen"
     said = Attacker.make(stolen.server, tmp_path / "attacker").submit(stolen.workspace.root, out)
     assert "Authentication failed" in said

@@ -1,13 +1,13 @@
 """Attack: an admitted hospital attacks the server and the other hospitals with requests that its key signs.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| it floods the server with requests | eight at a time of one site, the rest waits or is told to come again |
-| it begins large messages and never ends them | bytes of bodies under way are counted by site; silence ends one |
-| it signs so much that remembering it slows or fills the server | constant work a request, a bound a key |
-| it names itself twice, so that two readers see two names | a header that proves who asks stands once |
-| it pushes a message as another hospital, or one to it | what a node pushes is a reply of its own, to the server |
-| it announces trees of objects | one message, one tree of three names in a row |
+| it floods the server with requests | eight requests of a site are served at a time; others wait or are refused |
+| it begins large messages and never ends them | bytes in transit are limited by site; a stalled body is ended |
+| it signs so many requests that the memory of signatures slows or fills the server | a limit for each key |
+| it states its name twice, so that two parsers read two names | a repeated header of authentication is refused |
+| it pushes a message as another hospital, or to another hospital | a node may push its own replies to the server only |
+| it announces many objects | a message has one tree of three objects, each in the one before |
 """
 
 from __future__ import annotations
@@ -292,13 +292,13 @@ FLEET = "/v1/fleet/"
 
 
 def metadata(**changes: object) -> message_pb2.Metadata:
-    """Of an honest reply of the hospital north."""
+    """Return the metadata of an honest reply of hospital north, with ``changes``."""
     facts = {"run_id": 5, "message_id": "a" * 64, "src_node_id": NORTH, "dst_node_id": SERVER}
     return message_pb2.Metadata(**facts | {"reply_to_message_id": "b" * 64, "ttl": 600.0} | changes)
 
 
 def row(*names: str) -> message_pb2.ObjectTree:
-    """A tree of objects, each the only child of the one before."""
+    """Return a tree in which each object is the only child of the one before."""
     *above, last = names
     tree = message_pb2.ObjectTree(object_id=last)
     for name in reversed(above):
@@ -307,7 +307,7 @@ def row(*names: str) -> message_pb2.ObjectTree:
 
 
 def pushed(*metadatas: message_pb2.Metadata, node: int = NORTH) -> bytes:
-    """What a SuperNode sends to push messages."""
+    """Return the body with which a SuperNode pushes messages."""
     trees = [row("a" * 64, "c" * 64, "d" * 64)]
     messages = [message_pb2.Message(metadata=each) for each in metadatas]
     return fleet_pb2.PushMessagesRequest(
@@ -319,7 +319,7 @@ def pushed(*metadatas: message_pb2.Metadata, node: int = NORTH) -> bytes:
 
 
 def said_to_superlink(tmp_path: Path, body: bytes, *, route: str = "push-messages", known: bool = True):
-    """The status that hospital north is answered, and the bodies that reach SuperLink."""
+    """Return the status of the answer to hospital north, and the bodies that reach SuperLink."""
     key = load_node_key(create_node_keys(tmp_path / "north").private)
     public = read_node_public_key(tmp_path / "north" / "node.pub")
     write_admitted(tmp_path / "nodes.json", (AdmittedNode(site="north", key=public, node_id=NORTH if known else 0),))
@@ -370,12 +370,12 @@ def test_a_hospital_pushes_nothing_but_its_own_replies_to_the_server(tmp_path: P
 
 @pytest.mark.parametrize("forged", [name for name in FORGED if name != "as another node"])
 def test_nor_where_the_list_of_an_earlier_version_does_not_say_its_node(tmp_path: Path, forged: str) -> None:
-    """``as another node`` is then SuperLink's to refuse: it knows whose key signed."""
+    """SuperLink then refuses ``as another node``, because it knows whose key signed the request."""
     assert said_to_superlink(tmp_path, FORGED[forged], known=False) == (403, [])
 
 
 def announced(*trees: message_pb2.ObjectTree, messages: int = 1) -> bytes:
-    """An honest message with these trees of objects."""
+    """Return an honest message with these trees of objects."""
     return fleet_pb2.PushMessagesRequest(
         node=node_pb2.Node(node_id=NORTH),
         messages_list=[message_pb2.Message(metadata=metadata())] * messages,
@@ -423,7 +423,7 @@ def test_an_announcement_has_no_room_for_a_megabyte_of_names(tmp_path: Path) -> 
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field of bytes, as protobuf writes one of less than 128."""
+    """Return a protobuf field of fewer than 128 bytes."""
     return bytes([number << 3 | 2, len(content)]) + content
 
 
@@ -480,7 +480,7 @@ def test_a_hospital_asks_as_its_own_node_alone(tmp_path: Path, route: str) -> No
 @given(st.binary(max_size=200), st.integers(0, 400))
 @example(b" \x00\xaa\x00\x18\x00\x00", 0)  # swallows the node's name: who says nothing may push nothing
 def test_whatever_passes_says_to_flower_what_it_said_to_the_gateway(noise: bytes, place: int) -> None:
-    """Flower's own protobuf reads what passes: noise in an honest push changes nobody's name."""
+    """Flower's own parser reads every request that passes. Random bytes in an honest push change no sender."""
     honest = pushed(metadata())
     body = honest[:place] + noise + honest[place:]
     with contextlib.suppress(Refused):

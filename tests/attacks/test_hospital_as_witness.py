@@ -1,12 +1,12 @@
-"""An admitted hospital that lies as a witness: about the heads of ledgers, its own and the others'.
+"""Attack: an admitted hospital lies as a witness, about the heads of its own and of other ledgers.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| it names its ledger as an honest hospital's, so that this one looks forked | a head is remembered by who signed it |
-| it does so first, so that the honest head comes too late | the same, whoever came first |
-| it says that it knows more rows than there are | proofs are made for rows that there are |
-| it sends two megabytes of proofs, which go to every other hospital | only proofs that were asked for go on |
-| it sends a line in another's name, which replaces the other's signature | each line is verified alone |
+| it gives its ledger an honest hospital's name, so that that ledger looks forked | heads are stored by their signer |
+| it does so before the honest head arrives | heads are stored by their signer, in any order |
+| it claims to know more rows than a ledger has | proofs are made for existing rows only |
+| it sends two megabytes of proofs, to be passed on to all hospitals | only requested proofs are passed on |
+| it sends a signature line in another's name, to replace the true signature | each line is verified by itself |
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class Watched(Federation):
         made.ask(self.sites, self.transport)
 
     def verified(self, name: str) -> Countersigned:
-        """What `consilium verify` finds of a hospital's own ledger, with the others' keys."""
+        """Return what `consilium verify` says of a hospital's own ledger, with the other hospitals' keys."""
         ledger, folder = self.site_ledgers[name], self.root / name
         keys = {one.name: one.answer_key for one in self.sites if one.name != name}
         leaves = blinded(ledger.row_hashes(kinds=SHOWN), folder / "witnesses")
         return countersigned(folder, ledger.head(), leaves, signers=[ledger.public_key], witnesses=keys)
 
     def false_head(self, *, longer: bool = True) -> bytes:
-        """A head of the honest hospital's ledger that never was, signed by the liar; else as long as the true one."""
+        """Return a false head of the honest ledger, signed by the liar; by default with the true number of rows."""
         ledger, honest = self.site_ledgers[LIAR], self.site_ledgers[HONEST]
         size = 1 << 40 if longer else len(honest.row_hashes(kinds=SHOWN))
         note = CheckpointNote(origin_of("site", honest.ledger_id), size, b"f" * 32)
@@ -109,7 +109,7 @@ def assert_honest_ledger_is_whole(world: Watched) -> None:
 def test_a_ledger_under_an_honest_ledgers_name_does_not_make_the_honest_one_look_forked(
     world: Watched, knew: bool, longer: bool
 ) -> None:
-    """Its peers' `site status` said of the honest hospital's ledger that two histories of it were signed."""
+    """Otherwise `site status` of its peers would report that two histories of the honest ledger were signed."""
     world.lie = lambda reply: replace(reply, own=b"" if knew else world.false_head(longer=longer), own_growths=())
     world.countersign()
     world.lie = lambda reply: replace(reply, own=world.false_head(longer=longer), own_growths=())
@@ -122,7 +122,7 @@ def test_a_ledger_under_an_honest_ledgers_name_does_not_make_the_honest_one_look
 
 @pytest.mark.parametrize("first", [True, False], ids=["first", "second"])
 def test_nor_where_a_server_is_in_league_and_carries_the_false_head_alone(world: Watched, first: bool) -> None:
-    """One that saw the false head first countersigned the honest hospital's no more."""
+    """Otherwise a site that sees the false head first would countersign no head of the honest hospital."""
     false = PeerHead(LIAR, world.false_head(), ())
     world.lie = lambda reply: replace(reply, own=b"", own_growths=())
     everybody = world.sites
@@ -160,12 +160,12 @@ def test_proofs_that_nobody_asked_for_go_to_nobody(world: Watched) -> None:
 
 
 def forged_line(origin: str, key: str) -> bytes:
-    """A signature line in the name of a ledger, with the hash of its key and a signature of zeros."""
+    """Return a signature line in a ledger's name, with the hash of its key and a signature of zeros."""
     return NoteSignature(origin, _key_hash(origin, _LOG, key), bytes(64)).line.encode()
 
 
 def test_a_line_in_the_name_of_another_ledger_replaces_no_signature(world: Watched) -> None:
-    """A second line by the liar, after its own valid one, took the honest ledger's signature out of its note."""
+    """The liar sends a second line after its own valid one. It must not remove the honest signature from the note."""
     world.countersign()
     origin = origin_of("site", world.site_ledgers[HONEST].ledger_id)
     forged = forged_line(origin, world.site_ledgers[HONEST].public_key)

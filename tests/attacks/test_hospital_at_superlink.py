@@ -1,12 +1,12 @@
 """Attack: an admitted hospital misuses what it may announce, push and store at SuperLink.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| its reply names an object that it did not bring, or is no reply at all | each reply is read by itself, strictly |
-| it announces an object that never comes | nobody waits; after two minutes it is malformed |
-| it announces trees of thousands of names, again and again | one reply a question, three names a reply |
-| it stores what SuperLink's disk holds | a quota a node, counted before; a run's objects end with it |
-| it keeps the database busy | transactions wait for each other in turn |
+| its reply names an object that it does not send, or is malformed | each reply is read by itself, strictly |
+| it announces an object and never sends it | nobody waits; after two minutes the reply counts as malformed |
+| it announces trees of thousands of objects repeatedly | one reply for each request, three objects for each reply |
+| it fills SuperLink's disk | each node has a quota; the objects of a run are deleted after its end |
+| it keeps the database busy | transactions run one after another, in the order of the requests |
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def inbox(link: Link, **settings: Any) -> Inbox:
-    """The replies to what was asked since the last one."""
+    """Return an inbox for the replies to all requests since the last call."""
     sent, link.sent = link.sent, {}
     return Inbox(link, sent, **settings)
 
@@ -79,7 +79,7 @@ def missing_child(link: Link, node: int, question: str) -> Objects:
 
 
 def instead_of(place: int, made: Callable[[Objects], bytes]) -> Callable[[Link, int, str], Objects]:
-    """An honest reply with another object at ``place``, and a root that names what follows."""
+    """Return an honest reply with another object at ``place``, and a root that names the changed objects."""
 
     def attack(link: Link, node: int, question: str) -> Objects:
         objects = link.objects(node, question, b"x")
@@ -95,7 +95,7 @@ def instead_of(place: int, made: Callable[[Objects], bytes]) -> Callable[[Link, 
 
 
 def entries(count: int) -> bytes:
-    """A ConfigRecord's body of so many values."""
+    """Return the body of a ConfigRecord with this many values."""
     return b"".join(b"\x0a\x0d\x0a\x07%07d\x12\x02\x10\x01" % number for number in range(count))
 
 
@@ -138,7 +138,7 @@ def test_a_reply_that_cannot_be_read_is_its_sites_and_the_others_are_read(bare: 
 
 
 def test_flowers_own_reader_dies_of_a_missing_child_and_nobody_is_heard(bare: Link) -> None:
-    """The attack is one: without the inbox it ends the ServerApp."""
+    """This shows that the attack works: without the inbox it ends the ServerApp."""
     north, south = bare.node("north"), bare.node("south")
     question, other = bare.ask(north), bare.ask(south)
     bare.reply(south, other, bare.objects(south, other, b"honest"))
@@ -181,7 +181,7 @@ def test_the_last_time_a_question_is_asked_for_what_is_not_whole_is_malformed(ba
 
 @pytest.mark.parametrize("turns", [0, 1])
 def test_a_reply_of_which_superlink_refused_an_object_is_malformed_at_once(link: Link, turns: int) -> None:
-    """However much of it was read before."""
+    """This holds after any number of its objects was read."""
     north = link.node("north")
     question = link.ask(north)
     objects = link.objects(north, question, secrets.token_bytes(9))
@@ -225,7 +225,7 @@ def test_flowers_error_for_a_node_that_left_is_reported_by_its_code(
 
 
 class Failing:
-    """SuperLink, which answers 500 whenever it is asked for one of these questions."""
+    """A SuperLink that answers 500 to any request for the replies to these messages."""
 
     def __init__(self, link: Link, *questions: str) -> None:
         self.link, self.questions = link, questions
@@ -365,7 +365,7 @@ def test_a_node_pushes_what_it_announced_and_nothing_of_another_kind_or_child(li
 
 
 def test_a_node_stores_no_more_than_its_quota_and_the_others_go_on(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In small what took 1,084 MiB: sixteen replies of 60 KiB where a node may keep 200."""
+    """Sixteen replies of 60 KiB are sent, with a quota of 200 KiB. At full size, the attack stored 1,084 MiB."""
     monkeypatch.setattr(storage, "MAX_BYTES", 200 << 10)
     north, south = link.node("north"), link.node("south")
     empty = link.size()
@@ -431,7 +431,7 @@ def test_a_runs_objects_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_nobody_is_told_that_the_database_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_turn: bool
 ) -> None:
-    """One writes for longer than SQLite lets another wait: 5 s there, 50 ms here."""
+    """One transaction takes longer than SQLite lets another wait: 5 s in production, 50 ms here."""
     pragmas = [("busy_timeout", "50"), *sql_mixin.SQLITE_PRAGMAS[1:]]
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", pragmas)
     if in_turn:

@@ -1,13 +1,13 @@
 """Attack: an admitted hospital tries to keep others off rosters, by false statements or by silence.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| it says that nobody there has confirmed an honest site's keys | one word evicts whoever says it |
-| it accepts every offer and then sends nothing | it is waited for once a run, and costs one draw at most |
-| it declines each draw as if it had answered it | a batch is offered once more, then the run ends and names it |
-| it says that its own budget is used up | one site's word ends no run as finished |
-| it sends some of the codes it was asked for | what did not come with the others counts as zero at once |
-| it does each thing at the last moment | it is named in each batch that waited for it alone, with the seconds |
+| it states that it has not confirmed an honest site's key | such a statement excludes only the site that makes it |
+| it accepts every offer and then sends nothing | a run waits for it once, and loses one draw at most |
+| it declines each draw as already answered | the batch is offered once more, then the run ends and names the site |
+| it states that its budget is spent | one site's statement does not end a run as finished |
+| it sends only some of the requested codes | each missing code counts as the zero code at once |
+| it answers at the last moment | an event names it, with the seconds, in each batch that waited for it alone |
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def open_sum(tmp_path: Path) -> Iterator[Federation]:
 
 
 def sends_no_codes(how: str) -> Intercept:
-    """A site that accepts what it is offered, and answers a request for codes with something else."""
+    """A site that accepts every offer, and does not answer a request for codes as asked."""
 
     def silent(node: int, body: bytes, reply: bytes) -> bytes | None:
         request = part(body, CodesRequest)
@@ -159,7 +159,7 @@ def whole_roster(tmp_path: Path) -> Iterator[Federation]:
 
 
 def declining(liars: set[int], reason: str, *, after: int = 0):  # type: ignore[no-untyped-def]
-    """Let these sites decline every offer after the first ones for this reason, naming the number just offered."""
+    """Let these sites decline every offer after the first ``after`` for a reason, and state the draw just offered."""
     offers = 0
 
     def lie(node: int, body: bytes, reply: bytes) -> bytes:
@@ -185,7 +185,7 @@ def declining(liars: set[int], reason: str, *, after: int = 0):  # type: ignore[
 def test_sites_that_claim_each_draw_as_answered_cost_the_others_one_more_draw(
     whole_roster: Federation, liars: set[int]
 ) -> None:
-    """The batch was offered again without end, and every honest hospital charged itself each time."""
+    """Each honest hospital charges itself for each offer, so a batch must not be offered without end."""
     whole_roster.transport.intercept = declining(liars, "old-draw")
     with pytest.raises(QuorumNotReached, match="site-0 states having answered a later draw") as missed:
         whole_roster.core().run(whole_roster.transport)
@@ -201,7 +201,7 @@ def test_sites_that_claim_each_draw_as_answered_cost_the_others_one_more_draw(
 
 
 def test_one_site_restored_from_a_copy_is_still_served(whole_roster: Federation) -> None:
-    """It declines the draw that its lost rows had accepted, and no other site does."""
+    """The site declines the draw that its lost rows had accepted. No other site declines it."""
     first = [True]
 
     def restored(node: int, body: bytes, reply: bytes) -> bytes:
@@ -251,7 +251,7 @@ def test_no_run_ends_as_finished_without_an_answer(whole_roster: Federation) -> 
 
 @pytest.mark.parametrize("batch", [2, 4])
 def test_a_site_that_sends_nothing_in_the_last_draw_ends_no_run_as_finished(tmp_path: Path, batch: int) -> None:
-    """No batch is offered ahead there, so that the next one is planned without the silent site."""
+    """No further batch is offered ahead in the last draw, so the next batch is planned without the silent site."""
     with of_four(tmp_path, quorum=4, spare_draws=20) as fed:
         fed.set_collection(batch_size=batch)
         asked = 0
@@ -352,7 +352,7 @@ def test_codes_of_one_site_that_do_not_open_are_not_blamed_on_the_servers_keys_a
 
 
 def test_a_draw_that_a_needed_site_declines_to_answer_is_lost_and_drawn_anew(whole_roster: Federation) -> None:
-    """The site answers, and cannot answer this draw: a patient was withdrawn since it was masked."""
+    """The site cannot answer this draw, because a patient was withdrawn after its code was masked."""
 
     def declines(node: int, body: bytes, reply: bytes) -> bytes | None:
         return encode(Several(())) if node == LIAR and part(body, CodesRequest) is not None else reply
@@ -437,11 +437,11 @@ def test_a_run_does_not_wait_for_a_site_that_is_revoked_in_mid_draw(tmp_path: Pa
 
 
 class SlowWire(Wire):
-    """Replies arrive when their site sends them, by a clock that only they move.
+    """A network that delivers each reply when its site sends it. Only deliveries and absences move the clock.
 
     Args:
-        usual: By node, the seconds that an honest site takes for codes; an offer takes it a second.
-        late: What the dishonest site delays: ``codes``, ``offer`` or ``online``, or nothing.
+        usual: By node, the seconds that an honest site takes for codes. It takes one second for an offer.
+        late: The act that the dishonest site delays: ``codes``, ``offer`` or ``online``; empty for none.
     """
 
     def __init__(self, fed: Federation, usual: Mapping[int, float], late: str = "") -> None:
@@ -472,7 +472,9 @@ class SlowWire(Wire):
 def slowly(
     root: Path, aggregation: str, late: str = "", tell: Intercept | None = None, *, times: float = 1.0
 ) -> Federation:
-    """Run a study whose sites take 10, 10, 20 and 30 seconds for a batch, or a multiple; the first may be ``late``."""
+    """Run a study whose sites take 10, 10, 20 and 30 seconds for a batch, or ``times`` as long; the first delays
+    ``late``.
+    """
     study = replace(
         make_study(planned_queries=6, aggregation=aggregation, quorum=3, spare_draws=2 * (aggregation != "open")),
         collection=CollectionConfig(batch_size=2, offer_deadline_s=180, deadline_s=600, patience_s=1200),
@@ -494,7 +496,7 @@ def test_hospitals_of_which_one_takes_three_times_as_long_as_another_are_not_cal
 
 
 def unfinished(node: int, body: bytes, reply: bytes) -> bytes:
-    """The dishonest site says at first that it still computes, as an honest one may."""
+    """The dishonest site first replies that it still computes its codes, which an honest site may do, too."""
     asked, message = part(body, CodesRequest), decode(reply)
     if node != LIAR or asked is None or asked.attempt > 1:
         return reply
@@ -516,7 +518,7 @@ def busy(node: int, body: bytes, reply: bytes) -> bytes:
 def test_a_hospital_that_delays_an_offer_which_then_misses_the_quorum_is_named_too(
     tmp_path: Path, aggregation: str, late: str, tell: Intercept
 ) -> None:
-    """A run that no batch of codes ended named no slow site, although it had waited minutes for one."""
+    """The slow site is named although the run ends before codes are requested."""
     study = replace(make_study(aggregation=aggregation, quorum=4), collection=CollectionConfig(offer_deadline_s=180))
     with Federation(tmp_path, study=study, sites=4) as fed:
         wire = SlowWire(fed, dict.fromkeys(fed.workers, 10.0), late)
@@ -540,7 +542,7 @@ def test_a_hospital_that_delays_an_offer_which_then_misses_the_quorum_is_named_t
 def test_a_hospital_that_delays_a_run_is_named_with_the_seconds_and_nobody_else_is(
     tmp_path: Path, aggregation: str, late: str, tell: Intercept | None, batches: int, least_s: float
 ) -> None:
-    """A run took up to 47 times as long, and neither the events nor the site's figures named the site."""
+    """One hospital can make a run take up to 47 times as long."""
     fed = slowly(tmp_path, aggregation, late, tell)
     assert len(fed.events("released")) == 3
     slow = fed.events("site-slow")

@@ -1,11 +1,11 @@
-"""A local user: an account on the server's machine, without the consortium's rights.
+"""Attack: a local user has an account on the server's machine, without the consortium's rights.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| it takes the gateway's port first: the server seems up | a port is looked at before; a gateway shows its certificate |
-| it lists the nodes or submits an app, which reads the keys | SuperLink asks for a secret only the owner can read |
-| it reads what happened in a study and lists its labels | the study's folder, events and labels are its owner's |
-| it has that secret, too, and submits an app | the app runs as SuperLink's user, who can open neither keys nor ledger |
+| it takes the gateway's port, so that the server seems up | the port is tested first; a gateway shows its certificate |
+| it lists nodes, or submits an app that reads the keys | SuperLink requires a secret that only its owner can read |
+| it reads a study's events or lists its labels | only their owner can open the study's folder, events and labels |
+| it has SuperLink's secret and submits an app | the app runs as SuperLink's user, who can read no key and no ledger |
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class _Unauthorised(BaseHTTPRequestHandler):
 
 
 def open_to_others(root: Path) -> set[str]:
-    """What somebody else on this machine could read, list or pass through, from the study's folder on."""
+    """Return the paths in the study's folder that another user of this machine could read, list or pass through."""
     found = {path.relative_to(root).as_posix() for path in (root, *root.rglob("*")) if path.stat().st_mode & 0o077}
     return {name for name in found if name.split("/")[0] not in ("objects", "gateway")}  # public, or the gateway's
 
 
 def test_a_study_and_what_happens_in_it_are_closed_to_other_users(tmp_path: Path) -> None:
-    """Under the usual umask of 022."""
+    """This holds under the usual umask of 022."""
     before = os.umask(0o022)
     try:
         workspace = made_study(tmp_path / "study")
@@ -86,7 +86,7 @@ def test_a_study_that_was_given_to_a_group_stays_that_groups(tmp_path: Path) -> 
 
 
 def impostor(folder: Path, port: int) -> AbstractContextManager[object]:
-    """Somebody else's TLS server that answers 401, as a gateway does."""
+    """Another user's TLS server, which answers 401 like a gateway."""
     identity = issue_server_certificate(create_authority(folder / "ca"), folder / "tls", names=["localhost"])
     return serving(http_server(_Unauthorised, port), tls=tls_of(identity.certificate, identity.key))
 
@@ -141,7 +141,7 @@ def test_a_server_whose_port_is_taken_says_so_and_never_that_it_is_up(workspace:
 
 NOBODY = 65534
 REFUSED = "Authentication failed"
-"""What Flower's client says of a 401."""
+"""What Flower's client prints about status 401."""
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_nobody_but_the_operator_lists_nodes_or_submits_an_app(workspace: Worksp
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_another_user_reads_no_secret_of_the_server_and_connects_to_no_socket() -> None:
-    """In a directory that everybody may enter: the modes of the files themselves are what stands."""
+    """Everybody may enter the directory, so only the modes of the files protect them."""
     with tempfile.TemporaryDirectory(prefix="open-") as folder, ProcessGroup() as group:
         Path(folder).chmod(0o755)
         workspace = served_study(Path(folder, "study"), endpoint=Endpoint("localhost", *free_ports(2)))

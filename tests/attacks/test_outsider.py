@@ -1,13 +1,13 @@
-"""An outsider: nobody admitted it. It can send mail, reach the one port, and stand between a site and the consortium.
+"""Attack: an outsider, who is not admitted, sends mail, reaches the one port, or intercepts a site's messages.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| a join request names a path, so that admitting it writes elsewhere | names are one segment, checked first |
-| a request is exchanged on the way for another name, pool or key | the fingerprint read out covers all of it |
-| it has the operator type the fingerprint that the refusal prints | a refusal never says the right one |
-| a site that was revoked comes back under another name | a key is one site's for ever |
-| a Host header or an escaped path makes one check read another path than the next | one spelling, one known host |
-| idle and slow connections keep admitted sites out | strangers are few, have deadlines, and the oldest goes first |
+| a join request has a path as its name, so that admitting it writes elsewhere | a name with a slash is refused first |
+| a join request is exchanged for one with another name, pool or key | its fingerprint covers name, pool and key |
+| the operator copies the right fingerprint from a refusal | no refusal prints the right fingerprint |
+| a revoked site comes back under another name | a key belongs to one site for ever |
+| two checks read a Host header or an escaped path differently | only one spelling and known hosts are accepted |
+| idle and slow connections keep admitted sites out | connections of strangers have a limit and deadlines |
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ HOSTS = [
 
 
 class Asked:
-    """A gateway in this process, given an ASGI scope as a server would make it of any bytes."""
+    """A gateway in this process. It gets ASGI scopes as a server would make them from arbitrary bytes."""
 
     def __init__(self, root: Path) -> None:
         self.key = load_node_key(create_node_keys(root / "north").private)
@@ -281,8 +281,9 @@ class Asked:
         query: bytes = b"",
         more: tuple[tuple[bytes, bytes], ...] = (),
     ) -> int:
-        """The status of a POST that an admitted site signed for ``path``; ``raw`` is what went over the wire, and
-        ``more`` are headers beside the signed ones."""
+        """Return the status of a POST that an admitted site signed for ``path``. The bytes ``raw`` are sent as its
+        path, and ``more`` are further headers.
+        """
         raw = raw or path.encode()
         signed = signed_headers(self.key, method="POST", path=raw.decode(), now=NOW)
         headers = [(b"host", host) for host in hosts]
@@ -393,7 +394,7 @@ def test_a_gateway_is_called_by_the_names_in_its_certificate(workspace: Workspac
 
 @contextlib.asynccontextmanager
 async def listening(app: object, *, host: str = "127.0.0.1", port: int = 0):
-    """A guarded listener without TLS in this process; its port."""
+    """Run a listener with its limits and without TLS in this process; return its port."""
     config = uvicorn.Config(
         app, host=host, port=port, http=listener.GuardedProtocol, ws="none", lifespan="off", log_level="critical"
     )
@@ -416,7 +417,7 @@ async def answer(scope: dict, receive, send) -> None:
 
 
 def test_the_ipv6_wildcard_serves_ipv4_sites_too() -> None:
-    """``--bind ::`` once served IPv6 alone."""
+    """With ``--bind ::``, asyncio alone would serve IPv6 only."""
 
     async def reached() -> None:
         async with listening(answer, host="::", port=free_port()) as port:
@@ -428,7 +429,7 @@ def test_the_ipv6_wildcard_serves_ipv4_sites_too() -> None:
 
 
 async def opened(held: contextlib.AsyncExitStack, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that is closed with ``held``."""
+    """Open a connection that is closed together with ``held``."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
 
     async def close() -> None:
@@ -536,7 +537,7 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_requests_that_are_none_fill_no_log(tmp_path: Path) -> None:
-    """A stranger without a key; each left one to three lines, and a log is rotated at a daemon's start alone."""
+    """The requests come from a stranger without a key. Logs are rotated only when a daemon starts."""
     tricks = (
         b"content-length: -2",
         b"content-length: 0x2",

@@ -1,12 +1,12 @@
 """Attack: a consortium, a hospital, a scanner or somebody in between writes a malformed file.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| a file that is read wrongly ends a command, a worker or a run | every parser's errors are InvalidInput |
-| a file nested, numbered or named without end costs hours or gigabytes | sizes, counts and depths are bounded first |
-| half a surrogate pair is read, and cannot be written again | refused where it is read, and in canonical JSON |
+| a malformed file ends a command, a worker or a run | every parser raises InvalidInput and nothing else |
+| a deeply nested or very long file costs hours or gigabytes | sizes, counts and depths are limited before parsing |
+| an unpaired surrogate is read and cannot be written again | the reader and canonical JSON refuse it |
 
-Files are made of valid ones by a seed (tests/attacks/parsers.py). Found ones are kept below.
+A seed changes valid files (tests/attacks/parsers.py). Files that once caused an error are listed below.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ THOROUGH_S = float(os.environ.get("CONSILIUM_FUZZ_SECONDS", "20"))
 
 EACH = 40
 SECONDS = 3.0
-"""Of processor time, which no file may take."""
+"""Limit on the processor time for one file."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Parser]:
 
 
 def attack(name: str, parser: Parser, data: bytes) -> None:
-    """Read a file: it is good, or InvalidInput that says something, soon."""
+    """Check that a file is read, or refused by InvalidInput with a text, within the time limit."""
     started = time.thread_time()
     said = "good"
     try:
@@ -96,7 +96,7 @@ def catches(node: ast.Try) -> set[str]:
 
 @pytest.mark.slow
 def test_json_that_is_none_is_read_by_one_reader_which_refuses_a_nested_one_too(tmp_path: Path) -> None:
-    """Python's own ends in a RecursionError, which who expects a ValueError does not catch."""
+    """Python's own reader raises RecursionError for deep nesting, which is no ValueError."""
     found = []
     for path in (path for name in ("common", "client", "server", "consilium") for path in (ROOT / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -125,7 +125,7 @@ def replaced(old: bytes, new: bytes) -> Made:
 
 
 def with_point_form(line: bytes, form: int) -> bytes:
-    """An OpenSSH line whose point begins with another byte: 2 or 3 say that it is compressed."""
+    """Return an OpenSSH line whose point begins with another byte; 2 or 3 mean a compressed point."""
     name, body, *comment = line.split()
     raw = bytearray(b64decode(body))
     place = raw.index(b"\0\0\0\x61\x04") + 4
@@ -158,7 +158,7 @@ FOUND: tuple[tuple[str, Made], ...] = (
     ("canonical", lambda valid: b'{"\\ud800":1}'),
     ("node-key", lambda valid: with_point_form(valid, 3)),
 )
-"""Each was answered with another error than InvalidInput, or with nothing for minutes."""
+"""Files that once raised another error than InvalidInput, or took minutes."""
 
 
 @pytest.mark.parametrize("number", range(len(FOUND)))
@@ -171,7 +171,7 @@ def test_what_was_found_is_refused(known: dict[str, Parser], number: int) -> Non
 
 
 def test_a_mapping_with_a_key_twice_is_refused(known: dict[str, Parser]) -> None:
-    """Two programs could read two values."""
+    """Two programs could otherwise read two values."""
     tried = 0
     for name, parser in known.items():
         if parser.kind == "json" and parser.valid.startswith(b"{") and name != "written":

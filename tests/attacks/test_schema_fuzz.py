@@ -1,11 +1,11 @@
 """Attack: a malicious server or hospital signs malformed messages.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| a message that is read wrongly ends a worker, or a run of all sites | bounds of every field; else one site's silence |
-| a message that is refused still charges a budget | it is read whole before anything is done |
-| messages that each leave a row fill a site's disk | one refusal a day, study and cause; a budget for evidence |
-| a short message that becomes a large one in memory | its bytes and values are counted before it is read |
+| a malformed message ends a worker, or a run of all sites | every field has limits; a bad reply counts as silence |
+| a refused message still charges a budget | a message is checked as a whole before it has any effect |
+| refused messages fill a site's disk with rows | one row a day for each study and reason; evidence has a quota |
+| a short message becomes large in memory | its bytes and values are counted before it is parsed |
 
 Messages are made from valid ones by changing their structure, or their bytes, by a seed that hypothesis chooses.
 """
@@ -77,26 +77,27 @@ pytestmark = pytest.mark.slow
 HEADS = ("witness", "witness-reply")
 KINDS = ("offer", "offer-reply", "codes", "codes-reply", "receipts", "receipts-reply", "several", *HEADS)
 SEALED_KINDS = ("offer", "offer-reply", "codes", "codes-reply", "several", *HEADS)
-"""Those that are others in a sealed sum."""
+"""The messages that differ in a sealed sum."""
 CASES = [("open", kind) for kind in KINDS] + [("sealed", kind) for kind in SEALED_KINDS]
 
 CAUSES = ("budget", "paused", "released-before")
-"""A site's ledger may grow by a row for each of these a day, however many messages there are; a sealed one besides by
-some mask keys for every charge."""
+"""Reasons for each of which a site's ledger may add one row a day, after any number of messages. In a sealed sum it
+also adds some mask keys for each charge.
+"""
 
 THOROUGH = int(os.environ.get("CONSILIUM_FUZZ", "0"))
 """Messages of each kind; `make test-fuzz` sends 20,000."""
 
 BATCH, FEW = 250, 40
-"""Messages made of one seed, in the slow tests and in the fast ones, which look for what shows at once."""
+"""Number of messages made from one seed, in the slow tests and in the fast ones."""
 
 LONGEST = 1 << 17
 
 SECONDS, BYTES_PER_SECOND = 0.5, 1 << 19
-"""A message may take the worker so long of its processor's time, and a second for each of so many bytes more."""
+"""Limits on the processor time of a message: a constant, and a second for each further number of bytes."""
 
 MEMORY_BYTES = 16 << 20
-"""What handling a batch of messages may need at its peak."""
+"""Largest peak of memory for a batch of messages."""
 
 INTEGERS = [sign * (2**bits + near) for bits in (0, 8, 31, 32, 53, 63) for near in (-1, 0, 1) for sign in (1, -1)]
 INTEGERS += [0, 500, 501, 10**6, 10**6 + 1, 604_800, 604_801, 10**40, 10**400]
@@ -107,12 +108,12 @@ VALUES: list[Any] = [None, True, False, [], {}, [[]], [{}], 1.5, *INTEGERS, *TEX
 
 
 def deep(levels: int, *, mapping: bool) -> str:
-    """Stands for a list in a list, or a mapping in a mapping, so many levels deep, which no encoder would write."""
+    """Stands for lists or mappings nested this deep, which no encoder would write."""
     return f"<{'m' if mapping else 'l'}{levels}>"
 
 
 def longer(document: Any, *, than: int) -> bool:
-    """Whether the document has more characters and values than that; counts no further."""
+    """Return whether the document has more characters and values than a limit; stop counting there."""
     left, waiting = than, [document]
     while waiting and left >= 0:
         value = waiting.pop()
@@ -129,20 +130,20 @@ def _deepened(found: re.Match[bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Mutator:
-    """Makes messages of the valid one of a kind; the ``documents`` of others are there for parts to be taken from."""
+    """Changes a valid message of one kind. Parts may be taken from the ``documents`` of other kinds."""
 
     kind: str
     documents: Mapping[str, dict[str, Any]]
     random: random.Random
 
     def message(self) -> bytes:
-        """Of at most :data:`LONGEST` bytes: what is longer costs its length."""
+        """Return a message of at most :data:`LONGEST` bytes, because a longer one takes time by its length alone."""
         while (made := self._message()) is None or len(made) > LONGEST:
             pass
         return made
 
     def _message(self) -> bytes | None:
-        """None for what is far too long: lists multiplied in lists would not fit into memory, once written."""
+        """Return a changed message; None if it is too long to be written, as nested repetitions can be."""
         if self.random.random() < 0.25:
             return self.spoilt(self.written(self.documents[self.kind]))
         document: Any = copy.deepcopy(self.documents[self.kind])
@@ -153,12 +154,12 @@ class Mutator:
         return self.written(document)
 
     def written(self, document: Any) -> bytes:
-        """As :func:`canonical_bytes` would write it, also what that refuses."""
+        """Encode as :func:`canonical_bytes` does, but also values that it refuses."""
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return re.sub(rb'"<([lm])(\d+)>"', _deepened, text.encode())
 
     def spoilt(self, data: bytes) -> bytes:
-        """Cut, doubled, with bytes exchanged, or none of it."""
+        """Cut or double the bytes, exchange some of them, or leave them as they are."""
         draw, spoilt = self.random, bytearray(data)
         match draw.randrange(6):
             case 0:
@@ -180,7 +181,7 @@ class Mutator:
                 return bytes(spoilt)
 
     def changed(self, document: Any) -> Any:
-        """Return the message with one place changed: its value, its key or its number of repetitions."""
+        """Return the message with one change: another value, another key, or an item repeated."""
         draw = self.random
         holder, last = None, None
         inner = document
@@ -210,14 +211,14 @@ class Mutator:
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet() -> Iterator[None]:
-    """A line a message would be most of the time and of the memory."""
+    """Switch logging off, because a log line for each message would take most of the time and memory."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 class World:
-    """A federation that is attacked over and over, and valid messages of every kind to begin from."""
+    """A federation that is attacked repeatedly, and valid messages of every kind to start from."""
 
     def __init__(self, root: Path, mode: str = "open", *, spare_draws: int = 2) -> None:
         sealed = mode == "sealed"
@@ -274,7 +275,9 @@ class World:
         return Witnesses(fed.root / "witnesses", study=fed.study.id, ledger=fed.ledger, events=events)
 
     def heads_said(self) -> tuple[Part, Part]:
-        """What site-1 is asked of heads at the end of a round, with its peers' heads, and what it says."""
+        """Return the requests about heads that site-1 gets at the end of a round, with its peers' heads, and its
+        replies.
+        """
         asked: list[tuple[Part, Part]] = []
 
         def heard(node: int, body: bytes, reply: bytes) -> bytes:
@@ -286,13 +289,13 @@ class World:
         return asked[-1]
 
     def messages(self, kind: str, seed: int, *, number: int = BATCH) -> list[bytes]:
-        """A batch of changed messages, the same for the same seed."""
+        """Return a batch of changed messages; a seed always gives the same batch."""
         maker = Mutator(kind, self.documents, random.Random(seed))
         return [maker.message() for _ in range(number)]
 
 
 def seeds(number: int) -> Callable[[Any], Any]:
-    """So many seeds, each of which makes a batch of messages."""
+    """Return this many seeds, each of which makes a batch of messages."""
 
     def decorate(test: Any) -> Any:
         quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -311,7 +314,7 @@ def seeds(number: int) -> Callable[[Any], Any]:
 
 
 def attack_worker(world: World, kind: str, seed: int, *, number: int = BATCH) -> None:
-    """Sign a batch of messages, have the worker answer them, and look at what it did."""
+    """Sign a batch of messages, let the worker answer them, and check its ledger, time and memory."""
     fed, site = world.fed, world.fed.site_ledgers["site-1"]
     rows = len(beside_mask_keys(site))
     for body in world.messages(kind, seed, number=number):
@@ -341,12 +344,12 @@ def attack_worker(world: World, kind: str, seed: int, *, number: int = BATCH) ->
 
 
 def beside_mask_keys(site: SiteLedger) -> list[str]:
-    """The kinds of its rows, but for those of mask keys."""
+    """Return the kinds of a ledger's rows without those of mask keys."""
     return [row.kind for row in site.rows() if row.kind != "mask-key"]
 
 
 def spent_world(root: Path, mode: str) -> World:
-    """A federation whose study is answered in full: nothing is left that a message could honestly be charged for."""
+    """A federation whose study is answered in full, so no honest message could be charged any more."""
     made = World(root, mode)
     made.fed.core().run(made.fed.transport)
     assert made.fed.core().open_queries() == ()
@@ -355,7 +358,9 @@ def spent_world(root: Path, mode: str) -> World:
 
 @pytest.fixture(scope="module")
 def spent_worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, World]]:
-    """One federation of each kind, made for the first test that needs it. No message to it can cost it anything."""
+    """One federation of each kind, made for the first test that needs it. Its study is over, so no message may charge
+    it.
+    """
     made: dict[str, World] = {}
     yield made
     for world in made.values():
@@ -390,7 +395,7 @@ def test_many_messages_end_no_worker_and_charge_nothing(spent: World, kind: str,
 def test_what_is_charged_is_at_most_what_the_study_plans_at_its_full_price(
     tmp_path: Path, kind: str, mode: str
 ) -> None:
-    """Before anything is spent a changed offer may still be one that the site consented to: about another volume."""
+    """At first, a site may accept a changed offer within its consent, such as one about another volume."""
     world = World(tmp_path, mode)
     site, price = world.fed.site_ledgers["site-1"], world.fed.planned()[0].mechanism
     for body in world.messages(kind, seed=1, number=2 * FEW):
@@ -432,7 +437,7 @@ def test_sixty_megabytes_of_nothing_are_counted_and_not_read() -> None:
 
 
 def signed_receipts(world: World, seed: int) -> list[bytes]:
-    """Receipts that the server signed, of something else than it ever did."""
+    """Return receipts that the server signed about charges that it never made."""
     (text, *_) = world.documents["receipts"]["receipts"]
     document = json.loads(text)
     maker = Mutator("receipt", {"receipt": document}, random.Random(seed))
@@ -475,7 +480,7 @@ def test_no_receipt_that_a_server_signs_ends_a_worker_charges_a_site_or_fills_it
 
 
 class Flood(Wire):
-    """Delivers a batch of what site-1 signed as its replies, before what every site honestly says.
+    """Delivers a batch of messages signed by site-1 as its replies, before the honest replies of all sites.
 
     ``phase`` is the kind of message that site-1 answers honestly no more; None: it does in the end, always. ``aimed``:
     what it sends is about the very batch it was asked about.
@@ -534,7 +539,7 @@ def attack_core(world: World, kind: str, seed: int, *, phase: type[Part], number
 
 @pytest.fixture(scope="module")
 def asking_worlds() -> Iterator[dict[str, World]]:
-    """One federation of each kind; when all was said to it, it is asked in earnest."""
+    """One federation of each kind. After all attacks, its study is run honestly."""
     worlds: dict[str, World] = {}
     yield worlds
     for made in worlds.values():
@@ -552,7 +557,7 @@ def asking_worlds() -> Iterator[dict[str, World]]:
 def asking(
     request: pytest.FixtureRequest, asking_worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory
 ) -> World:
-    """A federation in the middle of its study, which takes all three sites for a quorum."""
+    """A federation in the middle of its study, whose quorum is all three sites."""
     mode = request.param
     if mode not in asking_worlds:
         made = asking_worlds[mode] = World(tmp_path_factory.mktemp("asking"), mode, spare_draws=1_000)
@@ -564,7 +569,7 @@ def asking(
 def test_nothing_that_a_hospital_says_of_heads_ends_the_round_or_costs_others_their_countersignature(
     asking: World, seed: int
 ) -> None:
-    """site-1 sends a batch of changed words and then its honest one, in each of the round's questions."""
+    """To each request of the round, site-1 sends a batch of changed replies and then its honest one."""
     fed = asking.fed
     before = fed.ledger.row_count, len(list((fed.root / "witnesses").iterdir()))
     flood = Flood(fed.workers)
@@ -602,7 +607,7 @@ def test_many_replies_end_no_run_and_charge_nothing(asking: World, kind: str, ph
 
 
 def shared_members(count: int) -> bytes:
-    """An uncompressed archive of arrays, each of which holds all those after it: its members share their bytes."""
+    """Return an uncompressed archive of arrays whose members share bytes: each contains all later ones."""
     contents, headers = [npy(bytes(100))], []
     for number in reversed(range(count)):
         info = zipfile.ZipInfo(f"{number}.npy")
@@ -622,7 +627,7 @@ def shared_members(count: int) -> bytes:
 
 
 def npy(data: bytes) -> bytes:
-    """``data`` as an array of bytes in a file."""
+    """Return ``data`` as the file of an array of bytes."""
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.frombuffer(data, dtype=np.uint8), version=(1, 0))
     return stream.getvalue()

@@ -1,11 +1,11 @@
-"""A malicious server: it holds the ledger's key, so all that it sends to a hospital is signed.
+"""Attack: a malicious server has the ledger's key, so its messages to a hospital have valid signatures.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| it puts an expression, which MONAI would evaluate, into the student's bundle | a bundle's text is made at the site |
-| it puts a program, a link or a second file into the bundle | the six files of an export, byte for byte as packed |
-| it sends weights that run code, or that unpack to more than they are | tensors of the study's network, stored |
-| it names a structure so that a configuration or a terminal takes it for a command | names are one plain line |
+| it puts an expression, which MONAI would evaluate, into a bundle | the site writes all texts of a bundle itself |
+| it adds a program, a link or a second file to the bundle | a bundle must have exactly the six files of an export |
+| it sends weights that run code or unpack to a huge size | only uncompressed tensors of the study's network are read |
+| it names a structure so that a configuration or a terminal runs the name | a name must be one line of plain text |
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMMAND = "$__import__('os').system('touch RAN')"
 
 @pytest.fixture(scope="module")
 def fed(tmp_path_factory: pytest.TempPathFactory):
-    """A study that was run and exported by an honest server, and a site that holds its receipts."""
+    """A study that an honest server ran and exported, and a site that holds its receipts."""
     root = tmp_path_factory.mktemp("server")
     federation = exported_study(root)
     federation.write_site_files()
@@ -49,7 +49,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def serve(fed: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
-    """Pull what a server serves that signs the archive it is given; the folder the bundle would be in."""
+    """Pull a bundle from a server that signs any archive; return the folder in which the bundle would be."""
 
     def served(archive: bytes, *, size: int = 0) -> Path:
         honest = StudentStatement.parse(statement_file(fed).read_bytes())
@@ -74,7 +74,7 @@ def honest(fed: Federation) -> Files:
 
 
 def edited(files: Files, name: str, change: Callable[[dict], object]) -> Files:
-    """``files`` with a change to one of its JSON documents, written as an export writes it."""
+    """Return ``files`` with one JSON document changed and written as an export writes it."""
     record = json.loads(files[name])
     change(record)
     return {**files, name: (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode()}
@@ -184,7 +184,7 @@ def test_an_archive_holds_nothing_beside_its_files(serve, honest: Files, tmp_pat
 
 
 class _Runs:
-    """Unpickled, it writes a file."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

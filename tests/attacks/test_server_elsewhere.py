@@ -1,10 +1,10 @@
 """Attack: a malicious server, or somebody in between, redirects requests to another address.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| it redirects a site's worker into the hospital's network, signature and all | nothing follows a redirection |
-| over plain HTTP, to a file, to data in the address | https alone is opened |
-| another part of the product asks somebody else in another way | one opener, and a test that finds any other |
+| it redirects a site's worker, with its signature, into the hospital's network | no request follows a redirection |
+| it redirects to plain HTTP, to a file, or to data in the address | only https is opened |
+| another part of the program makes requests in another way | all use one opener; a test finds any other |
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Heard = list[tuple[str, dict[str, str]]]
 
 @contextmanager
 def inner() -> Iterator[tuple[int, Heard]]:
-    """What is in the hospital's own network, and what it hears over plain HTTP."""
+    """A server in the hospital's own network, and the requests that reach it over plain HTTP."""
     heard: Heard = []
 
     class Inner(BaseHTTPRequestHandler):
@@ -116,11 +116,11 @@ def test_nothing_but_https_is_opened(url: str) -> None:
 
 
 ALLOWED = {"common/https.py", "docker/health.py"}
-"""The opener, and the containers' checks, which have the standard library alone and follow nothing either."""
+"""Files that may make requests: the opener, and the containers' checks, which follow no redirection."""
 
 
 def test_everything_else_asks_through_this_opener() -> None:
-    """urllib's own openers, requests and httpx in its following mood stand nowhere else."""
+    """No other file uses urllib's openers, requests, or httpx with redirections."""
     wrong = {"urlopen", "build_opener", "install_opener", "URLopener", "HTTPRedirectHandler", "urlretrieve"}
     found = []
     for path in (

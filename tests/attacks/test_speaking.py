@@ -1,14 +1,14 @@
 """Attack: a hospital, or somebody with the gateway, sends messages as the server or as another hospital.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| a hospital pushes an offer to another one's worker | a worker reads only what the server's key signed for its site |
-| an offer that the server made for one hospital is shown to another | the signature names the site |
-| a hospital's reply is put in the place of another's | the core reads only what that site's ledger key signed |
-| a reply of yesterday is given to today's request | the signature covers the request it answers |
-| a reply holds bytes that end the core's run | whatever cannot be read is that site's own silence |
-| an offer that a hospital declined is brought again later | an offer says when it was made, and is old soon |
-| an offer whose figures brick a hospital's ledger | the consented mechanism exactly, numbers that can be written |
+| a hospital pushes an offer to another's worker | a worker reads only messages that the server signed for its site |
+| an offer for one hospital is sent to another | the signature covers the site's name |
+| a hospital's reply replaces another's | the core reads only replies that the site's own ledger key signed |
+| yesterday's reply is sent in answer to today's request | the signature covers the request |
+| a malformed reply ends the core's run | an unreadable reply counts as this site's silence |
+| an offer that a hospital declined is delivered again later | an offer states its time and expires soon |
+| an offer's numbers make a hospital's ledger unusable | only the exact mechanism of the study is accepted |
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def brought(fed: Federation, message: bytes, *, now: float) -> OfferReply:
 
 @pytest.mark.parametrize("later_s", [1.0, 3_600.0, 1e7])
 def test_an_offer_that_was_declined_is_not_accepted_when_it_is_brought_again(fed: Federation, later_s: float) -> None:
-    """Whoever carries messages keeps it until the hospital has ended its pause: it would be charged."""
+    """Somebody who carries messages delivers the offer after the hospital's pause. If accepted, it would be charged."""
     issued = 1_800_000_000
     message = sign_request(encode(replace(offer(fed), issued=1000 * issued)), sign=fed.ledger.sign, site="site-1")
     ledger = fed.site_ledgers["site-1"]
@@ -138,14 +138,16 @@ def test_an_offer_that_was_declined_is_not_accepted_when_it_is_brought_again(fed
 
 
 def restarted(fed: Federation) -> None:
-    """The worker of site-1 as it comes up again on the same folder."""
+    """Start the worker of site-1 again in the same folder."""
     fed.site_ledgers["site-1"].close()
     fed.hospitals.open(fed.sites[1])
 
 
 @pytest.mark.parametrize("file", ["kept", "damaged"])
 def test_an_offer_that_was_declined_before_a_restart_is_not_accepted_after_it(fed: Federation, file: str) -> None:
-    """A restarted worker had the offer's age alone to go by, which is as long as the study's deadlines and more."""
+    """The age of the offer alone does not protect a restarted worker, because it may be longer than the study's
+    deadlines.
+    """
     issued = time.time_ns() // 1_000_000 - 1000
     messages = [
         sign_request(encode(replace(offer(fed), issued=issued - late)), sign=fed.ledger.sign, site="site-1")
@@ -214,7 +216,7 @@ def test_what_the_core_offers_says_when_it_was_made(fed: Federation) -> None:
 
 
 class Forged(Wire):
-    """Delivers what ``forge`` makes of a site's signed reply, whoever signs it."""
+    """Delivers ``forge``'s version of a site's signed reply."""
 
     forge: staticmethod
 
@@ -309,7 +311,7 @@ def test_nothing_a_hospital_signs_ends_a_run(fed: Federation, said: int) -> None
 
 
 def priced(query: QuerySpec, noise_std: str) -> bytes:
-    """An offer's bytes with another σ, as only a liar writes them."""
+    """Return an offer's bytes with another σ, which no honest server writes."""
     body = encode(Offer(study="s" * 64, ledger="f" * 32, batch="b" * 64, queries=(query,)))
     own = f"{query.mechanism.noise_std.numerator}/{query.mechanism.noise_std.denominator}".encode()
     assert own in body
@@ -346,7 +348,7 @@ def test_a_server_that_asks_with_more_noise_gets_no_code_for_free(fed: Federatio
 
 @pytest.mark.slow
 def test_a_lost_site_costs_its_own_codes_and_no_others(fed: Federation) -> None:
-    """The honest sum over the two that spoke is what is released, with the third's zero code, when it falls silent."""
+    """If the third site falls silent, the sum of the other two sites' codes and its zero code is released."""
 
     def forge(node: int, request: bytes, reply: bytes) -> bytes:
         return b"" if node == 101 and part(body_of(request), CodesRequest) else reply

@@ -1,12 +1,12 @@
 """Attack: a server, a file's name, a ledger's row or an event contains text that controls the terminal.
 
-| threat | what stands against it |
+| attack | defence |
 |---|---|
-| an escape clears the screen, writes to the clipboard, draws over a table | one way to a terminal, which escapes |
-| a line end in a name begins a false row of fingerprints | a quoted word stays in its line |
-| marks of direction and without width show one name as another | they are escaped as well |
-| brackets are taken for markup by the library that draws tables | no console takes markup |
-| the same in a log that somebody follows on a terminal | one formatter of logs |
+| an escape sequence clears the screen or writes to the clipboard | all output to a terminal is escaped |
+| a line end in a name begins a false row of fingerprints | line ends in a quoted name are escaped |
+| characters of writing direction or without width make two names look alike | they are escaped as well |
+| the library that draws tables takes brackets for markup | markup is switched off |
+| a log on a terminal contains such text | the formatter of all logs escapes it |
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ FORGED = "north  SHA256:forged"
 HOSTILE = (
     f"\x1b[2J\x1b]52;c;aGk=\x07\x9b31m\x08\u202egnol\u200b\u2066\u034f[bold]x[/bold][link=file:///]\r\n{FORGED}\u2028"
 )
-"""Clears a screen, writes a clipboard, turns text around, is markup, and goes on in a line of its own."""
+"""A text that clears a screen, writes to the clipboard, reverses text, contains markup, and has a line end."""
 ONE_LINE = HOSTILE.replace("\r", "").replace("\n", "").replace("\u2028", "")
 FILE = HOSTILE.replace("/", "")
 
 
 def acts(text: str) -> list[str]:
-    """What of a text would act on a terminal, by its Unicode category: the oracle."""
+    """Return the characters that would act on a terminal, by their Unicode category. This is the oracle."""
     found = [c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c not in "\n\t"]
     return [*found, *(line for line in text.splitlines() if line.startswith(FORGED))]
 
 
 class Hostile(BaseHTTPRequestHandler):
-    """A server whose reason phrase draws a false table."""
+    """A server that sends a false table in its HTTP reason phrase."""
 
     def do_GET(self) -> None:
         phrase = ONE_LINE.encode("latin-1", "replace")
@@ -68,7 +68,7 @@ class Hostile(BaseHTTPRequestHandler):
 
 @dataclass(frozen=True)
 class World:
-    """A site of a study whose server is hostile, and whose every file may be written by somebody else."""
+    """A site with a hostile server. Other people may have written each of its files."""
 
     root: Path
     site: Path
@@ -85,7 +85,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def write_files(world: World) -> None:
-    """Hostile files of every kind, below ``root``."""
+    """Write hostile files of every kind below ``root``."""
     root = world.root
     shutil.copytree(root / "kit-study-north", root / "kit-name")
     text = (root / "kit-study-north" / "study.toml").read_text()
@@ -138,7 +138,9 @@ Words = Callable[[World], list[list[str]]]
 
 
 def of(*words: str) -> Words:
-    """A command line in which ``{root}``, ``{site}``, ``{study}`` are the world's and ``{hostile}`` is what it is."""
+    """Return a command line with the world's paths for ``{root}``, ``{site}`` and ``{study}``, and a hostile text for
+    ``{hostile}``.
+    """
     return lambda world: [
         [
             word.format(root=world.root, site=world.site, study=world.study.root, hostile=HOSTILE, file=FILE)
@@ -235,7 +237,7 @@ FOREIGN: dict[str, Words] = {
     "study stop": of("{study}"),
     "verify": both(of("{root}/ledger.sqlite"), of("{root}/ledger.sqlite", "--json"), of("{root}/head.json")),
 }
-"""Every command that prints what came from elsewhere, with a line that has it do so."""
+"""Every command that prints text of other parties, with a command line that makes it do so."""
 
 OWN = {
     "bench papers": "public figures",
@@ -265,7 +267,7 @@ OWN = {
     "study template": "made here",
     "study watch": "events: test_events_of_a_run_are_plain",
 }
-"""Every other command, and why it prints nothing from elsewhere, or where that is tested."""
+"""Every other command, with the reason why it prints no text of other parties, or the place of its test."""
 
 
 def commands(group: click.Group, before: str = "") -> Iterator[str]:

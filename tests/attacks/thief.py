@@ -1,4 +1,4 @@
-"""An app that tries to steal keys, and its submission with Flower's client, given SuperLink's address and authority."""
+"""Submits an app that tries to steal keys, by Flower's client with SuperLink's address and certificate authority."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ RUN = CliRunner()
 
 @pytest.fixture
 def fed(tmp_path: Path) -> Iterator[Federation]:
-    """A federation whose key files are where a study's are."""
+    """A federation with its key files at the paths of a study."""
     study = make_study(planned_queries=8, collection=CollectionConfig(batch_size=2))
     with Federation(tmp_path, study=study) as federation:
         (tmp_path / "keys").mkdir()

@@ -72,7 +72,7 @@ def release(workspace: Workspace, first: int, last: int, sites: tuple[str, ...])
 
 
 def sealed_facts(folder: Path) -> dict[str, Any]:
-    """The certificate of a study that seals its sums and asked nothing yet."""
+    """Return the certificate's facts of a sealed study that has asked nothing yet."""
     made = Workspace(folder / "study")
     sealed_sum = {"planned_queries": 4, "quorum": 3, "aggregation": "sealed-sum", "spare_draws": 1}
     setup.create_study(made, make_study(name="trial", **sealed_sum))

@@ -12,7 +12,7 @@ from consilium.demo import federation
 
 
 class Processes:
-    """Replaces the process group: records what would be started, and starts nothing."""
+    """Replaces the process group. It records the daemons to start and starts none."""
 
     def __init__(self, happened: list[str]) -> None:
         self.happened, self.daemons = happened, ()

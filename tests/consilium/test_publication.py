@@ -138,7 +138,9 @@ def test_an_archive_verifies_makes_the_certificate_again_and_holds_no_key(worksp
 def test_every_changed_or_missing_file_of_an_unpacked_archive_is_noticed_and_only_the_consortium_can_sign_another_list(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    """The ledger protects its own rows. Nothing protected `report.json` or `events.jsonl` in an archive."""
+    """The ledger protects only its own rows. The signed list protects `report.json`, `events.jsonl` and all other
+    files.
+    """
     typed(study_app, "archive", workspace.root, "--out", tmp_path / "trial.tar.gz")
     with tarfile.open(tmp_path / "trial.tar.gz") as tar:
         unpack(tar, tmp_path)

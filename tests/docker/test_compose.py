@@ -128,9 +128,7 @@ def test_the_dashboard_writes_nothing_but_its_own_decisions() -> None:
 
 
 def test_neither_gateway_nor_dashboard_mounts_a_key_or_the_authority_or_superlinks_files() -> None:
-    """Keys, authority and SuperLink's files of a study's directory are on volumes of their own, which only other
-    services mount.
-    """
+    """A study's keys, its certificate authority and SuperLink's files have volumes that only other services mount."""
     study = Workspace(Path("/study"))
     kept = (study.sealing_key_file, study.signing_key_file, study.authority_dir, study.tls_dir, study.flower_dir)
     for name in SERVICES:

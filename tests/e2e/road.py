@@ -41,7 +41,7 @@ PRIVACY = make_privacy(planned_queries=QUERIES)
 
 
 class OfStudy:
-    """What a study's directory says of its runs."""
+    """Reads a study's directory: its answers, events and state."""
 
     workspace: Workspace
 
@@ -69,7 +69,7 @@ class Road(OfStudy):
         return said_file(self.workspace.objects_dir, PEERS, self.workspace.study().id)
 
     def disclosed(self, name: str, draw: str, auditor: Path) -> str:
-        """The file in which a hospital discloses a draw to an auditor."""
+        """Let a hospital disclose a draw to an auditor; return the file."""
         out = str(self.root / f"{name}.disclosure")
         done = self.consilium(
             *("site", "disclose", draw, "--to", str(auditor / "auditor.json"), "--yes"),
@@ -89,7 +89,9 @@ class Road(OfStudy):
 
 
 def memory_with_one_reply(road: Road, read: Callable[[int], bytes] | None = None) -> bytes:
-    """Return the core's memory when it has the codes of the first hospital only; the other workers are stopped."""
+    """Return the core's memory while it has the codes of the first hospital only. The other workers are stopped
+    meanwhile.
+    """
     road.wait("batch-dispatched")
     workers = [daemon for daemon in road.federation.group.daemons if daemon.spec.role == "worker"]
     others = [daemon.pid for daemon in workers if daemon.spec.name != next(iter(road.sites))]

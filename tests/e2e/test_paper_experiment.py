@@ -78,7 +78,7 @@ def walked(root: Path) -> tuple[Ended, str]:
 
 
 def test_algorithm_2_of_pate_is_the_page_as_typed_to_student_controls_and_certificate(tmp_path: Path) -> None:
-    """The commands of docs/lab/paper-experiment.md print and make what the page says."""
+    """The commands of docs/lab/paper-experiment.md print the lines and write the files that the page shows."""
     study, printed = walked(tmp_path)
     is_the_papers_release(study, codec="ball-ae")
     assert "mostly reflect" in printed, "as the page says of codec fit"

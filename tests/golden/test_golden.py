@@ -35,12 +35,12 @@ def test_rows_queries_and_answers_are_those_of_release_0_1_0(tmp_path: Path, kin
 
 
 OLDER_PYTHON = {"codec": load_codec, "frame-1": Frame.from_bytes}
-"""Files of which `zipfile` of Python 3.11.2 wrote other headers than that of 3.11.4 and newer, and how each is read."""
+"""Files whose ZIP headers Python 3.11.2 and Python 3.11.4 write differently, each with its reader."""
 
 
 @pytest.mark.parametrize("name", OLDER_PYTHON)
 def test_codec_and_frame_have_the_same_bytes_with_every_python_and_those_of_an_older_one_are_read(name: str) -> None:
-    """Debian 12 has Python 3.11.2. Hospitals with it refused the codec of a newer server and sent zero codes."""
+    """Otherwise a hospital with Debian 12 (Python 3.11.2) would refuse a newer server's codec and send zero codes."""
     read, golden_bytes = OLDER_PYTHON[name], (HERE / f"{name}.npz").read_bytes()
     older = (HERE / f"{name}-python-3.11.2.npz").read_bytes()
     assert older != golden_bytes

@@ -84,7 +84,7 @@ def row_chunks(self: volumes.Patients, batch: np.ndarray, size: int, *, turn: in
 
 
 def fixed_batches_for(event: object, *, patients: int, key: bytes, entropy: object = None) -> sampling.Sampler:
-    """Return consecutive batches, the same in every pass, although the event is charged as another sampling."""
+    """Return the same consecutive batches in every pass, although the event is charged as Poisson sampling."""
     return sampling.FixedPartition(patients, event.rate.denominator, key)  # type: ignore[attr-defined]
 
 

@@ -147,7 +147,7 @@ class Person:
         self.did: set[str] = set()
 
     def heeds(self, error: ConsiliumError) -> bool:
-        """Whether there is something to do about a refusal, which is done."""
+        """Follow the remedy in a refusal; return False if it names none that this person can follow."""
         text, site = str(error), self.hospital.site
         assert "to fix:" in text or isinstance(error, Refused), text
         if "slots*.json" in text:
@@ -305,7 +305,7 @@ def _no_figure_is_withheld(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_journal_is_believed(patch: pytest.MonkeyPatch) -> None:
-    """Break 4: the site believes the journal in its folder, and a second teacher of one training counts nothing."""
+    """Break 4: the site trusts the journal in its folder, and does not count a second teacher of one training."""
     whole = TeacherBooks.made
     patch.setattr(TeacherBooks, "made", lambda self, training_id: frozenset(sorted(whole(self, training_id))[:1]))
     patch.setattr(charge, "_why_not_resumed", lambda *given, **named: None)
@@ -313,7 +313,7 @@ def _a_journal_is_believed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_slots_file_is_believed(patch: pytest.MonkeyPatch) -> None:
-    """Break 5: the site believes the slots file about which patient has which slot."""
+    """Break 5: the site trusts the slots file on which patient has which slot."""
     patch.setattr(deals, "as_on_record", lambda stored, ledger, names: stored)
     patch.setattr(charge, "record_deal", lambda config, ledger: None)
     patch.setattr(charge, "dealt", lambda config: None)

@@ -376,7 +376,7 @@ def test_a_pool_cannot_have_less_for_life_than_its_first_study(tmp_path: Path) -
 def test_a_study_whose_pools_would_have_a_budget_that_protects_nobody_is_refused_before_anything_is_made(
     tmp_path: Path,
 ) -> None:
-    """It was made, and then no site could be admitted to it."""
+    """No site could be admitted to such a study."""
     for epsilon in (2001.0, 1e308):
         with pytest.raises(InvalidInput, match=r"epsilon of a budget.*at most 2000"):
             setup.create_study(Workspace(tmp_path / "study"), replace(make_study(), pool=PoolConfig(epsilon)))

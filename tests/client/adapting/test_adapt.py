@@ -1,4 +1,6 @@
-"""Tests the network that a hospital makes from the student: the choice of the way, its scores, that it stays there."""
+"""Tests the network that a hospital makes from the student: the chosen method, its scores, that it stays at the
+hospital.
+"""
 
 from __future__ import annotations
 
@@ -322,7 +324,7 @@ def test_with_few_patients_the_default_is_taken_and_it_is_said_that_nothing_was_
 
 
 def test_less_than_the_student_or_the_own_network_is_never_handed_over_unsaid(site: Path, result: Adapted) -> None:
-    """Of the best network, the worst and two others, the warning appears exactly for those whose figures are behind."""
+    """The warning appears exactly for networks with a lower mean Dice than the student or the own network."""
     means = {one.way: one.interval[0] for one in result.figures}
     best, worst = (choose(means, key=means.__getitem__) for choose in (max, min))
     for way in dict.fromkeys((best, worst, Method.STUDENT, Method.OWN)):

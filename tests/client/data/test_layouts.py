@@ -158,7 +158,7 @@ def test_every_layout_is_found_by_itself_and_gives_the_same_cases_channels_and_p
 
 @pytest.mark.parametrize("layout", MAKE)
 def test_the_hidden_files_of_a_desktop_change_no_layout(layout: str, tmp_path: Path) -> None:
-    """Each copy from a Mac has a `._NAME` beside a file: in BIDS it counted as a second image, or as a table."""
+    """macOS writes a file `._NAME` beside each copied file. It must not count as an image or a table."""
     root = MAKE[layout](tmp_path / "set")
     before = open_dataset(root)
     for path in list(root.rglob("*")):
@@ -169,7 +169,7 @@ def test_the_hidden_files_of_a_desktop_change_no_layout(layout: str, tmp_path: P
 
 
 def test_the_doctor_names_each_case_without_a_label_map(tmp_path: Path) -> None:
-    """Only nnU-Net's layout counted such a case as left out, so the doctor did not report that no voter uses it."""
+    """No voter uses a case without a label map, so a person must see which cases these are."""
     root = make_bids(tmp_path / "set")
     (root / "derivatives/manual/sub-b/ses-2/anat/sub-b_ses-2_dseg.nii.gz").unlink()
     (note,) = (one for one in check_data(root, DATA, DatasetSettings()) if "without a label map" in one.text)
@@ -838,7 +838,7 @@ def test_a_bids_label_map_or_image_in_another_format_is_counted_and_no_unlabelle
 
 
 def test_a_bids_subject_without_a_scan_is_named_everywhere_and_assigned_to_no_voter(tmp_path: Path) -> None:
-    """A failed export left an empty folder, which no command named."""
+    """For example, a failed export leaves an empty folder."""
     root = make_subjects(tmp_path / "set", "T1w", "T1w", "T1w")
     for name in ("sub-7/func/sub-7_bold.nii.gz", "sub-8/anat/sub-8_T1w.json", "sub-9/sub-9_T1w.nii.gz"):
         (root / name).parent.mkdir(parents=True)

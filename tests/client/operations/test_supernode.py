@@ -115,7 +115,7 @@ def test_a_handshake_that_timed_out_is_tried_again_and_a_wrong_certificate_is_no
 def test_a_connected_node_that_the_server_refuses_says_why_it_ends(
     answer: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It said that a person ended it, or that the server no longer accepts its heartbeats."""
+    """Flower ends the process without a word, so the server's reason must be in the log."""
     gives_up = repeating(lambda: SimpleNamespace(should_giveup=lambda _: True))().should_giveup
     refused = httpx.Response(401, text=answer, request=httpx.Request("POST", "https://superlink"))
     assert gives_up(httpx.HTTPStatusError("refused", request=refused.request, response=refused))

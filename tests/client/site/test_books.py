@@ -1,6 +1,6 @@
 """Tests that a pool has one ledger for life, at a hospital with several studies, directories and machines.
 
-The oracle is the rows of the one ledger, and sums of μ² added up by hand over the queries that were accepted.
+The oracle is the rows of the ledger, and the μ² of the accepted queries added up by hand.
 """
 
 from __future__ import annotations
@@ -462,7 +462,7 @@ def test_a_registry_that_cannot_be_read_or_written_warns_and_stops_nobody(
 def test_a_daemon_looks_for_copies_in_the_list_of_books_that_the_commands_write(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker once read the list in the home directory instead, and served a copy of a site beside its original."""
+    """If a worker read another list, it would serve a copy of a site beside its original."""
     monkeypatch.delenv("CONSILIUM_STATE_DIR", raising=False)
     monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
     asked = "from client.site.registry import Registry; print(Registry.of_user().file)"

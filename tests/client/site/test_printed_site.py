@@ -169,7 +169,7 @@ def command(*more: str, site: Path) -> str:
 
 
 WORDS = {"paused": "pause", "withdrawn": "withdraw"}
-"""What a reader is told of a study that staff have stopped, and the decision that the ledger has."""
+"""The words for each decision by which staff stop a study, with the decision's name in the ledger."""
 
 
 def terminal(life: Life) -> Told:

@@ -1,4 +1,4 @@
-"""A statement about a student, compared with the receipts of a site that knew the ledger before a restore."""
+"""Tests a statement about a student after a restore of the server, against a site's receipts from before it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.common.ledger.ledger_world import (
 
 
 def statement_of(world: World) -> StudentStatement:
-    """What the server signs at export, about a bundle that nobody unpacks."""
+    """Return the statement that the server signs at an export. Its bundle does not exist."""
     ledger, head = world.ledger, world.ledger.head()
     links = [Link(time_utc=row.time_utc, kind=row.kind, body_sha256=body_digest(row.body)) for row in ledger.rows()]
     return StudentStatement(
@@ -80,7 +80,7 @@ def test_a_student_whose_recovered_charges_exceed_the_budget_is_pulled_once_staf
     copy, numbers = saved(world, tmp_path / "copy"), range(8)
     receipts = [answered(world, site, f"b{number}", number) for number in numbers]
     late = Hospital(tmp_path / "late.sqlite", world.study)  # it has no receipt of what was lost
-    rolled_back(world, copy)  # the whole machine, so nothing tells the server that it lost eight answers
+    rolled_back(world, copy)  # with its standing, so nothing tells the server that it lost eight answers
     for number in numbers:
         world.release([make_query(number + 8, MECHANISM)], batch=f"again{number}")
     open_restored(world, saved(world, tmp_path / "newest") / "ledger.sqlite")

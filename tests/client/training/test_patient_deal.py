@@ -214,7 +214,7 @@ def test_a_patient_whose_name_a_copy_spells_in_upper_case_gets_no_second_slot(fi
 def test_a_patient_whose_folder_loses_its_last_dot_or_blank_gets_no_second_slot(
     tmp_path: Path, first: str, then: str
 ) -> None:
-    """A copy over a Windows share removes them."""
+    """Copying a dataset over a Windows share removes dots and blanks at the end of a folder's name."""
     slots = deal([*NAMES, first], voters=4, seed=7)
     for listed in ([*NAMES, then], [*NAMES, first, then]):
         with pytest.raises(InvalidInput, match="dots and blanks at its end"):

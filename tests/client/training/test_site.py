@@ -265,7 +265,7 @@ def test_one_scan_under_two_patients_changes_no_slot_and_only_the_voter_of_the_c
 def test_a_scan_over_which_this_software_stumbles_is_its_own_problem(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No file of a patient may decide whether the site takes part, whatever it contains."""
+    """An error in one patient's file must not keep the site from taking part."""
     reading = voter_training.load_example
 
     def stumbling(case: Case, data: DataConfig) -> Any:

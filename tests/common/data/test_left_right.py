@@ -1,7 +1,7 @@
 """Tests that left stays left for a known label in 48 orientations, four spacings and every layout, and back.
 
-The oracle is the drawing itself, a function of the place in the patient: whatever the file's axes, a voxel of the
-study's grid must carry what the drawing says at its millimetres.
+The oracle is the function that draws the patient. For any axes of the file, a voxel of the study's grid must have the
+value of this function at its position in mm.
 """
 
 from __future__ import annotations

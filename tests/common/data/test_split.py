@@ -147,7 +147,7 @@ def test_the_command_splits_and_a_missing_case_is_named(tmp_path: Path) -> None:
 
 
 def test_a_case_that_no_site_could_use_is_dealt_to_nobody_and_one_without_a_label_is_named(tmp_path: Path) -> None:
-    """A time series and a label map on other voxels were dealt, and counted as used."""
+    """The unusable cases here are a time series, and a label map with another shape than its image."""
     made, out = tmp_path / "made", tmp_path / "out"
     cases = write_phantoms(made, cases=7, seed=1).cases
     scan, label = nib.load(cases[0].image), nib.load(cases[1].label)
@@ -166,7 +166,9 @@ def test_a_case_that_no_site_could_use_is_dealt_to_nobody_and_one_without_a_labe
 
 
 def test_data_that_were_just_made_can_be_split_among_more_hospitals_than_they_name(tmp_path: Path) -> None:
-    """`data synth` names one hospital unless told otherwise; its name is no division to keep, nor written anywhere."""
+    """By default, `data synth` names one hospital in all cases. This name divides nothing, and the split does not write
+    it.
+    """
     made, out = tmp_path / "made", tmp_path / "out"
     runner = CliRunner()
     runner.invoke(app, ["synth", "--out", str(made), "--cases", "6", "--seed", "1"], catch_exceptions=False)

@@ -21,7 +21,7 @@ def no_byte_more() -> Iterator[None]:
 
 
 def leave_log(ledger: Path) -> None:
-    """Leave a write-ahead log beside a closed ledger, as a process does that was killed."""
+    """Leave a write-ahead log beside a closed ledger, like a killed process."""
     log = Path(f"{ledger}-wal")
     with closing(sqlite3.connect(ledger, isolation_level=None)) as opened:
         (version,) = opened.execute("PRAGMA user_version").fetchone()

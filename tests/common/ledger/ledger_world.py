@@ -173,7 +173,7 @@ def put_back(world: World, copy: Path) -> None:
 
 
 def open_restored(world: World, copy: Path) -> None:
-    """The copy is put back, and opened for a recovery."""
+    """Put the copy back and open it for a recovery."""
     put_back(world, copy)
     world.ledger = Ledger.open(world.path, signing_key=world.key, clock=Ticking(), restored=True)
 
@@ -262,19 +262,19 @@ def run_batch(world: World, site: Hospital, batch: str, *numbers: int) -> Receip
 
 
 def take(world: World, site: Hospital, receipt: Receipt) -> None:
-    """The site gets a receipt."""
+    """Let the site store a receipt."""
     site.ledger.record_receipt(receipt, public_key=world.key.public_key())
 
 
 def answered(world: World, site: Hospital, batch: str, *numbers: int) -> Receipt:
-    """A batch is released, and the site stores its receipt."""
+    """Release a batch, let the site store its receipt, and return the receipt."""
     receipt = run_batch(world, site, batch, *numbers)
     take(world, site, receipt)
     return receipt
 
 
 def both_recover(world: World, site: Hospital, receipts: Iterable[Receipt]) -> None:
-    """The restored server enters lost charges from receipts, and a person at the site ends its alarm."""
+    """Let the restored server enter lost charges from receipts, and a person at the site end its alarm."""
     world.ledger.recover(receipts)
     site.ledger.recover(world.ledger.ledger_id)
 

@@ -183,12 +183,12 @@ def test_changed_caps_are_on_record_and_another_unit_or_pool_is_refused(site: Ho
 
 
 def test_looser_caps_that_were_replaced_do_not_come_back_with_an_older_site_toml(site: Hospital) -> None:
-    """Caps that a hospital lowered stay low until a person raises them, and restoring a backup is no such decision."""
+    """Caps that a hospital lowered stay low until a person raises them. A restored site.toml does not."""
     wide, tight = Caps(), Caps(budget=Budget(epsilon=2.0, delta=1e-3), queries_per_day=900)
     site.reopen(tight)
     for caps in (wide, replace(wide, queries_per_day=900)):
         if caps != wide:
-            site.reopen(caps)  # never in force before: a person raised the budget
+            site.reopen(caps)  # new caps, so a person raised the budget
             site.reopen(tight)
         with pytest.raises(InvalidInput, match="replaced by tighter ones"):
             SiteLedger.open(site.path, "aachen-mri", caps=caps, clock=site.clock)
@@ -203,7 +203,7 @@ def test_looser_caps_that_were_replaced_do_not_come_back_with_an_older_site_toml
 def test_caps_under_which_no_query_could_ever_be_charged_are_not_put_on_record(
     site: Hospital, budget: Budget, tmp_path: Path
 ) -> None:
-    """They went on record, every command of the site then failed, and the former caps could not come back."""
+    """Otherwise every later command of the site would fail, and no row can be deleted."""
     site.ledger._declare("aachen-mri", "aachen", Caps(budget=budget))  # as an earlier version did
     site.reopen(Caps())
     before = site.ledger.row_count
@@ -1188,13 +1188,15 @@ def test_receipts_of_lost_acceptances_are_part_of_what_was_charged_and_no_more(
 def test_an_older_copy_takes_no_receipt_whose_total_is_larger_than_all_that_it_charged(
     site: Hospital, world: World, tmp_path: Path
 ) -> None:
-    """A receipt may begin at any row after a recovery of the server: this one skips that of the query lost here."""
+    """After a recovery of the server, a receipt may begin at any row. This receipt omits the row of the query lost
+    here.
+    """
     key = world.key.public_key()
     site.ledger.record_receipt(run_batch(world, site, "b1", 1), public_key=key)
     old = saved(site, tmp_path / "old")
     run_batch(world, site, "b2", 2)
     rolled_back(site, old)
-    site.reopen()  # nothing on this machine tells
+    site.reopen()  # the standing is as old, so nothing here shows the loss
     site.ledger.recover(world.ledger.ledger_id)
     late = run_batch(world, site, "b3", 3)
     with pytest.raises(ReceiptContradiction, match="larger than all"):
@@ -1288,7 +1290,7 @@ def test_without_a_standing_all_that_was_left_is_spent_and_a_new_cap_goes_on(
     old = saved(site, tmp_path / "old")
     lost = run_batch(world, site, "b1", 1, 2)
     rolled_back(site, old)
-    site.reopen()  # nothing on this machine tells
+    site.reopen()  # the standing is as old, so nothing here shows the loss
     with pytest.raises(LedgerCorrupt, match="never accepted"):
         take(world, site, lost)
     site.ledger.charge_lost(None)

@@ -640,7 +640,7 @@ def test_rewriting_under_an_open_ledger_is_noticed(world: World) -> None:
 
 
 def test_a_file_that_an_older_copy_replaces_in_the_middle_of_a_release_is_noticed(world: World, tmp_path: Path) -> None:
-    """The commit went to the file that was gone, and so did every later one of the same run."""
+    """Otherwise this commit, and all later ones of the run, would go to the deleted file."""
     backup(world.path, tmp_path / "old.sqlite")
     world.release(queries(1))
 

@@ -882,9 +882,7 @@ def forged(world: World, *, seq: int, hashed: str) -> None:
 def test_who_restores_an_old_copy_undoes_no_charge_by_a_standing_of_another_key(
     world: World, tmp_path: Path, ahead: int
 ) -> None:
-    """The forged standing names the copy's newest row, so that nothing seems lost, or a later row, so that nothing
-    seems charged.
-    """
+    """The forged standing states the copy's newest row, so that no row seems lost, or a later row without a charge."""
     backup(world.path, tmp_path / "monday.sqlite")
     world.release([make_query(1, MECHANISM)], batch="b1")
     put_back(world, tmp_path / "monday.sqlite")

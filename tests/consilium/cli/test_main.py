@@ -407,10 +407,7 @@ def test_verbose_shows_the_traceback(tmp_path):
     ],
 )
 def test_what_the_system_refuses_is_one_line_with_a_remedy(number, remedy, code, monkeypatch):
-    """Formerly an administrator got a traceback for a folder of another user.
-
-    A full or failing disk has one exit code in every command.
-    """
+    """A full or failing disk has the same exit code in every command."""
 
     def refuse(*_, **__):
         raise OSError(number, os.strerror(number), "/srv/x")
@@ -446,7 +443,7 @@ def test_the_installed_command_is_main_and_completes_in_a_shell():
 
 
 def test_a_command_in_a_folder_that_vanished_says_so(tmp_path, monkeypatch, capsys):
-    """As when somebody pulls the disk: a relative path then led to a traceback."""
+    """For example, its disk was removed. Relative paths then have no meaning."""
     (tmp_path / "disk").mkdir()
     monkeypatch.chdir(tmp_path / "disk")
     (tmp_path / "disk").rmdir()

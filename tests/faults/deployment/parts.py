@@ -166,7 +166,7 @@ class MemoryGroup:
         (self.folder / ("memory.limit_in_bytes" if self.old else "memory.max")).write_text(str(size))
 
     def starve(self, *, spare: int) -> subprocess.Popen[bytes]:
-        """Start another process that takes the memory under the same limit."""
+        """Start another process under the same memory limit, which takes all of it but ``spare``."""
         words = [sys.executable, "-c", HOG, str(self.kills()), str(spare), str(self.counter)]
         return subprocess.Popen([*self.enter, *words])
 

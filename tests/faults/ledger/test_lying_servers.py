@@ -160,7 +160,7 @@ def restore(fed: Federation, copy: Path) -> None:
 
 
 def fork(fed: Federation, copy: Path) -> Ledger:
-    """Go on with a copy of the ledger beside the ledger itself, which is returned."""
+    """Continue with a copy of the ledger; return the original, which stays open."""
     first, other = fed.ledger, fed.root / "fork.sqlite"
     put_copy(copy, other, standing=True)
     fed.ledger = Ledger.open(other, signing_key=fed.signing_key)
@@ -175,7 +175,7 @@ def skip_lost(fed: Federation, monkeypatch: pytest.MonkeyPatch, lost: set[str]) 
 
 
 def lose_a_batch(fed: Federation, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Run two batches; the copy of the ledger from before the second, for which nobody is asked again."""
+    """Run two batches; return a copy of the ledger from between them. Later runs do not repeat the second batch."""
     run_batches(fed, 1)
     copy = snapshot(fed, "copy.sqlite")
     kept = {answer.query.id for answer in fed.ledger.answers(fed.study.id)}

@@ -36,7 +36,7 @@ class Relay:
     seen: list[bytes] = field(default_factory=list)
 
     def run(self, number: int = 7) -> int:
-        """Relay frames until the core ends the run, and return its status. EOFError if the core ends before."""
+        """Relay frames until the core ends the run; return the run's status. Raise EOFError if the core dies first."""
         bodies: dict[int, bytes] = {}
         replies: list[RelayFrame] = []
         with connect(self.study.workspace.relay_dir) as connection:
@@ -224,6 +224,6 @@ def test_the_core_answers_who_asks_whether_it_is_there_while_a_run_goes_on(study
 def test_a_site_that_goes_offline_during_an_offer_is_called_offline_and_not_one_that_declines(
     said: bytes, problem: str
 ) -> None:
-    """The numbers are those of Flower's `ErrorCode`: SuperLink reports the first three, a site's SuperNode the last."""
+    """The numbers are Flower's `ErrorCode`. SuperLink reports 3, 4 and 5; a site's SuperNode reports 2."""
     assert core._reply(RelayFrame(FrameKind.PROBLEM, 7, said)).problem == problem
     assert "Flower" in declined_words("flower-2")

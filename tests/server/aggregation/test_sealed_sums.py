@@ -149,7 +149,7 @@ def test_a_site_that_is_late_completes_the_draw(tmp_path: Path) -> None:
 
 
 def dead(node: int, body: bytes, reply: bytes) -> bytes | None:
-    """The last site dies when it is asked for its codes."""
+    """Let the last site die when it is asked for its codes."""
     return None if node == 103 and part(body, CodesRequest) is not None else reply
 
 

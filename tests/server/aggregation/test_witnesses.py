@@ -463,7 +463,7 @@ def test_heads_of_invented_ledgers_do_not_fill_a_hospitals_disk(
 
 
 def test_a_site_that_does_not_countersign_delays_no_student(tmp_path: Path) -> None:
-    """A silent site is waited for 30 s, up to three times; the student was trained only afterwards."""
+    """The server waits for a silent site for 30 s, up to three times, while it trains the student."""
     made = make_study_directory(tmp_path)
     file, exchange, late = made.workspace.events_file, made.transport.exchange, []
 

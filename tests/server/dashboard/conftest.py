@@ -101,7 +101,7 @@ def client(collected: Recorded, state: Path, clock: Clock) -> Iterator[TestClien
 
 @contextmanager
 def looked_at(options: Options, *, user: str = "ada") -> Iterator[TestClient]:
-    """A running dashboard that has read the study, with a user signed in; redirects are not followed."""
+    """Run a dashboard that has read the study, with a user signed in. Its client follows no redirects."""
     with TestClient(create_app(options), base_url="http://localhost", follow_redirects=False) as client:
         until_followed(client)
         assert client.post("/login", data={"name": user, "password": PASSWORD}).status_code == 303
@@ -109,7 +109,7 @@ def looked_at(options: Options, *, user: str = "ada") -> Iterator[TestClient]:
 
 
 def glance(options: Options) -> TestClient:
-    """A dashboard that has read the study once and reads no more, with the privacy officer signed in."""
+    """Return a dashboard that reads the study only once, with the privacy officer signed in."""
     app = create_app(options)
     session = Session("paul", Role.PRIVACY_OFFICER, "token", 1e12, None)
     app.state.gate = SessionReader(cookie="any", lookup=lambda _token: session)

@@ -113,7 +113,7 @@ def test_every_state_has_its_words_and_no_other_states(state: str) -> None:
 def test_during_an_alarm_the_command_shown_does_what_the_page_says_and_is_possible(
     decided: str, doubt: str | None, says: str, command: str
 ) -> None:
-    """A paused study's page said "stops all further answers" of `site resume`, or named a refused `site pause`."""
+    """The page of a paused study must not say "stops all further answers" of `site resume`."""
     given = facts(state="alarm")
     assert given.here is not None
     here = replace(given.here, state=decided)

@@ -481,7 +481,7 @@ def test_rows_that_are_none_come_with_the_others_in_both_tables(workspace, what)
 
 @pytest.mark.parametrize("what", ["brackets", "a pipe", "a device", "no utf-8", "a directory", "nothing"])
 def test_pages_stand_over_any_file_of_the_study_and_of_their_own_that_is_none(workspace, state, what):
-    """No page waits, and none shows an internal error: each says which file cannot be read."""
+    """Each page answers without an internal error and names the file that cannot be read."""
     report = {"study": {"id": workspace.study().id}, "student": {"dice": {"mean": 10**400}}, "controls": {}}
     (workspace.root / "report.json").write_text(json.dumps(report))
     with looked_at(Options(study=workspace.root, state=state)) as client:

@@ -611,7 +611,7 @@ def test_the_server_s_status_names_each_site_that_is_not_online() -> None:
 def test_a_server_whose_disk_is_full_says_so_and_blames_no_gateway_or_hospital(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its SuperLink cannot write down who is online, so every site looked away: `server status` named gateway.log."""
+    """SuperLink then cannot record which sites are online, so each site seems offline for no fault of its own."""
 
     def full(folder: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
@@ -620,7 +620,7 @@ def test_a_server_whose_disk_is_full_says_so_and_blames_no_gateway_or_hospital(
     done = CliRunner().invoke(app, ["server", "status", str(workspace.root)])
     assert done.exit_code == StorageFailed.exit_code
     assert f"DISK: {workspace.root}: No space left on device; to fix: make room" in done.stdout
-    assert "states above may be old" in done.stdout, "a gateway that was killed stood there as ready"
+    assert "states above may be old" in done.stdout, "a dead gateway's recorded state is still ready"
     away = provision.SiteStanding(site="s", pool="s", node_id=1, admitted=True, fingerprint="", node="offline")
     assert "gateway.log" not in online_text([away], disk_full=True)
     assert "`consilium site status`" not in online_text([away], disk_full=True)

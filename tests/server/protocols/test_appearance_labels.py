@@ -69,7 +69,7 @@ def test_known_looks_find_what_public_shapes_alone_do_not(codec: PcaCodec) -> No
 
 
 def test_known_looks_find_structures_that_have_no_place() -> None:
-    """If structures have no common place, their mean shape says nothing about where one is, but their look does."""
+    """If structures have no common position, only their grey values tell where one is."""
     rng, image = np.random.default_rng(3), np.zeros((1, *GRID), np.float32)
     strewn = codec_of(anywhere(rng), labels=2)
     truth = ball((18, 6, 8))
@@ -89,9 +89,7 @@ def test_volumes_of_another_brightness_get_the_same_labels(codec: PcaCodec) -> N
 
 
 def test_what_a_public_start_says_is_heard_in_every_volume(codec: PcaCodec) -> None:
-    """A start that predicts a wrong place moves the labels there; one that predicts the right place improves on looks
-    alone.
-    """
+    """A start that predicts a wrong place moves the labels there. A start with the right place improves them."""
     image, truth = case(2)
     dice = []
     for said in (None, truth, ball((4, 19, 3))):

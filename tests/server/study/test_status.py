@@ -73,7 +73,7 @@ def test_study_status_warns_of_another_ledgers_standing_before_a_run(workspace: 
 
 
 def test_a_site_whose_codes_were_refused_does_not_look_like_the_others(workspace: Workspace) -> None:
-    """The site's reply arrived and it is on every roster. Only an event shows that its codes count as zero."""
+    """The site's reply arrived, and rosters contain the site. Only an event shows that its codes count as zero."""
     events = events_of(workspace)
     assert "refused" not in "\n".join(study_status(workspace).lines())
     for site in ("north", "south"):
@@ -89,7 +89,7 @@ def test_a_site_whose_codes_were_refused_does_not_look_like_the_others(workspace
 def test_a_run_that_a_full_disk_ended_says_so_and_not_only_the_error_s_kind(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The dashboard and `study status` said `OSError`, and the command that waited ended with exit code 1."""
+    """The event, `study status` and the exit code all state that the disk is full."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(workspace.labels_dir))
@@ -114,7 +114,7 @@ def test_a_run_that_a_full_disk_ended_says_so_and_not_only_the_error_s_kind(
     ],
 )
 def test_a_site_that_declines_or_is_away_is_not_said_to_be_open(workspace: Workspace, reason: str, state: str) -> None:
-    """A hospital that had withdrawn stood there as `open`, like one that answers."""
+    """Only a site that accepts offers is shown as `open`."""
     events = events_of(workspace)
     events.emit("offer-answered", batch="b", site="north", accepted=reason == "accepted", reason=reason)
     assert study_status(workspace).to_json()["sites"]["north"]["state"] == state  # type: ignore[index]
@@ -187,7 +187,7 @@ def test_whom_a_run_waits_for_and_who_delays_it_is_said(workspace: Workspace) ->
 def test_the_status_of_a_run_that_reached_nobody_in_its_first_attempt_says_whom_it_waits_for(
     workspace: Workspace,
 ) -> None:
-    """No attempt is logged in which no site could be asked."""
+    """The log has no event for an attempt in which no site could be asked."""
     events = events_of(workspace)
     events.emit("run-started", run="1", pid=1, resumed=True)
     events.emit("batch-dispatched", batch="b", attempt=2, sites=1, queries=1, asked=["north"])
@@ -506,7 +506,7 @@ def test_a_run_that_cannot_begin_says_why_to_who_detached_it(workspace: Workspac
 def test_a_run_that_died_of_a_full_disk_says_so_although_it_could_log_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Formerly `study run` said only that the run died, and `study resume` printed an empty error."""
+    """Such a run cannot write an event, so `study run` and `study resume` test the disk themselves."""
 
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -92,7 +92,7 @@ def test_a_torn_line_counts_as_a_step_and_the_next_one_still_adds(tmp_path: Path
 
 
 def test_no_step_is_drawn_whose_line_fitted_on_the_disk_only_in_part(tmp_path: Path) -> None:
-    """The system wrote a part of the line and reported no error. The run went on, and blamed another run later."""
+    """On a nearly full disk, the system writes only a part of the line and reports no error."""
     path, strategy = tmp_path / "journal", Counting()
     journal = TrainingJournal.open(path, PLAN, identity="a")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

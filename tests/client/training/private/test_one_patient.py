@@ -1,7 +1,7 @@
 """Tests what one patient's scans change in a step of a private training: the patient's own vector and no other.
 
-The two worlds share everything that is drawn (the batch, the key of the patches, the weights), as the proof couples
-them; what is left is counted in units of R. The oracle is arithmetic on the sums alone.
+Both worlds have the same random draws (batch, patches, weights), as in the proof. The difference of their sums is
+compared with R. The oracle uses only arithmetic on the sums.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ def test_a_training_stopped_after_any_step_ends_with_the_weights_of_a_whole_one(
 
 
 def test_steps_that_a_kill_lost_are_told_from_those_that_moved_the_weights(dataset: Dataset, tmp_path: Path) -> None:
-    """After a kill `site train` said `396 steps in 31 s` of a training of 400 that had run 320 of them in that time."""
+    """A step between the last checkpoint and a kill is charged, but its weights are lost."""
 
     def kill(_voter: int, step: int, _loss: float) -> None:
         if step == 2:
@@ -344,7 +344,7 @@ def test_a_training_is_charged_before_its_first_step_and_only_once(dataset: Data
 
 
 def test_a_charged_training_that_made_no_teacher_yet_is_told_from_a_finished_one(dataset: Dataset, site: Path) -> None:
-    """After a kill `site status` said `dp-sgd, 1 training`, and nothing of that it still had to be finished."""
+    """After a kill, `site status` must show that a charged training is still to be finished."""
     planned = tasks(dataset, site / "teachers", settings(), voters=1)
     record_trainings(site, planned, again=False)
     with ledger_of(site) as ledger:

@@ -1,4 +1,4 @@
-"""Tests public pairs: start, student and controls learn from them, and one control from them alone."""
+"""Tests public pairs: start, student and controls learn from them, and one control learns from nothing else."""
 
 from __future__ import annotations
 
