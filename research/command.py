@@ -203,7 +203,7 @@ def utility(
         bool,
         typer.Option(
             "--central",
-            help="Also train with DP-SGD: one network on all patients, and one per hospital, near their mean weights.",
+            help="Also train with DP-SGD: one network on all patients, and one per hospital, kept near their mean.",
         ),
     ] = False,
     offsets: Annotated[
@@ -228,7 +228,7 @@ def utility(
         typer.Option(
             "--bounds/--no-bounds",
             help="Also train networks without privacy, which show what could be reached: the teachers, one network "
-            "on all patients, and three students: of the answers without noise, of the teachers' mean predictions, and "
+            "on all patients, and students of the answers without noise, of the teachers' mean predictions, and "
             "of the public volumes' true labels.",
         ),
     ] = True,

@@ -197,8 +197,8 @@ class TrainResult:
                 value=f"{self.cases.left_out} of {self.cases.listed} cases left out, "
                 f"{held_out} usable kept for scoring",
                 limit="at least one usable case besides those kept for scoring",
-                remedy="mend the cases that are listed above with their reasons (again: `consilium site cases`), then "
-                "run the same command again",
+                remedy="correct the cases listed above (`consilium site cases` lists them again), then run the same "
+                "command again",
             )
 
     def to_json(self) -> dict[str, object]:

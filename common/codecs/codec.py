@@ -458,7 +458,7 @@ def pack(header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> byte
         raise InvalidInput(
             "codec is too large",
             value=f"{size} bytes",
-            limit=f"{MAX_CODEC_BYTES} bytes with its header",
+            limit=f"at most {MAX_CODEC_BYTES} bytes with its header",
             remedy="lower codec.max_dimension",
         )
     parts, members = {_HEADER: np.frombuffer(canonical_bytes(dict(header)), dtype=np.uint8), **arrays}, {}

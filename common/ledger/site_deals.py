@@ -102,7 +102,7 @@ class DealBooks:
                     "slot of a patient", value=slot, limit="a slot that the ledger records for no other patient"
                 )
         if len({slot for slot, _ in new}) != len(new) or len({subject for _, subject in new}) != len(new):
-            raise InvalidInput("seats of a deal", limit="each slot and each patient at most once")
+            raise InvalidInput("assignments of a deal", limit="each slot and each patient at most once")
         return new
 
     def enter(self, record: DealRecord) -> None:
@@ -115,7 +115,7 @@ class DealBooks:
             InvalidInput: If an earlier row contains or contradicts one of the assignments.
         """
         if len(self.missing(record)) != len(record.seats):
-            raise InvalidInput("seats of a deal", limit="seats that no earlier row contains")
+            raise InvalidInput("assignments of a deal", limit="assignments that no earlier row contains")
         self._voters[record.deal] = record.voters
         self._seats.setdefault(record.deal, {}).update(record.seats)
         self._slot_of.setdefault(record.deal, {}).update((subject, slot) for slot, subject in record.seats)

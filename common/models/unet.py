@@ -254,7 +254,7 @@ def load_weights(path: Path, model: torch.nn.Module, *, expected_hash: str | Non
     """
     try:
         if path.stat().st_size > MAX_WEIGHTS_BYTES:
-            raise InvalidInput("weights file is too large", value=path.name, limit=f"{MAX_WEIGHTS_BYTES} bytes")
+            raise InvalidInput("weights file is too large", value=path.name, limit=f"at most {MAX_WEIGHTS_BYTES} bytes")
         content = path.read_bytes()
     except OSError as error:
         raise InvalidInput(

@@ -81,7 +81,8 @@ def audit_command(
     runs: Annotated[
         int,
         typer.Option(
-            help="Additional simulated runs in memory, in each of six worlds: 20 or more, or 0 [2000].", **PLAIN
+            help="Simulated runs in memory in each of six worlds (three neighbouring pairs): 20 or more, or 0 [2000].",
+            **PLAIN,
         ),
     ] = 2000,
     as_json: AsJson = False,

@@ -172,8 +172,8 @@ Aggregation = Annotated[
     typer.Option(
         "--aggregation",
         help="Who adds the noise. open: the server; its operator must be trusted, and it tests every hospital's code. "
-        "sealed-sum: the sites; the operator need not be trusted, but one hospital can spoil a sum, which a dispute "
-        "then proves [sealed-sum for a quorum of 3 or more].",
+        "sealed-sum: the sites; the operator need not be trusted, but one hospital can spoil a sum, and only a "
+        "dispute shows which one [sealed-sum for a quorum of 3 or more].",
     ),
 ]
 Colluders = Annotated[

@@ -141,7 +141,7 @@ DespiteSpoiled = Annotated[
     bool,
     typer.Option(
         "--despite-spoiled",
-        help="In a sealed sum: continue after a spoiled draw (attempt at the sum), although a site may spoil others.",
+        help="In a sealed sum: continue after a spoiled draw (attempt at the sum), although a site may spoil the next.",
     ),
 ]
 

@@ -181,7 +181,7 @@ def test_a_volume_without_an_end_is_no_file(tmp_path: Path, place: str) -> None:
 
 @pytest.mark.parametrize("padding", [0, 5_000, 1 << 20], ids=["plain", "padded", "far"])
 def test_a_deflated_dicom_file_is_refused_unread(tmp_path: Path, padding: int) -> None:
-    """Also if a long element precedes the name of the compression. Such a file of 1 MB would take 1.1 GB."""
+    """A long element may precede the element that names the compression. Unpacked, a file of 1 MB would take 1.1 GB."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     syntax = b"1.2.840.10008.1.2.1.99"
     version = struct.pack("<HH2sHI", 2, 1, b"OB", 0, padding) + bytes(padding)

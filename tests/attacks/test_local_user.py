@@ -169,7 +169,7 @@ def test_nobody_but_the_operator_lists_nodes_or_submits_an_app(workspace: Worksp
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_another_user_reads_no_secret_of_the_server_and_connects_to_no_socket() -> None:
-    """Everybody may enter the directory, so only the modes of the files protect them."""
+    """Everybody may enter the study's directory here, so only the modes of the files in it protect them."""
     with tempfile.TemporaryDirectory(prefix="open-") as folder, ProcessGroup() as group:
         Path(folder).chmod(0o755)
         workspace = served_study(Path(folder, "study"), endpoint=Endpoint("localhost", *free_ports(2)))
@@ -209,11 +209,13 @@ if ! setpriv --reuid "$1" --regid "$1" --clear-groups test -x "$PYTHON/bin"; the
 fi
 exec setpriv --reuid "$1" --regid "$1" --clear-groups "$2" -P -c "$3" server up /mnt/study --only network --no-gateway
 """
-"""Starts the network's part as another user, who sees of the study what consilium-superlink.service shows."""
+"""Starts the network's daemons as another user, who sees only the paths that consilium-superlink.service shows."""
 
 
 def give(workspace: Workspace, group: int) -> None:
-    """What systemd-tmpfiles does with the study's directory, for a user in both groups as SuperLink's unit is."""
+    """Set groups and modes in the study's directory as systemd-tmpfiles does, for a user in both groups of SuperLink's
+    unit.
+    """
     text = (Path(__file__).parents[2] / "docker" / "systemd" / "consilium.tmpfiles").read_text(encoding="utf-8")
     for line in text.splitlines():
         words = line.split()

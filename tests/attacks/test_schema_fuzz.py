@@ -94,7 +94,7 @@ BATCH, FEW = 250, 40
 LONGEST = 1 << 17
 
 SECONDS, BYTES_PER_SECOND = 0.5, 1 << 19
-"""Limits on the processor time of a message: a constant, and a second for each further number of bytes."""
+"""A message may take this many seconds of processor time, and a second more for each ``BYTES_PER_SECOND`` bytes."""
 
 MEMORY_BYTES = 16 << 20
 """Largest peak of memory for a batch of messages."""

@@ -46,7 +46,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 
 def test_a_stage_that_was_stopped_does_not_stand_there_as_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick beside `2 of 8 planned answers released` would be wrong."""
+    """The dashboard must show no tick beside `2 of 8 planned answers released`."""
     made = make_study_directory(tmp_path, batch_size=2)
     emit = EventLog.emit
 

@@ -181,7 +181,7 @@ def test_a_clock_that_is_off_is_measured(world: World, minutes: int, said: str) 
 
 
 def test_a_clock_from_before_the_kit_is_noticed_without_the_server(world: World) -> None:
-    """The certificate in the kit shows it, so the server need not answer."""
+    """The kit's authority is valid only from a later time, so the doctor needs no answer of the server."""
     found = readiness._authority(load_site(world.site), datetime.now(UTC) - timedelta(days=365))
     assert found.state is State.FAIL
     assert "this machine's clock says 20" in found.text
@@ -289,7 +289,7 @@ def test_a_supernode_that_runs_but_does_not_reach_the_server_is_a_failure(world:
 
 
 def test_a_supernode_that_never_reached_a_server_is_a_failure_too_after_a_while(world: World) -> None:
-    """For example, it was started after its server was removed for good."""
+    """For example, the SuperNode was started after its server was removed for good."""
     facts, now = world.site / "logs" / FACTS, datetime.now(UTC)
     with keeping(world.site / "logs"):
         for seconds, state in ((OFFLINE_S - 30, State.NOTE), (OFFLINE_S + 1, State.FAIL)):

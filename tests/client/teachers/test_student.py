@@ -561,7 +561,7 @@ def test_a_case_that_trained_one_voter_is_compared_with_the_others_and_worse_tha
 
 @pytest.fixture
 def swapped(pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make cases without the balls that teachers and public start predict; their labels are elsewhere."""
+    """Make cases whose labels are not the balls that teachers and public start predict."""
     own_teachers(monkeypatch, *[maps_of(ball((4, 4, 3), 2.0))] * 2)
     answering(monkeypatch, student=np.zeros((8, 8, 8)), start=ball((4, 4, 4), 2.0))
     save_weights(pulled / "start.pt", build_unet((4, 8), in_channels=1, out_channels=2, seed=9))

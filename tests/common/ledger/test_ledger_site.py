@@ -188,7 +188,7 @@ def test_looser_caps_that_were_replaced_do_not_come_back_with_an_older_site_toml
     site.reopen(tight)
     for caps in (wide, replace(wide, queries_per_day=900)):
         if caps != wide:
-            site.reopen(caps)  # new caps, so a person raised the budget
+            site.reopen(caps)  # these caps were never used before, so a person chose them
             site.reopen(tight)
         with pytest.raises(InvalidInput, match="replaced by tighter ones"):
             SiteLedger.open(site.path, "aachen-mri", caps=caps, clock=site.clock)

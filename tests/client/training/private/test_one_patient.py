@@ -1,7 +1,7 @@
 """Tests what one patient's scans change in a step of a private training: the patient's own vector and no other.
 
 Both worlds have the same random draws (batch, patches, weights), as in the proof. The difference of their sums is
-compared with R. The oracle uses only arithmetic on the sums.
+compared with R, the radius of the clipped integer vectors. The oracle uses only arithmetic on the sums.
 """
 
 from __future__ import annotations
