@@ -9,6 +9,9 @@ Other distributions also have packages of these names, and their code would run 
 
 from __future__ import annotations
 
+import os
+import pwd
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +21,11 @@ if TYPE_CHECKING:
     from consilium.api import *  # noqa: F403
 
     __version__: str
+
+if "USER" not in os.environ:  # importing MONAI fails for a user id without a name, as Kubernetes gives them
+    os.environ["USER"] = str(os.getuid())
+    with suppress(KeyError):
+        os.environ["USER"] = pwd.getpwuid(os.getuid()).pw_name
 
 for _name in ("common", "client", "server"):
     _spec, _here = find_spec(_name), Path(__file__).resolve().parent.parent

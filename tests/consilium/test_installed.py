@@ -57,3 +57,14 @@ def test_version_names_a_distribution_that_claims_one_of_our_names(tmp_path: Pat
 @pytest.mark.parametrize("name", ["client", "common", "consilium", "server"])
 def test_every_package_says_that_it_is_typed(name: str) -> None:
     assert (ROOT / name / "py.typed").is_file()
+
+
+def test_a_user_id_without_a_name_can_import_consilium_and_then_monai() -> None:
+    """As in a container under a number of its own. MONAI asks for the name by ``getpass`` when it is imported."""
+    nameless = "def nobody(uid): raise KeyError(uid)\nimport pwd; pwd.getpwuid = nobody\n"
+    asks = "import consilium, getpass, os; assert getpass.getuser() == str(os.getuid())"
+    known = {name: value for name, value in os.environ.items() if name not in ("LOGNAME", "USER", "LNAME", "USERNAME")}
+    done = subprocess.run(
+        [sys.executable, "-c", nameless + asks], cwd=ROOT, env=known, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
