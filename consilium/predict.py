@@ -263,9 +263,16 @@ def find_cases(
         The cases, and one result with a problem for each case left out.
 
     Raises:
-        InvalidInput: If there is no image.
+        InvalidInput: If there is no image, or if ``labels`` holds no label map of an image.
     """
     if images.is_dir() and any(layout.matches(images) for layout in LAYOUTS.values()):
+        if labels is not None:
+            raise InvalidInput(
+                "--labels",
+                value=str(labels),
+                limit="not together with a dataset that names its own label maps",
+                remedy="leave --labels out, or give the folder of the image files as IMAGES",
+            )
         found = open_dataset(images, choice=settings.choice)
         dataset = match_study(
             found, bundle.data, labels=settings.labels, channels=settings.channels, absent=settings.absent
@@ -290,6 +297,13 @@ def find_cases(
             problems.append(Problem(name, "two label maps have its name; to fix: keep only one of them"))
         else:
             cases.append(Case(id=name, image=path, label=maps[0] if maps else None))
+    if labels is not None and cases and not any(case.label for case in cases):
+        raise InvalidInput(
+            "--labels",
+            value=str(labels),
+            limit="a label map, or a folder of label maps that have the names of the images",
+            remedy="check the path and the names, or leave --labels out",
+        )
     dataset = Dataset(images.name, labels=(), channels=("image",), cases=tuple(cases), problems=tuple(problems))
     dataset = match_study(named_in_utf8(dataset), bundle.data, labels=settings.labels, absent=settings.absent)
     return list(dataset.cases), [Predicted(problem.case, problem=problem.reason) for problem in dataset.problems]

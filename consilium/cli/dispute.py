@@ -12,7 +12,7 @@ from common.errors import InvalidInput
 from common.plain import joined
 from common.reading import naming_file
 from common.wording import many
-from consilium.cli.options import AsJson, StudyDir, read_file
+from consilium.cli.options import AsJson, StudyDir, file_to_write, read_file
 from consilium.cli.say import json_text, say
 
 if TYPE_CHECKING:
@@ -55,7 +55,10 @@ def evidence(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="New file for the auditor; evidence-ID.json by default, with the draw's id.")
+        Path | None,
+        typer.Option(
+            help="New file for the auditor; evidence-ID.json by default, with the draw's id.", callback=file_to_write
+        ),
     ] = None,
 ) -> None:
     """List a study's draws (attempts at a sealed sum), or write one draw's signed masked codes and its sites' keys.
@@ -100,7 +103,7 @@ def judge(
     peers: Annotated[
         Path, typer.Option(help="The hospitals' identity keys: the list that `consilium dispute evidence` wrote.")
     ],
-    out: Annotated[Path, typer.Option(help="The new file for the signed judgement.")],
+    out: Annotated[Path, typer.Option(help="The new file for the signed judgement.", callback=file_to_write)],
     as_json: AsJson = False,
 ) -> None:
     """Judge for each hospital of a draw whether its noisy code could be an honest hospital's, and sign the judgement.

@@ -338,7 +338,7 @@ def rotate_key_command(
 @app.command("rotate-sealing-key")
 def rotate_sealing_key_command(
     study_dir: Annotated[Path, typer.Argument(help="The study's directory at the server.")],
-    out: Annotated[Path, typer.Option(help="File for the signed notice to the sites.")],
+    out: Annotated[Path, typer.Option(help="File for the signed notice to the sites.", callback=file_to_write)],
     again: Annotated[
         bool, typer.Option("--again", help="Change no key; write the notice of the last change again.")
     ] = False,
@@ -358,12 +358,13 @@ def rotate_sealing_key_command(
     from common.sealing_rotation import rotate_sealing_key, sealing_notice
 
     path = study_dir / "keys" / "sealing.key"
+    signing_key = load_signing_key(Workspace(study_dir).signing_key_file)
+    earlier = () if lost is None else (check_hash(lost),)
     if lost is not None:
         create_sealing_key(path)
     elif not again:
         rotate_sealing_key(path)
-    signing_key = load_signing_key(Workspace(study_dir).signing_key_file)
-    notice = sealing_notice(path, signing_key=signing_key, lost=() if lost is None else (check_hash(lost),))
+    notice = sealing_notice(path, signing_key=signing_key, lost=earlier)
     write_atomically(out, notice.render().encode())
     say(f"codes are sealed to {notice.sealing_key} from now on; {out}: the notice for every site")
 

@@ -13,7 +13,7 @@ import typer
 
 from common.errors import DaemonFailed, InvalidInput, LedgerCorrupt, StorageFailed
 from common.plain import joined
-from consilium.cli.options import LOG_TO, AsJson, SiteName, StudyDir
+from consilium.cli.options import LOG_TO, AsJson, SiteName, StudyDir, file_to_write, folder_to_write
 from consilium.cli.say import json_text, say
 from consilium.cli.security_log import server_log
 from consilium.cli.study_words import say_rooms
@@ -95,7 +95,7 @@ def server(
 def kit(
     directory: StudyDir,
     site: SiteName,
-    out: Annotated[Path, typer.Option(help="Folder for the kit.")],
+    out: Annotated[Path, typer.Option(help="Folder for the kit.", callback=folder_to_write)],
 ) -> None:
     """Write one site's startup kit: its name, public keys, address, CA and study. It contains no secret.
 
@@ -244,7 +244,10 @@ def _nodes(workspace: Workspace) -> dict[int, str] | None:
 def peers(
     directory: StudyDir,
     out: Annotated[
-        Path | None, typer.Option(help="Also write the list to this file, for sites without network access.")
+        Path | None,
+        typer.Option(
+            help="Also write the list to this file, for sites without network access.", callback=file_to_write
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -13,7 +13,7 @@ from common.config import load_study
 from common.errors import InvalidInput
 from common.plain import plain
 from common.wording import many
-from consilium.cli.options import AsJson, SiteDir
+from consilium.cli.options import AsJson, SiteDir, file_to_write
 from consilium.cli.say import ask_yes_no, json_text, say
 
 if TYPE_CHECKING:
@@ -238,7 +238,9 @@ def heads(
             help="Another site's receipts, written with --out; checks whether the server showed both the same ledger."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write this site's receipts here, for another site.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write this site's receipts here, for another site.", callback=file_to_write)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the newest row of each server ledger in this site's receipts, or compare the receipts with another site's.
@@ -337,7 +339,10 @@ def disclose(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The new file for the auditor; disclosure-SITE-DRAW.json by default.")
+        Path | None,
+        typer.Option(
+            help="The new file for the auditor; disclosure-SITE-DRAW.json by default.", callback=file_to_write
+        ),
     ] = None,
     yes: Annotated[
         bool,

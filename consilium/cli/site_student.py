@@ -10,7 +10,7 @@ import typer
 
 from common.errors import InvalidInput
 from common.wording import many
-from consilium.cli.options import AsJson, OwnCases, SiteDir, counting, file_to_write
+from consilium.cli.options import AsJson, OwnCases, SiteDir, counting, file_to_write, folder_to_write
 from consilium.cli.say import json_text, say
 
 if TYPE_CHECKING:
@@ -29,7 +29,10 @@ def _student() -> None:
 def pull(
     site_dir: SiteDir,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the student; by default student in the site's directory.")
+        Path | None,
+        typer.Option(
+            help="Folder for the student; by default student in the site's directory.", callback=folder_to_write
+        ),
     ] = None,
     to_evaluate: Annotated[
         bool,

@@ -134,3 +134,15 @@ def test_a_lost_sealing_key_is_replaced_and_sites_are_told(fed: Federation) -> N
     use_keys(fed)
     run_batches(fed, 1)
     assert fed.events("code-refused") == []
+
+
+@pytest.mark.parametrize("mistake", [["--out", "file/notice.json"], ["--out", "notice.json", "--lost", "no key"]])
+def test_a_rotation_that_could_not_tell_the_sites_changes_no_key(fed: Federation, mistake: list[str]) -> None:
+    keys = fed.root / "keys"
+    (fed.root / "file").write_text("")
+    if "--lost" in mistake:
+        (keys / "sealing.key").rename(fed.root / "kept elsewhere")
+    before = {path.name: path.read_bytes() for path in keys.iterdir()}
+    mistake = [str(fed.root / word) if word.endswith(".json") else word for word in mistake]
+    assert RUN.invoke(ledger_app, ["rotate-sealing-key", str(fed.root), *mistake]).exit_code != 0
+    assert {path.name: path.read_bytes() for path in keys.iterdir()} == before

@@ -78,6 +78,14 @@ def test_an_image_is_not_scored_on_one_of_two_label_maps(tmp_path: Path, predict
     assert "core Dice" in said
 
 
+def test_label_maps_that_belong_to_no_image_are_not_silently_left_out(tmp_path: Path, predicted) -> None:
+    volume(tmp_path / "images" / "a.nii")
+    volume(tmp_path / "labels" / "b.nii", label=True)
+    code, said, maps = predicted("--labels", str(tmp_path / "labels"))
+    assert (code, maps) == (1, [])
+    assert "label maps that have the names of the images" in said
+
+
 def test_an_image_whose_name_is_not_utf8_is_left_out_and_a_second_run_reads_the_scores(
     tmp_path: Path, predicted
 ) -> None:

@@ -233,6 +233,16 @@ def test_no_command_takes_an_empty_path_for_the_folder_in_which_it_was_started(t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_every_command_checks_its_output_before_it_does_anything(tmp_path) -> None:
+    """`ledger rotate-sealing-key` changed the key, and then could not write the notice of it."""
+    outputs = [one for _, command in command_reference.commands() for one in command.params if one.name == "out"]
+    assert len(outputs) > 20
+    (tmp_path / "file").write_text("")
+    for one in outputs:
+        with pytest.raises(OSError, match="Not a directory"):
+            one.process_value(click.Context(click.Command("x")), str(tmp_path / "file" / "below"))
+
+
 def test_a_closed_standard_input_reads_as_one_that_ended(monkeypatch) -> None:
     """Python has no ``sys.stdin`` if the file descriptor is closed."""
     monkeypatch.setattr(sys, "stdin", None)
