@@ -80,16 +80,19 @@ class PrivateOptions:
             InvalidInput: If an option has an invalid value, is not read by the strategy, or is given without a private
                 strategy.
         """
-        typed = {one.name: getattr(self, one.name) for one in fields(self) if one.default is None}
-        asked: dict[str, Any] = {name: value for name, value in typed.items() if value is not None}
+        typed = {one.name: (getattr(self, one.name), one.default) for one in fields(self) if one.name != "strategy"}
+        asked: dict[str, Any] = {name: value for name, (value, default) in typed.items() if value != default}
         if self.strategy not in STRATEGIES:
             if asked:
+                option = _option(next(iter(asked)))
                 raise InvalidInput(
-                    f"strategy with the option {_option(next(iter(asked)))}",
+                    f"strategy with the option {option}",
                     value=self.strategy,
                     limit=", ".join(STRATEGIES),
+                    remedy=f"give one of these as --strategy, or leave {option} out",
                 )
             return None
+        asked = {name: value for name, value in asked.items() if typed[name][1] is None}
         for name in asked:
             if name in OF_SOME and name not in STRATEGIES[self.strategy].reads:
                 raise InvalidInput(

@@ -518,12 +518,15 @@ def test_a_noise_that_is_no_noise_is_refused(multiplier: str) -> None:
     ("strategy", "option", "value"),
     [
         *(("standard", name, value) for name, value in {**OPTIONS, "epsilon": 0.0}.items()),
+        *(("standard", "delta", 1e-6), ("standard", "relation", "replace-one"), ("standard", "sampling", "?")),
         *(("dp-sgd", name, OPTIONS[name]) for name in ("temperature", "prior_std", *MAC)),
         *(("dp-bbb", name, OPTIONS[name]) for name in MAC),
         *(("dp-mac", name, OPTIONS[name]) for name in ("temperature", "prior_std", "per_layer")),
     ],
 )
-def test_an_option_that_the_strategy_does_not_read_is_refused_by_name(strategy: str, option: str, value: float) -> None:
+def test_an_option_that_the_strategy_does_not_read_is_refused_by_name(
+    strategy: str, option: str, value: float | str
+) -> None:
     """Dropped in silence, `--noise-multiplier` without a strategy would end in a teacher without a guarantee."""
     epsilon = {} if strategy == "standard" else {"epsilon": 8.0}
     with pytest.raises(InvalidInput, match=rf"--{option.replace('_', '-')}.*{strategy}"):
