@@ -167,6 +167,13 @@ def test_a_wrong_path_to_predict_is_told_before_torch_is_loaded(tmp_path: Path) 
     assert found.stdout.split() == ["2", "False"]
 
 
+@pytest.mark.parametrize("command", ["revoke", "forget"])
+def test_a_folder_that_is_no_study_is_not_said_to_lack_a_site(tmp_path: Path, command: str) -> None:
+    told = CliRunner().invoke(app, ["provision", command, str(tmp_path), "north"])
+    assert "study file cannot be read" in str(told.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG])
 def test_a_path_that_the_system_cannot_use_is_one_to_check(number: int) -> None:
     """A link to nothing in the place of a new folder is EEXIST."""
