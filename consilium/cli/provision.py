@@ -306,7 +306,7 @@ def revoke(directory: StudyDir, site: SiteName) -> None:
     if site in workspace.revoked_names() and not is_noted(workspace, site):
         say("the ledger could not be written; the next run notes the revocation there, you need do nothing", err=True)
     if workspace.study().gate.verdicts:
-        from server.postprocess.bundle import publish_verdicts
+        from server.study.gate import publish_verdicts
 
         publish_verdicts(workspace)  # the revoked site's verdict no longer counts
     if not whole:

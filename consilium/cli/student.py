@@ -73,8 +73,7 @@ def student_verdict(
     Example: consilium student verdict trial north-verdict.json south-verdict.json
     """
     from server.aggregation.pipeline import locked_events
-    from server.postprocess.bundle import publish_verdicts
-    from server.study.gate import gate_state, take_verdict
+    from server.study.gate import gate_state, publish_verdicts, take_verdict
 
     with locked_events(Workspace(directory)) as (workspace, events):
         for path in files:

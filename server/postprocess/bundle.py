@@ -6,7 +6,6 @@ ledger that may be an older copy. If bundle and ledger are unchanged, the publis
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,11 +17,10 @@ from common.data.input_ranges import InputRanges, input_ranges
 from common.data.volume import volume_from_bytes
 from common.errors import InvalidInput
 from common.events import EventLog
-from common.ledger.keys import load_signing_key
 from common.ledger.rows import Link, body_digest, format_time
 from common.models.bundle_facts import BundlePrivacy
 from common.models.student_bundle import export_bundle
-from common.objects import write_atomically, write_json
+from common.objects import write_json
 from common.privacy.calibration import noise_multiplier
 from common.privacy.mechanism import AccountantName
 from common.student_statement import StudentStatement
@@ -33,8 +31,7 @@ from server.postprocess.labels import labels_in
 from server.postprocess.networks import load_student
 from server.postprocess.scores import figures, score_networks
 from server.protocols.stored_labels import StoredLabels
-from server.public.public_files import STUDENTS, said_file
-from server.study.gate import statement_of, verdicts_on
+from server.study.gate import publish_statement, verdicts_on
 from server.study.read_facts import facts_in
 from server.study.workspace import Workspace
 
@@ -97,7 +94,7 @@ def export_student(
         created_utc=format_time(utc_now()),
         verdicts=verdicts_on(workspace, bundle),
     )
-    _publish(workspace, statement)
+    publish_statement(workspace, statement)
     if record:  # last, so that an export that is killed leaves no scores of another student beside the bundle
         write_json(workspace.scores_file, record)
     events.emit("bundle-exported", sha256=statement.bundle)
@@ -129,30 +126,6 @@ def _sizes(labels: StoredLabels, data: DataConfig) -> tuple[float, ...]:
     if not shares:
         return ()
     return tuple(round(box_mm3 * sum(column) / len(shares), 1) for column in zip(*shares, strict=True))
-
-
-def publish_verdicts(workspace: Workspace) -> None:
-    """Sign and publish the statement about the student again, with the hospitals' newest verdicts on it.
-
-    Nothing is done if the study requires no verdicts, or if no student is published.
-
-    Args:
-        workspace: The study, with its signing key.
-    """
-    standing = statement_of(workspace)
-    if workspace.study().gate.verdicts and standing is not None:
-        _publish(workspace, replace(standing, verdicts=verdicts_on(workspace, standing.bundle), signature=""))
-
-
-def _publish(workspace: Workspace, statement: StudentStatement) -> None:
-    """Sign a statement about the student and publish it, unless the published one has the same content."""
-    path = said_file(workspace.objects_dir, STUDENTS, statement.study_id)
-    signed = statement.signed(load_signing_key(workspace.signing_key_file))
-    with contextlib.suppress(OSError, InvalidInput):
-        standing = StudentStatement.parse(path.read_bytes())
-        if replace(signed, created_utc=standing.created_utc, signature="") == replace(standing, signature=""):
-            return
-    write_atomically(path, signed.render())
 
 
 def privacy_of(study: Study, facts: StudyFacts, answers: Sequence[StoredAnswer], *, head: str) -> BundlePrivacy:

@@ -9,13 +9,16 @@ newer one. Verdicts of revoked sites do not count.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from common.bundle_archive import from_archive
 from common.clock import CLOCKS_DIFFER, Clock, utc_now
 from common.errors import ConsiliumError, InvalidInput
+from common.ledger.keys import load_signing_key
 from common.ledger.rows import format_time
 from common.objects import write_atomically
 from common.site_verdict import GateState, SiteVerdict, StatementOnStudent, genuine
@@ -218,6 +221,35 @@ def statement_of(workspace: Workspace) -> StudentStatement | None:
     """
     path = said_file(workspace.objects_dir, STUDENTS, workspace.study().id)
     return StudentStatement.parse(path.read_bytes()) if path.exists() else None
+
+
+def publish_verdicts(workspace: Workspace) -> None:
+    """Sign and publish the statement about the student again, with the hospitals' newest verdicts on it.
+
+    Nothing is done if the study requires no verdicts, or if no student is published.
+
+    Args:
+        workspace: The study, with its signing key.
+    """
+    standing = statement_of(workspace)
+    if workspace.study().gate.verdicts and standing is not None:
+        publish_statement(workspace, replace(standing, verdicts=verdicts_on(workspace, standing.bundle), signature=""))
+
+
+def publish_statement(workspace: Workspace, statement: StudentStatement) -> None:
+    """Sign a statement about the student and publish it, unless the published one has the same content.
+
+    Args:
+        workspace: The study, with its signing key.
+        statement: The statement; a signature on it is replaced.
+    """
+    path = said_file(workspace.objects_dir, STUDENTS, statement.study_id)
+    signed = statement.signed(load_signing_key(workspace.signing_key_file))
+    with contextlib.suppress(OSError, InvalidInput):
+        standing = StudentStatement.parse(path.read_bytes())
+        if replace(signed, created_utc=standing.created_utc, signature="") == replace(standing, signature=""):
+            return
+    write_atomically(path, signed.render())
 
 
 def site_keys(workspace: Workspace) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -37,9 +39,9 @@ from common.student_statement import StudentStatement
 from consilium.cli.site import site_app
 from consilium.cli.student import student_app
 from consilium.reports.publication import publish_student
-from server.postprocess.bundle import export_student, publish_verdicts
+from server.postprocess.bundle import export_student
 from server.study.consent_text import for_consortium, for_site
-from server.study.gate import gate_state, take_verdict
+from server.study.gate import gate_state, publish_verdicts, take_verdict
 from server.study.status import study_status
 from server.study.workspace import Workspace
 from tests.commands import refusal_of, typed
@@ -171,6 +173,18 @@ def test_the_command_takes_verdicts_in_and_says_where_the_gate_stands(fed: Feder
     assert re.search(r"2 verdicts .*\(1 better, 1 not-better\).* 2 .*: NOT RELEASED", done.stdout)
     taken = events_of(fed.events_file, "verdict-taken")
     assert [(one["site"], one["word"]) for one in taken[-2:]] == [("site-0", "better"), ("site-1", "not-better")]
+
+
+def test_taking_a_verdict_loads_no_torch(fed: Federation, tmp_path: Path) -> None:
+    file = tmp_path / "verdict.json"
+    file.write_bytes(verdict(fed, "site-0").render())
+    code = (
+        "import sys; from consilium.cli.main import main\n"
+        f"sys.argv = ['consilium', 'student', 'verdict', {str(fed.root)!r}, {str(file)!r}]\n"
+        "try: main()\nfinally: print({'torch', 'monai'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
+    assert found.stdout.splitlines()[-1] == "set()"
 
 
 @pytest.mark.parametrize("text", ["not a verdict", '{"a": 1}', "[]"])
