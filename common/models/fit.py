@@ -55,13 +55,11 @@ class FitResult:
         steps: Number of steps done.
         loss: Mean loss of the last tenth of the steps.
         seconds: Wall time of this process.
-        resumed_from: Number of steps in the checkpoint from which the run continued; 0 if there was none.
     """
 
     steps: int
     loss: float
     seconds: float
-    resumed_from: int = 0
 
 
 NEAR = 0.3
@@ -179,7 +177,6 @@ def fit(
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=WEIGHT_DECAY, fused=True)
     run = {"identity": _identity(model, images, targets, recipe, seed=seed, augment=augment, pull=pull)}
     step, losses = _resume(checkpoint, run, model, optimizer)
-    resumed_from = step
     if recipe.patch and any(n > size for n, size in zip(recipe.patch, images.shape[2:], strict=True)):
         raise InvalidInput("training patch", value=recipe.patch, limit=f"within the grid {images.shape[2:]}")
     recipe.check_grid(images.shape[2:])
@@ -208,9 +205,7 @@ def fit(
             on_step(step, losses[-1])
     model.eval()
     last = losses[-max(1, recipe.steps // 10) :]
-    return FitResult(
-        steps=step, loss=math.fsum(last) / len(last), seconds=time.monotonic() - started, resumed_from=resumed_from
-    )
+    return FitResult(steps=step, loss=math.fsum(last) / len(last), seconds=time.monotonic() - started)
 
 
 def _resume(
