@@ -27,7 +27,7 @@ def typed(app: Typer, *words: object, **more: Any) -> Result:
 
 
 def refusal_of(app: Typer, *words: object, **more: Any) -> InvalidInput:
-    """The error of a command that is refused for what was typed."""
+    """Return the error of a command that refuses its arguments."""
     done = CliRunner().invoke(app, [str(word) for word in words], **more)
     assert isinstance(done.exception, InvalidInput), done.output
     return done.exception

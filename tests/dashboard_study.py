@@ -91,7 +91,7 @@ def _phantom_files(cases: int, seed: int) -> dict[str, bytes]:
 
 
 def phantoms(folder: Path, cases: int, *, seed: int = 3) -> tuple[Case, ...]:
-    """Phantoms of a seed in a new folder, drawn once a process."""
+    """Write the phantoms of a seed into a new folder. They are drawn once for each process."""
     for name, content in _phantom_files(cases, seed).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)

@@ -57,7 +57,7 @@ def ball(centre: tuple[float, float, float], radius: float) -> np.ndarray:
 
 @cache
 def make_codec(study: Study, *, noise_std: float = 0.01) -> Codec:
-    """The codec of a study, fitted once a process: nothing writes to one."""
+    """Return the codec of a study. It is fitted once for each process, because nothing changes it."""
     maps = [ball((3 + i / 5, 3 + (i % 3) / 2, 4), 1.5 + (i % 4) / 3) for i in range(10)]
     return fit_codec(study, maps, noise_std=noise_std)
 

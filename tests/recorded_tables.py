@@ -117,7 +117,7 @@ def figure(value: float, *, digits: int = 3, sign: bool = False) -> str:
 
 
 def shown(cell: str | float | list[float]) -> str:
-    """A text as it is, a number with three digits, one for each rotation with commas."""
+    """Return a text unchanged, a number with three digits, and a list of numbers separated by commas."""
     if isinstance(cell, list):
         return ", ".join(map(shown, cell))
     return cell if isinstance(cell, str) else figure(cell)

@@ -89,7 +89,7 @@ def scored(result: dict[str, Any]) -> str:
 
 
 def row(parts: dict[str, dict[str, Any]]) -> str:
-    """One setting: what is recorded of it by part of the cases."""
+    """Return a setting's row, from its records on report cases and on development cases."""
     part = next(name for name in FIRST if name in parts)
     result = parts[part]
     setting = result["setting"]

@@ -418,7 +418,7 @@ def test_constraints_pin_every_package_without_a_host_or_a_local_build() -> None
 
 
 def test_every_pinned_version_installs_on_the_oldest_python_that_is_supported() -> None:
-    """Debian 12 has Python 3.11.2, and a pinned package that wanted 3.11.5 stopped `make venv` there."""
+    """Debian 12 has Python 3.11.2. A pinned package that needs a newer Python would stop `make venv` there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (oldest,) = re.findall(r">=([0-9.]+)", project["requires-python"])
     pinned, wrong = 0, []

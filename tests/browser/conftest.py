@@ -136,7 +136,7 @@ def browser():
 
 @dataclass
 class Watched:
-    """What a page said and asked for while a test looked at it."""
+    """Console messages and requests of a page during a test."""
 
     console: list[str]
     requests: list[str]

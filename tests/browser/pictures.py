@@ -91,7 +91,7 @@ def make_states(root: Path) -> Mapping[str, Workspace]:
 
 
 def place(root: Path, state: str) -> Workspace:
-    """Where a state's study lies: beside no other state's, which would count as the same study's."""
+    """Return the folder of a state's study. Each state has its own folder, or their studies would count as one."""
     return Workspace(root / state / "study")
 
 

@@ -50,7 +50,7 @@ def until(page, condition: str, argument: object = None, *, timeout_s: float = 6
 
 
 def volume_paths(page) -> list[str]:
-    """Addresses of the labels' own pages, once their pictures are there."""
+    """Return the addresses of the labels' own pages after their pictures are made."""
     page.goto("/labels")
     until(page, "n => document.querySelectorAll('.thumb img').length === n", QUERIES, timeout_s=600)
     return [link.get_attribute("href") for link in page.locator(".thumb a").all()]

@@ -114,7 +114,7 @@ def test_other_hospitals_names_and_keys_are_readable_on_a_phone(browser) -> None
 
 
 def test_an_alarm_with_a_long_path_fits_a_phone(browser) -> None:
-    """A SuperNode's alarm names its log; a path of 41 characters once made the page wider than the phone."""
+    """A SuperNode's alarm names its log, whose path may be longer than a phone is wide."""
     alarm = OwnAlarm(f"supernode north: ended; log /srv/{'longfolder/' * 6}supernode.log", "`consilium site up`", True)
     site_dir = f"/srv/{'longfolder/' * 6}site"
     text = client_of(Fixed(facts(alarms=(alarm,), site_dir=site_dir))).get("/").text

@@ -112,7 +112,7 @@ def test_everything_it_does_leaves_every_file_of_the_study_as_it_was(recorded, s
 
 
 def test_on_a_read_only_mount_it_follows_a_run_and_the_kernel_lets_it_write_nothing(tmp_path, state):
-    """A mount that refuses every write, for this process alone; beside it a real run writes ledger and log."""
+    """The dashboard's process has a mount that refuses every write, while a real run writes ledger and log."""
     if not may_mount():
         pytest.skip("needs a user who may make a private mount (unshare -m)")
     study = make_study_directory(tmp_path, batch_size=2)
@@ -166,7 +166,7 @@ def test_no_request_the_interface_description_allows_makes_it_fail(recorded, sta
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Workspace:
-    """A study of four sites with so many rows in its ledger, and a run in progress."""
+    """A study of four sites with a large ledger and a run in progress."""
     return make_large_study(tmp_path_factory.mktemp("large"), rows=LARGE)
 
 

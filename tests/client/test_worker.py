@@ -1,4 +1,4 @@
-"""The worker's memory: however many voters a site has, few of their probability maps exist at once."""
+"""Tests the worker's memory: for any number of voters, only a few probability maps exist at a time."""
 
 from __future__ import annotations
 

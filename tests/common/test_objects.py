@@ -51,7 +51,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 
 def test_the_error_of_a_full_disk_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``student verdict`` once said only that some disk is full."""
+    """A person must know which disk to free."""
 
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

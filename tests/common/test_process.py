@@ -254,7 +254,7 @@ def test_signal_handlers_are_put_back() -> None:
 
 
 def test_free_ports_are_distinct_and_no_outgoing_connection_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon once could not listen: another process's connection had got its port in the seconds between."""
+    """Otherwise another process's connection could take the port before the daemon listens on it."""
     linux_takes_from = 32_768
     ports = free_ports(20)
     assert len(set(ports)) == 20

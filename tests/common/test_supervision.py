@@ -383,7 +383,7 @@ def test_a_killed_daemon_was_last_heard_of_when_its_keeper_beat_last_and_not_whe
 
 
 def test_a_fact_that_a_full_disk_cut_off_hides_no_later_one(tmp_path: Path) -> None:
-    """`server status` said for the rest of the day that a daemon had not started since the disk was full."""
+    """Otherwise `server status` would not show that the daemon started later."""
     with keeping(tmp_path):
         report = json_report(tmp_path / FACTS)
         report("daemon-started", daemon="superexec", pid=1, log="log")

@@ -356,7 +356,7 @@ def test_no_words_of_a_hospital_act_in_a_certificate_fill_it_or_keep_the_others_
 def test_the_certificate_prefers_a_hospitals_newest_signed_report_and_refuses_forged_ones(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    """Handed in at the dashboard or laid into the study's directory: the account signed last stands."""
+    """The newest signed report counts, whether it came by the dashboard or was put into the study's directory."""
     key, at = Ed25519PrivateKey.generate(), datetime(2026, 5, 1, 12, tzinfo=UTC)
     status = site_status(tmp_path, workspace.study())
     named = [Site("aachen", "aachen-mri", 1, public_hex(key)), Site("bergen", "bergen-mri", 2, "b" * 64)]

@@ -117,7 +117,7 @@ def test_the_egress_record_has_every_charged_query_of_the_ledger_and_no_other(ma
 
 
 def test_what_hospitals_sent_by_consent_stands_in_the_papers(recorded: Recorded, tmp_path: Path) -> None:
-    """A verdict and figures depend on patients' data under no ε: the assessment and the egress record say so."""
+    """The assessment and the egress record state that verdict and figures depend on patients' data, without an ε."""
     study = tmp_path / "study"
     shutil.copytree(recorded.workspace.root, study)
     workspace, key = Workspace(study), Ed25519PrivateKey.generate()

@@ -134,7 +134,7 @@ def expected_std(*, epsilon: float, delta: float, releases: int) -> float:
 
 
 def noise_in(study: c.Study, *, times: int, scale: Fraction = Fraction(1)) -> np.ndarray:
-    """What answers hold beside the sum of the codes, over so many askings; ``scale`` tampers with what is drawn."""
+    """Return the noise in the answers of several runs: answers minus codes. ``scale`` multiplies the drawn noise."""
     codec, volumes = make_codec(study), volumes_of(study.privacy.planned_queries)
 
     def asked(sampler: Callable[[int, Fraction], np.ndarray]) -> np.ndarray:
@@ -149,7 +149,7 @@ def noise_in(study: c.Study, *, times: int, scale: Fraction = Fraction(1)) -> np
 @pytest.mark.slow
 @pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
 def test_the_noise_has_the_calibrated_standard_deviation_and_a_tenth_less_is_noticed(sealed: bool) -> None:
-    """In a sealed sum of K sites, σ is what is left without the share of one: the sum carries σ·√(K / (K − 1))."""
+    """In a sealed sum of K sites, the shares of K − 1 sites have σ, so the sum has σ·√(K / (K − 1))."""
     terms = {"quorum": 3, "aggregation": SEALED_SUM} if sealed else {}
     study = make_study(planned_queries=24, **terms)
     expected = expected_std(epsilon=8.0, delta=1e-3, releases=24) * (sqrt(SITES / (SITES - 1)) if sealed else 1.0)

@@ -51,7 +51,7 @@ def setup(settings: PrivateSettings, *, begun: bool = False) -> Setup:
 
 
 def test_what_is_asked_for_is_what_a_strategy_trains_with() -> None:
-    """Values that are nobody's default, read off what was made of them."""
+    """The settings are no strategy's defaults. The test reads them from the training that was made with them."""
     asked = partial(PrivateSettings, epsilon=4.0, delta=1e-3, learning_rate=0.07, clip=0.3, steps=9)
     posterior = bbb(setup(asked("dp-bbb", temperature=0.6, prior_std=0.7, initial_std=0.4)))
     prior = posterior.descent.prior

@@ -186,7 +186,7 @@ def test_what_the_dashboard_of_a_folder_must_not_see_is_hidden_from_it(study: st
 
 
 def after(words: list[str], option: str) -> str:
-    """What stands behind an option of a command."""
+    """Return the value of an option in a command."""
     return words[words.index(option) + 1]
 
 

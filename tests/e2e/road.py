@@ -169,7 +169,7 @@ def _slot(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def memory_of(pid: int) -> bytes:
-    """All that a process can write to, as it is now, without the pages that hold nothing."""
+    """Return the present content of a process's writable memory, without empty pages."""
     found = []
     with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
         for line in maps:

@@ -140,7 +140,7 @@ def foreign_app(folder: Path, *, out: Path, nodes: int) -> Path:
 
 
 def finished(group: ProcessGroup, server: FlowerServer, run: int, *, timeout_s: float = 600.0) -> RunStatus:
-    """How a run ended, once it has."""
+    """Wait until a run has ended, and return how it ended."""
 
     def ended() -> RunStatus | None:
         group.check()

@@ -40,7 +40,7 @@ def consilium(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def write_data(root: Path) -> tuple[list[Case], tuple[str, ...], tuple[str, ...]]:
-    """A hundred patients at north, of whom one has half a file, two at south; what is left is public."""
+    """Write a hundred patients at north, one of them with half a file, and two at south; the others are public."""
     made = write_phantoms(root / "all", cases=CASES + 2 + QUERIES + 6, seed=3)
     named = [Case(f"doe-{i:03d}", case.image, case.label) for i, case in enumerate(made.cases)]
     for site, part in (("north", named[:CASES]), ("south", named[CASES : CASES + 2])):

@@ -81,7 +81,7 @@ SMALL = (
 
 
 def documented() -> list[str]:
-    """Every command of the documents' roads, in their order, each once."""
+    """Return every command of the documents' sequences in their order, each once."""
     found: list[str] = []
     for path in (ROOT / "README.md", ROOT / "docs" / "deployment.md", *sorted((ROOT / "docs" / "start").glob("*.md"))):
         for block in re.findall(r"^ *```console\n(.*?)^ *```", path.read_text(), re.S | re.M):

@@ -139,7 +139,7 @@ def test_no_code_is_on_the_servers_disk_or_in_its_memory_after_the_release(road:
 
 
 def test_no_code_of_a_hospital_is_in_the_memory_of_any_daemon_but_its_own(road: Road) -> None:
-    """SuperLink, core, relay, gateway and every other hospital's worker and node, once the run has ended."""
+    """After the run, memory of SuperLink, core, relay, gateway and all other hospitals' daemons is searched."""
     codes = known_codes([road.sites[NAMES[0]]], road.answers())[:1]
     held: dict[str, bool] = {}
     for daemon in road.federation.group.daemons:

@@ -212,7 +212,7 @@ def stored(workspace: Workspace) -> list[str]:
 
 
 def written(root: Path) -> dict[str, object]:
-    """What is golden of a study: the study's id, queries and answers, every row of every ledger with its hash."""
+    """Return all that must never change: the study's id, queries and answers, and the ledgers' rows with hashes."""
     workspace = Workspace(root / "study")
     with Ledger.open(workspace.ledger_file) as ledger:
         answers = ledger.answers(workspace.study().id)
@@ -256,7 +256,7 @@ def _write(path: Path, found: dict[str, object]) -> None:
 
 
 def make_public() -> None:
-    """Write the codec and the frames, once: their bytes depend on the processor's way of adding."""
+    """Write the codec and the frames. This was done once, because their bytes depend on the processor's arithmetic."""
     from common.canonical import sha256_bytes
     from common.codecs.codec import fit_codec
     from common.protocols.frame import Frame, plan_frame

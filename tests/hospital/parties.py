@@ -1,4 +1,4 @@
-"""What each party types: one command in the foreground, and others beside it."""
+"""Runs each party's commands: one in the foreground, and others beside it."""
 
 from __future__ import annotations
 

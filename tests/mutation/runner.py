@@ -121,7 +121,7 @@ def _run(mutant: Mutant) -> str:
 
 
 def main(mutants: Iterable[Mutant]) -> dict[str, str]:
-    """The outcome of every mutant, the libraries imported once."""
+    """Print the outcome of every mutant. The libraries are imported once for all."""
     for name in PRELOADED:
         importlib.import_module(name)
     return {mutant.name: _run(mutant) for mutant in mutants}

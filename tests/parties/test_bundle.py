@@ -174,7 +174,7 @@ def consortium_opens(host: Host) -> None:
 
 
 def small(sections: str) -> str:
-    """Recipes of a few steps: what is learnt is not looked at here."""
+    """Recipes of a few steps, because these tests do not examine what is learnt."""
     lines = sections.splitlines()
     for number, line in enumerate(lines):
         if line.startswith("steps ="):

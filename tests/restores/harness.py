@@ -27,7 +27,9 @@ F = TypeVar("F")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is restored as one: patterns of paths relative to the folder. ``*`` stands for any text, slashes too."""
+    """Files that are restored together: patterns of paths relative to the folder. ``*`` matches any text, slashes
+    included.
+    """
 
     name: str
     patterns: tuple[str, ...]
@@ -38,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Moment(Generic[F]):
-    """A point of a life: the folder as it was, and what was true by then."""
+    """A point of a life: a copy of the folder, and the facts at that point."""
 
     name: str
     folder: Path

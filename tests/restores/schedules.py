@@ -372,6 +372,6 @@ class Life:
                     assert charged >= least, f"{name}: {charged} charged for {least} draws"
 
     def drawn_of(self, name: str, shown: Shown, part: int | None) -> Counter[int]:
-        """How often each query was drawn with a site, as far as it is shown."""
+        """Return for each query the number of its draws with a site that are shown."""
         drawn = (self.draws[one] for kind, one in shown if kind == "draw")
         return Counter(query for query, roster in drawn if name in roster and part in (None, query % 2))

@@ -204,7 +204,7 @@ COST = MECHANISM.mu_squared(PROTECTION)
 
 
 def live(folder: Path) -> list[Moment[Facts]]:
-    """The whole life; at every point the study's folder and what is true."""
+    """Live the whole life; yield the study's folder and the facts at every point."""
     life, moments = Life(folder / "life"), list[Moment[Facts]]()
 
     def point(name: str) -> None:

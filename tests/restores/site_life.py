@@ -107,7 +107,7 @@ class Life:
 
 
 def live(folder: Path) -> tuple[World, list[Moment[Facts]]]:
-    """The whole life; at every point the site's folder and what is true."""
+    """Live the whole life; yield the site's folder and the facts at every point."""
     (folder / "server").mkdir()
     world = World.create(folder / "server", study=STUDY)
     life, moments = Life(folder, world), list[Moment[Facts]]()
@@ -246,7 +246,7 @@ def _heeding(life: Life, newest: Path, act: Callable[[], bool]) -> bool:
 
 
 def _status_is_no_less(life: Life, known: Facts | None) -> None:
-    """What ``site status`` prints is not below what is known to have been accepted, unless it says ``at least``."""
+    """Check that ``site status`` prints no less than was accepted, unless it says ``at least``."""
     try:
         facts = facts_of(life.folder)
     except ConsiliumError as error:

@@ -1,4 +1,4 @@
-"""Each break of a ledger's standing that was once there, put back: the restores find it."""
+"""Tests that the restores find each former fault of a ledger's standing, when it is put back into the code."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_a_restored_site_counts_two_draws_of_a_query_once_each_when_their_receip
 
 
 def test_a_site_that_is_draws_ahead_of_a_restored_server_goes_on(world: Federation) -> None:
-    """The others accepted no later draw, and no receipt tells of one, since none of them was charged."""
+    """No other site accepted a later draw. No receipt shows one, because no later draw was charged."""
     queries = world.planned()[:2]
     peers = tuple(Peer(site.name, site.answer_key) for site in world.sites)
     for draw in (1, 4):

@@ -75,7 +75,7 @@ def test_no_restore_of_a_sites_books_makes_an_acceptance_free_or_a_no_unheard(
 def test_a_site_whose_machine_was_rolled_back_states_no_epsilon_of_its_trainings_while_a_receipt_says_so(
     tmp_path: Path,
 ) -> None:
-    """The receipt tells of queries that this copy never accepted: what was trained since then is not known either."""
+    """The receipt shows queries that this copy never accepted, so trainings since then are not known either."""
     world, moments = live(tmp_path)
     folder = restored(Case(("ledger", "standing"), 0, 6), PARTS, moments, tmp_path / "again" / "site")
     life = revived(folder.parent, world, moments[6].facts)

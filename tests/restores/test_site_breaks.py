@@ -202,7 +202,7 @@ def trains_one_without_a_guarantee(hospital: Hospital) -> None:
 
 
 def served_it_before(hospital: Hospital) -> None:
-    """Put back after one answer: what was served before stays served."""
+    """Put a foreign teacher in place, let it answer, then restore the earlier folder of teachers."""
     kept = copy(hospital, "teachers")
     lays_one_in(hospital)
     hospital.serve()

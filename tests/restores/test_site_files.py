@@ -293,7 +293,7 @@ def tried_often(life: Life, case: Case) -> None:
 
 
 def _no_figure_is_withheld(patch: pytest.MonkeyPatch) -> None:
-    """Break 2: a teacher without a private training on record leaves the figure as it is."""
+    """Break 2: the figure is printed although a teacher has no private training on record."""
     whole = KeepsTeachers.trainings
 
     def trainings(

@@ -142,7 +142,7 @@ class Hospital:
         crash: Sequence[int] = (),
         epsilon: float = 1.0,
     ) -> None:
-        """``site train``; ``die_after`` so many steps the whole process dies, voters in ``crash`` die alone."""
+        """Run ``site train``. The whole process dies after ``die_after`` steps; voters in ``crash`` fail alone."""
         left = [10**6 if die_after is None else die_after]
         options = replace(PRIVATE, epsilon=epsilon) if private else PrivateOptions()
         self._agree()

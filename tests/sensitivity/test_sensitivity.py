@@ -216,7 +216,7 @@ _found: dict[tuple[str, str], bool] = {}
 
 
 def passes(choice: Choice, name: str, root: Path, *, frozen: bool = False) -> bool:
-    """Whether the check raises no alarm over production as it is; tried once a process. Call it before a patch."""
+    """Return whether the unchanged production code passes the check; cached for the process. Call it before a patch."""
     key = repr((sorted(choice.items()), frozen)), name
     if key not in _found:
         _found[key] = finds(choice, name, root, frozen=frozen)
@@ -276,7 +276,9 @@ def test_chunks_as_large_as_the_filled_slots_are_found(tmp_path: Path, monkeypat
 
 
 def test_one_patient_moves_a_step_of_dp_mac_by_no_more_than_is_charged(tmp_path: Path) -> None:
-    """All blocks together, in units of the noise: R for a patient who is gone, 2R for one exchanged, others no bit."""
+    """Over all blocks, a removed patient moves the sum by R, an exchanged one by 2R. Other patients' vectors do not
+    change.
+    """
     site = make_site(MAC)
     victim, voter = victim_of(0, site, MAC)
     base, own = (

@@ -387,7 +387,7 @@ def private_of(choice: Choice) -> PrivateSettings | None:
 
 @lru_cache(maxsize=32)
 def codec_of(name: str, labels: int) -> Codec:
-    """Fitted once for all worlds: it is public."""
+    """Return the codec. It is fitted once for all worlds, because it is public."""
     study = study_of(
         {
             **dict.fromkeys(_NEEDED, 1),
@@ -550,7 +550,7 @@ class Coupling:
         *,
         interrupt: int | None = None,
     ) -> list[VoterOutcome | Crash]:
-        """Train the voters one after the other; ``interrupt`` stops each after so many steps."""
+        """Train the voters one after the other; ``interrupt`` is the number of steps after which each is stopped."""
         return [self._train(task, interrupt) for task in tasks]
 
     def _train(self, task: VoterTask, interrupt: int | None) -> VoterOutcome | Crash:
@@ -732,7 +732,7 @@ def _answers(
 
 
 class Share:
-    """A site's share of the noise, the same in every world, and what was drawn of it: how many numbers, how far."""
+    """A site's share of the noise, equal in every world, and a record of each draw's size and standard deviation."""
 
     def __init__(self) -> None:
         self.drawn: list[tuple[int, Fraction]] = []
@@ -745,7 +745,7 @@ class Share:
         return self._noise[-1]
 
     def next(self) -> np.ndarray:
-        """What was drawn for the first query, then for the next."""
+        """Return the draws of the first query, and at the next call those of the next query."""
         return self._noise.pop(0)
 
 
@@ -773,7 +773,7 @@ class Others:
         return MaskedRoster(self._draw.study, self._draw.ledger, self._draw.batch, self._draw.number, members)
 
     def unmasked(self, sent: np.ndarray, query: QuerySpec, request: CodesRequest) -> np.ndarray:
-        """What is left of a site's words once both have added the masks they share with it."""
+        """Return a site's masked code after both other sites have removed the masks that they share with it."""
         roster = request.roster
         assert roster is not None
         (ours,) = (member for member in roster.members if member.site not in self._private)
@@ -803,7 +803,7 @@ def site_voters(teachers: Teachers, study: Study) -> Voters:
 
 
 def witnessed(worker: Worker, site: str, to: Mapping[str, str], signing: Ed25519PrivateKey) -> dict[str, object]:
-    """What the site says to the server's first head: signatures and blinded roots by length, all else as it is."""
+    """Return the site's reply to the server's first head, with only the lengths of signatures and blinded roots."""
     note = CheckpointNote(origin_of("server", to["ledger"]), 1, bytes(32))
     note = note.signed(signing.sign, key=public_hex(signing))
     request = WitnessRequest(

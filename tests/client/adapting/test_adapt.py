@@ -300,7 +300,7 @@ def test_the_student_predicts_each_case_once_for_the_figures(tmp_path: Path, mon
 
 
 def test_every_step_of_training_is_shown_once_and_no_more_than_were_announced(tmp_path: Path) -> None:
-    """Four trainings make eight ways in each of five folds; a network that two ways share is trained once."""
+    """In each of five folds, four trainings give eight methods. A network that two methods share is trained once."""
     announced, shown = [], []
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A program the hospital brought can do what was declared and nothing else, whatever it tries."""
+"""Tests that a hospital's own program can do only what was declared for it."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def test_files_laid_by_hand_are_refused_by_the_worker_of_a_study_of_unit_patient
 
 
 def test_no_row_of_a_ledger_has_a_code_for_unit_patient_by_a_brought_teacher(tmp_path: Path) -> None:
-    """Were the worker itself changed, its own ledger would still refuse the code, and so would whoever verifies it."""
+    """Even if the worker is changed, the site's ledger refuses the code, and so does its verification."""
     federation = Federation(tmp_path, study=make_study(unit="patient"))
     ledger, (query, *_) = federation.site_ledgers["site-0"], federation.planned()
     ledger.record_foreign(0, "a" * 64, brought="command")

@@ -97,7 +97,7 @@ def evaluated(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def own_sentence(site: Path) -> str:
-    """What the evaluation says of the student beside the own teachers."""
+    """Return the evaluation's sentence that compares the student with the site's own teachers."""
     (file,) = site.glob("evaluation/*/evaluation.json")
     compared = json.loads(file.read_text())["comparisons"]
     (own,) = [one for one in compared if (one["reference"], one["structure"]) == (OWN_TEACHERS, ALL)]

@@ -30,7 +30,7 @@ NAME = sha256_bytes(OBJECT)
 
 @dataclass
 class Line:
-    """A server with one object, and a line that breaks after so many bytes, so many times."""
+    """A server with one object, whose connection breaks after a number of bytes, a number of times."""
 
     breaks: int = 0
     after: int = 30_000

@@ -239,7 +239,7 @@ def test_a_site_does_not_go_on_with_other_books_than_the_consortium_was_told_of(
 def test_a_copy_of_a_sites_directory_keeps_no_second_count_beside_the_original(
     north: Path, joined: Path, tmp_path: Path
 ) -> None:
-    """Each would count what was accepted through it alone, for instance for two consortia."""
+    """Two ledgers would each count only their own queries, for instance of two consortia."""
     shutil.copytree(north, tmp_path / "copy")
     for directory in (tmp_path / "copy", tmp_path / "copy" / joined.relative_to(north)):
         with pytest.raises(InvalidInput, match=re.escape(str(north))) as refused:
@@ -364,7 +364,7 @@ def test_a_second_set_up_for_the_same_study_is_sent_to_its_directory(
 
 
 def begin_again(north: Path, kit: Path, place: Path, *options: object) -> str:
-    """Set the site up at another place; what was refused, or empty."""
+    """Set the site up in another directory; return the refusal, or an empty text."""
     words = ("init", "--kit", kit, "--data", north.parent / "data", "--pool", "north/adults", "--site-dir", place)
     result = site(*words, *options)
     assert result.exception is None or isinstance(result.exception, InvalidInput)

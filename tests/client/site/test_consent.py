@@ -54,7 +54,7 @@ def test_nothing_is_trained_before_consent_and_the_refusal_names_the_command(sit
 
 
 def test_no_start_consents_by_itself_at_a_terminal_or_off_it(site: Path) -> None:
-    """As systemd, compose and a person start it; the worker refuses too, for whoever starts it in another way."""
+    """The site is started as by systemd, by compose and by a person. The worker alone refuses, too."""
     for words in (["up"], ["up", "--only", "worker"], ["serve"]):
         done = RUN.invoke(app, ["site", *words, "--site-dir", str(site)])
         assert isinstance(done.exception, InvalidInput), done.output

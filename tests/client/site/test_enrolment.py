@@ -124,7 +124,7 @@ def test_setting_up_again_changes_nothing_and_gives_the_same_request(tmp_path: P
 def test_two_people_who_set_up_one_pool_at_once_make_one_ledger(
     tmp_path: Path, kit: SiteKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both once got a ledger, and each allowed the whole budget."""
+    """Two ledgers would each allow the whole budget."""
     lay_out, begun, said = enrolment._lay_out, threading.Event(), []
 
     def slowly(*given: object) -> object:

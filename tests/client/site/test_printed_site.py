@@ -69,7 +69,7 @@ class Truth:
 
 
 class Life:
-    """A hospital's directory, and beside it the study's at the consortium."""
+    """A hospital's directory, and the study's directory at the consortium."""
 
     def __init__(self, seed: int, root: Path) -> None:
         root.mkdir()

@@ -221,7 +221,7 @@ def test_files_that_were_patients_of_their_own_are_not_regrouped_afterwards(data
 
 
 def test_a_seed_is_refused_for_data_that_consilium_did_not_make(dataset: Dataset, tmp_path: Path) -> None:
-    """Before anybody is dealt: with a known deal, who stands for whom could be told."""
+    """The refusal comes before patients are assigned, because a known assignment would show who replaced whom."""
     real = replace(dataset, synthetic=False)
     with pytest.raises(InvalidInput, match="leave it out"):
         run(real, tmp_path / "t", seed=0)

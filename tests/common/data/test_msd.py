@@ -1,4 +1,4 @@
-"""The MSD layout: what is read, what stops a dataset and what only costs one case."""
+"""Tests the MSD layout: what is read, which faults refuse a dataset, and which leave out one case."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_a_table_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def tables(folder: Path, own: str, **others: str) -> Path:
-    """A table of cases with the column of patients in ``own``, and further tables beside it."""
+    """Write a table of cases, with the column of patients in ``own``, and further tables into the same folder."""
     made = dataset(folder, [None, None, None])
     directory = folder / "set"
     (directory / "dataset.json").unlink()

@@ -1,4 +1,4 @@
-"""A full disk, which the kernel stands in for by refusing every longer file."""
+"""Simulates a full disk: a limit of the kernel refuses every write beyond a file's present size."""
 
 from __future__ import annotations
 

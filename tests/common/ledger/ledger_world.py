@@ -147,7 +147,7 @@ class World:
 
 
 def rolled_back(world: World, folder: Path) -> None:
-    """The machine goes back to what was copied into ``folder``, ledger and standing together."""
+    """Restore ledger and standing together from the copies in ``folder``."""
     world.ledger.close()
     put_copy(folder / "ledger.sqlite", world.path, standing=True)
     world.reopen()
@@ -229,7 +229,7 @@ class Caps:
 
 @dataclass
 class Hospital:
-    """One site beside the server's world."""
+    """One site of the server's world, with its own ledger."""
 
     path: Path
     study: Study

@@ -808,7 +808,7 @@ def test_a_receipt_that_releases_one_query_twice_is_an_alarm(world: World, site:
 
 
 def test_after_a_recovery_a_query_is_released_again_once(world: World, site: Hospital) -> None:
-    """A recovered server may have drawn an answer again; one that is honest does so once."""
+    """A recovered server may release a query again, because it lost the answer. An honest server does so once."""
     first = answered(world, site, "b1", 1)
     site.ledger.recover(world.ledger.ledger_id)
     again = continued(world, first, [first.releases[0].release])

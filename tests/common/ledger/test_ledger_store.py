@@ -187,7 +187,7 @@ def test_a_release_below_quorum_leaves_no_row(world: World) -> None:
 
 
 def test_a_sealed_study_needs_two_sites_beside_its_colluders_whatever_quorum_its_text_states() -> None:
-    """``PrivacyConfig`` states no such quorum; a ledger reads the text of whoever wrote it."""
+    """``PrivacyConfig`` refuses such a quorum, but a ledger may read a text that another program wrote."""
     text = ledger_study(quorum=4, aggregation="sealed-sum", colluders=2).to_json()
     low = {**text, "privacy": {**text["privacy"], "quorum": 2}}
     assert StudyTerms.from_json(low).least_roster == 4
@@ -402,7 +402,7 @@ def test_a_stricter_study_cannot_reuse_what_its_own_budget_does_not_cover(world:
 
 
 def test_an_answer_of_fewer_sites_than_a_studys_quorum_is_not_reused_by_it(world: World) -> None:
-    """Neither when it is asked for, nor by a row that says so."""
+    """The study's request for it is refused, and so is a row that enters the reuse."""
     world.release(queries(1), sites=SITES[:2])
     larger = ledger_study("larger", quorum=3)
     world.ledger.register_study(larger)
@@ -689,7 +689,7 @@ def test_an_old_row_that_is_changed_under_an_open_ledger_is_noticed_before_anyth
 
 
 def overwrite(path: Path, old: bytes, new: bytes) -> None:
-    """Change bytes of the file, and of SQLite's log beside it, as a disk editor would; SQLite hears nothing of it."""
+    """Change bytes of the file and of SQLite's log as a disk editor does, unnoticed by SQLite."""
     changed = 0
     for file in (path, Path(f"{path}-wal")):
         content = file.read_bytes()

@@ -407,7 +407,7 @@ def test_a_standing_on_another_disk_is_followed_and_missed_when_it_is_not_mounte
 def test_a_backup_that_follows_links_does_not_pass_its_own_copy_for_the_standing_on_another_disk(
     tmp_path: Path,
 ) -> None:
-    """zip, `cp -L` and `rsync -L` store the file behind the link, as old as the ledger beside it."""
+    """zip, `cp -L` and `rsync -L` store a copy of the linked standing, as old as the ledger in the backup."""
     elsewhere, beside = tmp_path / "disk" / "trial.standing", tmp_path / "ledger.standing"
     elsewhere.parent.mkdir()
     world = World.create(tmp_path, standing=elsewhere)

@@ -1,4 +1,4 @@
-"""MONAI's transforms that the augmentations ``smooth``, ``wide`` and ``wide-mirror`` stand for."""
+"""MONAI's transforms that are equal to the augmentations ``smooth``, ``wide`` and ``wide-mirror``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monai.transforms import (
 
 
 def monais(grid: tuple[int, ...], *, kind: str = "smooth") -> Compose:
-    """The transforms that an augmentation stands for."""
+    """Return MONAI's transforms that are equal to an augmentation."""
     wide = kind != "smooth"
     mirrored = (0, 1) if kind == "wide-mirror" else ()
     return Compose(

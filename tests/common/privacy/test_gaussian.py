@@ -119,7 +119,7 @@ def test_draws_are_independent_between_coordinates_calls_and_signs() -> None:
 
 
 def test_the_float_quantile_errs_by_less_than_a_thousandth_of_the_guard() -> None:
-    """The one assumption of the fast path, held against 400-bit quantiles from the deep tail to the median."""
+    """This is the fast path's only assumption. The test uses 400-bit quantiles from the far tail to the median."""
     rng = np.random.default_rng(5)
     words = np.concatenate(
         [

@@ -499,7 +499,7 @@ def masks_of_no_query(patch: Patch) -> None:
 
 @dataclass(frozen=True)
 class Mutation:
-    """What is broken, the study it is looked for in, and the part of an audit in which it must show."""
+    """A change that breaks production, the study that is audited, and the part of the audit that must find it."""
 
     break_it: Callable[[Patch], None]
     subject: Callable[[], Subject] = alone
@@ -597,7 +597,7 @@ MUTATIONS = {
 
 
 def alarms_of(name: str, audits: int) -> list[tuple[str, ...]]:
-    """The alarms of so many audits of a broken production, each with its own break."""
+    """Return the alarms of several audits of a broken production."""
     mutation, found = MUTATIONS[name], []
     subject = mutation.subject()
     for _ in range(audits):

@@ -56,7 +56,7 @@ def study(tmp_path_factory):
 
 
 def test_no_help_swallows_a_default_in_brackets() -> None:
-    """Every option's own words stand in `--help`, brackets included."""
+    """`--help` prints every option's text in full, brackets included."""
     seen = 0
     for name, command in command_reference.commands():
         if (shown := [p for p in command.params if "[" in (getattr(p, "help", "") or "")]) and name != "consilium":
@@ -167,7 +167,7 @@ def test_an_internal_port_of_zero_is_refused_and_not_taken_as_not_given(study) -
 
 @pytest.mark.parametrize("command", ["codec fit --label-maps m --sites 3", "study status", "provision renew"])
 def test_a_command_of_the_server_says_that_it_was_given_a_site_s_directory(tmp_path, command) -> None:
-    """Each once named some file that a site does not have, with a remedy that makes a study of the site."""
+    """Otherwise the command would name a missing file, and its remedy would make a study in the site's directory."""
     (tmp_path / "site.toml").touch()
     refused = consilium(*command.split(), str(tmp_path))
     assert refused.returncode == 2

@@ -1,4 +1,4 @@
-"""What a command says to the mistakes people make: what is wrong and what to do, before anything is written."""
+"""Tests the errors for common mistakes: each states what is wrong and what to do, before anything is written."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
-    """A study, six label maps (one named in capitals) and six images, each folder with three things beside them."""
+    """A study, six label maps (one named in capitals) and six images; each folder has three other files."""
     setup.create_study(Workspace(tmp_path / "trial"), make_study())
     grid = np.indices((8, 8, 8)) - 3.5
     for folder in ("maps", "images"):

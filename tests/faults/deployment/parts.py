@@ -368,7 +368,9 @@ class Federation:
         return "\n".join(texts)
 
     def assert_whole(self, *, answers: int = QUERIES, releases: int = QUERIES // BATCH) -> None:
-        """The study's books: every answer once, charged once, no more than planned, verified, nothing running."""
+        """Check the study's ledgers: each answer stored and charged once, none beyond the plan, all verified, no run
+        active.
+        """
         with Ledger.open(self.workspace.ledger_file) as ledger:
             study = self.workspace.study()
             stored = ledger.answers(study.id)

@@ -55,7 +55,7 @@ def parties(tmp_path: Path) -> Iterator[Federation]:
 
 
 def has_accepted(parties: Federation, site: str) -> None:
-    """Wait until a site has accepted one more batch for which nobody has asked its codes yet."""
+    """Wait until a site has accepted one more batch whose codes nobody has requested yet."""
     before = len(accepted(parties, site))
     parties.until(lambda: len(accepted(parties, site)) > before, f"{site} accepts a batch", timeout_s=TRUTH_S)
 

@@ -85,7 +85,7 @@ def go(process: subprocess.Popen[str]) -> None:
 
 
 def read(process: subprocess.Popen[str]) -> dict[str, str]:
-    """What the process said it released: query id → answer. An unfinished last line was not said."""
+    """Return the answers that the process printed, by query id. An unfinished last line does not count."""
     assert process.stdout is not None
     text = process.stdout.read()
     process.stdout.close()
@@ -207,7 +207,7 @@ def test_a_charge_flushes_the_standing_once_however_many_it_answers(
 
 
 def test_durable_releases_cost_little_processor_time(tmp_path: Path) -> None:
-    """At most twice what is expected, best of three: what else a machine runs adds time and never takes any away."""
+    """The best of three runs takes at most twice the expected time. Other load only adds time."""
     paces = []
     while len(paces) < 3 and not (paces and paces[-1].batched_cpu < 2):
         (folder := tmp_path / str(len(paces))).mkdir()

@@ -336,7 +336,7 @@ def edited_receipt(fed: Federation, site: str) -> str:
 def test_an_old_backup_raises_the_alarm_is_recovered_from_and_the_study_ends_with_no_charge_forgotten(
     fed: Federation,
 ) -> None:
-    """With the commands a person would use. What was drawn twice is charged twice, at the server and at the sites."""
+    """The commands are those that a person uses. Noise drawn twice is charged twice, at the server and at the sites."""
     fed.write_site_files()
     run_batches(fed, 1)
     copy = snapshot(fed, "monday.sqlite")

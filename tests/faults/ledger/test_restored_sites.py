@@ -43,7 +43,7 @@ def run_batches(fed: Federation, count: int) -> None:
 
 
 def put_back(fed: Federation, copy: Path, *, machine: bool = False) -> Path:
-    """Site 1 stops and puts an older copy in place; with ``machine`` all that lies beside it is as old."""
+    """Stop site 1 and restore an older copy of its ledger; with ``machine`` also of all files beside it."""
     folder = fed.root / "site-1"
     fed.site_ledgers["site-1"].close()
     put_copy(copy, folder / "site-ledger.sqlite")

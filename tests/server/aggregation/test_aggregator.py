@@ -476,7 +476,7 @@ def test_in_a_long_run_a_batch_costs_a_site_one_message(federation):
 
 
 def test_the_receipts_of_a_batch_travel_with_the_next_one(federation):
-    """A site can compare its charges with the server's while the study runs, and not only once it has ended."""
+    """So a site can compare its charges with the server's while the study runs."""
     fed = federation(study=make_study(planned_queries=6))
     fed.set_collection(batch_size=2)
     handle, brought = fed.workers[101].handle, []
@@ -703,7 +703,9 @@ def test_the_status_tells_who_took_part_in_what_and_who_is_spent(federation, tmp
 
 
 def test_below_quorum_in_the_middle_of_a_run_neither_pools_nor_rows_move(federation):
-    """One site down, one killed in mid-batch, one past its deadline: what was answered stays, no more is charged."""
+    """One site is offline, one is killed during the batch, one misses its deadline. Earlier answers stay, and nothing
+    more is charged.
+    """
     fed = federation(study=make_study(planned_queries=6), sites=4)
     fed.set_collection(batch_size=2, offer_deadline_s=1.0, patience_s=1.0)
     fed.transport.offline = {103}

@@ -111,7 +111,7 @@ def test_a_draw_is_charged_at_the_server_before_any_site_is_asked_for_codes(worl
 
 
 def words_of(world: Federation, node: int) -> list[np.ndarray]:
-    """What a site's replies hold once the core's key has opened them."""
+    """Return the content of a site's replies, decrypted with the core's key."""
     found = []
     by_node = {site.node_id: site.name for site in world.sites}
     for sender, reply in world.transport.replies:
@@ -377,7 +377,7 @@ def test_a_later_draw_is_charged_again_and_an_earlier_one_is_never_answered(worl
 
 @pytest.mark.parametrize(("quorum", "members"), [(3, 2), (4, 2), (4, 3)])
 def test_a_roster_below_the_quorum_is_refused(tmp_path: Path, quorum: int, members: int) -> None:
-    """Also where it would leave two honest sites beside the one that colludes."""
+    """This holds even if two honest sites and one colluder are left."""
     world = Federation(tmp_path / "world", study=sealed_study(quorum=quorum), sites=SITES)
     queries, all_members = accept(world)
     with pytest.raises(Refused, match=f"the roster has {members} sites; at least {quorum}"):

@@ -168,7 +168,7 @@ def test_a_proof_that_keeps_beginning_at_another_row_is_warned_of(
 
 
 def fork(world: Federation, *, rows: int) -> Ledger:
-    """The server's ledger as it was, with so many other rows: signed by the server's own key."""
+    """Return a copy of the server's ledger with other rows appended, signed by the server's own key."""
     path = world.root / "forked.sqlite"
     shutil.copy(world.root / "copy.sqlite", path)
     forked = Ledger.open(path, signing_key=world.signing_key, restored=True)

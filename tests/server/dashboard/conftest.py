@@ -39,7 +39,7 @@ def _quick_passwords() -> Iterator[None]:
 
 
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -78,7 +78,7 @@ def state(tmp_path: Path, users_text: bytes) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(collected: Recorded, users_text: bytes, tmp_path_factory) -> Iterator[TestClient]:
-    """The privacy officer, signed in once for all tests of a module that only read."""
+    """A client with the privacy officer signed in, shared by all tests of a module that only read."""
     state = tmp_path_factory.mktemp("state")
     (state / "users.json").write_bytes(users_text)
     with quick_passwords(), looked_at(Options(study=collected.workspace.root, state=state), user="paul") as client:

@@ -60,7 +60,9 @@ MADE_ANEW = (
 
 
 def steady(text: str) -> str:
-    """``text`` without what is made anew each time, five digits of long fractions: processors differ in others."""
+    """Return ``text`` with all changing names replaced, and long fractions cut to five digits, beyond which processors
+    differ.
+    """
     for pattern, word in MADE_ANEW:
         text = re.sub(pattern, word, text)
     text = text.replace("\r", "")

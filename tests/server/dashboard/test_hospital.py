@@ -231,7 +231,7 @@ def test_nothing_but_get_is_answered_and_no_page_needs_another_host_or_an_inline
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Every file's hash, without the two that SQLite keeps beside a ledger while somebody reads it."""
+    """Return the hash of every file, except the two that SQLite makes while somebody reads a ledger."""
     there = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path): sha256_file(path) for path in there if not path.name.endswith(("-shm", "-wal"))}
 

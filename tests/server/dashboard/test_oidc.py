@@ -88,7 +88,7 @@ class Idp:
         return {"keys": [{"kty": "RSA", "kid": KEY_ID, "use": "sig", "n": number(public.n), "e": number(public.e)}]}
 
     def log_in(self, url: str, **more: str) -> str:
-        """What the browser is sent back with, once somebody has signed in there."""
+        """Return the address to which the provider sends the browser back after a sign-in."""
         asked = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
         assert (asked["client_id"], asked["response_type"], asked["code_challenge_method"]) == (CLIENT, "code", "S256")
         code = f"code-{len(self.codes)}"
@@ -266,7 +266,7 @@ def test_a_flood_of_begun_sign_ins_takes_no_memory_asks_the_provider_once_and_en
     redirect = "http://localhost/login/oidc/back"
 
     def flood(count: int) -> int:
-        """Begin so many, each brought back by nobody; what the process holds then."""
+        """Begin a number of sign-ins and complete none; return the bytes of memory that Python has allocated."""
         for _ in range(count):
             provider.begin(redirect=redirect, target="/")
         gc.collect()

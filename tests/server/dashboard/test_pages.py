@@ -330,7 +330,7 @@ def test_sixty_plans_at_once_keep_nobody_waiting_for_anything_else(signed_in):
 
 @pytest.mark.parametrize("epsilon", [0.5, 3.0, 8.0, 20.97, 20.999, 21.0, 21.04])
 def test_the_planner_advises_nothing_that_is_so_already(epsilon):
-    """Whatever it advises differs from the plan as it is, as numbers and as they are written."""
+    """Each advised value differs from the plan's, as a number and as it is printed."""
     for hospitals in (3, 8, 11, 12, 13, 50, 54):
         found = plan(
             budget=Budget(epsilon=epsilon, delta=1e-5),

@@ -131,7 +131,7 @@ def test_guessing_is_slowed_down_and_the_right_password_waits_too(client, clock)
 
 
 def test_guesses_that_come_together_are_no_cheaper_than_guesses_in_turn_and_lock_out_nobody_else(client, monkeypatch):
-    """60 at once: no more passwords are looked at than in turn, and another user of the address signs in."""
+    """Of 60 guesses at once, no more are checked than in turn. Another user at the same address can sign in."""
     looked: list[str] = []
 
     def check(self: UserFile, name: str, password: str) -> None:

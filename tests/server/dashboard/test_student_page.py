@@ -29,7 +29,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 @pytest.fixture
 def open_page(workspace: Workspace, state: Path):
-    """Returns the text of a page, as the operator ada sees it once the dashboard has read the study."""
+    """Return the text of a page as the operator ada sees it after the dashboard has read the study."""
 
     def text(path: str) -> str:
         with looked_at(Options(study=workspace.root, state=state)) as client:

@@ -58,7 +58,7 @@ def site_keys(root: Path, letter: str) -> NodeKeys:
 
 @pytest.fixture
 def port(tmp_path: Path) -> OnePort:
-    """The port of study a; behind it stands b."""
+    """The gateway of study a, whose port study b shares."""
 
     def serve(study: BehindPort, keys: RequestAdmission) -> tuple[object, httpx.AsyncClient]:
         answer = httpx.MockTransport(lambda _request: httpx.Response(200, content=study.study[:1].encode()))
@@ -144,7 +144,7 @@ def test_a_broken_entry_keeps_no_other_study_from_its_sites(port: OnePort, tmp_p
 
 @pytest.fixture
 def studies(tmp_path: Path) -> tuple[Workspace, Workspace]:
-    """Two studies; the second stands behind the first one's port."""
+    """Two studies, of which the second shares the first one's port."""
     first = served_study(tmp_path / "first")
     second = made_study(tmp_path / "second", replace(make_study(), name="second"))
     provision.set_up_behind(second, first, internal_port=8001)

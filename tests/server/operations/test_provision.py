@@ -177,7 +177,7 @@ class SuperLinkStandIn:
 
 
 def dies(step: Callable[..., object], *, after: int = 0) -> Callable[..., object]:
-    """A step of an approval at which the process ends, when it is taken for the first time after so many."""
+    """A step of an approval that ends the process when it is called for the first time after a number of calls."""
     taken = itertools.count()
 
     def taken_or_killed(*given: object, **words: object) -> object:

@@ -49,7 +49,7 @@ def make(**changes: Any) -> Plan:
 
 
 def test_the_summary_states_no_bound_for_codes_of_another_length() -> None:
-    """Short codes carry far fewer bits than the ceiling of all lengths, which stands elsewhere."""
+    """Short codes carry far fewer bits than the upper bound for all lengths."""
     short = make(hospitals=64, dimension=2)
     assert short.ceiling_bits > 2 * short.queries * short.bits_per_query
     assert re.findall(r"([\d.]+) bits", short.summary) == [f"{short.bits_per_query:.2g}"]

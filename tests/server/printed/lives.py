@@ -35,7 +35,7 @@ ACTS = ("release", "release", "release", "reuse", "reuse", "back up", "restore",
 
 @dataclass
 class Life:
-    """Two studies' directories on one ledger, and what was done to it."""
+    """Two studies' directories on one ledger, and the acts done to the ledger."""
 
     seed: int
     first: Workspace
@@ -219,12 +219,12 @@ def reuse(life: Life) -> None:
 
 
 def take_copy(life: Life) -> None:
-    """A backup, and beside it the standing as it is now: an operator may copy the whole directory."""
+    """Copy the ledger and its present standing, as an operator does who copies the whole directory."""
     life.copies.append(copy_of(life.path, life.path.parent / f"copy-{len(life.acts)}.sqlite"))
 
 
 def put_back(life: Life, *, standing: bool) -> None:
-    """An older copy, alone or with the ``standing`` that was beside it."""
+    """Restore an older copy of the ledger, alone or with its ``standing``."""
     put_copy(life.random.choice(life.copies), life.path, standing=standing)
 
 
@@ -255,7 +255,7 @@ def recover(life: Life, *, by_receipts: bool) -> None:
 
 
 def tighten(life: Life) -> None:
-    """A second thought about a pool: a tighter budget, be it below what is spent."""
+    """Lower a pool's budget, perhaps below the spent amount."""
     with life.ledger() as ledger:
         pool = life.random.choice(ledger.pools())
         budget = replace(pool.budget, epsilon=pool.budget.epsilon * life.random.choice((0.5, 0.9)))
@@ -263,7 +263,7 @@ def tighten(life: Life) -> None:
 
 
 def last_copy(life: Life) -> None:
-    """The ledger is put back as it was once, and nobody recovers it."""
+    """Restore an older copy of the ledger without a recovery."""
     life.acts.append("put back and left")
     put_back(life, standing=False)
     with Ledger.open(life.path) as ledger:

@@ -239,7 +239,7 @@ def study_json(seen: View) -> Iterator[Said]:
 
 
 def last_point(curve: list[dict[str, Any]], where: str) -> Iterator[Said]:
-    """The end of the curve, which is what was spent by now."""
+    """Return the last point of the curve, which is the present spending."""
     if curve:
         for by in ("exact", "rdp", "paper"):
             for name in (by, f"{by}_text"):

@@ -21,7 +21,7 @@ PLAN = "plan"
 
 @dataclass(frozen=True)
 class Said:
-    """A figure as it is stated: its role, its value, and where it was read."""
+    """A printed figure: its role, its value, and the place where it was read."""
 
     role: str
     value: float
@@ -212,7 +212,7 @@ def of_document(document: Any, where: str, roles: dict[str, str]) -> Iterator[Sa
 def leaves(
     document: Any, path: str = "", around: dict[str, Any] | None = None
 ) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Every value with its path, and the texts that stand beside it or around it."""
+    """Yield every value with its path, and the texts beside and around it."""
     around = around or {}
     if isinstance(document, dict):
         beside = {**around, **{key: value for key, value in document.items() if isinstance(value, str | int)}}

@@ -88,7 +88,7 @@ def hold(life: Life, folder: Path) -> int:
 
 
 def says_what_is_left(seen: View, truth: Truth) -> None:
-    """One number wherever what is left stands: planned answers that are missing, as far as the budgets admit them."""
+    """Check that all places state the same number of remaining answers: planned, missing, and within the budgets."""
     study, root = seen.workspace.study(), seen.workspace.root
     status = json.loads(places.command(places.study_app, "status", root, "--json"))
     planned = study.privacy.planned_queries
@@ -199,7 +199,7 @@ def over_budget(folder: Path, *, sealed: bool) -> Life:
 
 @pytest.fixture(params=["older", "missing", pytest.param("damaged", marks=pytest.mark.slow)])
 def doubted(tmp_path: Path, request: pytest.FixtureRequest) -> Life:
-    """An older copy lies where the ledger was: its standing tells, is missing (as beside a backup), or is damaged."""
+    """Replace the ledger by an older copy. Its standing is newer, missing (as beside a backup) or damaged."""
     life = begin(5, made(tmp_path / "doubted"))
     happens(life, "back up")
     happens(life, "release")

@@ -44,7 +44,7 @@ TITLES = {"Gain proven over": "proven", "Gain not proven over": "not proven", "W
 
 @dataclass(frozen=True)
 class Dice:
-    """What was measured of a study: every network's Dice, case by case."""
+    """The measured Dice of a study: every network's, case by case."""
 
     student: tuple[float, ...]
     controls: dict[str, tuple[float, ...]]
