@@ -251,7 +251,7 @@ def test_no_run_ends_as_finished_without_an_answer(whole_roster: Federation) -> 
 
 @pytest.mark.parametrize("batch", [2, 4])
 def test_a_site_that_sends_nothing_in_the_last_draw_ends_no_run_as_finished(tmp_path: Path, batch: int) -> None:
-    """In the last draw no further batch is offered ahead, so the run plans its next step without the silent site."""
+    """No batch after the last one was offered to the silent site, so the run's next plan leaves the site out."""
     with of_four(tmp_path, quorum=4, spare_draws=20) as fed:
         fed.set_collection(batch_size=batch)
         asked = 0

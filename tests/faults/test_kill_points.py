@@ -39,7 +39,7 @@ RECIPE = TrainingConfig(channels=(2, 4), steps=4, batch_size=2)
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[Callable[[Path, Path, str], int]]:
-    """Run the core on a study's directory, killed at a point unless it is ``""``; return how it ended."""
+    """Run the core on a study's directory, and kill it at a point if one is given; return how it ended."""
     with tempfile.TemporaryFile("w+") as log:
         parent = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.kill_parts"],
