@@ -233,8 +233,10 @@ def write_atomically(
         replace: False to raise FileExistsError if the file exists, also if another process makes it meanwhile.
 
     Raises:
+        InvalidInput: If the path names a device or a pipe.
         OSError: If it cannot be written; the error names the folder, because a file may have a patient's name.
     """
+    check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if mode is None:
         os.umask(mask := os.umask(0o077))
@@ -258,6 +260,22 @@ def write_atomically(
         raise
     if flush_name:
         sync_directory(path.parent)
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse an output path that names no file: root would replace a device such as /dev/null for all programs.
+
+    Args:
+        path: The path of a file to write, which may be missing.
+
+    Raises:
+        InvalidInput: If the path names a device, a pipe or a socket, or lies in the folder /dev.
+    """
+    plain = not os.path.lexists(path) or path.is_symlink() or path.is_file() or path.is_dir()
+    if not plain or path.absolute().parent == Path("/dev"):
+        raise InvalidInput(
+            "output file", value=str(path), limit="a new or a regular file", remedy="name a file in a folder of yours"
+        )
 
 
 def check_room(folder: Path) -> None:
@@ -343,6 +361,9 @@ def sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that cannot, as some of network shares and virtual machines
+            raise
     finally:
         os.close(descriptor)
 

@@ -44,6 +44,8 @@ def explain(error: OSError) -> tuple[str, str]:
                 "free space if the disk is full (`df`); if there is space, the disk is failing: read the system's log, "
                 "then move this folder to another disk, and restore only what cannot be read from a backup"
             )
+        case errno.ENOLCK:
+            remedy = "use a folder on a file system with locks, such as a local disk or NFS 4"
         case _:
             remedy = "run the command again with --verbose to see which step failed"
     return f"{where}{error.strerror or type(error).__name__}", remedy

@@ -5,6 +5,7 @@ Results go to stdout (``--json`` for machines), progress and errors to stderr. `
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -225,7 +226,7 @@ def main() -> None:
         if not verbose and _working_folder_is_gone():
             say("error: the folder in which this command was started is gone; to fix: `cd` into another one", err=True)
             raise SystemExit(1) from None
-        if verbose or (error.filename is None and error.errno not in DISK):
+        if verbose or (error.filename is None and error.errno not in (*DISK, errno.ENOLCK)):
             raise
         reason, remedy = explain(error)
         say(f"error: {reason}; to fix: {remedy}", err=True)

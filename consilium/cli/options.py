@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import InvalidInput
-from common.objects import read_given
+from common.objects import check_replaceable, read_given
 from common.plain import plain
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from common.protocol_terms import CODECS
@@ -32,11 +32,12 @@ def file_to_write(path: Path | None) -> Path | None:
         The path.
 
     Raises:
-        InvalidInput: If it is a folder.
+        InvalidInput: If it is a folder or a device.
         OSError: If the system refuses to write there.
     """
-    if path is None or (path.exists() and not path.is_dir() and not path.is_file()):  # a device, such as /dev/null
-        return path
+    if path is None:
+        return None
+    check_replaceable(path)
     if path.is_dir():
         raise InvalidInput("output file", value=str(path), limit="not a folder", remedy="name a file in it")
     if path.exists() and not os.access(path, os.W_OK):

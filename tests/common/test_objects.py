@@ -1,5 +1,6 @@
 import errno
 import os
+import stat
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from common.ledger.receipts import read_receipts
 from common.ledger.sqlite_file import appearing
 from common.objects import ObjectStore, read_given, write_atomically
 from common.sealing_rotation import load_sealing_keys, rotate_sealing_key
-from consilium.cli.options import read_file
+from consilium.cli.options import file_to_write, read_file
 
 
 def test_an_object_comes_back_under_its_hash(tmp_path):
@@ -138,3 +139,31 @@ def test_no_more_is_read_of_a_file_that_another_hospital_made_than_its_kind_may_
         tracemalloc.stop()
     (tmp_path / "receipts.jsonl").write_bytes(b"x" * 1000)
     assert len(read_given(tmp_path / "receipts.jsonl", most_bytes=1000)) == 1000
+
+
+def test_an_output_never_replaces_a_device_or_a_pipe(tmp_path: Path) -> None:
+    """Root once replaced /dev/null by an output file, for every program of the machine."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/no-such-device")):
+        with pytest.raises(InvalidInput, match="name a file"):
+            write_atomically(path, b"output")
+        with pytest.raises(InvalidInput, match="name a file"):
+            file_to_write(path)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_file_is_written_where_the_file_system_cannot_flush_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsync(2): EINVAL for what "does not support synchronization", such as folders of some network shares."""
+    flush = os.fsync
+
+    def of_files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files_only)
+    write_atomically(tmp_path / "file", b"old")
+    write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"

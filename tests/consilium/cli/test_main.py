@@ -432,6 +432,19 @@ def test_what_the_system_refuses_is_one_line_with_a_remedy(number, remedy, code,
     assert "Traceback" in consilium(*words, "--quorum", "2", "--verbose").stderr
 
 
+def test_a_file_system_without_locks_is_one_line_with_a_remedy(monkeypatch):
+    """flock(2) names no path in its error."""
+
+    def no_locks(*_, **__):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(os, "mkdir", no_locks)
+    words = ("study", "init", "/srv/x/y", "--name", "n", "--labels", "a,b", "--grid", "16,16,16", "--queries", "4")
+    result = consilium(*words, "--quorum", "2")
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1), result.stderr
+    assert "No locks available; to fix: use a folder on a file system with locks" in result.stderr
+
+
 def test_the_new_ledger_verifies(study):
     directory, _ = study
     key = directory / "keys" / "ledger.key"
