@@ -365,7 +365,7 @@ class Worker:
         reply = OfferReply(offer.batch, reason, ledger_row=held.seq, ledger_head=held.hash)
         if draw is None:
             return reply
-        last = self._ledger.last_draw(offer.queries)
+        last = self._ledger.last_draw(offer.queries, study_id=self._consent.study.id)
         return dataclasses.replace(reply, mask=mask, unconfirmed=unknown, last_draw=last)
 
     def _decide(self, offer: Offer, unknown: tuple[str, ...]) -> str:

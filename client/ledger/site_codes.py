@@ -121,21 +121,20 @@ class KeepsCodes(SiteFile):
 
     # --- sealed sums
 
-    def last_draw(self, queries: Sequence[QuerySpec]) -> int | None:
-        """Return the newest draw (attempt at a sealed sum) of any of these queries that this site has accepted.
+    def last_draw(self, queries: Sequence[QuerySpec], *, study_id: str) -> int | None:
+        """Return the newest draw (attempt at a sealed sum) of any of these queries that this site has accepted for a
+        study.
 
         Args:
             queries: The queries of a batch.
+            study_id: Id of the study.
 
         Returns:
             The number of the draw; None if no draw was accepted.
         """
-        self._catch_up()
-        return self._last_draw(queries)
-
-    def _last_draw(self, queries: Sequence[QuerySpec]) -> int | None:
-        known = (self._books.reservations[query.id].draw for query in queries if query.id in self._books.reservations)
-        return max((draw for draw in known if draw is not None), default=None)
+        known = map(self.books.reservations.get, (query.id for query in queries))
+        draws = (one.draw for one in known if one is not None and one.study_id == study_id)
+        return max((draw for draw in draws if draw is not None), default=None)
 
     def mask_key(self, draw: DrawId) -> X25519PrivateKey:
         """Return this site's mask key for one draw of a batch.

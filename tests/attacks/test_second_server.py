@@ -34,6 +34,7 @@ from common.ledger.charges import RosterEntry
 from common.ledger.keys import load_signing_key, public_hex
 from common.ledger.receipts import Receipt
 from common.messages import NO_HEAD, Offer, OfferReply, Part, Receipts, ReceiptsReply, WitnessRequest, decode, encode
+from common.peers import Peer
 from common.privacy.mechanism import QuerySpec
 from common.witness.memory import FOLDER, HeadMemory, KnownHead
 from common.witness.messages import ConsistencyProof, WitnessReply
@@ -167,6 +168,18 @@ def test_a_server_learns_nothing_of_the_other_servers_ledger(servers: tuple[Serv
     assert (reply.accepted, reply.ledger_row, reply.ledger_head) == (False, 0, NO_HEAD)
     assert other.says(Receipts(theirs, ())) is None
     assert_goes_on(honest)
+
+
+def test_a_server_learns_nothing_of_the_other_studys_draws(tmp_path: Path) -> None:
+    study = make_study(quorum=3, aggregation="sealed-sum")
+    first, second = (served_study(tmp_path / name, replace(study, name=name)) for name in ("first", "second"))
+    with hospital(tmp_path, first, second) as (honest, other):
+        queries = tuple(queries_of(study, 1))
+        honest.worker._ledger.reserve(honest.study.id, queries, ledger=honest.ledger.ledger_id, draw=5)
+        peers = (Peer("south", public_hex(other.key)),)
+        reply = other.says(Offer(other.study.id, other.ledger.ledger_id, BATCH, queries, draw=1, peers=peers))
+        assert isinstance(reply, OfferReply)
+        assert (reply.accepted, reply.last_draw) == (False, None)
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["of an accepted query", "of a query nobody asked"])

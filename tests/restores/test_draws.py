@@ -137,7 +137,7 @@ def test_a_site_that_is_draws_ahead_of_a_restored_server_goes_on(world: Federati
     peers = tuple(Peer(site.name, site.answer_key) for site in world.sites)
     for draw in (1, 4):
         world.workers[RESTORED].handle(encode(world.offer(queries, draw=draw, peers=peers)))
-    assert world.site_ledgers["site-0"].last_draw(queries) == 4
+    assert world.site_ledgers["site-0"].last_draw(queries, study_id=world.study.id) == 4
     finishes(world)
     assert {release.draw for _, release in world.ledger._books.releases.by_row()} == {1, 5}
 
