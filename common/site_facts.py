@@ -69,8 +69,9 @@ class TrainingFacts:
         strategies: Training strategies (such as ``dp-sgd``) of all trainings that were charged or whose teachers
             answered.
         guarantees: ε of all trainings composed, for each neighbouring relation; None for a relation without a
-            guarantee.
-        adapted: The guarantee of adapted networks that may leave the hospital; None if there is no such network.
+            guarantee, and if ``adapted_unknown``.
+        adapted: The guarantee of adapted networks that may leave the hospital; None if there is no such network, and
+            if ``adapted_unknown``.
         covers_every_release: True if every release used only teachers of finished private trainings.
         adapted_unknown: True if the ledger may lack trainings of networks that may leave the hospital; then no ε covers
             a patient.
@@ -90,6 +91,8 @@ class TrainingFacts:
     def of(cls, trainings: Trainings, *, delta: float) -> TrainingFacts:
         """Return the facts of recorded trainings.
 
+        If trainings of networks that may leave the hospital may be missing, no ε is stated: it would be too small.
+
         Args:
             trainings: The trainings.
             delta: δ at which ε is stated.
@@ -97,13 +100,17 @@ class TrainingFacts:
         Returns:
             The facts.
         """
+        unknown = trainings.adapted_unknown
+        guarantees = (
+            None if unknown else trainings.guarantee(delta=delta, neighbours=of) for of in Neighbours if trainings.all
+        )
         return cls(
             count=len(trainings.private),
             strategies=tuple(sorted({one.strategy for one in trainings.all if one.served or one.event is not None})),
-            guarantees=tuple(trainings.guarantee(delta=delta, neighbours=of) for of in Neighbours if trainings.all),
-            adapted=trainings.adapted(delta=delta, neighbours=Neighbours(EXCHANGED.relation)),
+            guarantees=tuple(guarantees),
+            adapted=None if unknown else trainings.adapted(delta=delta, neighbours=Neighbours(EXCHANGED.relation)),
             covers_every_release=trainings.covers_every_release,
-            adapted_unknown=trainings.adapted_unknown,
+            adapted_unknown=unknown,
             each=tuple(_each(trainings, delta=delta)),
         )
 

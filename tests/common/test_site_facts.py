@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 import pytest
 
 from common.data.dataset import PatientIdentity
 from common.errors import InvalidInput
 from common.privacy.accounting import Guarantee
-from common.privacy.patient_guarantee import UNPROTECTED
+from common.privacy.patient_guarantee import ADAPTED, UNPROTECTED, Training, Trainings
+from common.privacy.training import Sampling, TrainingEvent
 from common.site_facts import SiteFacts, TrainingFacts, read_guarantee
 
 SPENT = {"accountant": "exact", "delta": 1e-5, "epsilon": 20.0, "relation": "replace-one", "unit": "patient"}
@@ -38,6 +40,16 @@ def test_a_sites_trainings_and_the_smaller_of_the_two_are_printed_with_all_their
     assert len(lines) == 3
     for line, facts in ((lines[0], ("ε = 8 ", "add-remove")), (lines[2], ("ε = 13.38 ", "replace-one", "smaller"))):
         assert all(fact in line for fact in (*facts, "δ = 1e-05", "unit patient"))
+
+
+def test_no_epsilon_of_trainings_is_stated_while_a_network_that_may_leave_may_be_missing() -> None:
+    """`site status` withheld it, and `site status --json` stated a smaller one than the patients had spent."""
+    event = TrainingEvent(Sampling.POISSON, Fraction(1, 10), Fraction(4), 200)
+    known = tuple(Training(0, "d" * 64, strategy, event, served=True) for strategy in ("dp-sgd", f"{ADAPTED}dp-sgd"))
+    whole = TrainingFacts.of(Trainings(known, every_code_traced=True), delta=1e-5)
+    assert None not in (*whole.guarantees, whole.adapted)
+    said = TrainingFacts.of(Trainings(known, every_code_traced=True, adapted_unknown=True), delta=1e-5).to_json()
+    assert (said["guarantees"], said["adapted_unknown"], "adapted" in said) == ([None, None], True, False)
 
 
 def test_if_one_teacher_has_no_guarantee_only_that_of_the_releases_is_stated() -> None:

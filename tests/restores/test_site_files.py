@@ -31,7 +31,7 @@ from client.operations.staff_decisions import decide, recover_own
 from client.policy import load_site
 from client.records.declared import has_foreign
 from client.records.journal import TrainingJournal
-from client.site import deals
+from client.site import deals, status
 from client.site.books import read_books
 from client.training.private import charge
 from common.errors import ConsiliumError, Refused
@@ -53,6 +53,11 @@ PARTS = (
     Part("site.toml", ("site.toml",)),
 )
 TEACHERS = tuple(part.name for part in PARTS if part.name not in ("ledger", "standing", "site.toml"))
+LEAVING = (
+    Part("leaving journals", ("adapted/private/*/journal-*",)),
+    Part("leaving networks", ("adapted/private/*/[ctw]*", "adapted/*-may-leave-*")),
+)
+"""Further parts of a hospital that adapts the student."""
 HARMLESS = (
     "site-ledger.key",  # the same for life; the ledger is not opened for writing without it
     "declined.json",  # an older one forgets an offer: accepted if brought again within minutes, and charged
@@ -61,6 +66,7 @@ HARMLESS = (
     "node/keys/*",
     "teachers/.lock",
     "teachers/cases.json",  # what was left out, for the site's own eyes
+    "student/*",  # compared with what the server signed: tests/client/adapting
 )
 ALL = os.environ.get("CONSILIUM_RESTORES") == "all"
 
@@ -80,6 +86,10 @@ class Life:
     name: str
     moments: list[Moment[Facts]]
     folder: Path
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (*PARTS, *(LEAVING if self.name == "leaving" else ()))
 
 
 def of_patients(hospital: Hospital) -> Iterator[str]:
@@ -120,21 +130,35 @@ def of_a_hospital(hospital: Hospital) -> Iterator[str]:
     yield "brought again"
 
 
+def of_a_network_that_may_leave(hospital: Hospital) -> Iterator[str]:
+    """Private adaptations of the student beside private teachers: one that is interrupted, and a second one."""
+    hospital.train()
+    hospital.serve()
+    yield "served"
+    hospital.adapt(again=True, die_after=2)
+    yield "begun"
+    hospital.adapt(again=True)
+    yield "adapted"
+    hospital.train(again=True)
+    hospital.serve()
+    yield "trained again"
+
+
 PATIENTS = {"one voter crashed": 8, "newcomers": 8, "withdrawn": 8, "retrained": 9}
 """How many patients the dataset lists by then, where they are more than at first."""
 
-LIVES = {"patient": of_patients, "hospital": of_a_hospital}
+LIVES = {"patient": of_patients, "hospital": of_a_hospital, "leaving": of_a_network_that_may_leave}
 
 
 @pytest.fixture(scope="module", params=LIVES)
 def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Life:
     root = tmp_path_factory.mktemp(request.param)
-    hospital = Hospital(make_hospital(root, unit=request.param))
+    hospital = Hospital(make_hospital(root, unit="patient" if request.param == "leaving" else request.param))
     moments = []
     for name in LIVES[request.param](hospital):
         facts = Facts(deepcopy(hospital.truth), PATIENTS.get(name, 6))
         moments.append(keep(hospital.site, root / "moments" / name, name, facts))
-        assert unclassified(hospital.site, PARTS, HARMLESS) == []
+        assert unclassified(hospital.site, (*PARTS, *LEAVING), HARMLESS) == []
     shutil.rmtree(hospital.site)
     return Life(request.param, moments, hospital.site)
 
@@ -144,6 +168,7 @@ class Person:
 
     def __init__(self, hospital: Hospital, moments: list[Moment[Facts]]) -> None:
         self.hospital, self.first, self.again = hospital, moments[0].folder, False
+        self.out: Path | None = None
         self.did: set[str] = set()
 
     def heeds(self, error: ConsiliumError) -> bool:
@@ -168,6 +193,9 @@ class Person:
             for voter in range(2):
                 if has_foreign(site / "teachers", voter):
                     remove(site, voter)
+        elif "--out" in text and self.out is None:
+            self.did.add("chose another folder")
+            self.out = site / "adapted" / "second"
         elif "--again" in text:
             self.did.add("paid again")
             self.again = True
@@ -202,6 +230,9 @@ class Person:
     def trains(self) -> None:
         self.hospital.train(again=self.again)
 
+    def adapts(self) -> None:
+        self.hospital.adapt(again=self.again, out=self.out)
+
 
 def look(life: Life, case: Case, folder: Path, facts: Facts) -> str:
     hospital = Hospital(folder, deepcopy(facts.truth))
@@ -211,8 +242,9 @@ def look(life: Life, case: Case, folder: Path, facts: Facts) -> str:
         hospital.truth.withdrawn.clear()
         hospital.truth.doubtful.clear()
 
-    def status() -> None:
-        hospital.check(steps=not (blind and case.older("journals")), served=not blind)
+    def looks() -> None:
+        journals = case.older("journals") or (bool(facts.truth.leaving) and case.older("leaving journals"))
+        hospital.check(steps=not (blind and journals), served=not blind)
 
     def crashes() -> None:
         hospital.train(again=person.again, crash=[1])
@@ -222,8 +254,10 @@ def look(life: Life, case: Case, folder: Path, facts: Facts) -> str:
         person.trains()
 
     add_patients(folder.parent / "set", range(facts.patients))
-    acts = (hospital.serve, crashes, hospital.serve, person.trains, hospital.serve, grows, hospital.serve)
-    for act in (status, *chain.from_iterable((act, status) for act in acts)):
+    acts = [hospital.serve, crashes, hospital.serve, person.trains, hospital.serve, grows, hospital.serve]
+    if life.name == "leaving":
+        acts[:0] = [person.adapts]
+    for act in (looks, *chain.from_iterable((act, looks) for act in acts)):
         for _ in range(8):
             try:
                 act()
@@ -244,10 +278,11 @@ def look(life: Life, case: Case, folder: Path, facts: Facts) -> str:
     return ", ".join(sorted(person.did)) or "went on"
 
 
-def together(moments: list[Moment[Facts]]) -> Iterator[Case]:
+def together(life: Life) -> Iterator[Case]:
     """All of ``teachers/``, older and newer, by itself, with the ledger and with the standing."""
-    for parts in (TEACHERS, (*TEACHERS, "ledger"), (*TEACHERS, "standing"), ("ledger", "standing")):
-        for first, second in combinations(range(len(moments)), 2):
+    made = tuple(part.name for part in life.parts if part.name in TEACHERS or part in LEAVING)
+    for parts in (made, (*made, "ledger"), (*made, "standing"), ("ledger", "standing")):
+        for first, second in combinations(range(len(life.moments)), 2):
             yield Case(parts, first, second)
             yield Case(parts, second, first)
 
@@ -262,13 +297,13 @@ def some(found: Iterator[Case], count: int, *, seed: int) -> list[Case]:
 @pytest.mark.slow
 def test_every_file_of_a_site_put_back_at_any_point_of_a_life_keeps_every_promise(life: Life) -> None:
     """With CONSILIUM_RESTORES=all every set of one or two parts, else some of one."""
-    found = cases(PARTS, life.moments, most=2 if ALL else 1)
+    found = cases(life.parts, life.moments, most=2 if ALL else 1)
     tried(life, list(found) if ALL else some(found, 14, seed=3))
 
 
 @pytest.mark.slow
 def test_all_of_teachers_put_back_together_keeps_every_promise(life: Life) -> None:
-    found = together(life.moments)
+    found = together(life)
     tried(life, list(found) if ALL else some(found, 8, seed=4))
 
 
@@ -278,11 +313,11 @@ def test_a_site_whose_ledger_and_standing_are_both_gone_is_told_what_to_put_back
 
 def test_some_files_of_a_site_put_back_keep_every_promise(life: Life) -> None:
     """A sample of what the two tests above try in full."""
-    tried(life, [*some(cases(PARTS, life.moments, most=1), 2, seed=1), *some(together(life.moments), 1, seed=2)])
+    tried(life, [*some(cases(life.parts, life.moments, most=1), 2, seed=1), *some(together(life), 1, seed=2)])
 
 
 def tried(life: Life, listed: list[Case]) -> None:
-    outcomes = look_at(listed, PARTS, life.moments, life.folder, partial(look, life))
+    outcomes = look_at(listed, life.parts, life.moments, life.folder, partial(look, life))
     print(f"{sum(outcomes.values())} restores: {outcomes}")
 
 
@@ -338,6 +373,11 @@ def _a_brought_teacher_stays(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TeacherBooks, "brought", lambda self, voter, served: (voter, served) in self.foreign)
 
 
+def _a_lost_adaptation_is_not_missed(patch: pytest.MonkeyPatch) -> None:
+    """Break 7: what may leave is what the ledger says, whatever journals lie in the folder."""
+    patch.setattr(status, "lost_adaptation", lambda config, ledger: False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "broken", "case", "found"),
@@ -356,6 +396,12 @@ def _a_brought_teacher_stays(patch: pytest.MonkeyPatch) -> None:
             _a_brought_teacher_stays,
             Case(("brought",), 1, 2),
             "a brought teacher may hold a withdrawn patient",
+        ),
+        (
+            "leaving",
+            _a_lost_adaptation_is_not_missed,
+            Case(("ledger", "standing"), 0, 2),
+            "printed [0-9.]+, true",
         ),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",

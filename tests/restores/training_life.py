@@ -22,14 +22,17 @@ import numpy as np
 import pytest
 import torch
 
+from client.adapting import private as leaving
 from client.operations.serve import open_worker
 from client.operations.staff_decisions import consent, has_consented, withdraw_patient
 from client.policy import load_site
 from client.records.declared import DECLARED, ForeignKind, LabelOf, TeacherDeclaration
 from client.records.journal import TrainingJournal
+from client.records.served import trained_hash
 from client.records.voter_files import voter_directory
 from client.site.books import open_books
 from client.site.status import site_status
+from client.teachers.pulled_student import STUDENT_DIR
 from client.training import command
 from client.training.command import PrivateOptions, TrainOptions
 from client.training.contract import TrainedVoter
@@ -41,6 +44,8 @@ from common.config import load_study
 from common.data.msd import Case, write_dataset
 from common.errors import ConsiliumError
 from common.messages import CodesRequest, encode
+from common.models.student_bundle import PRIVACY as BUNDLE_PRIVACY
+from common.models.student_bundle import WEIGHTS
 from common.models.unet import build_unet
 from common.pki import create_authority, create_node_keys
 from common.privacy.mechanism import QuerySpec
@@ -65,6 +70,8 @@ class Truth:
 
     steps: dict[str, list[float]] = field(default_factory=dict)
     """By patient: the noise multiplier of every step that touched the patient."""
+    leaving: dict[str, list[float]] = field(default_factory=dict)
+    """Those of them that were drawn for networks that may leave the hospital."""
     made_of: dict[str, frozenset[str]] = field(default_factory=dict)
     """By teacher's hash: the patients it was trained on."""
     private: set[str] = field(default_factory=set)
@@ -75,9 +82,10 @@ class Truth:
     """Teachers that were brought before a patient was withdrawn, and not again."""
     served: list[tuple[str, ...]] = field(default_factory=list)
 
-    def epsilon(self, *, delta: float, moved: int) -> float:
+    def epsilon(self, *, delta: float, moved: int, leaving: bool = False) -> float:
         """The worst patient's ε of all steps: the exact Gaussian curve, by bisection on δ(ε)."""
-        worst = max((sum(1 / z**2 for z in steps) for steps in self.steps.values()), default=0.0)
+        drawn = self.leaving if leaving else self.steps
+        worst = max((sum(1 / z**2 for z in steps) for steps in drawn.values()), default=0.0)
         mu = moved * sqrt(worst)
         if mu == 0:
             return 0.0
@@ -185,7 +193,8 @@ class Hospital:
                     raise Killed
                 left[0] -= 1
                 for name in patients:
-                    self.truth.steps.setdefault(name, []).append(float(journal.plan.event.noise_multiplier))
+                    for drawn_for in (self.truth.steps, *((self.truth.leaving,) if task.leaves else ())):
+                        drawn_for.setdefault(name, []).append(float(journal.plan.event.noise_multiplier))
                 drawn.append(os.urandom(8).hex())
                 state = {"journal": journal.key.hex(), "spent": journal.spent, "drawn": drawn}
                 checkpoint.write_text(json.dumps(state))
@@ -205,6 +214,26 @@ class Hospital:
             if task.private is not None:
                 self.truth.private.add(outcome.report.weights)
         return outcome
+
+    def adapt(self, *, again: bool = False, die_after: int | None = None, out: Path | None = None) -> None:
+        """``site adapt --strategy``, beginning from a student that is taken for the signed one."""
+        left = [10**6 if die_after is None else die_after]
+        self._agree()
+        start = self.site / STUDENT_DIR / "bundle" / WEIGHTS
+        start.parent.mkdir(parents=True, exist_ok=True)
+        start.write_bytes(b"a student")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(leaving, "_proven", lambda site: _Cost())
+            patch.setattr(leaving, "check_pulled", lambda site: None)
+            patch.setattr(leaving, "check_network", lambda recipe, settings, **_: None)
+            patch.setattr(leaving, "student_of", lambda folder, study: None)
+            patch.setattr(leaving, "recipe_of", lambda bundle, study: study.teacher)
+            patch.setattr(leaving, "train_voter", lambda task, on_step: self._voter(task, left, on_step))
+            patch.setattr(leaving, "_write", _bundle)
+            try:
+                leaving.adapt_privately(self.site, PRIVATE, again=again, out=out, progress=lambda steps: _shown())
+            except Killed:
+                return
 
     def withdraw(self, patient: str) -> None:
         """``site withdraw-patient``."""
@@ -291,6 +320,11 @@ class Hospital:
             moved = 2 if found["relation"] == "replace-one" else 1
             true = self.truth.epsilon(delta=found["delta"], moved=moved)
             assert found["epsilon"] >= true - 1e-6, f"printed {found['epsilon']}, true {true}"
+        trainings: Any = site_status(self.site)["trainings"]
+        if steps and not trainings.get("adapted_unknown"):
+            found = trainings.get("adapted", {"epsilon": 0.0, "delta": 1e-5})
+            true = self.truth.epsilon(delta=found["delta"], moved=2, leaving=True)
+            assert found["epsilon"] >= true - 1e-6, f"printed {found['epsilon']} of what may leave, true {true}"
 
     def present(self) -> tuple[str, ...]:
         """The hash of every whole teacher that lies there, read here from the files alone."""
@@ -323,6 +357,24 @@ def refused(act: Callable[[], object]) -> str | None:
 @contextmanager
 def _silent() -> Iterator[OnProgress]:
     yield lambda voter, step, loss: None
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[int, int], None]]:
+    yield lambda done, total: None
+
+
+class _Cost:
+    """What a student cost, of which nothing is looked at."""
+
+    def sentence(self) -> str:
+        return "nothing"
+
+
+def _bundle(target: Path, task: VoterTask, result: object, study: object, site: str) -> None:
+    privacy = target / BUNDLE_PRIVACY
+    privacy.parent.mkdir(parents=True, exist_ok=True)
+    privacy.write_text(json.dumps({"may_leave": True, "weights": trained_hash(task.directory)}))
 
 
 def _away(_: str) -> bytes:

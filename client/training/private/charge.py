@@ -176,6 +176,7 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
     if earlier and not again:
         new = Training(charge.voter, charge.deal, charge.strategy, charge.event)
         total = Trainings((*earlier, new)).guarantee(delta=task.private.delta, neighbours=Neighbours.ADD_REMOVE)
+        total = None if known.adapted_unknown else total
         raise InvalidInput(
             f"the patients of {_whose(task)} were already charged for a private training",
             value=f"{'no guarantee' if total is None else total} in total with this training",
