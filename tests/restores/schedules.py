@@ -2,7 +2,7 @@
 
 What is true is counted beside the product: every draw of noise, every acceptance that a site charged to itself, and
 which of both a ledger, a standing or a receipt shows (:class:`Shown`). A ledger's charge must not be below what is
-shown to it. One life is one seed; two studies share the hospitals' pools.
+shown to it. One life is one seed; two studies share the hospitals' pools, and one server's ledger or two servers'.
 """
 
 from __future__ import annotations
@@ -97,33 +97,51 @@ class Machine:
             self.standing = standing.standing
 
 
+@dataclass
+class Server:
+    """A server's machine, with the key and the id of its ledger."""
+
+    machine: Machine
+    key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
+    id: str = ""
+
+
 class Life:
     """One life. Call :meth:`live`, which raises AssertionError at the first charge that is too low."""
 
-    def __init__(self, root: Path, seed: int, *, standings: bool) -> None:
+    def __init__(self, root: Path, seed: int, *, standings: bool, servers: int = 1) -> None:
         self.root, self.random, self.standings = root, random.Random(seed), standings
-        self.clock, self.key, self.copied = Ticking(), Ed25519PrivateKey.generate(), 0
+        self.clock, self.copied = Ticking(), 0
         self.draws: list[tuple[int, tuple[str, ...]]] = []
         self.accepted: list[int] = []  # the query of each acceptance that a site charged to itself
         self.on_their_way: dict[str, list[Receipt]] = {name: [] for name in SITES}
         self.at_head: dict[str, Shown] = {}
         self.in_receipt: dict[str, Shown] = {}
-        self.server = Machine(root / "server", "ledger")
+        self.servers = [Server(Machine(root / f"server-{number}", "ledger")) for number in range(servers)]
+        self.machines = [server.machine for server in self.servers]
         self.sites = {name: Machine(root / name, "site-ledger") for name in SITES}
-        for machine in (self.server, *self.sites.values()):
+        for machine in (*self.machines, *self.sites.values()):
             machine.folder.mkdir(parents=True)
-        with Ledger.create(self.server.file, signing_key=self.key, clock=self.clock) as ledger:
-            for study in STUDIES:
-                ledger.register_study(study)
-            declare(ledger)
-            self.id = ledger.ledger_id
+        for server in self.servers:
+            with Ledger.create(server.machine.file, signing_key=server.key, clock=self.clock) as ledger:
+                for number in self.studies_of(server):
+                    ledger.register_study(STUDIES[number])
+                declare(ledger)
+                server.id = ledger.ledger_id
         for name in SITES:
             with self.site(name) as site:
                 for study in STUDIES:
                     site.consent(study)
 
-    def opened(self, *, restored: bool = False) -> Ledger:
-        return Ledger.open(self.server.file, signing_key=self.key, clock=self.clock, restored=restored)
+    def studies_of(self, server: Server) -> list[int]:
+        return [number for number in range(len(STUDIES)) if self.server_of(number) is server]
+
+    def server_of(self, number: int) -> Server:
+        """The server of a query or a study."""
+        return self.servers[number % len(self.servers)]
+
+    def opened(self, server: Server, *, restored: bool = False) -> Ledger:
+        return Ledger.open(server.machine.file, signing_key=server.key, clock=self.clock, restored=restored)
 
     @contextmanager
     def site(self, name: str, *, restored: bool = False) -> Iterator[SiteLedger]:
@@ -138,8 +156,9 @@ class Life:
             self.random.choices(acts, (6, 2.5, 4, 1.5, 1, 1.5, 2 if self.standings else 0))[0]()
             if number % 3 == 0:  # most of a life's time goes into looking
                 self.check()
-        for kept in reversed(self.server.kept):
-            self.recover_server(kept, self.receipts(SITES))
+        for server in self.servers:
+            for kept in reversed(server.machine.kept):
+                self.recover_server(server, kept, SITES)
         for name, machine in self.sites.items():
             for kept in reversed(machine.kept):
                 self.recover_site(name, kept)
@@ -151,20 +170,21 @@ class Life:
 
     def copy(self) -> None:
         self.copied += 1
-        self.random.choice([self.server, *self.sites.values()]).copy(self.root / f"copy-{self.copied}")
+        self.random.choice([*self.machines, *self.sites.values()]).copy(self.root / f"copy-{self.copied}")
 
     def put_back(self) -> None:
-        able = [machine for machine in (self.server, *self.sites.values()) if machine.copies]
+        able = [machine for machine in (*self.machines, *self.sites.values()) if machine.copies]
         if not able:
             return
         self.copied += 1
-        machine = self.random.choice([*able, self.server, self.server] if self.server in able else able)
+        machine = self.random.choice([*able, *(2 * [one for one in self.machines if one in able])])
+        server = next((one for one in self.servers if one.machine is machine), None)
         ledger, other = self.random.choice(machine.copies), self.random.choice(machine.copies)
         standing = self.random.choice((None, ledger, ledger, other)) if self.standings else None
         machine.put_back(ledger, standing, keep_as=self.root / f"kept-{self.copied}")
         try:
-            if machine is self.server:
-                self.opened().close()
+            if server is not None:
+                self.opened(server).close()
             else:
                 with self.site(machine.folder.name):
                     pass
@@ -172,19 +192,20 @@ class Life:
         except ConsiliumError as error:
             assert "to fix: " in str(error)  # noqa: PT017
             some = [name for name in SITES if self.random.random() < 0.7]
-            if machine is self.server:
-                self.recover_server(None, self.receipts(some))
+            if server is not None:
+                self.recover_server(server, None, some)
             else:
                 self.recover_site(machine.folder.name, None)
 
     def forget(self) -> None:
         """What the server does next is lost with the machine, standing and all, and nobody notices."""
         self.copied += 2
-        before = self.server.copy(self.root / f"copy-{self.copied}")
+        server = self.random.choice(self.servers) if len(self.servers) > 1 else self.servers[0]
+        before = server.machine.copy(self.root / f"copy-{self.copied}")
         self.ask()
-        self.server.put_back(before, before, keep_as=self.root / f"kept-{self.copied}")
-        self.opened().close()
-        self.server.show()
+        server.machine.put_back(before, before, keep_as=self.root / f"kept-{self.copied}")
+        self.opened(server).close()
+        server.machine.show()
 
     def accept_only(self) -> None:
         self.ask(release=False)
@@ -193,21 +214,21 @@ class Life:
         """Offer queries that have no answer, in their order or another, send the receipts that sites lack, release, and
         send some receipts."""
         number, contradicted = self.random.choice((0, 1)), False
-        study = STUDIES[number].id
-        with self.opened() as ledger:
+        study, server = STUDIES[number].id, self.server_of(number)
+        with self.opened(server) as ledger:
             able = [one for one in range(number, len(QUERIES), 2) if ledger.answer(QUERIES[one].id) is None]
             chosen = self.random.choice((able, self.random.sample(able, len(able))))[: self.random.choice((1, 1, 2))]
             roster = []
             for name in [name for name in SITES if chosen and self.random.random() < 0.85]:
                 with self.site(name) as site:
-                    if not ledger.contains(site.held(self.id)):
+                    if not ledger.contains(site.held(server.id)):
                         contradicted = True
                     elif self.accepts(name, site, study, chosen) and self.deliver(name, ledger, site):
                         roster.append(name)
             if release and len(roster) >= 2:
-                self.release(ledger, study, roster, chosen)
+                self.release(server, ledger, study, roster, chosen)
         if contradicted and self.random.random() < 0.6:
-            self.end_alarms(SITES)
+            self.end_alarms(SITES, server)
         self.act_on_alarms()
 
     def accepts(self, name: str, site: SiteLedger, study: str, chosen: Sequence[int]) -> bool:
@@ -215,18 +236,19 @@ class Life:
         try:
             for number in chosen:
                 before = site.spent()
-                site.reserve(study, [QUERIES[number]], ledger=self.id)
+                ledger = self.server_of(number).id
+                site.reserve(study, [QUERIES[number]], ledger=ledger)
                 if site.spent() != before:  # the query of a lost row, which its recovery charged, is not charged again
                     self.accepted.append(number)
                     shown.add(("accepted", len(self.accepted) - 1))
-                site.accepted(QUERIES[number].id, study_id=study, ledger=self.id, sealing_key="")
+                site.accepted(QUERIES[number].id, study_id=study, ledger=ledger, sealing_key="")
         except Refused:
             return False
         finally:
             self.sites[name].show(frozenset(shown))
         return True
 
-    def release(self, ledger: Ledger, study: str, roster: list[str], chosen: Sequence[int]) -> None:
+    def release(self, server: Server, ledger: Ledger, study: str, roster: list[str], chosen: Sequence[int]) -> None:
         begun = len(self.draws)
 
         def draw(query: QuerySpec) -> np.ndarray:
@@ -236,9 +258,9 @@ class Life:
         queries = [QUERIES[number] for number in chosen]
         ledger.release_batch(study_id=study, batch_id=f"b{begun}", roster=roster_of(roster), queries=queries, draw=draw)
         made = frozenset(("draw", number) for number in range(begun, len(self.draws)))
-        self.server.show(made)
+        server.machine.show(made)
         head = ledger.head().hash
-        self.in_receipt[head], self.at_head[head] = made, self.server.ledger
+        self.in_receipt[head], self.at_head[head] = made, server.machine.ledger
         for name in roster:
             if self.random.random() < 0.5:
                 with self.site(name) as site:
@@ -248,13 +270,14 @@ class Life:
 
     def deliver(self, name: str, ledger: Ledger, site: SiteLedger) -> bool:
         """Send a site the receipts that it lacks; whether it raises no alarm."""
-        held = site.held(self.id)
+        held = site.held(ledger.ledger_id)
         return self.file(name, site, receipts_of(ledger, name, after=held.seq) if ledger.contains(held) else ())
 
     def file(self, name: str, site: SiteLedger, receipts: Sequence[Receipt]) -> bool:
         for receipt in receipts:
             try:
-                site.record_receipt(Receipt.parse(receipt.render()), public_key=self.key.public_key())
+                key = next(server.key for server in self.servers if server.id == receipt.ledger_id)
+                site.record_receipt(Receipt.parse(receipt.render()), public_key=key.public_key())
             except (Refused, LedgerCorrupt) as error:
                 self.sites[name].show(self.evidence(name, receipt, error))
                 if isinstance(error, LedgerCorrupt):
@@ -283,11 +306,12 @@ class Life:
         self.act_on_alarms()
 
     def deliver_late(self, *, every: bool = False) -> None:
-        with self.opened() as ledger:
-            for name in SITES:
-                if every or self.random.random() < 0.6:
-                    with self.site(name) as site:
-                        self.deliver(name, ledger, site)
+        for server in self.servers:
+            with self.opened(server) as ledger:
+                for name in SITES:
+                    if every or self.random.random() < 0.6:
+                        with self.site(name) as site:
+                            self.deliver(name, ledger, site)
         self.act_on_alarms()
 
     # --- what people do
@@ -300,11 +324,13 @@ class Life:
                 found += site.receipts(evidence=True)
         return found
 
-    def recover_server(self, kept: tuple[Path, Shown] | None, receipts: Sequence[Receipt]) -> None:
-        with self.opened(restored=True) as ledger:
+    def recover_server(self, server: Server, kept: tuple[Path, Shown] | None, names: Sequence[str]) -> None:
+        """Recover a server's ledger with the receipts of these sites."""
+        receipts = [receipt for receipt in self.receipts(names) if receipt.ledger_id == server.id]
+        with self.opened(server, restored=True) as ledger:
             ledger.recover(receipts, standing=None if kept is None else ServerStanding.load(kept[0]))
         told = frozenset().union(*(self.in_receipt[receipt.head.hash] for receipt in receipts))
-        self.server.show(told | self.server.standing | (frozenset() if kept is None else kept[1]))
+        server.machine.show(told | server.machine.standing | (frozenset() if kept is None else kept[1]))
 
     def recover_site(self, name: str, kept: tuple[Path, Shown] | None) -> None:
         """As `consilium site recover --own-ledger` does, and resume."""
@@ -324,19 +350,24 @@ class Life:
                 machine.ledger -= {one for one in machine.ledger if one[0] == "contradicted"}  # it was this one
         machine.show(shown)
 
-    def end_alarms(self, names: Sequence[str]) -> None:
-        """The server's operator enters all receipts, and these sites run `consilium site recover`."""
-        self.recover_server(None, self.receipts(SITES))
+    def end_alarms(self, names: Sequence[str], restored: Server | None = None) -> None:
+        """The servers' operators enter all receipts, and these sites run `consilium site recover`; one whose server
+        was ``restored``, with that option."""
+        for server in self.servers:
+            self.recover_server(server, None, SITES)
         for name in names:
             machine = self.sites[name]
             with self.site(name) as site:
                 own = machine.kept and any("never accepted" in alarm for alarm in site.alarms())
-                if not own:
-                    site.recover(self.id)
+                looked_at = [server.id for server in self.servers if len(names) > 1 and restored in (None, server)]
+                ended = {*site.alarmed_ledgers(), *looked_at}
+                for ledger_id in () if own else ended:
+                    site.recover(ledger_id)
             if own:  # it was this site that was put back
                 self.recover_site(name, machine.kept[-1])
-            else:
-                machine.show(frozenset(("draw", one) for kind, one in machine.ledger if kind == "contradicted"))
+                continue
+            told = (one for kind, one in machine.ledger if kind == "contradicted")
+            machine.show(frozenset(("draw", one) for one in told if self.server_of(self.draws[one][0]).id in ended))
 
     def act_on_alarms(self) -> None:
         for name in SITES:
@@ -350,13 +381,14 @@ class Life:
     def check(self) -> None:
         """No pool is charged less, in any ledger, than the draws cost that this ledger is shown."""
         parts = (None, 0, 1)
-        with self.opened() as ledger:
-            for part, name in product(parts, SITES):
-                drawn = self.drawn_of(name, self.server.ledger, part)
-                pool = f"{name}-mri"
-                spent = ledger.spent(pool) if part is None else ledger.books.spent_in(STUDIES[part].id, pool)
-                charged = spent.mu_squared / COST
-                assert charged >= drawn.total(), f"server: {charged} charged to {name} for {drawn.total()} draws"
+        for server in self.servers:
+            with self.opened(server) as ledger:
+                for part, name in product((None, *self.studies_of(server)), SITES):
+                    drawn = self.drawn_of(name, server.machine.ledger, part)
+                    pool = f"{name}-mri"
+                    spent = ledger.spent(pool) if part is None else ledger.books.spent_in(STUDIES[part].id, pool)
+                    charged = spent.mu_squared / COST
+                    assert charged >= drawn.total(), f"server: {charged} charged to {name} for {drawn.total()} draws"
         for name, machine in self.sites.items():
             with self.site(name) as site:
                 for part in parts[:1] if machine.kept else parts:

@@ -23,6 +23,15 @@ def test_no_life_ends_with_a_charge_below_what_was_drawn(tmp_path: Path, seed: i
     Life(tmp_path / "life", seed, standings=standings).live()
 
 
+@pytest.mark.parametrize("standings", [False, True])
+@pytest.mark.parametrize("seed", SEEDS[: len(SEEDS) // 2])
+def test_no_life_with_two_servers_ends_with_a_charge_below_what_was_drawn(
+    tmp_path: Path, seed: int, standings: bool
+) -> None:
+    """Each of two studies has a server with a ledger of its own; the hospitals' pools and ledgers are the same."""
+    Life(tmp_path / "life", seed, standings=standings, servers=2).live()
+
+
 def test_a_recovery_that_charges_receipts_alone_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerFile, "_charge_lost", lambda *_: None)
     with pytest.raises(AssertionError, match="server: 2 charged to aachen for 4 draws"):
