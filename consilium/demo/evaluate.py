@@ -165,7 +165,7 @@ def report_facts(
         controls={name: scores.get(name) for name in CONTROLS},
         decoded_labels=decoded,
         daemons=() if federation is None else tuple(DaemonFact(role, pid) for role, pid in federation.daemons),
-        refused_node="" if federation is None else federation.refusal.line,
+        refused_node="" if federation is None else federation.refusal,
         sites=tuple(_site(places, name, released=spent[name]) for name in sorted(spent)),
         releases=rosters(answers),
         seconds=dict(seconds),

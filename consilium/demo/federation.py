@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.operations.daemons import Refusal, SiteNode, expect_refused, launcher, site_node, supernode, worker
+from client.operations.daemons import SiteNode, expect_refused, launcher, site_node, supernode, worker
 from client.operations.staff_decisions import consent, has_consented
 from client.site.enrolment import SiteKit, create_site
 from client.site.peers import confirm_shown, peers_view, store_list
@@ -43,12 +43,12 @@ class Federation:
     Attributes:
         group: The processes of the federation.
         daemons: Role and process id of each daemon.
-        refusal: Evidence that an unregistered node was refused.
+        refusal: SuperLink's answer to an unregistered node; empty if none tried to connect.
     """
 
     group: ProcessGroup
     daemons: tuple[tuple[str, int], ...]
-    refusal: Refusal
+    refusal: str
 
 
 def write_server(workspace: Workspace) -> None:
@@ -163,11 +163,10 @@ def enrolled(
     *,
     pool_epsilon: float | None = None,
     on_step: Callable[[str], None],
-) -> Refusal:
-    """Admit the hospitals, have them confirm each other's keys, and show that an unregistered node is refused.
+) -> None:
+    """Admit the hospitals, and have them confirm each other's keys.
 
-    Another thread may call it while the hospitals train. The group must not be stopped before it returns. If this
-    process is killed meanwhile, the unregistered node ends by itself when its retries are used up.
+    Another thread may call it while the hospitals train. The group must not be stopped before it returns.
 
     Args:
         group: The server's processes, from :func:`serving`.
@@ -175,9 +174,6 @@ def enrolled(
         sites: Directory of each hospital by name.
         pool_epsilon: Lifetime ε of each pool; by default the study's.
         on_step: Called with the name of each step.
-
-    Returns:
-        Evidence of the refusal.
     """
     on_step("superlink")
     for daemon in group.daemons:
@@ -188,8 +184,6 @@ def enrolled(
     if workspace.study().privacy.sealed:
         on_step("hospitals compare each other's keys")
         introduce(workspace, sites)
-    on_step("a stranger")
-    return _refuse_stranger(group, workspace)
 
 
 @contextmanager
@@ -198,7 +192,7 @@ def joined(
     workspace: Workspace,
     sites: Mapping[str, Path],
     *,
-    refusal: Refusal,
+    refusal: str = "",
     on_step: Callable[[str], None],
 ) -> Iterator[Federation]:
     """Start the hospitals' daemons and the server's SuperExec, after the hospitals have trained.
@@ -207,7 +201,7 @@ def joined(
         group: The server's processes.
         workspace: The study's directory.
         sites: Directory of each hospital by name, as admitted by :func:`enrolled`.
-        refusal: What :func:`enrolled` returned.
+        refusal: What :func:`refuse_stranger` returned, if it was called.
         on_step: Called with the name of each step.
 
     Yields:
@@ -268,7 +262,18 @@ def introduce(workspace: Workspace, sites: Mapping[str, Path]) -> None:
         confirm_shown(directory, view)
 
 
-def _refuse_stranger(group: ProcessGroup, workspace: Workspace) -> Refusal:
+def refuse_stranger(group: ProcessGroup, workspace: Workspace) -> str:
+    """Show that SuperLink refuses a node whose key is not registered.
+
+    If this process is killed meanwhile, the unregistered node ends by itself when its retries are used up.
+
+    Args:
+        group: The server's processes, from :func:`serving`; they must be ready.
+        workspace: The study's directory.
+
+    Returns:
+        SuperLink's answer.
+    """
     folder = workspace.root / "stranger"
     folder.mkdir(exist_ok=True)
     stranger = SiteNode(

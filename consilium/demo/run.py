@@ -49,7 +49,7 @@ from common.names import is_utf8
 from common.objects import write_json
 from common.protocol_terms import CODECS
 from consilium.demo.dashboard import dashboard
-from consilium.demo.federation import enrolled, joined, serving, write_server, write_sites
+from consilium.demo.federation import enrolled, joined, refuse_stranger, serving, write_server, write_sites
 from consilium.demo.options import MOST_HOSPITALS, DemoFolders, DemoOptions, dataset_of
 from consilium.demo.simulation import simulate
 from consilium.demo.terms import PATIENTS, VOLUMES, check_terms, terms
@@ -154,10 +154,15 @@ def _demo(out: Path, options: DemoOptions, *, watch: DemoProgress, show_dashboar
                 if show_dashboard:
                     stack.enter_context(dashboard(workspace.root, places.dashboard, say=watch.say))
 
+            def enrol() -> str:
+                enrolled(group, workspace, sites, on_step=watch.say)
+                watch.say("a stranger")
+                return refuse_stranger(group, workspace)
+
             with ThreadPoolExecutor(1) as opening:  # this thread ends before the daemons stop, even after an error
                 shown = opening.submit(show)
                 sites = study.publish()
-                enrolling = opening.submit(enrolled, group, workspace, sites, on_step=watch.say)
+                enrolling = opening.submit(enrol)
                 study.train(sites)
             shown.result()
             with seconds.stage("federation"):

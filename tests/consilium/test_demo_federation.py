@@ -40,8 +40,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def run(happened: list[str], folder: Path) -> None:
     workspace: Any = SimpleNamespace(relay_dir=folder)
     group: Any = Processes(happened)
-    refusal: Any = None
-    with federation.joined(group, workspace, {"north": folder}, refusal=refusal, on_step=lambda _step: None):
+    with federation.joined(group, workspace, {"north": folder}, on_step=lambda _step: None):
         pass
 
 

@@ -12,8 +12,8 @@ from server.study.workspace import Workspace
 
 @contextmanager
 def running(workspace: Workspace, sites: dict[str, Path], *, pool_epsilon: float | None = None) -> Iterator[Federation]:
-    """Start all daemons, register the sites' keys, show that an unregistered node is refused; finally stop all."""
+    """Start all daemons and register the sites' keys; finally stop all."""
     with serving(workspace) as group:
-        refusal = enrolled(group, workspace, sites, pool_epsilon=pool_epsilon, on_step=lambda _text: None)
-        with joined(group, workspace, sites, refusal=refusal, on_step=lambda _text: None) as federation:
+        enrolled(group, workspace, sites, pool_epsilon=pool_epsilon, on_step=lambda _text: None)
+        with joined(group, workspace, sites, on_step=lambda _text: None) as federation:
             yield federation

@@ -159,8 +159,8 @@ def test_a_registered_node_is_admitted_and_a_stranger_refused(tmp_path: Path) ->
     with ProcessGroup() as group:
         federation = start(group, tmp_path)
         refusal = expect_refused(group, federation.node("stranger", 0))
-        assert (refusal.exit_code, refusal.api_code) == (305, 2004)
-        assert "Failed to activate SuperNode" in refusal.line
+        assert refusal.startswith("[code: 2004]")
+        assert "Failed to activate SuperNode" in refusal
 
         site = federation.node("A", 1)
         node_id = register_node(federation.server, site.keys.public, name="A")
@@ -178,13 +178,13 @@ def test_a_key_is_good_for_one_node_until_it_is_withdrawn(tmp_path: Path) -> Non
         site = federation.node("A", 1)
         node_id = register_node(federation.server, site.keys.public, name="A")
         daemon = group.start(supernode(site))
-        assert expect_refused(group, federation.node("A", 2)).api_code == 2004
+        assert "[code: 2004]" in expect_refused(group, federation.node("A", 2))
         group.stop(daemon)
         with pytest.raises(DaemonFailed, match="admitted the node 'A'"):
             expect_refused(group, site)  # the check itself can fail
 
         unregister_node(federation.server, node_id)
-        assert expect_refused(group, site).api_code == 2004
+        assert "[code: 2004]" in expect_refused(group, site)
 
 
 @pytest.mark.slow

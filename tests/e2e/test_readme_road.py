@@ -386,8 +386,7 @@ def test_a_stranger_with_an_unregistered_key_is_turned_away(road: Road, tmp_path
         port=free_port(),
     )
     with ProcessGroup() as group:
-        refusal = expect_refused(group, node)
-    assert (refusal.exit_code, refusal.api_code) == (305, 2004)
+        assert expect_refused(group, node).startswith("[code: 2004]")
 
 
 def test_every_daemon_is_a_process_of_its_own(road: Road) -> None:
