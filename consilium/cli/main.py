@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from common import __version__
 from common.canonical import MAX_INTEGER
-from common.errors import ConsiliumError, LedgerCorrupt, StorageFailed
+from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, StorageFailed
 from common.system_errors import DISK, explain
 from consilium.cli.say import interruptible, say, say_unexpected
 
@@ -231,6 +231,12 @@ def main() -> None:
         reason, remedy = explain(error)
         say(f"error: {reason}; to fix: {remedy}", err=True)
         raise SystemExit(StorageFailed.exit_code if error.errno in DISK else 1) from None
+    except UnicodeEncodeError as error:
+        if verbose or sys.getfilesystemencoding() == "utf-8":
+            raise
+        limit = f"names of files in {sys.getfilesystemencoding()}, the encoding of this locale"
+        remedy = "set LC_ALL=C.UTF-8 for all commands of this site, also where its daemons are started"
+        _fail(InvalidInput("name of a file", value=ascii(error.object), limit=limit, remedy=remedy), verbose=False)
     except Exception as error:
         sqlite3 = sys.modules.get("sqlite3")  # help and completion do not import it
         if sqlite3 is None or not isinstance(error, sqlite3.Error):

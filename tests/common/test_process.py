@@ -314,3 +314,18 @@ def test_a_unix_socket_is_made_found_and_asked_in_a_folder_of_any_length(tmp_pat
         thread.join(600)
         assert accepts(path)
     assert not accepts(path)
+
+
+def test_a_daemon_reads_names_of_files_in_the_encoding_of_the_command_that_starts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A patient whose name has an umlaut would otherwise be another patient to the worker than to the training."""
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setenv("PYTHONCOERCECLOCALE", "0")
+    asked = "import sys; print(sys.getfilesystemencoding())"
+    here, daemon = (
+        subprocess.run([sys.executable, "-c", asked], env=env, capture_output=True, text=True, check=True).stdout
+        for env in (dict(os.environ), base_env())
+    )
+    assert here == daemon == "ascii\n"

@@ -445,6 +445,18 @@ def test_a_file_system_without_locks_is_one_line_with_a_remedy(monkeypatch):
     assert "No locks available; to fix: use a folder on a file system with locks" in result.stderr
 
 
+def test_a_locale_that_cannot_name_a_file_is_one_line_with_a_remedy(monkeypatch):
+    def latin(*_, **__):
+        "Iğdır".encode("iso8859-1")
+
+    monkeypatch.setattr(os, "mkdir", latin)
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
+    words = ("study", "init", "/srv/x/y", "--name", "n", "--labels", "a,b", "--grid", "16,16,16", "--queries", "4")
+    result = consilium(*words, "--quorum", "2")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert "the encoding of this locale; to fix: set LC_ALL=C.UTF-8" in result.stderr
+
+
 def test_the_new_ledger_verifies(study):
     directory, _ = study
     key = directory / "keys" / "ledger.key"
