@@ -23,6 +23,7 @@ from typer.core import TyperGroup
 from common import __version__
 from common.canonical import MAX_INTEGER
 from common.errors import ConsiliumError, InvalidInput, LedgerCorrupt, StorageFailed
+from common.plain import plain
 from common.system_errors import DISK, explain
 from consilium.cli.say import interruptible, say, say_unexpected
 
@@ -106,15 +107,24 @@ def _bounded(kind: Any) -> Any:
     return made
 
 
-def _not_blank(kind: Any) -> Any:
-    """Return a path option's type that refuses a blank path, which an unset variable of a shell leaves behind.
+def _checked(kind: Any) -> Any:
+    """Return the type of a path or text option that refuses what no command can use.
 
-    Such a path would otherwise mean the folder in which the command was started.
+    A blank path, which an unset variable of a shell leaves behind, would otherwise mean the folder in which the command
+    was started. A link that leads to itself, and a text that is not UTF-8, would end in a traceback.
     """
 
     def convert(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and not value.strip():
-            kind.fail("the path is empty: give a path, or . for the folder in which you are.", param, ctx)
+        if isinstance(value, str) and kind.name == "path":
+            if not value.strip():
+                kind.fail("the path is empty: give a path, or . for the folder in which you are.", param, ctx)
+            try:
+                os.stat(value)
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    kind.fail(f"{plain(value)} is a symbolic link that leads to itself: give another path.", param, ctx)
+        elif isinstance(value, str) and any("\ud800" <= one <= "\udfff" for one in value):
+            kind.fail(f"{plain(value)} is not UTF-8: type it in UTF-8.", param, ctx)
         return kind.convert(value, param, ctx)
 
     made = copy(kind)
@@ -123,12 +133,12 @@ def _not_blank(kind: Any) -> Any:
 
 
 def _prepare(command: click.Command) -> None:
-    """Limit a command's numbers and paths, escape brackets in its help, and suggest each command name only once."""
+    """Check numbers, paths and texts, escape brackets in the help, and suggest each command name only once."""
     for parameter in command.params:
         if parameter.type.name.split()[0] in ("integer", "float"):
             parameter.type = _bounded(parameter.type)
-        elif parameter.type.name == "path":
-            parameter.type = _not_blank(parameter.type)
+        elif parameter.type.name in ("path", "text"):
+            parameter.type = _checked(parameter.type)
     if isinstance(command, TyperGroup):
         command.suggest_commands = not _CLICK_SUGGESTS
     if getattr(command, "rich_markup_mode", None) is not None:

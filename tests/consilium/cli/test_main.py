@@ -233,6 +233,16 @@ def test_no_command_takes_an_empty_path_for_the_folder_in_which_it_was_started(t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_link_to_itself_and_a_text_that_is_not_utf8_are_refused_without_a_traceback(tmp_path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    kit = ("site", "init", "--kit", str(tmp_path), "--data", str(tmp_path), "--site-dir", str(tmp_path / "loop"))
+    case = ("site", "withdraw-patient", os.fsdecode(b"\xff"), "--site-dir", str(tmp_path))
+    for words, why in ((kit, "leads to itself"), (case, "is not UTF-8")):
+        told = consilium(*words)
+        assert told.returncode == 2
+        assert why in " ".join(told.stderr.split())
+
+
 def test_every_command_checks_its_output_before_it_does_anything(tmp_path) -> None:
     """`ledger rotate-sealing-key` changed the key, and then could not write the notice of it."""
     outputs = [one for _, command in command_reference.commands() for one in command.params if one.name == "out"]
