@@ -506,8 +506,9 @@ def revoke(workspace: Workspace, name: str, *, unregister: Callable[[int], None]
         True if SuperLink withdrew the node; False if SuperLink could not be reached.
 
     Raises:
-        InvalidInput: If no such site is admitted.
+        InvalidInput: If the directory is no study's, or if no such site is admitted.
     """
+    workspace.study()
     with workspace.changing_sites():
         admitted = _admitted(workspace)
         if name not in {node.site for node in admitted}:

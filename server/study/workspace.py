@@ -498,12 +498,8 @@ class Workspace:
         """Hold the lock of the lists of sites inside the block, so that concurrent changes are not lost.
 
         It waits while another process holds the lock.
-
-        Raises:
-            InvalidInput: If the directory does not exist, or is no study's.
         """
         self.check_there()
-        self.study()
         with (self.root / "sites.lock").open("a") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
