@@ -191,7 +191,7 @@ class CodecConfig(TomlSection):
         return terms_of(self.protocol_name)
 
 
-AUGMENTATIONS = ("smooth", "wide", "wide-mirror", "rotate-mirror")
+AUGMENTATIONS = ("smooth", "wide", "wider", "wide-mirror", "rotate-mirror")
 NETWORKS = ("unet", "residual", "paper-unet", "dynunet")
 
 
@@ -206,7 +206,8 @@ class TrainingConfig(TomlSection):
         learning_rate: First learning rate.
         patch: Size in voxels of random training patches; volumes are then predicted by a sliding window of this size.
             Empty for whole volumes.
-        augmentation: ``smooth``, ``wide``, ``wide-mirror`` or ``rotate-mirror`` (:mod:`common.models.augmentation`).
+        augmentation: ``smooth``, ``wide``, ``wider``, ``wide-mirror`` or ``rotate-mirror``
+            (:mod:`common.models.augmentation`).
         amp: Mixed precision, in bfloat16 if the device has it.
         network: Name of the U-Net (:func:`common.models.unet.definition`).
         modality_dropout: Probability that a channel is set to 0 in a training step, so that the network learns to do

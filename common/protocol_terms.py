@@ -103,7 +103,7 @@ PROTOCOLS: Mapping[str, ProtocolTerms] = MappingProxyType(
             "server.protocols.appearance.protocol:Appearance",
             framed=True,
             teacher={"steps": 100},
-            student={"steps": 1200, "augmentation": "wide"},
+            student={"steps": 1200, "augmentation": "wider"},
             scattered={"steps": 400, "augmentation": "wide-mirror"},
             prospects=GainFactors(
                 query="an appearance query",

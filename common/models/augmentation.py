@@ -9,6 +9,8 @@ where the tensors are.
                    and target are resampled once and together, which saves time.
 ``wide``           As ``smooth``, with larger ranges: rotations about the third axis of up to 0.8 rad, scalings of up to
                    30 %, and stronger changes of contrast, brightness and noise.
+``wider``          As ``wide``, with rotations of up to 1.2 rad, scalings of up to 45 %, and changes of contrast,
+                   brightness and noise that are about twice as large.
 ``wide-mirror``    As ``wide``, and each of the first two axes is mirrored in half of the samples. Only for structures
                    that keep their label in a mirror image.
 ``rotate-mirror``  Half of the samples are rotated or mirrored, the others unchanged, as in Fay et al. 2021, "Base
@@ -61,6 +63,7 @@ class Ranges:
 
 SMOOTH = Ranges((0.25, 0.25, 0.25), 0.15, (0.7, 1.5), 0.2, 0.15)
 WIDE = Ranges((0.25, 0.25, 0.8), 0.3, (0.6, 1.7), 0.3, 0.2)
+WIDER = Ranges((0.25, 0.25, 1.2), 0.45, (0.45, 2.2), 0.6, 0.4)
 MIRRORED = replace(WIDE, mirrored=(0, 1))
 
 
@@ -185,6 +188,7 @@ def _rotate_or_mirror() -> Compose:
 AUGMENTS: Mapping[str, Augment] = {
     "smooth": smooth,
     "wide": partial(smooth, within=WIDE),
+    "wider": partial(smooth, within=WIDER),
     "wide-mirror": partial(smooth, within=MIRRORED),
     "rotate-mirror": _rotate_mirror,
 }

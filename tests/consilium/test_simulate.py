@@ -244,7 +244,7 @@ def test_a_hospital_of_one_patient_lowers_nobodys_voters(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("found", "protocol", "augmentation"),
-    [(0.5, "joint", "smooth"), (0.3, "appearance", "wide"), (0.05, "appearance", "wide-mirror")],
+    [(0.5, "joint", "smooth"), (0.3, "appearance", "wider"), (0.05, "appearance", "wide-mirror")],
 )
 def test_how_to_ask_and_to_train_is_one_rule_about_public_label_maps_in_plan_demo_and_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: float, protocol: str, augmentation: str

@@ -1,4 +1,4 @@
-"""MONAI's transforms that are equal to the augmentations ``smooth``, ``wide`` and ``wide-mirror``."""
+"""MONAI's transforms that are equal to the augmentations ``smooth``, ``wide``, ``wider`` and ``wide-mirror``."""
 
 from __future__ import annotations
 
@@ -12,27 +12,33 @@ from monai.transforms import (
     RandShiftIntensityd,
 )
 
+TURN = {"smooth": 0.25, "wide": 0.8, "wider": 1.2}
+SCALE = {"smooth": 0.15, "wide": 0.3, "wider": 0.45}
+GAMMA = {"smooth": (0.7, 1.5), "wide": (0.6, 1.7), "wider": (0.45, 2.2)}
+BRIGHT = {"smooth": 0.2, "wide": 0.3, "wider": 0.6}
+NOISE = {"smooth": 0.15, "wide": 0.2, "wider": 0.4}
+
 
 def monais(grid: tuple[int, ...], *, kind: str = "smooth") -> Compose:
     """Return MONAI's transforms that are equal to an augmentation."""
-    wide = kind != "smooth"
     mirrored = (0, 1) if kind == "wide-mirror" else ()
+    kind = kind.removesuffix("-mirror")
     return Compose(
         [
             RandAffined(
                 keys=["image", "target"],
                 prob=0.9,
-                rotate_range=(0.25, 0.25, 0.8 if wide else 0.25),
+                rotate_range=(0.25, 0.25, TURN[kind]),
                 shear_range=(0.08,) * 6,
                 translate_range=[n / 12 for n in grid],
-                scale_range=(0.3 if wide else 0.15,) * 3,
+                scale_range=(SCALE[kind],) * 3,
                 mode="bilinear",
                 padding_mode="border",
             ),
-            RandAdjustContrastd(keys=["image"], prob=0.5, gamma=(0.6, 1.7) if wide else (0.7, 1.5)),
-            RandScaleIntensityd(keys=["image"], prob=1.0, factors=0.3 if wide else 0.2),
-            RandShiftIntensityd(keys=["image"], prob=1.0, offsets=0.3 if wide else 0.2),
-            RandGaussianNoised(keys=["image"], prob=0.5, std=0.2 if wide else 0.15),
+            RandAdjustContrastd(keys=["image"], prob=0.5, gamma=GAMMA[kind]),
+            RandScaleIntensityd(keys=["image"], prob=1.0, factors=BRIGHT[kind]),
+            RandShiftIntensityd(keys=["image"], prob=1.0, offsets=BRIGHT[kind]),
+            RandGaussianNoised(keys=["image"], prob=0.5, std=NOISE[kind]),
             *(RandFlipd(keys=["image", "target"], prob=0.5, spatial_axis=axis) for axis in mirrored),
         ]
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.models.augmentation import AUGMENTS
+from common.models.augmentation import AUGMENTS, SMOOTH, WIDE, WIDER, Ranges, affine
 from tests.common.models.monai_augmentation import monais
 
 
@@ -22,7 +22,7 @@ def balls() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("grid", [(16, 16, 16), (12, 20, 10)])
-@pytest.mark.parametrize("kind", ["smooth", "wide", "wide-mirror"])
+@pytest.mark.parametrize("kind", ["smooth", "wide", "wider", "wide-mirror"])
 def test_smooth_and_wide_are_monais_transforms_with_the_same_seed(kind: str, grid: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(2, *grid, generator=generator)
@@ -51,6 +51,13 @@ def test_augmentation_moves_image_and_target_alike_and_never_mirrors(kind: str) 
         where = [np.average(np.arange(16), weights=target[c].sum(axis=(1, 2))) for c in (1, 2)]
         left_right.append(where[0] < where[1])
     assert all(left_right)
+
+
+@pytest.mark.parametrize("within", [SMOOTH, WIDE, WIDER])
+def test_no_drawn_transform_mirrors(within: Ranges) -> None:
+    draws = np.random.default_rng(0)
+    found = [np.linalg.det(affine(draws.uniform(size=15), (40, 24, 16), within)[:, :3]) for _ in range(1000)]
+    assert min(found) > 0
 
 
 def test_rotate_mirror_leaves_half_of_the_samples_and_turns_or_mirrors_the_others() -> None:
