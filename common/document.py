@@ -334,7 +334,7 @@ def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _kind(hint: Any, what: str) -> _Kind:
-    """Return the functions that read and write a type with its marks; errors name the field ``what``."""
+    """Return the functions that read and write values of an annotated type. Errors call the field ``what``."""
     bare, marks = _bare(hint)
     kind = _DIGITS if AS_TEXT in marks else _bare_kind(bare, what)
     counts = [mark.check for mark in marks if isinstance(mark, Count)]

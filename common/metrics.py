@@ -179,10 +179,10 @@ def lesion_wise(
 ) -> tuple[tuple[float, float], ...]:
     """Return Dice and HD95 in mm of every structure as BraTS 2023 scores them: lesion by lesion, then the mean.
 
-    A lesion is a 26-connected part of the dilated true map. All predicted parts that touch a lesion together are its
-    prediction. A lesion of at most :data:`LESION_LEAST_MM3` is not counted. A missed lesion, and a predicted part that
-    touches no lesion, count as Dice 0 and 374 mm. A structure without any counted lesion or part has Dice 1 and 0 mm,
-    while :func:`dice_per_class` returns nan for a structure in neither map.
+    A lesion is a 26-connected part of the dilated true map. Its prediction is the union of all predicted parts that
+    touch it. A lesion of at most :data:`LESION_LEAST_MM3` is not counted. A missed lesion, and a predicted part that
+    touches no lesion, count as Dice 0 and 374 mm. A structure without any counted lesion or part has Dice 1 and 0 mm.
+    :func:`dice_per_class`, in contrast, returns nan for a structure in neither map.
 
     Args:
         prediction: Label map, [x, y, z].

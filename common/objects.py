@@ -293,9 +293,9 @@ def check_room(folder: Path) -> None:
 
 
 def append_line(path: Path, line: bytes, *, mode: int | None = None) -> None:
-    """Append a line to a file; first end its last line if a crash or a full disk cut it off.
+    """Append a line to a file.
 
-    Otherwise the two would become one line that nobody can read.
+    If a crash or a full disk cut off the file's last line, first add a line break, so that the new line is readable.
 
     Args:
         path: The file.
@@ -343,7 +343,10 @@ def name_new(draft: Path, path: Path) -> None:
 
 
 def _give_owner(descriptor: int, path: Path) -> None:
-    """If root writes, give an open file the owner of the file at ``path``, else of its folder."""
+    """Give an open file the owner of the file at ``path``, or of the folder if there is no file at ``path``.
+
+    Only root does this, and not in a folder such as /tmp, where anybody may create files.
+    """
     folder = path.parent.stat()
     if os.geteuid() != 0 or folder.st_mode & stat.S_ISVTX:  # in /tmp the file at ``path`` may be anybody's
         return

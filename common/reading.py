@@ -139,7 +139,7 @@ def read_text(path: Path, *, what: str, most_bytes: int, remedy: str = "", absen
 
 
 def lenient_json(text: str | bytes) -> Any:
-    """Parse a JSON text that the caller can do without. NaN is allowed, because older records contain it.
+    """Parse a JSON text for a caller that handles invalid JSON. NaN is allowed, because older records contain it.
 
     Args:
         text: The text.

@@ -322,7 +322,7 @@ class SiteFacts:
         pool's cap and spending, the numbers of accepted queries, of queries with a receipt and of declined offers, and
         alarms. It does not depend on the patients' data.
 
-        ``at_least`` is present only if there is a doubt, and gives the reason.
+        If the spending may be larger than stated, ``at_least`` gives the reason; otherwise this key is absent.
         """
         return {
             "site": self.site,

@@ -122,7 +122,7 @@ def _metadata(result: Adapted, study: Study, bundle: Bundle) -> dict[str, object
 def _inference(study: Study, recipe: TrainingConfig, *, together: bool) -> dict[str, object]:
     """Return the student's inference workflow, changed to load the adapted network's weights.
 
-    With ``together`` it averages the predictions of two networks.
+    With ``together``, the workflow averages the predictions of the adapted network and a second network.
     """
     own = inference(study, recipe)
     found: dict[str, object] = json.loads(json.dumps(own).replace(WEIGHTS, SEEN_WEIGHTS))

@@ -509,7 +509,10 @@ def _structures(
 
 
 def _own_pairs(case: Case, data: DataConfig, given: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-    """Map labels by the case's own table, which need not name every label of the study."""
+    """Return pairs of a value in the case's label map and the study's label, by the case's own table of label names.
+
+    Returns no pair if the table names every label of the study under the study's own value.
+    """
     pairs = _mapped(dict(case.label_names), data, given)
     everything = {value for value, _ in pairs} == set(range(len(data.labels)))
     return () if everything and all(value == target for value, target in pairs) else pairs

@@ -244,7 +244,7 @@ def _channel_names(metadata: Path) -> dict[str, str]:
 
 
 def _copied(source: Path, target: Path) -> ForeignKind:
-    """Copy a model into the site and return its kind, recognised by its content. Nothing of it is run or unpickled."""
+    """Copy a model into the site, and return its kind. The model's files are read, but never run or unpickled."""
     if not source.exists():
         raise InvalidInput(
             "a teacher's file or folder", value=str(source), limit="an existing path", remedy="check the path"

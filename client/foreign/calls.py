@@ -42,7 +42,7 @@ Line = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class SystemCalls:
-    """The numbers of the listed system calls on one kind of machine, by the calls' names."""
+    """The system calls in ``calls.toml``: each call's number on one kind of machine, by the call's name."""
 
     machine: int
     allowed: dict[str, int]

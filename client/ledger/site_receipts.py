@@ -254,7 +254,7 @@ def _check_paid(receipt: Receipt, books: SiteBooks) -> None:
     Three exceptions are allowed:
 
     1. Charges that the server marks as lost may take the pool beyond its cap, but by no more than the cost of all
-       accepted queries without a receipt. This limit holds after the end of an alarm, too.
+       accepted queries without a receipt. This limit also holds after a person has ended an alarm.
     2. After a recovery of the server's ledger, each query may be released once more, because the server may have lost
        its answer.
     3. If this site's ledger lost rows, a release in a sealed study counts as paid, because the row that accepted it may

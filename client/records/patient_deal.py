@@ -468,7 +468,7 @@ def save_slots(path: Path, slots: Slots) -> None:
 
 
 def load_slots(path: Path) -> Slots:
-    """Read stored slots; a file of schema 1, from before withdrawals existed, gets a new key.
+    """Read stored slots. A file of schema 1 is older than withdrawals and has no key; its slots get a new key.
 
     Args:
         path: The file of the slots.

@@ -328,10 +328,10 @@ def dealt(config: SiteConfig) -> str | None:
 
 
 def check_trained(config: SiteConfig, study: Study, ledger: SiteLedger, served: Sequence[str]) -> None:
-    """With unit patient, refuse a teacher that no recorded training made with this pool's assignment of patients.
+    """In a study of unit patient, refuse teachers without a recorded training on this pool's assignment of patients.
 
-    With unit patient, one patient may influence one voter only. This holds because patients are assigned to voters
-    before any training. Weights put in by hand, or trained on another assignment, may have seen every patient.
+    In such a study, one patient may influence one voter only. This holds because patients are assigned to voters before
+    any training. Weights put in by hand, or trained on another assignment, may have seen every patient.
 
     Args:
         config: The site's policy.

@@ -50,8 +50,8 @@ class Reference:
         name: Name in texts.
         answer: The model, as a function from a volume to probabilities.
         public: True if it was made without any site's data. A student that scores lower than it is of no use.
-        without: Function that takes a voter's number and returns the model without this voter; None if no other voter
-            has a teacher. The result scores the cases that the voter was trained on.
+        without: Function that takes a voter's number and returns the model without this voter's teacher; None if no
+            other voter has a teacher. The student is compared with this model on the cases of the left-out voter.
     """
 
     name: str

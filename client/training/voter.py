@@ -233,9 +233,9 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
 
 
 def _part(slots: Sequence[tuple[LabelledScan, ...]], task: VoterTask) -> VoterData:
-    """Collect the volumes of these patients, each with its patient's position among them.
+    """Join the scans of all patients to arrays, and number each scan's patient by the patient's position in ``slots``.
 
-    Without patients the arrays are empty and have the same other dimensions.
+    Without patients, the first dimension of the arrays is 0.
     """
     examples = list(chain(*slots))
     grid, channels = task.data.grid, len(task.data.channels)
@@ -317,13 +317,13 @@ def _record(task: VoterTask, report: VoterReport, identity: str, *, result: Trai
 
 
 def is_finished(task: VoterTask) -> bool:
-    """Tell whether a private task's folder holds the finished teacher of this training, with these data settings.
+    """Tell whether a private task's folder contains a finished teacher of the same training and data settings.
 
     Args:
         task: The task of a private training.
 
     Returns:
-        True if training the task again would keep that teacher.
+        True if a further training of the task would keep the teacher.
     """
     return _finished(task.directory, _identity(task, [], [])) is not None
 

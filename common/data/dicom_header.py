@@ -68,9 +68,7 @@ _TEXTS = {0x00280008: "frames", 0x0020000E: "series"}
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """The pixels that a header announces: [frames, rows, columns] of ``samples`` values of ``bits`` bits, and the
-    series' UID.
-    """
+    """Size of an image by its header, and its series' UID. Each pixel has ``samples`` values of ``bits`` bits."""
 
     rows: int
     columns: int

@@ -241,7 +241,7 @@ class _Source:
 
 
 def _header(source: _Source) -> tuple[nib.Nifti1Header, int]:
-    """Return the unrepaired header, and the smallest possible offset of the voxels."""
+    """Return the header as the file states it, and the smallest offset in bytes at which voxels can begin."""
     start = source.start(348)
     if not start:
         raise InvalidInput("volume file is empty", remedy="copy or export it again")

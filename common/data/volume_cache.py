@@ -76,7 +76,7 @@ class VolumeCache:
             array: The array.
 
         Returns:
-            The array itself as long as the budget lasts; after that, the file that it was written to.
+            The array itself if the memory for arrays suffices; otherwise the file that it was written to.
         """
         if array.nbytes <= self._left:
             self._left -= array.nbytes

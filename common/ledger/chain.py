@@ -490,9 +490,9 @@ class Chain:
 
     @contextmanager
     def _rolled_back(self) -> Iterator[None]:
-        """Run the context in the transaction that the caller has begun, and then end the transaction without writing.
+        """At the end of the context, roll back the transaction that the caller has begun.
 
-        After a read error SQLite may have ended the transaction already.
+        SQLite may have ended the transaction already, after a read error.
         """
         try:
             yield

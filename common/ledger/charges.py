@@ -269,7 +269,7 @@ def check_roster(roster: Roster) -> Roster:
 
 @dataclass(frozen=True, slots=True)
 class RosterRecord(Document):
-    """A roster in a row of its own. Later rows and receipts refer to it by its :attr:`id`."""
+    """A ledger row that contains only a roster. Later rows and receipts refer to the roster by its :attr:`id`."""
 
     roster: Roster
     _id: str = field(default="", init=False, repr=False, compare=False)

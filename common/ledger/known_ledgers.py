@@ -158,7 +158,7 @@ class KnownLedgers(dict[str, KnownLedger]):
         self[receipt.ledger_id] = replace(known, owed=known.owed + charges, losses=known.losses + receipt.losses)
 
     def owe_nothing(self) -> None:
-        """Forget the charges of contradicting receipts, because this site's own ledger was the older copy."""
+        """Forget the charges of receipts that contradicted this site's ledger, once it proved an older copy."""
         for ledger_id, known in self.items():
             held = self._held.get(ledger_id, {})
             self._held[ledger_id] = {place: one for place, one in held.items() if one.accepted}

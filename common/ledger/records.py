@@ -202,8 +202,7 @@ class RecoveredRecord(Document):
 
 @dataclass(frozen=True, slots=True)
 class LostRecord(Document):
-    """Charges that are entered a second time: they were lost when an older copy of the server's ledger was restored,
-    and no receipt proves them.
+    """Charges that were lost when an older copy of the server's ledger was restored, entered again without a receipt.
 
     Attributes:
         pools: Lost charges by pool, under the pool's protection.
@@ -212,11 +211,11 @@ class LostRecord(Document):
             charges all remaining budget instead, number of this ledger's row before the record.
         kept_hash: Hash of the standing file's newest row. None if the record charges all remaining budget, and in rows
             of earlier versions.
-        fork: Newest row that the standing file names and that this ledger contains or had charged before. The charges
-            are those after this row. None in rows of earlier versions.
-        marks: The other rows after ``fork`` that the standing file names, newest first. None if it names none, and in
-            rows of earlier versions.
-        charged: The field of this name in the standing file.
+        fork: Newest row named by the standing file that this ledger contains, or whose charges an earlier recovery
+            entered. This record has the charges after that row. None in rows of earlier versions.
+        marks: The other rows after ``fork`` in the standing file, newest first. None if there are none, and in rows of
+            earlier versions.
+        charged: Rows that an earlier recovery charged; see :class:`~common.ledger.rollback_guard.ServerStanding`.
     """
 
     pools: Spends
@@ -458,9 +457,9 @@ class RestoredRecord(Document):
         kept_row: Number of the newest row in the standing file from which the charges were computed. 0 if there was no
             standing file; then everything that caps and budgets had left is charged.
         kept_hash: Hash of that row; None if there was no standing file, and in rows of earlier versions.
-        fork: Newest row that the standing file names and that this ledger contains or had charged before. The charges
-            are those after this row. None in rows of earlier versions.
-        marks: The other rows after ``fork`` that the standing file names, newest first. None if it names none, and in
+        fork: Newest row named by the standing file that this ledger contains, or whose charges an earlier recovery
+            entered. This record has the charges after that row. None in rows of earlier versions.
+        marks: The other rows after ``fork`` that the standing file names, newest first. None if there are none, and in
             rows of earlier versions.
     """
 

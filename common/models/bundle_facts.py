@@ -185,7 +185,7 @@ class LibraryVersions:
 
     @classmethod
     def here(cls) -> LibraryVersions:
-        """Return the versions in this process."""
+        """Return the versions of the libraries that this process has loaded."""
         return cls(
             monai=monai.__version__,
             pytorch=str(torch.__version__),

@@ -41,7 +41,7 @@ class PlainEncoder:
 
     @property
     def volume_key(self) -> Hashable:
-        """A constant, because all queries with the same codec are encoded alike."""
+        """A constant, because a volume's code depends only on the prediction and the codec."""
         return "per-volume"
 
     def of_volume(self, probabilities: Float[np.ndarray, "k x y z"], image: ImageOf) -> Float[np.ndarray, "l"]:

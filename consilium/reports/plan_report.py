@@ -39,7 +39,7 @@ def delta_warning(plan: Plan, *, patients: int | None) -> str | None:
 class PlannedStudy(StrEnum):
     """The study that a plan is about.
 
-    All rows of the plan's table are about this study. A row about another study says so.
+    A row of the plan's table is about this study, unless the row names another study.
 
     Attributes:
         RECOMMENDED: The study that is recommended for the budget.

@@ -136,7 +136,7 @@ class RelayTransport:
 
 
 def _only(kind: FrameKind, frame: RelayFrame, *, what: str) -> RelayFrame:
-    """Return the frame if it is of the given kind; otherwise raise InvalidInput, which names it as ``what``."""
+    """Return a frame of the given kind; raise InvalidInput for another kind. The error calls the frame ``what``."""
     if frame.kind is not kind:
         raise InvalidInput(f"kind of {what}", value=frame.kind, limit=kind.name, remedy=SAME_VERSION)
     return frame

@@ -141,7 +141,7 @@ class SealedSums(Aggregator):
         """End the run before these queries because too few sites are left.
 
         Raises:
-            QuorumNotReached: If the sites with budget left reach the quorum, but not without those that left a draw
+            QuorumNotReached: If the sites with budget left reach the quorum only together with sites that left a draw
                 incomplete in this run.
         """
         waits = (

@@ -114,7 +114,7 @@ class VolumeFacts:
 
     @property
     def suspicion(self) -> float:
-        """The sum of ``doubt`` and ``moved``; labels with larger values should be reviewed first."""
+        """The sum of ``doubt`` and ``moved``, None counting as 0. Labels with larger sums should be reviewed first."""
         return (self.doubt or 0.0) + (self.moved or 0.0)
 
 

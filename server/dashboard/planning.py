@@ -50,7 +50,7 @@ class PlannerForm(BaseModel, frozen=True):
 
 
 def form_of(study: Study, *, hospitals: int, stds: Sequence[float]) -> PlannerForm:
-    """Return the planner's values for a study's own settings, without checking them against the form's limits.
+    """Return a study's settings as values of the Planner page, without checking the limits of that page.
 
     Args:
         study: The study.

@@ -59,7 +59,7 @@ class _Transaction:
 
     @cached_property
     def pools(self) -> tuple[frozenset[str], ...]:
-        """The pools that each item charged."""
+        """The names of the pools that each of :attr:`items` charged, in the order of ``items``."""
         found: list[frozenset[str]] = []
         roster, names = Roster(), frozenset[str]()
         for item in self.items:
