@@ -33,7 +33,7 @@ RECIPE = TrainingConfig(channels=(4, 8), steps=2)
 
 @dataclass
 class Consortium:
-    """Public cases that no study asked about yet, and the hospitals' first directories."""
+    """Hospitals' directories for their first study, and public cases that no study has asked about yet."""
 
     root: Path
     public: list[Case]
@@ -41,7 +41,7 @@ class Consortium:
     first: Workspace
 
     def study(self, name: str, *, epsilon: float, ledger: Path | None, behind: Workspace | None = None) -> Workspace:
-        """A study of its own volumes and codec, set up and ready for sites; behind another one's port if given."""
+        """Set up a study with volumes and a codec of its own, on the port of the study ``behind`` if one is given."""
         study = make_study(
             name=name,
             data=study_data(2),
@@ -63,7 +63,7 @@ class Consortium:
         return workspace
 
     def join(self, workspace: Workspace) -> dict[str, Path]:
-        """Every hospital joins with the books it has, and serves the teachers it has."""
+        """Let every hospital join the study with its existing ledger and its present teachers."""
         joined = {}
         for name, existing in self.sites.items():
             kit = self.root / "kits" / f"{workspace.root.name}-{name}"
@@ -101,7 +101,7 @@ def costs(workspace: Workspace) -> Fraction:
 
 
 def collect(workspace: Workspace) -> None:
-    """Run a study until its answers are in; no student is trained here."""
+    """Run a study until its answers are released, and train no student."""
 
     def stop(event: dict) -> None:
         if event["event"] == "released":

@@ -1,4 +1,4 @@
-"""Hospitals whose worker sends what it likes in place of its code and noise; nothing else of the daemons is changed."""
+"""Lets hospitals send false codes or noise. Their daemons are otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SPOILS = "np.full(code.shape, 1 << 60, dtype=np.int64)"
 
 
 def pushes_then(first: float, later: float, *, sites: int) -> str:
-    """The first so many m·R against its own vote while the roster has so many sites, and the later once it has not."""
+    """Push by ``first`` times m·R while the roster has ``sites`` members, and by ``later`` times m·R after that."""
     return pushes(f"({first} if len(roster.members) == {sites} else {later})")
 
 
 def pushes(times: float | str) -> str:
-    """So many m·R against its own vote, where an honest site's code is m·R long at most."""
+    """Send ``times`` m·R in the direction opposite to the site's own vote. An honest code has at most length m·R."""
     along = "code / max(1.0, float(np.sqrt((code.astype(float) ** 2).sum())))"
     return f"np.rint(-{times} * longest * {along}).astype(np.int64)"
 
@@ -51,7 +51,7 @@ main()
 
 
 def serving(says: Mapping[str, str], *, program: str = SEALED) -> Callable[..., DaemonSpec]:
-    """What starts a site's worker, for ``client.operations.daemons.worker``: those of ``says`` send that."""
+    """Return a replacement for ``client.operations.daemons.worker``: sites in ``says`` send what it states."""
 
     def start(site_dir: Path, *, socket: Path | None = None) -> DaemonSpec:
         spec = worker(site_dir, socket=socket)

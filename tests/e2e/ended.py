@@ -1,4 +1,4 @@
-"""A study that ended, and what must hold of it: both books agree, and the open release is the paper's."""
+"""Checks a study that has ended: server and hospitals booked the same charges, and an open release is the paper's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from server.study.workspace import Workspace
 
 @dataclass(frozen=True)
 class Ended:
-    """A study that ran to its end, and its certificate's facts."""
+    """A study that has run to its end, and the facts of its certificate."""
 
     workspace: Workspace
     sites: dict[str, Path]
@@ -27,7 +27,7 @@ class Ended:
 
 
 def books_agree(study: Ended) -> None:
-    """Every ledger verifies, both sides booked the same, and the certificate says that and no less."""
+    """Check that all ledgers verify, that server and sites booked the same charges, and that the certificate agrees."""
     with Ledger.open(study.workspace.ledger_file) as ledger:
         answers = ledger.answers(study.workspace.study().id)
         spent = {site.name: ledger.spent(site.pool).mu_squared for site in study.workspace.sites()}

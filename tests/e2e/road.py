@@ -107,9 +107,9 @@ def memory_with_one_reply(road: Road, read: Callable[[int], bytes] | None = None
 
 
 def files_now(folders: Iterable[Path]) -> Iterator[tuple[Path, bytes]]:
-    """Every file below folders whose daemons are running, with what it holds.
+    """Yield every file below the folders, with its content, while daemons may write there.
 
-    A name that is gone before it is read is left out: SQLite's -wal and -shm come and go with its connections.
+    A file that disappears before it is read is left out. SQLite creates and removes its -wal and -shm files.
     """
     for path in (path for folder in folders for path in sorted(folder.rglob("*"))):
         try:
@@ -129,7 +129,7 @@ def known_codes(sites: Iterable[Path], queries: Iterable[str]) -> list[NDArray[n
 
 
 def spellings(code: NDArray[np.int64]) -> tuple[bytes, ...]:
-    """A code as it could be told apart among other bytes: on the grid, in units of C, in numbers and as text."""
+    """Return the byte strings that a code may be stored as: as integers or in units of C, as numbers or as text."""
     real = code / 2.0**GRID_BITS
     raw = [code.astype(kind).tobytes() for kind in ("<i8", ">i8", "<i4", ">i4", "<f8", ">f8")]
     raw += [real.astype(kind).tobytes() for kind in ("<f8", ">f8", "<f4", ">f4")]
@@ -139,9 +139,10 @@ def spellings(code: NDArray[np.int64]) -> tuple[bytes, ...]:
 
 
 def found_in(content: bytes, codes: Iterable[NDArray[np.int64]]) -> bool:
-    """Whether one of the codes is there in any spelling.
+    """Return whether the content contains one of the codes in any spelling.
 
-    In one pass for all of them: four bytes of each spelling are looked for at every place, then the spelling there.
+    All codes are sought in one pass: first four bytes of each spelling at every position, then the whole spelling
+    there.
     """
     anchors: dict[int, list[tuple[bytes, int]]] = {}
     maybe = np.zeros(1 << 16, dtype=bool)
@@ -195,9 +196,9 @@ def build(
     gate: GateConfig = NO_GATE,
     data: DataConfig = DATA,
 ) -> tuple[Workspace, dict[str, Path]]:
-    """Make a study with its codec and volumes, and sites with trained teachers; nothing runs yet.
+    """Make a study with its codec and volumes, and sites with trained teachers. No daemon is started.
 
-    ``private``: how the teachers are trained, where they are trained privately.
+    ``private`` holds the settings of the teachers' private training, if they are trained privately.
     """
     phantoms = write_phantoms(root / "all", cases=len(names) * patients + privacy.planned_queries + 8, seed=1)
     cases = list(phantoms.cases)

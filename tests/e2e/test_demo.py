@@ -1,4 +1,4 @@
-"""`consilium demo` as a person runs it: interrupted in mid-study, run again, and looked at."""
+"""Runs `consilium demo` as a person does: interrupts it in the middle of the study, runs it again, reads the result."""
 
 from __future__ import annotations
 

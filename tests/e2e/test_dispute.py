@@ -1,7 +1,8 @@
-"""Two dishonest hospitals of four in a sealed study over real daemons: one spoils, one pushes 8 m·R against its vote.
+"""Tests a sealed study over real daemons in which two of four hospitals are dishonest.
 
-What the operator sees, the dispute that names both though one of them discloses nothing, and the gate that holds the
-student of the one that was kept.
+One hospital spoils the sum. The other pushes by 8 m·R against its own vote. Checked are the operator's messages, the
+dispute, and the gate. The dispute names both hospitals although one of them discloses nothing. The gate holds back the
+student, because the hospital that pushes was kept.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
 
 @pytest.fixture(scope="module")
 def stopped(road: Road) -> str:
-    """What `study run` says when its first draw was spoiled."""
+    """Return the message with which `study run` stops after its first draw was spoiled."""
     done = road.consilium("study", "run", str(road.workspace.root))
     assert done.returncode == 6, done.stdout + done.stderr
     return done.stderr
@@ -51,7 +52,7 @@ def stopped(road: Road) -> str:
 
 @pytest.fixture(scope="module")
 def judged(road: Road, stopped: str) -> dict:  # type: ignore[type-arg]
-    """The auditor's judgement of that draw: three disclose, the spoiler does not."""
+    """Return the auditor's judgement of the spoiled draw. Three hospitals disclose it, and the spoiler does not."""
     study, auditor, evidence = str(road.workspace.root), road.root / "auditor", road.root / "evidence.json"
     made = road.consilium("dispute", "keys", str(auditor))
     assert made.returncode == 0, made.stderr

@@ -214,7 +214,7 @@ def test_a_node_that_trusts_another_authority_never_gets_through(tmp_path: Path)
 
 @contextlib.contextmanager
 def echo_worker(node: SiteNode) -> Iterator[list[bytes]]:
-    """A worker that answers each body with its site's name; yields what it was asked."""
+    """Run a worker that answers each message with its site's name; yield the messages that it received."""
     asked: list[bytes] = []
 
     def handle(body: bytes, _context: object) -> bytes:
@@ -327,7 +327,7 @@ def test_no_flower_process_outlives_its_parent(tmp_path: Path, signum: signal.Si
 
 
 def commands(folder: Path) -> list[str]:
-    """Command lines of living processes whose environment names ``folder``: the kernel's word, not the code's."""
+    """Return the command lines, as the kernel states them, of processes whose environment contains ``folder``."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -1,7 +1,8 @@
-"""One bad case in a hundred, over the real commands and daemons: the site trains on ninety-nine and takes part.
+"""Tests a site with one bad case in a hundred, over the real commands and daemons.
 
-Its administrator sees which and why; nothing of it, no name and no count, reaches the server; a count does where the
-site's policy shares it and its administrator hands it over.
+The site trains on the other ninety-nine cases and takes part. Its administrator sees which case is bad, and why. The
+server learns neither the case's name nor the number of bad cases. It learns the number only if the site's policy shares
+it and the administrator hands it over.
 """
 
 from __future__ import annotations

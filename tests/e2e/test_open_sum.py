@@ -1,4 +1,4 @@
-"""What an open study leaves at the server, over real daemons: what the searches of a sealed one are held against."""
+"""Tests which codes an open study leaves at the server; searches of a sealed study are compared with this."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""docs/lab/paper-experiment.md as it is typed, from nothing to student, controls and certificate, with small volumes.
+"""Types all commands of docs/lab/paper-experiment.md, up to student, controls and certificate, with small volumes.
 
-Minutes of real daemons, so ``make test-experiment`` runs it and no other suite.
+It runs real daemons for minutes, so only ``make test-experiment`` runs it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ SMALLER = (
 
 
 def page_as_typed() -> list[str]:
-    """What docs/lab/paper-experiment.md says to type, block by block; of a console block the commands."""
+    """Return the text of each block of commands in docs/lab/paper-experiment.md, without the prompts."""
     found = re.findall(r"^```(console|sh)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     return [re.sub(r"^\$ ", "", text, flags=re.MULTILINE) for _, text in found]
 
 
 def walked(root: Path) -> tuple[Ended, str]:
-    """The page's study with made-up volumes, from nothing to its end: what a shell did, and what it printed."""
+    """Run the page's study with synthetic volumes to its end; return the ended study and the output of the shell."""
     task01, synthetic, as_it_fits, *rest = page_as_typed()
     assert "Task01_BrainTumour" in task01
     study, asked, hospitals, *last = rest

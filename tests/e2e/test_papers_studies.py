@@ -1,8 +1,9 @@
-"""Studies as the papers have them, over real daemons: private teachers by every strategy, and both PATE algorithms.
+"""Tests the papers' studies over real daemons: private teachers by every strategy, and both PATE algorithms.
 
-Two hospitals, two volumes and a few steps, from trained teachers to a certificate. What is looked at: each hospital's
-own ledger holds its training at the ε that an accountant written here gives, both books agree on what was released, and
-with aggregation ``open`` the server's answer is the sum of the hospitals' codes and its own noise.
+Each study has two hospitals, two volumes and a few training steps, and runs from trained teachers to a certificate.
+Three things are checked. Each hospital's ledger holds its training with the ε that this file's own accountant computes.
+Server and hospitals agree on what was released. With aggregation ``open``, the server's answer is the sum of the
+hospitals' codes and of noise that the server drew.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def ended(
 
 
 def also_elsewhere(names: Iterable[str], *, always: str) -> list[object]:
-    """Every name as a parameter; ``make test-experiment`` runs all of them, ``make test-slow`` one."""
+    """Return the names as parameters. ``make test-experiment`` runs all, ``make test-slow`` only ``always``."""
     return [pytest.param(name, marks=() if name == always else pytest.mark.faults) for name in sorted(names)]
 
 

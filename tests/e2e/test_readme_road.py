@@ -94,12 +94,12 @@ COMMANDS = documented()
 
 
 def plain(command: str) -> str:
-    """A command without what differs from hospital to hospital."""
+    """Return a command without the parts that differ between hospitals."""
     return re.sub(r"SHA256:\S+", "SHA256:…", command).replace(" /data/", " data/").strip()
 
 
 def of_the_docs(beginning: str) -> str:
-    """The one documented command that is so, or begins so."""
+    """Return the only documented command that equals ``beginning`` or begins with it."""
     words = f"consilium {beginning}"
     found = {plain(one): one for one in COMMANDS if one.startswith(words)}
     assert words in found or len(found) == 1, (beginning, found)
@@ -108,25 +108,25 @@ def of_the_docs(beginning: str) -> str:
 
 @dataclass
 class Party:
-    """Who types: a folder that is its current directory, and the daemons it started."""
+    """A person who types commands: the person's current folder, and the daemons that they started."""
 
     folder: Path
     typed: set[str]
     daemons: list[subprocess.Popen] = field(default_factory=list)
 
     def type(self, beginning: str, *exchanged: tuple[str, str], answer: str = "", more: str = "") -> str:
-        """Type a documented command; what it printed. ``exchanged``: other words for some of its own."""
+        """Type a documented command, with the words in ``exchanged`` replaced; return what it printed."""
         return self.other(self._words(beginning, exchanged) + more, answer=answer)
 
     def other(self, command: str, *, answer: str = "") -> str:
-        """Type any command; what it printed."""
+        """Type any command; return what it printed."""
         os.chdir(self.folder)
         done = CliRunner().invoke(app, shlex.split(command)[1:], input=answer)
         assert done.exit_code == 0, (command, done.output, done.exception)
         return str(done.stdout)
 
     def wrong(self, command: str) -> str:
-        """Type a mistake; the message it gets, which says what to do."""
+        """Type a command that fails; return its error message."""
         os.chdir(self.folder)
         done = CliRunner().invoke(app, shlex.split(command)[1:])
         assert isinstance(done.exception, ConsiliumError), (command, done.output, done.exception)
@@ -179,7 +179,7 @@ class Road(OfStudy):
 
 @pytest.fixture(scope="module")
 def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
-    """Three hospitals and a consortium, connected; nothing was asked yet."""
+    """Connect three hospitals and a consortium that has not asked any query yet."""
     root, typed, here = tmp_path_factory.mktemp("road"), set[str](), Path.cwd()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_STATE_HOME", str(root / "state"))
@@ -198,7 +198,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
 
 
 def data(road: Road) -> None:
-    """Phantoms, dealt by hand: hospitals, public images, public label maps, labelled public cases."""
+    """Distribute phantoms by hand to hospitals, public images, public label maps, and labelled public cases."""
     phantoms = write_phantoms(road.root / "all", cases=3 * PATIENTS + QUERIES + 8 + 2, seed=1)
     cases = list(phantoms.cases)
     for name in NAMES:
@@ -293,7 +293,7 @@ def hospital(road: Road, name: str) -> None:
 
 
 def confirm_each_other(road: Road) -> None:
-    """Over the telephone: each hospital reads its own line out to the others."""
+    """Let all hospitals confirm each other, as by telephone: each one reads its own fingerprint out to the others."""
     own = {}
     for name, party in road.hospitals.items():
         table = party.type("site peers --site-dir site --fetch")
@@ -444,7 +444,7 @@ def test_the_student_comes_home_predicts_and_is_published(road: Road) -> None:
 
 
 def fingerprint_of(road: Road, name: str) -> str:
-    """What a hospital reads out of its request."""
+    """Return the fingerprint that a hospital reads out from its join request."""
     shutil.copy(road.site(name) / "request.json", road.office.folder / "request.json")
     return read_request(road.site(name) / "request.json").fingerprint
 

@@ -42,7 +42,7 @@ SEALED = replace(PRIVACY, quorum=3, aggregation="sealed-sum", spare_draws=2)
 
 @pytest.fixture(scope="module")
 def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
-    """The study has run; the last hospital had taken all its confirmations back before."""
+    """Run the study to its end. Before the run, the last hospital took back its confirmations of all peers."""
     root = tmp_path_factory.mktemp("sealed")
     workspace, sites = build(root, NAMES, collection=CollectionConfig(), privacy=SEALED)
     with running(workspace, sites) as federation:
@@ -84,7 +84,7 @@ def test_those_who_confirmed_each_other_answer_everything_and_the_ledgers_agree(
 
 
 def test_heads_are_countersigned_at_the_end_of_the_run_and_verify_counts_the_witnesses(road: Road) -> None:
-    """The server's head by all, a hospital's own by the peers that confirmed it, over Flower's daemons."""
+    """All sites countersign the server's head. A hospital's head is countersigned by the peers that confirmed it."""
     found = json.loads(road.consilium("verify", str(road.workspace.root), "--json").stdout)["countersigned"]
     assert (sorted(found["witnesses"]), found["size"], found["problems"]) == (list(NAMES), found["rows"], [])
     assert {event["site"] for event in road.events("witnessed")} == set(NAMES)

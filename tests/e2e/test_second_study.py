@@ -1,6 +1,6 @@
-"""A second study of the same hospitals over real daemons: one pool, and one sum in both books.
+"""Tests a second study of the same hospitals over real daemons: server and sites add both studies to one total.
 
-That each book refuses a further study by itself is in ``tests/server/test_shared_ledger.py``.
+``tests/server/test_shared_ledger.py`` tests that each ledger by itself refuses a study beyond the budget.
 """
 
 from __future__ import annotations

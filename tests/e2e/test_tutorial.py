@@ -30,7 +30,7 @@ SHORT = " --voters 1 --public-images 4 --label-maps 6 --teacher-steps 1 --studen
 
 
 def typed() -> list[tuple[str, list[str]]]:
-    """Every command of the page with the lines that the page shows below it."""
+    """Return every command of the page with the output lines that the page shows for it."""
     found: list[tuple[str, list[str]]] = []
     for block in re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
@@ -61,7 +61,7 @@ def up(command: str, log: Path, said: str) -> subprocess.Popen[bytes]:
 
 
 def run(command: str) -> str:
-    """What a command printed. In this process, but for `study run`, which leaves a process of its own behind."""
+    """Run a command and return what it printed. Only `study run` runs in another process, which it leaves running."""
     words = shlex.split(command)[1:]
     if words[:2] == ["study", "run"]:
         return subprocess.run([*MAIN, *words], stdout=subprocess.PIPE, text=True, check=True, timeout=600).stdout

@@ -55,7 +55,7 @@ def epsilon_by_hand(*, noise: float, rate: float, steps: int, delta: float) -> f
 
 
 def installed(folder: Path) -> Path:
-    """The command line of a fresh environment that holds the wheel; what it needs comes from this one's libraries."""
+    """Install the wheel into a new environment, with this environment's libraries; return its command line."""
     source = folder / "source"
     skip = shutil.ignore_patterns(".*", "tests", "docs", "benchmarks", "build", "*.egg-info", "shared", "bench-cache")
     shutil.copytree(REPOSITORY, source, ignore=skip)

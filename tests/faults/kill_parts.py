@@ -1,9 +1,9 @@
-"""The core process that is killed at a named point: the whole of ``run_study``, from the first offer to the bundle.
+"""The core process that tests kill at a named point: the whole of ``run_study``, from the first offer to the bundle.
 
-``python -m tests.faults.kill_parts`` imports everything once, forks a process for every line it reads (a study's
-directory, the folder of its sites' sockets, a point) and prints how that process ended. The points are reached from
-outside the code under test: an event is written, a function that production calls is entered or left, SQLite is about
-to run a statement. No production code knows of them.
+``python -m tests.faults.kill_parts`` imports everything once. For every line that it reads, it forks a process and
+prints how this process ended. A line names a study's directory, the folder of its sites' sockets, and a point. The
+points are reached from outside the code under test: an event is written, a function that production calls is entered or
+left, or SQLite is about to run a statement. No production code knows of the points.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def die() -> None:
 
 
 def on_call(number: int, *, then: Callable[[], None] = die) -> Callable[[], None]:
-    """Something to be called again and again that acts at the ``number``-th time."""
+    """Return a function that calls ``then`` when it is called for the ``number``-th time."""
     calls = 0
 
     def count() -> None:
@@ -67,7 +67,7 @@ def around(
 
 
 def event(kind: str, number: int) -> Callable[[], None]:
-    """Just after the ``number``-th event of a kind was written."""
+    """The point just after the ``number``-th event of a kind was written."""
 
     def arm() -> None:
         reached, emit = on_call(number), EventLog.emit
@@ -83,7 +83,7 @@ def event(kind: str, number: int) -> Callable[[], None]:
 
 
 def exchanged(number: int) -> Callable[[], None]:
-    """Every site has answered the ``number``-th message, and the core has read none of the answers."""
+    """The point at which all sites have answered the ``number``-th message and the core has read no answer."""
 
     def arm() -> None:
         reached, exchange = on_call(number), Sockets.exchange
@@ -99,7 +99,7 @@ def exchanged(number: int) -> Callable[[], None]:
 
 
 def statement(beginning: str, number: int) -> Callable[[], None]:
-    """SQLite is about to commit the ``number``-th transaction in which such a statement was run."""
+    """The point before SQLite commits the ``number``-th transaction with a statement that begins with ``beginning``."""
 
     def arm() -> None:
         connect, seen, pending = chain.connect, 0, False

@@ -1,8 +1,8 @@
-"""kill -9 of the core process at named points from the first offer to the bundle, and the run that resumes it.
+"""Kills the core process at named points from the first offer to the bundle, and tests the run that resumes it.
 
-Whatever the point: answers that were stored stay byte for byte, the study ends with the rows, sums and ε of a run that
-nobody disturbed, no query has two noises and no noise serves twice. Workers and their ledgers live on beside it, behind
-their real sockets.
+At every point, the same must hold. Stored answers stay unchanged, byte for byte. The study ends with the rows, sums and
+ε of an undisturbed run. No query has two noises, and no noise is used twice. Workers and their ledgers keep running
+behind their real sockets.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def core() -> Iterator[Callable[[Path, Path, str], int]]:
 
 @dataclass(frozen=True)
 class Ended:
-    """What must not depend on whether anybody was killed."""
+    """The facts about an ended study that must be the same whether or not a process was killed."""
 
     rows: int
     spent: dict[str, Spend]
@@ -134,12 +134,12 @@ def study(tmp_path: Path) -> Iterator[Killed]:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Ended]:
-    """How a run ends that nobody kills; filled by the first test."""
+    """Facts about a run in which nothing is killed; the first test fills them in."""
     return {}
 
 
 def check_whole(study: Killed) -> None:
-    """Everything that a finished study must be, however it came about."""
+    """Check everything that must hold for a finished study, whether or not a process was killed."""
     workspace, fed = study.workspace, study.fed
     answers = study.stored()
     drawn = [bytes.fromhex(line) for line in (workspace.root / "draws").read_text().split()]

@@ -1,6 +1,7 @@
-"""``attack.py HOST PORT CA KEY OUT``: idle and slow connections and, signed by an admitted site's key, a flood.
+"""Attacks a server: ``attack.py HOST PORT CA KEY OUT`` opens idle and slow connections and sends a signed flood.
 
-Whoever is cut off comes again. ``OUT`` says each second, in JSON, how many are connected and what the flood heard.
+KEY is the key of an admitted site and signs the flood. A connection that the server closes is opened again. Every
+second, ``OUT`` states in JSON how many connections are open and what the flood was answered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Go on with a study of :mod:`tests.dashboard_study` by the version of Consilium that is on the path.
+"""Continues a study of :mod:`tests.dashboard_study` with the version of Consilium that is on the path.
 
-``python -P half_run.py FOLDER RELEASES`` makes the study in FOLDER, or opens what lies there, and runs it until so many
-batches more were released; then it ends in the middle of the run, as a process that is killed does. With 0 releases it
-runs to the end. It uses what release 0.2.0 has, too, and prints the study's id and its number of answers.
+``python -P half_run.py FOLDER RELEASES`` makes the study in FOLDER, or opens the study that is there. It runs the study
+until RELEASES further batches are released, and then ends in the middle of the run, like a killed process. With 0
+releases it runs to the end. It uses only what release 0.2.0 has as well. It prints the study's id and its number of
+answers.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from tests import dashboard_study
 
 
 class Killed(BaseException):
-    """The server's process ended here."""
+    """The server's process ended at this point."""
 
 
 class UntilReleased(EventLog):
-    """Ends the process once so many batches were released; 0: never."""
+    """Ends the process after a number of released batches; 0 stands for never."""
 
     left = 0
 
@@ -37,7 +38,7 @@ class UntilReleased(EventLog):
 
 
 def reopened() -> None:
-    """Let ``make_study_directory`` take what it finds on disk for what it would make."""
+    """Let ``make_study_directory`` use existing files and folders in place of new ones."""
 
     def there(*_: object, **__: object) -> None:
         return None

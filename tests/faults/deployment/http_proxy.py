@@ -1,4 +1,4 @@
-"""A hospital's HTTP proxy: ``http_proxy.py PORT LOG [BYTES_PER_SECOND]`` passes CONNECT on and may be slow."""
+"""A hospital's HTTP proxy: ``http_proxy.py PORT LOG [BYTES_PER_SECOND]`` forwards CONNECT, at this rate if given."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A federation of real daemons, each party started by the command its administrator types, in a network of its own.
+"""A federation of real daemons, each in its own network, started by the command that its administrator types.
 
-Every party lives in a network namespace: the server's holds a bridge, each site hangs on it by one cable, which a test
-can pull out. Parties are directories, made once (phantoms, teachers of four steps) and copied for every test.
+Every party is in a network namespace. The server's namespace has a bridge, and each site is connected to it by one
+cable, which a test can pull out. A party is a directory. The directories are made once, with phantoms and teachers of
+four training steps, and are copied for every test.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ def make_parties(
     patience_s: float = 240.0,
     scans: Path | None = None,
 ) -> Path:
-    """Server and sites on disk, ready to be started; returns ``root``.
+    """Make the directories of a server and its sites, ready to be started; return ``root``.
 
-    Of phantoms, asked volume by volume; with ``scans`` of that dataset, asked jointly.
+    The data are phantoms, and each query is about one volume. If ``scans`` is given, the data are that dataset's, and
+    the queries are joint.
     """
     needed, joint = len(sites) * PATIENTS + QUERIES + 8, scans is not None
     if scans is None:
@@ -124,14 +126,14 @@ time.sleep(600)
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A cgroup with a memory limit, of either generation."""
+    """A cgroup with a memory limit, of version 1 or 2."""
 
     folder: Path
     old: bool
 
     @classmethod
     def make(cls, name: str) -> MemoryGroup | None:
-        """None where this machine gives out no such limits."""
+        """Make a group; return None if this machine offers no memory limits."""
         root = Path("/sys/fs/cgroup")
         old = (root / "memory" / "memory.limit_in_bytes").exists()
         made = cls((root / "memory" if old else root) / name, old)
@@ -143,12 +145,12 @@ class MemoryGroup:
 
     @property
     def counter(self) -> Path:
-        """The file that counts the kernel's kills in the group."""
+        """The file in which the kernel counts the processes of the group that it killed for want of memory."""
         return self.folder / ("memory.oom_control" if self.old else "memory.events")
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """Words before a command that runs in the group."""
+        """The beginning of a command line that runs the rest of it in the group."""
         return ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.folder / "cgroup.procs"))
 
     def kills(self) -> int:
@@ -156,7 +158,7 @@ class MemoryGroup:
         return int(words[words.index("oom_kill") + 1])
 
     def held(self) -> int:
-        """Bytes of the group's processes, without files that can be read again."""
+        """Bytes of memory of the group's processes, except for memory that can be read again from files."""
         words = (self.folder / "memory.stat").read_text().split()
         return int(words[words.index("total_rss" if self.old else "anon") + 1])
 
@@ -166,14 +168,14 @@ class MemoryGroup:
         (self.folder / ("memory.limit_in_bytes" if self.old else "memory.max")).write_text(str(size))
 
     def starve(self, *, spare: int) -> subprocess.Popen[bytes]:
-        """Start another process under the same memory limit, which takes all of it but ``spare``."""
+        """Start another process in the group, which takes all memory up to the limit except for ``spare``."""
         words = [sys.executable, "-c", HOG, str(self.kills()), str(spare), str(self.counter)]
         return subprocess.Popen([*self.enter, *words])
 
 
 @dataclass
 class Party:
-    """A party's processes: what its administrator started, and the daemons below it by role."""
+    """The processes of one party: the one that its administrator started, and the daemons below it."""
 
     name: str
     namespace: str
@@ -185,7 +187,7 @@ class Party:
     process: subprocess.Popen[bytes] | None = None
 
     def pid(self, role: str) -> int:
-        """The living daemon of a role, by the supervisor's own record."""
+        """Return the pid of the running daemon of a role, as the supervisor's log states it."""
         for fact in reversed(self.records()):
             if fact["event"] == "daemon-started" and fact["daemon"].startswith(role):
                 os.kill(fact["pid"], 0)
@@ -203,7 +205,7 @@ class Party:
 
 @dataclass
 class Federation:
-    """Everybody, on copies of the parties' directories below ``root``."""
+    """All parties, with copies of their directories below ``root``."""
 
     root: Path
     tag: str
@@ -218,7 +220,7 @@ class Federation:
     # -- network ------------------------------------------------------------------------------------------------
 
     def wire(self) -> None:
-        """One bridge in the server's namespace, one cable to each site's."""
+        """Connect the network namespaces: one bridge for the server, one cable to each site."""
         hub = f"{self.tag}h"
         ip("netns", "add", hub)
         ip("-n", hub, "link", "set", "lo", "up")
@@ -243,7 +245,7 @@ class Federation:
         ip("-n", f"{self.tag}h", "link", "set", f"v{self.tag}{site[-1]}", "up")
 
     def inside(self, party: str, *command: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
-        """Run a command in a party's network to its end."""
+        """Run a command in a party's network and wait for its end."""
         words = ["ip", "netns", "exec", self.parties[party].namespace, *command]
         return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, **kwargs)  # type: ignore[call-overload,no-any-return]
 
@@ -253,7 +255,7 @@ class Federation:
     # -- daemons ------------------------------------------------------------------------------------------------
 
     def start(self, name: str, *, env: dict[str, str] | None = None) -> Party:
-        """Start a party as its administrator does."""
+        """Start a party with the command that its administrator types."""
         party = self.parties[name]
         if name == "server":
             words = ["server", "up", str(self.workspace.root), "--bind", HOST]
@@ -277,7 +279,7 @@ class Federation:
             )
 
     def up(self, sites: Sequence[str] | None = None) -> None:
-        """Server, admission, ``sites`` (by default all); returns when all of them are connected."""
+        """Start the server, admit the sites, start ``sites`` (by default all), and wait until they are connected."""
         sites = self.sites if sites is None else sites
         self.start("server")
         self.recorded("server", "all-ready", count=1, timeout_s=STARTED_S)
@@ -302,7 +304,7 @@ class Federation:
         assert done.returncode == 0, done.stderr
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """What the operator types, at the server."""
+        """Run a command in the server's network, as the operator does."""
         return self.inside("server", *consilium(*words, python=self.parties["server"].python))
 
     def start_run(self) -> None:
@@ -321,7 +323,7 @@ class Federation:
         return status
 
     def close(self) -> None:
-        """End everything below this federation, whatever state it is in."""
+        """End all processes of this federation, whatever state they are in."""
         begun = [self.run, *(party.process for party in self.parties.values())]
         processes = [process for process in begun if process is not None]
         for process in processes:
@@ -342,7 +344,7 @@ class Federation:
     # -- what is so ---------------------------------------------------------------------------------------------
 
     def until(self, true: Callable[[], object], what: str, *, timeout_s: float = 180.0) -> float:
-        """Wait until something holds; the seconds it took."""
+        """Wait until a condition holds; return how many seconds this took."""
         started = time.monotonic()
         while not true():
             ended = [party.name for party in self.parties.values() if party.process and party.process.poll()]
@@ -359,7 +361,7 @@ class Federation:
         return self.events(kind)[-1]
 
     def recorded(self, name: str, event: str, role: str = "", *, count: int, timeout_s: float = 180.0) -> float:
-        """Wait until a party's record has an event ``count`` times; the seconds it took."""
+        """Wait until a party's log has an event ``count`` times; return how many seconds this took."""
         what = f"{count} {event} {role} at {name}"
         return self.until(lambda: self.parties[name].count(event, role) >= count, what, timeout_s=timeout_s)
 
@@ -386,7 +388,7 @@ class Federation:
         assert status["answers"] == answers
 
     def site_charges(self, site: str) -> int:
-        """How many queries a site's own ledger has charged its patients with."""
+        """Return the number of queries that a site's own ledger has charged."""
         with SiteLedger.read(self.root / site / "site-ledger.sqlite") as ledger:
             return ledger.facts(site).accepted
 
@@ -409,7 +411,7 @@ def ip(*words: str) -> None:
 
 
 def namespaces_work() -> bool:
-    """Whether this user may make network namespaces."""
+    """Return whether this user may create network namespaces."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         return False
     name = f"cx{os.getpid()}"
@@ -421,9 +423,10 @@ def namespaces_work() -> bool:
 
 @contextlib.contextmanager
 def federation(made: Path, root: Path, *, sites: Sequence[str] = SITES) -> Iterator[Federation]:
-    """A copy of the parties in networks of their own; everything is gone at the end.
+    """Start a copy of the parties in networks of their own, and remove everything at the end.
 
-    Each copy has a list of pools of its own, as on another machine: a site refuses to run as a copy of a listed one.
+    Each copy has a list of pools of its own, like another machine, because a site refuses to run as a copy of a listed
+    one.
     """
     shutil.copytree(made, root, dirs_exist_ok=True)
     one = Federation(root, tag=f"c{os.getpid() % 100000}", sites=sites)

@@ -1,4 +1,4 @@
-"""A whole study beside an attack on the one port, through the real daemons, and the time it takes without one."""
+"""Tests that a whole study runs through real daemons during an attack on the server's port, and how long it takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG_S = 3600.0
 
 
 def study(parties: Federation) -> float:
-    """Run the study to its end; the seconds it took."""
+    """Run the study to its end; return how many seconds it took."""
     started = time.monotonic()
     parties.start_run()
     assert parties.finish_run(timeout_s=LONG_S) == 0, parties.tails()
@@ -32,7 +32,7 @@ def study(parties: Federation) -> float:
 def test_idle_slow_and_flooding_connections_keep_no_other_hospital_from_finishing_a_study(
     made: Path, tmp_path: Path
 ) -> None:
-    """600 idle and 200 slow connections of a stranger and a flood by site-3 with its own key, from its network."""
+    """A stranger holds 600 idle and 200 slow connections. A flood from site-3's network has site-3's signature."""
     with federation(made, tmp_path / "calm") as parties:
         parties.up()
         calm = study(parties)
@@ -60,15 +60,15 @@ def test_idle_slow_and_flooding_connections_keep_no_other_hospital_from_finishin
 
 
 def is_on(seen: dict[str, int]) -> bool:
-    """Whether every part of the attack has reached the server."""
+    """Return whether every part of the attack has reached the server."""
     return seen.get("idle-ever", 0) >= IDLE and seen.get("slow-ever", 0) >= SLOW and flooded(seen) > FLOODED
 
 
 def flooded(seen: dict[str, int]) -> int:
-    """Answers with a status that the flood has heard."""
+    """Return how many of the flood's requests were answered with a status."""
     return sum(number for word, number in seen.items() if re.fullmatch("flood-[0-9]+", word))
 
 
 def counts(said: Path) -> dict[str, int]:
-    """What the attack says of itself."""
+    """Return the counts that the attack has written."""
     return dict(json.loads(said.read_text(encoding="utf-8")))

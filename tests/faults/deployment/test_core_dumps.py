@@ -31,7 +31,7 @@ PAGE = 4096
 
 
 def core_of(pid: int, folder: Path) -> bytes:
-    """What gcore writes of a process, without the pages that hold nothing."""
+    """Return the memory of a process as gcore writes it, without pages that contain only zeros."""
     subprocess.run(["gcore", "-o", str(folder / "core"), str(pid)], check=True, capture_output=True)
     file = folder / f"core.{pid}"
     content = file.read_bytes()
@@ -41,7 +41,7 @@ def core_of(pid: int, folder: Path) -> bytes:
 
 
 def files_of(road: Road) -> bytes:
-    """Every file of the server: ledger, SuperLink's database and its WAL, logs, messages on their way."""
+    """Return the content of all files of the server: ledger, SuperLink's database and its WAL, logs, and messages."""
     return b"".join(content for _, content in files_now([road.workspace.root]))
 
 

@@ -53,7 +53,7 @@ HONEST_BYTES = 64 << 10
 
 
 class Node(threading.Thread):
-    """A site's node: its own key, through the gateway; every error it meets is kept as text."""
+    """A site's node that connects through the gateway with its own key. It keeps the text of every error."""
 
     def __init__(self, workspace: Workspace, directory: Path, behave: Callable[[Node, Rogue, Any], None]) -> None:
         super().__init__(daemon=True, name=directory.name)
@@ -73,7 +73,7 @@ class Node(threading.Thread):
             self.errors.append(f"{type(error).__name__}: {error}")
 
     def asked(self, rogue: Rogue, receive: Any) -> Message | None:
-        """The next message, read whole and confirmed."""
+        """Return the next message after reading it completely and confirming it; None if there is none."""
         received = receive()
         if received is None:
             time.sleep(0.1)
@@ -87,7 +87,7 @@ class Node(threading.Thread):
 
 
 def answers(node: Node, rogue: Rogue, receive: Any) -> None:
-    """An honest node: it answers all it is asked, until the end."""
+    """Answer every message until the end, as an honest node does."""
     while not node.over.is_set():
         try:
             started = time.monotonic()
@@ -102,7 +102,7 @@ def answers(node: Node, rogue: Rogue, receive: Any) -> None:
 
 
 class Filler:
-    """The attacker; ``stored`` are bytes that SuperLink took of it, ``refused`` words for what it did not."""
+    """The attacker: number of bytes that SuperLink stored for it, and the errors with which the others were refused."""
 
     def __init__(self) -> None:
         self.stored, self.refused = 0, list[str]()
@@ -120,7 +120,7 @@ class Filler:
         node.over.wait(900)
 
     def _names(self, rogue: Rogue, message: Message) -> None:
-        """A tree of a megabyte of names, and one of as many as the gateway's limit lets through."""
+        """Send two trees of names: one of a megabyte, and one with as many names as the gateway allows."""
         for count in (NAMES, 700):
             root = flower_object("Message", [], secrets.token_bytes(9))
             metadata = reply_metadata(message)
@@ -159,7 +159,7 @@ def _told(metadata: message_pb2.Metadata) -> Message:
 
 
 class Core:
-    """This test in the core's place: it asks nodes through the product's ServerApp."""
+    """Stands in for the core: it asks nodes through the product's ServerApp."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -172,7 +172,7 @@ class Core:
         assert receive(self.connection).kind is FrameKind.DONE
 
     def heard(self, *nodes: int, timeout_s: float = 120.0) -> None:
-        """Every one of these nodes has replied in time."""
+        """Check that each of these nodes has replied in time."""
         waiting, until = set(nodes), time.monotonic() + timeout_s
         while waiting:
             assert time.monotonic() < until, waiting
@@ -206,7 +206,7 @@ def on_disk(workspace: Workspace) -> int:
 
 
 def kept(workspace: Workspace) -> tuple[int, int]:
-    """How many objects SuperLink's database has, and their bytes."""
+    """Return how many objects SuperLink's database holds, and their number of bytes."""
     with contextlib.closing(sqlite3.connect(workspace.root / "flower" / "superlink.db", timeout=60)) as database:
         count, size = database.execute("SELECT COUNT(*), COALESCE(SUM(LENGTH(content)), 0) FROM objects").fetchone()
     return int(count), int(size)

@@ -33,13 +33,13 @@ def assert_everything_was_answered_once(parties: Federation) -> None:
 
 
 def serverapp(parties: Federation) -> int:
-    """The core's process of the newest run, which ends with its ServerApp; 0 if it has ended."""
+    """Return the pid of the newest run's process in the core, which ends with its ServerApp; 0 if it has ended."""
     runs = parties.events("run-started")
     return int(runs[-1]["pid"]) if runs and not none_alive([runs[-1]["pid"]]) else 0
 
 
 def last_of_the_supernode(parties: Federation, site: str) -> str:
-    """The newest event about a site's SuperNode."""
+    """Return the kind of the newest event about a site's SuperNode."""
     facts = parties.parties[site].records()
     return str([fact["event"] for fact in facts if fact.get("daemon", "").startswith("supernode")][-1])
 
@@ -70,7 +70,7 @@ def test_every_process_in_turn_ends_in_mid_study_and_nothing_is_lost_or_doubled(
 def test_a_whole_party_that_ends_in_mid_study_is_started_again_by_its_init_and_goes_on(
     parties: Federation, signum: signal.Signals
 ) -> None:
-    """What systemd or Docker does after a reboot: the supervisor and all below it end, and the command runs again."""
+    """The supervisor and all its processes end, and the same command runs again, as systemd does after a reboot."""
     parties.up()
     parties.start_run()
     for number, name in enumerate(("site-1", "server"), start=1):

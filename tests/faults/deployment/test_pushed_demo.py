@@ -1,9 +1,10 @@
-"""The demo with one of four hospitals spoiling and one pushing against its own vote, over real daemons, to its end.
+"""Tests a demo in which two of four hospitals are dishonest, over real daemons, to its end.
 
-The first draw is spoiled, and the run stops with a question; the dispute over it names both. One is revoked and the
-other kept, which pushes from then on no further than what noise hides: every sum is accepted, the student is worse than
-public data, two hospitals say so in signed verdicts, and the gate stays shut. A dispute over an accepted draw names who
-did it. docs/dishonest-hospital.md shows what each party sees.
+One hospital spoils the first sum. The other pushes against its own vote. The run stops with a question, and the dispute
+over the spoiled draw names both. The spoiler is revoked, and the pusher is kept. From then on, the pusher pushes no
+further than the noise hides, and every sum is accepted. The student is worse than public data, two hospitals say so in
+signed verdicts, and the gate stays shut. A dispute over an accepted draw names the pusher. docs/dishonest-hospital.md
+shows what each party sees.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PATIENCE_S = 1_500.0
 
 @pytest.fixture(scope="module")
 def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
-    """The demo's data, study and teachers, its daemons, and a gate of two verdicts."""
+    """Start a demo's daemons, with its data, study and teachers, and a gate that needs two verdicts."""
     out = tmp_path_factory.mktemp("pushed") / "out"
     silent = demo.DemoProgress(*([lambda *_: None] * 5))
     with pytest.MonkeyPatch.context() as patched:
@@ -56,7 +57,7 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
 
 
 def typed(road: Road, *words: str, code: int = 0) -> str:
-    """What a command printed, after its exit code was the expected one; the whole is shown with `pytest -s`."""
+    """Run a command, check its exit code, and return its output. `pytest -s` shows all of it."""
     done = road.consilium(*words, timeout_s=PATIENCE_S)
     print(f"$ consilium {' '.join(words)}\n{done.stdout}{done.stderr}(exit code {done.returncode})\n")
     assert done.returncode == code, done.stdout + done.stderr
@@ -64,7 +65,7 @@ def typed(road: Road, *words: str, code: int = 0) -> str:
 
 
 def judged(road: Road, draw: str, *, disclosing: tuple[str, ...], folder: Path) -> dict[str, str]:
-    """The auditor's word on every hospital of a draw, by what these disclose to it."""
+    """Return the auditor's judgement of every hospital of a draw, if only the hospitals in ``disclosing`` disclose."""
     folder.mkdir()
     auditor, evidence, study = folder / "auditor", str(folder / "evidence.json"), str(road.workspace.root)
     typed(road, "dispute", "keys", str(auditor))
@@ -81,7 +82,7 @@ def judged(road: Road, draw: str, *, disclosing: tuple[str, ...], folder: Path) 
 
 
 def dashboard(road: Road, state: Path) -> str:
-    """The dashboard's page about the student, as a signed-in operator gets it."""
+    """Return the dashboard's page about the student, as an operator who is signed in sees it."""
     state.mkdir()
     users_file(state).add("ada", Role.OPERATOR, PASSWORD)
     with looked_at(Options(study=road.workspace.root, state=state)) as client:

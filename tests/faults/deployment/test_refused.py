@@ -1,4 +1,4 @@
-"""What the server turns away, seen from a site's own network, and what of the server is there to be seen at all."""
+"""Tests which requests the server refuses, and what of the server can be reached at all, from a site's own network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def up(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Server and the first site; the second is admitted and stays at home, the third is the test's to play."""
+    """Start the server and site-1. Site-2 is admitted but not started, and tests act in the network of site-3."""
     with federation(made, tmp_path_factory.mktemp("refused")) as parties:
         parties.start("server")
         parties.recorded("server", "all-ready", count=1, timeout_s=STARTED_S)
@@ -34,7 +34,7 @@ def up(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federat
 
 
 def node(up: Federation, site: str, *, more: str = "", **replaced: object) -> tuple[int, str]:
-    """A stock SuperNode in the third site's network, as ``site`` except for what is replaced: its end and its log."""
+    """Run a SuperNode in site-3's network with some of ``site``'s settings replaced; return its exit code and log."""
     home, identity = up.root / "site-3" / "node", up.root / site / "node"
     others = ", ".join(f"{name}={value}" for name, value in replaced.items())
     program = f"""
@@ -73,7 +73,7 @@ def test_a_node_that_nobody_admitted_is_refused_and_both_sides_can_read_why(up: 
 
 
 def test_a_node_without_a_key_is_refused(up: Federation) -> None:
-    """Flower makes such a node a key of its own and asks for it to be registered; that route does not exist."""
+    """Flower makes a key for such a node and asks for its registration. Our server has no such route."""
     keyless = (
         "argv = list(spec.argv); i = argv.index('--auth-supernode-private-key'); del argv[i:i + 2]\n"
         "spec = replace(spec, argv=tuple(argv))"
@@ -137,7 +137,7 @@ headers = signed_headers(key, method="POST", path={path!r}, now=datetime.now(UTC
 
 
 def signed(up: Federation, path: str, *, more: str = "{}", sent: int = 1) -> list[str]:
-    """The first site's own signed request with ``more`` headers, sent ``sent`` times over: the answers' statuses."""
+    """Send a request signed by site-1, with ``more`` headers, ``sent`` times; return the statuses of the answers."""
     program = f"""
 from datetime import UTC, datetime
 from pathlib import Path
@@ -210,7 +210,7 @@ def test_a_certificate_that_ran_out_is_renewed_and_nothing_is_started_again(up: 
 
 
 def test_a_site_behind_an_http_proxy_connects_and_fetches(up: Federation) -> None:
-    """The proxy is the only thing its environment knows; requests that pass it are counted."""
+    """The site's environment names only the proxy, and the test counts the requests that pass through it."""
     proxy = Path(__file__).with_name("http_proxy.py")
     counted = up.root / "proxy.log"
     program = f"""

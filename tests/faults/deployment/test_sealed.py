@@ -1,7 +1,8 @@
-"""Eight hospitals of a sealed sum: one dies between offer and code and comes back, one dies for good.
+"""Tests a sealed sum of eight hospitals: one dies between offer and code and comes back, and another dies for good.
 
-Once with phantoms, volume by volume; once in four rounds of a joint query with the MSD hippocampus, where that data set
-lies (fixture ``hippocampus``). There the collection's time is also put beside the open mode's.
+It runs once with phantoms and one query for each volume, and once in four rounds of a joint query with the MSD
+hippocampus data, if they are present (fixture ``hippocampus``). With those data, the collection's time is also compared
+with the open mode's.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def test_four_rounds_on_hippocampus_end_with_one_late_and_one_gone(tmp_path: Pat
 
 
 def dies_between_offer_and_code(parties: Federation, site: str, *, slow: str, for_good: bool = False) -> None:
-    """Kill -9 a site's worker once it has accepted a draw and nobody was asked for codes: ``slow`` says nothing yet."""
+    """Kill a site's worker after it accepted a draw and before codes are requested; ``slow`` delays the request."""
     stopped, before = parties.parties[slow].pid("worker"), len(accepted(parties, slow))
     os.kill(stopped, signal.SIGSTOP)
     try:
@@ -152,7 +153,7 @@ def dies_between_offer_and_code(parties: Federation, site: str, *, slow: str, fo
 def test_a_sealed_sum_takes_no_longer_than_an_open_one_when_nobody_dies(
     tmp_path: Path, hippocampus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wall time from the first round's offer to the last one's answer; the modes in turn, twice."""
+    """Measured is the time from the first round's offer to the last round's answer, twice for each mode, in turn."""
     modes = {"open": replace(PRIVACY, quorum=5, planned_queries=ROUNDS), "sealed": replace(JOINT, spare_draws=0)}
     made = {}
     for mode, privacy in modes.items():

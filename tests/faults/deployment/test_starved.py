@@ -1,4 +1,4 @@
-"""Networks cut or slow, disks full, servers that move: what is left is right, and is said."""
+"""Tests slow and broken networks, full disks and moved servers: results stay right, and messages name the cause."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_site_that_is_cut_off_for_three_minutes_is_waited_for_and_answers_ever
 
 
 def test_one_site_away_for_the_whole_run_and_one_slow(parties: Federation) -> None:
-    """Site 3 is never there; site 2 has 50 kB/s through its proxy."""
+    """Site-3 never takes part. Site-2 has 50 kB/s through its proxy."""
     for name in ("server", "site-1"):
         parties.start(name)
         if name == "server":
@@ -69,7 +69,7 @@ def test_one_site_away_for_the_whole_run_and_one_slow(parties: Federation) -> No
 
 @contextlib.contextmanager
 def small_disk(folder: Path, *, spare_mb: int = 24) -> Iterator[Path]:
-    """``folder`` on a file system of its own with little room; yields the file that fills it."""
+    """Put ``folder`` on a small file system of its own; yield the file that fills this file system."""
     aside = folder.with_name(folder.name + ".aside")
     folder.rename(aside)
     folder.mkdir()
@@ -123,7 +123,7 @@ def test_a_full_disk_at_a_site_is_seen_by_the_operator_and_room_lets_it_answer(p
 
 @contextlib.contextmanager
 def own_limit(parties: Federation, name: str) -> Iterator[MemoryGroup]:
-    """A party that is started in here runs in a cgroup of its own, still without a limit."""
+    """Within the context, a party that is started runs in a cgroup of its own. The cgroup has no limit yet."""
     group = MemoryGroup.make(f"consilium-{parties.tag}")
     if group is None:
         pytest.skip("needs cgroups with memory limits")
@@ -187,13 +187,13 @@ def test_a_server_out_of_memory_starts_again_what_the_kernel_ended_and_the_study
 
 
 def short_of_memory(parties: Federation, name: str, role: str = "") -> bool:
-    """Whether a party's own record says that a daemon ended for want of memory."""
+    """Return whether a party's own log states that a daemon ended for want of memory."""
     ended = [fact for fact in parties.parties[name].records() if fact["event"] == "daemon-ended"]
     return any(fact["daemon"].startswith(role) and "memory" in fact["why"] for fact in ended)
 
 
 def test_a_server_moved_to_a_new_host_from_its_backup_goes_on_with_the_same_sites(parties: Federation) -> None:
-    """The backup is the stopped study's folder; the name the sites know points at the new host."""
+    """The backup is the folder of the stopped study. The host name that the sites know then points to the new host."""
     parties.up()
     parties.start_run()
     parties.wait("released", count=2)
@@ -218,6 +218,6 @@ def test_a_server_moved_to_a_new_host_from_its_backup_goes_on_with_the_same_site
 
 
 def missed(parties: Federation, site: str) -> bool:
-    """Whether the study's log says that a site does not answer."""
+    """Return whether the study's log states that a site does not answer."""
     answers = [*parties.events("reply-missing"), *parties.events("offer-answered")]
     return any(event["site"] == site and event.get("reason") not in (None, "accepted") for event in answers)

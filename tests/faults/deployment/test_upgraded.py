@@ -1,4 +1,4 @@
-"""A study that an older version began goes on under this one, upgraded party by party; and back, and forth again."""
+"""Tests a study that an older version began: its parties are upgraded one by one, go back, and are upgraded again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 @contextmanager
 def made_by(commit: str, folder: Path, *, sites: Sequence[str] = SITES) -> Iterator[Federation]:
-    """Parties that an older version made and runs."""
+    """Yield parties whose directories an older version made, and which run that version."""
     if not namespaces_work():
         pytest.skip("needs root and network namespaces")
     python, made = installed(commit, folder / "older"), folder / "made"
@@ -54,12 +54,12 @@ def older(tmp_path: Path) -> Iterator[Federation]:
 
 
 def runs(parties: Federation, name: str, role: str) -> str:
-    """The program behind a daemon."""
+    """Return the program that a daemon runs."""
     return Path(f"/proc/{parties.parties[name].pid(role)}/cmdline").read_bytes().split(b"\0")[0].decode()
 
 
 def upgrade(parties: Federation, name: str) -> None:
-    """What the guide says: stop, install, start."""
+    """Upgrade a party as the guide says: stop it, install the new version, start it."""
     assert parties.stop(name, signal.SIGTERM) == 0
     started_with(sys.executable, parties, name)
 
@@ -72,7 +72,7 @@ def started_with(python: str, parties: Federation, name: str) -> None:
 
 
 def test_a_study_goes_on_while_its_parties_are_upgraded_one_after_the_other(older: Federation) -> None:
-    """The sites one by one, then the server, in the middle of one run; in between both versions speak to each other."""
+    """During one run, first the sites are upgraded and then the server. Meanwhile both versions exchange messages."""
     older.up()
     older.start_run()
     older.wait("released")
@@ -97,13 +97,13 @@ def test_a_study_goes_on_while_its_parties_are_upgraded_one_after_the_other(olde
 
 
 def ledgers(parties: Federation) -> list[tuple[str, Path]]:
-    """Each party's name and ledger."""
+    """Return each party's name and ledger."""
     sites = [(name, parties.root / name / "site-ledger.sqlite") for name in parties.sites]
     return [("server", parties.workspace.ledger_file), *sites]
 
 
 def goes_on(parties: Federation) -> int:
-    """Run the study until it has released once more, and stop it; the answers it then has."""
+    """Run the study until one more batch is released, and stop it; return its number of answers."""
     before = len(parties.events("released"))
     parties.start_run()
     parties.wait("released", count=before + 1, timeout_s=STARTED_S)
@@ -116,7 +116,7 @@ def goes_on(parties: Federation) -> int:
 def test_a_half_run_study_of_the_last_release_is_upgraded_rolled_back_and_upgraded_again_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    """The commands of docs/deployment.md, Upgrading and Going back, at the server and at every site at once."""
+    """All parties run the commands of docs/deployment.md, "Upgrading" and "Going back", at the same time."""
     with made_by(RELEASED, tmp_path, sites=SITES[:2]) as parties:
         old = parties.parties["server"].python
         parties.up()

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def goes_on(python: str, folder: Path, releases: int) -> subprocess.CompletedProcess[str]:
-    """Run the study under the version of this interpreter until so many batches more are released; 0: to its end."""
+    """Run the study with this interpreter until ``releases`` more batches are released; 0 runs it to the end."""
     words = [python, "-P", str(Path(__file__).with_name("half_run.py")), str(folder), str(releases)]
     path = {"PYTHONPATH": str(ROOT)} if python == sys.executable else {}
     env = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1", **path}
@@ -34,7 +34,7 @@ def goes_on(python: str, folder: Path, releases: int) -> subprocess.CompletedPro
 
 
 def answers(done: subprocess.CompletedProcess[str]) -> tuple[str, int]:
-    """The study's id, and how many answers it has."""
+    """Return the study's id and its number of answers."""
     assert done.returncode == 0, done.stderr[-2000:]
     study, count = done.stdout.split()[-2:]
     return study, int(count)
@@ -45,7 +45,7 @@ def ledgers(folder: Path) -> list[Path]:
 
 
 def stored(folder: Path) -> dict[str, bytes]:
-    """Every answer on record, by query."""
+    """Return every stored answer, by query."""
     with Ledger.open(folder / "study" / "ledger.sqlite") as ledger:
         (study,) = ledger.books.studies.values()
         return {one.query.id: one.noisy_sum.tobytes() for one in ledger.answers(study.id)}

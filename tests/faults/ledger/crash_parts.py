@@ -1,9 +1,9 @@
-"""The processes that are killed: the core with its ledger, and teacher workers with theirs, each a process of its own.
+"""The processes that tests kill: the core with its ledger, and teacher workers with theirs.
 
-``python -m tests.faults.ledger.crash_parts ROOT`` imports everything once and then forks a process for every line it
-reads (``core``, or a site's name) and prints its pid, so that a restart costs milliseconds. What runs in them is the
-real core, worker object, gRPC server and ledgers; the transport (here: straight to the workers' Unix sockets) and the
-teachers are stubs. No torch.
+``python -m tests.faults.ledger.crash_parts ROOT`` imports everything once. For every line that it reads (``core`` or a
+site's name), it forks a process and prints its pid, so that a restart takes milliseconds. The core, worker object, gRPC
+server and ledgers are the real ones. The transport, which connects straight to the workers' Unix sockets, and the
+teachers are stubs. Torch is not imported.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def the_study(planned: int) -> Study:
 
 
 def prepare(root: Path, *, planned: int) -> None:
-    """Everything that lies on disk before the first process starts."""
+    """Write all files that must exist before the first process starts."""
     study, objects = the_study(planned), ObjectStore(root / "objects")
     codec = make_codec(study)
     volumes = [objects.put(f"volume {n}".encode()) for n in range(planned)]
@@ -67,7 +67,7 @@ def prepare(root: Path, *, planned: int) -> None:
 
 
 class Outside(EventLog):
-    """What the world has seen: every answer is written down the moment the core says it is released."""
+    """Writes down every answer at the moment when the core states that it is released."""
 
     def __init__(self, root: Path, ledger: Ledger, study: Study) -> None:
         super().__init__(root / "events.jsonl", study=study.id)
@@ -115,7 +115,7 @@ def signing_sites(root: Path) -> tuple[Site, ...]:
 
 
 def run_core(root: Path) -> None:
-    """Resume the study until every query is answered, as a supervisor would: below quorum, try again."""
+    """Resume the study until every query is answered, and retry after a missing quorum, as a supervisor does."""
     planned, codec, dimension, *volumes = (root / "facts").read_text().split("\n")
     study = the_study(int(planned))
     record = CodecRecord(sha256=codec, dimension=int(dimension))

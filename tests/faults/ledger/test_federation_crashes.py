@@ -1,8 +1,8 @@
-"""kill -9 of the real core with its ledger and of real workers, over the real socket, at random moments.
+"""Kills the real core with its ledger, and real workers, at random moments, over the real socket.
 
-After every kill, from outside: no answer the world has seen is missing or different, every one is charged at the server
-and at its sites, all chains verify, and no site believes it was lied to. At the end the study is complete.
-``CONSILIUM_KILLS`` sets how many kills there are, ``CONSILIUM_SEED`` the seed.
+After every kill, four things are checked from outside. No answer that was published is missing or changed. Every answer
+is charged at the server and at its sites. All chains verify. No site believes that the server lied to it. At the end
+the study is complete. ``CONSILIUM_KILLS`` sets the number of kills, and ``CONSILIUM_SEED`` the seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTS = ("core", *(site.name for site in SITES))
 
 @dataclass
 class Victims:
-    """The processes, forked by a parent of which everything is loaded."""
+    """The processes that the test kills. They are forked from a parent that has imported everything."""
 
     root: Path
     parent: subprocess.Popen[str]
@@ -88,7 +88,7 @@ def victims(root: Path) -> Iterator[Victims]:
 
 
 def seen_outside(root: Path, known: dict[str, str]) -> None:
-    """Add what the world has seen; nobody may have seen two answers to one query."""
+    """Add the published answers to ``known``, and check that no query has two different answers."""
     path = root / "outside"
     for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
         if line.endswith("\n"):
@@ -97,7 +97,7 @@ def seen_outside(root: Path, known: dict[str, str]) -> None:
 
 
 def check(root: Path, known: dict[str, str]) -> int:
-    """Everything that must hold after any kill; the number of stored answers."""
+    """Check everything that must hold after any kill; return the number of stored answers."""
     seen_outside(root, known)
     key = load_signing_key(root / "ledger.key").public_key()
     report = verify(root / "ledger.sqlite", public_key=key)

@@ -1,4 +1,4 @@
-"""The ledger under races, kill -9 and load: separate processes on one file, and an oracle outside them."""
+"""Tests the ledger under races, kill -9 and load, with separate processes on one file and an oracle outside them."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ for n in range(10_000):
 def test_a_charge_flushes_the_standing_once_however_many_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside SQLite's own commit; how long a flush takes is the disk's, and `make bench` says it."""
+    """SQLite's own commit flushes as well. `make bench` measures how long a flush takes on a disk."""
     flushed, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(descriptor) or fsync(descriptor))
     study, mechanism = ledger_study(planned_queries=65), make_mechanism(room_for=65, dimension=8)
@@ -224,7 +224,7 @@ def release(ledger: Ledger, study_id: str, queries: list[QuerySpec]) -> None:
 
 @pytest.mark.slow
 def test_verification_takes_as_long_a_row_in_a_large_ledger_as_in_a_small_one(tmp_path: Path) -> None:
-    """Processor time a row of 20,000 over that of 2,000, best of three; `make bench ledger` says the seconds."""
+    """Compared is the processor time for each row in ledgers of 20,000 and 2,000 rows, the best of three runs."""
     study, mechanism = ledger_study(planned_queries=20_000), make_mechanism(room_for=20_000, dimension=8)
     path, each = tmp_path / "ledger.sqlite", []
     with Ledger.create(path, signing_key=Ed25519PrivateKey.generate()) as ledger:

@@ -1,9 +1,8 @@
-"""A server that lies about what it charged, against the worker object that serves in production.
+"""Tests a server that lies about what it charged, against the worker object that production uses.
 
-Everything is real but the transport and the teachers: workers, site ledgers, sealing, messages, the core and its
-ledger. The lies are told with the server's own signing key. Each is caught by the site, which then lets nothing out,
-no acceptance and no code, until a person has recovered. What no receipt can show, and these tests do not claim: that
-noise was added.
+Everything is real except for the transport and the teachers: workers, site ledgers, sealing, messages, the core and its
+ledger. The lies are signed with the server's own key. The site detects each lie, and then sends no acceptance and no
+code until a person has recovered it. No receipt can show that noise was added, and these tests do not claim it.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def fed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Federation]:
 
 @dataclass
 class LiedTo:
-    """A worker all of whose receipts pass through the liar's hands first."""
+    """A worker whose receipts all pass through the liar first."""
 
     fed: Federation
     node: int
@@ -80,7 +79,7 @@ class LiedTo:
 
 
 def run_batches(fed: Federation, count: int) -> None:
-    """``count`` batches, and the receipts of each."""
+    """Run ``count`` batches, and send the receipts of each."""
     fed.core().run(fed.transport, should_stop=iter([False] * count + [True]).__next__)
 
 
@@ -89,7 +88,7 @@ def lie_to_site_1(fed: Federation, lie: Lie) -> None:
 
 
 def assert_nothing_leaves(fed: Federation, match: str, *, node: int = 101) -> None:
-    """Alarm on record, the offer declined with a word that says nothing, and no code: new, stored or asked again."""
+    """Check that an alarm is recorded, and that the paused site accepts no offer and sends no code."""
     ledger = fed.site_ledgers[f"site-{node - 100}"]
     assert len(ledger.alarms()) == 1
     assert match in ledger.alarms()[0]
@@ -153,7 +152,7 @@ def snapshot(fed: Federation, name: str) -> Path:
 
 
 def restore(fed: Federation, copy: Path) -> None:
-    """What an operator does: stop, put the copy in the ledger's place, start; the standing was rolled back with it."""
+    """Stop the server, put the copy in place of the ledger and its standing, and start it, as an operator does."""
     fed.ledger.close()
     put_copy(copy, fed.root / "ledger.sqlite", standing=True)
     fed.ledger = Ledger.open(fed.root / "ledger.sqlite", signing_key=fed.signing_key)
@@ -168,7 +167,7 @@ def fork(fed: Federation, copy: Path) -> Ledger:
 
 
 def skip_lost(fed: Federation, monkeypatch: pytest.MonkeyPatch, lost: set[str]) -> None:
-    """The liar takes care not to ask for what the sites know was released, and closes its eyes to what they hold."""
+    """Let the liar ask only for queries that no site knows to be released, and ignore what the sites hold."""
     honest = Aggregator.open_queries
     monkeypatch.setattr(Ledger, "contains", lambda _ledger, _position: True)
     monkeypatch.setattr(Aggregator, "open_queries", lambda core: tuple(q for q in honest(core) if q.id not in lost))
@@ -211,7 +210,7 @@ def test_a_server_that_drops_its_last_rows_and_asks_for_others_stops_every_site(
 
 @pytest.mark.parametrize("others", [True, False])
 def test_a_fork_at_exactly_the_row_a_site_holds_is_seen_at_the_next_offer(tmp_path: Path, others: bool) -> None:
-    """Two lines of one ledger end at the same row number; nothing about the number tells them apart."""
+    """Two branches of one ledger end at the same row number, so the number alone does not tell them apart."""
     fed = Federation(tmp_path, study=make_study(planned_queries=10, quorum=1))
     fed.set_collection(batch_size=2, offer_deadline_s=1.0)
     run_batches(fed, 1)

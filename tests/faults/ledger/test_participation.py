@@ -1,4 +1,4 @@
-"""What the server learns from a site whose teacher fails: nothing. Healthy and failing sites side by side."""
+"""Tests that the server learns nothing from a failing teacher: healthy and failing sites reply alike."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_failing_teacher_gives_the_roster_receipt_and_reply_of_a_healthy_one(t
 
 
 def shape(reply: bytes) -> tuple[object, ...]:
-    """Everything about a reply that is not the sealed code itself."""
+    """Return everything about a reply except for the encrypted code itself."""
     message = decode(reply)
     match message:
         case Several():

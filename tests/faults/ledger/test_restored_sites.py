@@ -1,7 +1,7 @@
-"""A hospital that restored an old copy of its own ledger, with the real worker, core and command line.
+"""Tests a hospital that restored an older copy of its ledger, with the real worker, core and command line.
 
-Nothing that left the house may be forgotten: not what was released, not what was accepted and never receipted. The
-copy is noticed on the machine where its standing is, and otherwise by the server's receipts, before any code leaves.
+The site must not forget what was released, nor queries that it accepted and has no receipt for. The standing on the
+same machine shows that the ledger is an older copy. Without it, the server's receipts show it before any code leaves.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_a_restored_site_is_charged_for_all_it_forgot_and_goes_on(fed: Federatio
 
 
 def test_acceptances_the_server_never_receipted_stay_charged(fed: Federation) -> None:
-    """The server releases nothing, or hides it: the site cannot know, so what it had accepted stays spent."""
+    """The site cannot know whether the server released an answer, so acceptances without a receipt stay charged."""
     run_batches(fed, 1)
     backup(fed.root / "site-1/site-ledger.sqlite", fed.root / "monday")
     hidden = [replace(query, round=2) for query in fed.core().open_queries()[:3]]
