@@ -1,15 +1,17 @@
-"""Every file a backup can contain, put back alone and together, older, newer and missing, at every point of a life.
+"""Restores every file that a backup can contain, alone and together, older, newer and missing, at each point of a life.
 
-A :class:`Part` is what a backup may hold of a folder and what is restored as one: a ledger with its write-ahead log,
-the standing beside it, the deal of the patients. A life is lived on a real folder, and at every point of it the whole
-folder is kept (:func:`keep`) with the facts that are true by then. :func:`cases` enumerates every set of parts and
-every two points: the folder is as it was at one of them, those parts as they were at the other, or missing.
+A :class:`Part` is a set of files that a backup may contain and that are restored together: a ledger with its
+write-ahead log, the standing beside it, or the deal of the patients. A life is lived in a real folder. At every point
+of the life, :func:`keep` copies the whole folder together with the facts that are then true. :func:`cases` enumerates
+every set of parts and every two points. In a case, the folder is as it was at one point, and the parts are as they were
+at the other point, or missing.
 
-Every file of a real folder belongs to a part, or is named as what no restore can harm, with the reason
-(:func:`unclassified`): a file that is added to the product later fails a test until somebody says which it is.
+Every file of a real folder belongs to a part, or is named as a file that no restore can harm, with the reason
+(:func:`unclassified`). A file that is added to the product later fails a test until somebody classifies it.
 
-A suite of restores gives its own life, its parts, and ``look``: what a person does after the restore, which ends in a
-refusal with a remedy or in figures that are held against the facts. ``tests/restores/test_server.py`` is one.
+A suite of restores provides a life, its parts, and ``look``. ``look`` does what a person does after the restore. It
+ends in a refusal with a remedy, or in figures that are compared with the facts. ``tests/restores/test_server.py`` is an
+example.
 """
 
 from __future__ import annotations
@@ -49,8 +51,10 @@ class Moment(Generic[F]):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The folder of moment ``at`` with ``parts`` as they were at moment ``source``, or missing where that is None; and
-    without the parts that are ``gone``."""
+    """The folder of moment ``at``, in which ``parts`` are as at moment ``source``.
+
+    They are missing if ``source`` is None. The parts in ``gone`` are missing too.
+    """
 
     parts: tuple[str, ...]
     source: int | None
@@ -59,11 +63,11 @@ class Case:
 
     @property
     def now(self) -> int:
-        """The latest moment that left a trace: what had happened by then has happened."""
+        """Number of the latest moment in the folder. Everything up to this moment has happened."""
         return self.at if self.source is None else max(self.at, self.source)
 
     def older(self, part: str) -> bool:
-        """Whether this part is older than the latest, or missing."""
+        """Return whether this part is missing, or older than the latest moment in the folder."""
         if part in self.gone:
             return True
         return (self.source is None or self.source < self.now) if part in self.parts else self.at < self.now
@@ -75,13 +79,13 @@ class Case:
 
 
 def files(folder: Path) -> list[str]:
-    """Every file and link below a folder, relative to it."""
+    """Return the paths of all files and links below a folder, relative to the folder."""
     found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted(path.relative_to(folder).as_posix() for path in found)
 
 
 def unclassified(folder: Path, parts: Sequence[Part], harmless: Sequence[str]) -> list[str]:
-    """The files of a folder that belong to no part and are not named as harmless; or to two parts."""
+    """Return the files of a folder that belong to two parts, or to no part although they are not named as harmless."""
     found = []
     for path in files(folder):
         owners = [part.name for part in parts if part.holds(path)]
@@ -97,7 +101,7 @@ def keep(folder: Path, into: Path, name: str, facts: F) -> Moment[F]:
 
 
 def cases(parts: Sequence[Part], moments: Sequence[object], *, most: int | None = None) -> Iterator[Case]:
-    """Every set of ``most`` parts or fewer (default: any number), at every moment, from every other and missing."""
+    """Yield a case for every set of at most ``most`` parts, every moment, and every other moment or none."""
     names = [part.name for part in parts]
     for size in range(1, (most or len(names)) + 1):
         for chosen in combinations(names, size):
@@ -108,7 +112,7 @@ def cases(parts: Sequence[Part], moments: Sequence[object], *, most: int | None 
 
 
 def mixed(parts: Sequence[Part], moments: Sequence[object]) -> Iterator[Case]:
-    """One part of another moment and a second one missing, for every two parts and every two moments."""
+    """Yield a case with one part of another moment and a second part missing, for every two parts and moments."""
     names = [part.name for part in parts]
     for name, gone in permutations(names, 2):
         for at, source in permutations(range(len(moments)), 2):
@@ -116,7 +120,7 @@ def mixed(parts: Sequence[Part], moments: Sequence[object]) -> Iterator[Case]:
 
 
 def restored(case: Case, parts: Sequence[Part], moments: Sequence[Moment[F]], into: Path) -> Path:
-    """The folder that the case describes, at ``into``, in the place of what lies there."""
+    """Write the folder of a case to ``into``, which is emptied first."""
     shutil.rmtree(into, ignore_errors=True)
     shutil.copytree(moments[case.at].folder, into, symlinks=True)
     chosen = [part for part in parts if part.name in case.parts]
@@ -142,11 +146,10 @@ def look_at(
     into: Path,
     look: Callable[[Case, Path, F], str],
 ) -> dict[str, int]:
-    """Restore and look, case by case; how often each outcome came about, and an AssertionError that names every case
-    whose promise does not hold.
+    """Restore and look at each case; return how often each outcome occurred.
 
-    ``look`` returns a word for what came about and raises AssertionError for a broken promise; the facts it is given
-    are those of the case's ``now``.
+    ``look`` returns a word for the outcome, and raises AssertionError for a broken promise. It is given the facts of
+    the case's ``now``. At the end, an AssertionError names every case with a broken promise.
     """
     outcomes: dict[str, int] = {}
     broken: list[str] = []

@@ -1,8 +1,9 @@
-"""Random lives of a server and three hospitals, whose ledgers are put back from copies of different moments.
+"""Random lives of a server and three hospitals, whose ledgers are restored from copies of different moments.
 
-What is true is counted beside the product: every draw of noise, every acceptance that a site charged to itself, and
-which of both a ledger, a standing or a receipt shows (:class:`Shown`). A ledger's charge must not be below what is
-shown to it. One life is one seed; two studies share the hospitals' pools, and one server's ledger or two servers'.
+The truth is counted outside the product: every draw of noise, and every acceptance that a site charged to itself.
+:class:`Shown` has those of them that a ledger, a standing or a receipt shows. A ledger's charge must not be smaller
+than what is shown to it. A seed determines one life. Two studies share the hospitals' pools, and have one server's
+ledger or two.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Shown = frozenset[tuple[str, int]]
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of a ledger and its standing, and what each of them shows."""
+    """A copy of a ledger and its standing, and which draws and acceptances each of the two shows."""
 
     folder: Path
     ledger: Shown
@@ -59,8 +60,10 @@ class Copy:
 
 @dataclass
 class Machine:
-    """The folder of a ledger with its standing; what both show, all copies, and the newest standing of each line that
-    was lost, which somebody has kept."""
+    """The folder of a ledger with its standing, and all copies of them.
+
+    It also has what ledger and standing show, and the newest standing of each lost branch, which somebody has kept.
+    """
 
     folder: Path
     name: str
@@ -84,7 +87,7 @@ class Machine:
         return self.copies[-1]
 
     def put_back(self, ledger: Copy, standing: Copy | None, *, keep_as: Path) -> None:
-        """Put a copy of the ledger in place, and one of the standing, perhaps of another moment."""
+        """Restore a copy of the ledger, and perhaps a copy of the standing from another moment."""
         for path in self.folder.glob(f"{self.name}.sqlite*"):
             path.unlink()
         for path in ledger.folder.glob(f"{self.name}.sqlite*"):
@@ -137,7 +140,7 @@ class Life:
         return [number for number in range(len(STUDIES)) if self.server_of(number) is server]
 
     def server_of(self, number: int) -> Server:
-        """The server of a query or a study."""
+        """Return the server of a query or a study."""
         return self.servers[number % len(self.servers)]
 
     def opened(self, server: Server, *, restored: bool = False) -> Ledger:
@@ -198,7 +201,7 @@ class Life:
                 self.recover_site(machine.folder.name, None)
 
     def forget(self) -> None:
-        """What the server does next is lost with the machine, standing and all, and nobody notices."""
+        """Let a server ask queries, and then restore its machine to the moment before, so that nobody notices."""
         self.copied += 2
         server = self.random.choice(self.servers) if len(self.servers) > 1 else self.servers[0]
         before = server.machine.copy(self.root / f"copy-{self.copied}")
@@ -211,8 +214,7 @@ class Life:
         self.ask(release=False)
 
     def ask(self, *, release: bool = True) -> None:
-        """Offer queries that have no answer, in their order or another, send the receipts that sites lack, release, and
-        send some receipts."""
+        """Offer unanswered queries in some order, send the missing receipts, release, and send some receipts."""
         number, contradicted = self.random.choice((0, 1)), False
         study, server = STUDIES[number].id, self.server_of(number)
         with self.opened(server) as ledger:
@@ -269,7 +271,7 @@ class Life:
                 self.on_their_way[name] += receipts_of(ledger, name)[-1:]
 
     def deliver(self, name: str, ledger: Ledger, site: SiteLedger) -> bool:
-        """Send a site the receipts that it lacks; whether it raises no alarm."""
+        """Send a site the receipts that it lacks; return False if it raises an alarm."""
         held = site.held(ledger.ledger_id)
         return self.file(name, site, receipts_of(ledger, name, after=held.seq) if ledger.contains(held) else ())
 
@@ -288,8 +290,10 @@ class Life:
         return not site.alarms()
 
     def evidence(self, name: str, receipt: Receipt, error: Refused | LedgerCorrupt) -> Shown:
-        """What a site learns, about queries that it had accepted, from a receipt that it did not accept. A person says
-        of a contradicting one later whether the server was restored."""
+        """Return what a site learns about queries that it had accepted, from a receipt that it did not accept.
+
+        If the receipt contradicts the site's ledger, a person says later whether the server was restored.
+        """
         kind = "contradicted" if isinstance(error, LedgerCorrupt) else "draw"
         if isinstance(error, Refused) and error.reason != "receipt-superseded":
             return frozenset()
@@ -317,7 +321,7 @@ class Life:
     # --- what people do
 
     def receipts(self, names: Sequence[str]) -> list[Receipt]:
-        """What the sites write with ``consilium site heads --out``."""
+        """Return the receipts that the sites write with ``consilium site heads --out``."""
         found: list[Receipt] = []
         for name in names:
             with SiteLedger.read(self.sites[name].file) as site:
@@ -333,7 +337,7 @@ class Life:
         server.machine.show(told | server.machine.standing | (frozenset() if kept is None else kept[1]))
 
     def recover_site(self, name: str, kept: tuple[Path, Shown] | None) -> None:
-        """As `consilium site recover --own-ledger` does, and resume."""
+        """Recover a site's ledger as `consilium site recover --own-ledger` does, and resume its studies."""
         machine, found, shown = self.sites[name], list[KeptStanding](), frozenset[tuple[str, int]]()
         with self.site(name, restored=True) as site:
             for study in STUDIES:
@@ -351,8 +355,10 @@ class Life:
         machine.show(shown)
 
     def end_alarms(self, names: Sequence[str], restored: Server | None = None) -> None:
-        """The servers' operators enter all receipts, and these sites run `consilium site recover`; one whose server
-        was ``restored``, with that option."""
+        """Enter all receipts at the servers, and run `consilium site recover` at these sites.
+
+        A site of the ``restored`` server runs it with the option for a restored server.
+        """
         for server in self.servers:
             self.recover_server(server, None, SITES)
         for name in names:
@@ -379,7 +385,7 @@ class Life:
     # --- what must hold
 
     def check(self) -> None:
-        """No pool is charged less, in any ledger, than the draws cost that this ledger is shown."""
+        """Check that no ledger charges a pool less than the cost of the draws that are shown to this ledger."""
         parts = (None, 0, 1)
         for server in self.servers:
             with self.opened(server) as ledger:

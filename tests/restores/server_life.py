@@ -1,6 +1,6 @@
-"""The life of a study at its server, on a real study folder, with its sites' books on other machines.
+"""The life of a study at its server, in a real study folder; the sites' ledgers are on other machines.
 
-What is true is counted where it happens: every draw of noise, and every receipt that reached a site.
+The truth is counted where it happens: every draw of noise, and every receipt that reached a site.
 """
 
 from __future__ import annotations
@@ -87,8 +87,11 @@ HARMLESS = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is true at a point: every query that noise was drawn for, in order; those of them whose receipt some site
-    holds; and the folder with the sites' books as they are."""
+    """What is true at a point of the life.
+
+    These are the queries for which noise was drawn, in order; those of them for which a site has a receipt; and the
+    folder with the sites' books.
+    """
 
     drawn: tuple[str, ...]
     receipted: frozenset[str]
@@ -97,7 +100,7 @@ class Facts:
 
 @dataclass
 class Life:
-    """A study and its sites, and what happened. ``draw`` counts."""
+    """A study and its sites, and what happened to them. ``draw`` counts the draws."""
 
     root: Path
     drawn: list[str] = field(default_factory=list)
@@ -141,8 +144,10 @@ class Life:
                 site.consent(STUDY)
 
     def ask(self, *numbers: int, receipts: bool = True) -> str:
-        """What a run does: leave out sites whose receipts this ledger does not know, ask the others, release, and send
-        receipts. Returns ``released``, or why nothing was."""
+        """Ask queries as a run does; return ``released``, or the reason why nothing was released.
+
+        A run leaves out sites whose receipts the ledger does not know, asks the others, releases, and sends receipts.
+        """
         queries = [make_query(number, MECHANISM) for number in numbers]
         with self.ledger() as ledger, self.hospitals() as sites:
             roster = [n for n, site in sites.items() if ledger.contains(site.held(ledger.ledger_id))]
@@ -188,7 +193,7 @@ class Life:
         return np.full(4, len(self.drawn), dtype=np.int64)
 
     def receipt_files(self) -> list[Path]:
-        """What every site writes with ``consilium site heads --out``."""
+        """Return the files that every site writes with ``consilium site heads --out``."""
         found = []
         with self.hospitals() as sites:
             for name, site in sites.items():
@@ -204,7 +209,7 @@ COST = MECHANISM.mu_squared(PROTECTION)
 
 
 def live(folder: Path) -> list[Moment[Facts]]:
-    """Live the whole life; yield the study's folder and the facts at every point."""
+    """Live the whole life; return a copy of the study's folder and the facts at every point."""
     life, moments = Life(folder / "life"), list[Moment[Facts]]()
 
     def point(name: str) -> None:
@@ -236,7 +241,7 @@ def live(folder: Path) -> list[Moment[Facts]]:
 
 
 def revived(folder: Path, study: Path, facts: Facts) -> Life:
-    """The life that goes on from a restored study folder; the sites' machines were not touched."""
+    """Return the life that continues from a restored study folder, with untouched machines of the sites."""
     sites = folder / "sites"
     shutil.rmtree(sites, ignore_errors=True)
     shutil.copytree(facts.sites, sites)
@@ -244,14 +249,14 @@ def revived(folder: Path, study: Path, facts: Facts) -> Life:
 
 
 def refused(error: ConsiliumError) -> str:
-    """The message of a refusal, which must name a remedy."""
+    """Return the message of a refusal; check that it names a remedy."""
     text = str(error)
     assert "to fix:" in text, f"no remedy: {text}"
     return text
 
 
 def knowable(case: Case, moments: list[Moment[Facts]]) -> int:
-    """Draws of which a row, a standing or a receipt is left somewhere."""
+    """Return the number of draws of which a row, a standing or a receipt exists somewhere."""
     facts = moments[case.now].facts
     if not (case.older("ledger") and case.older("standing")):
         return len(facts.drawn)
@@ -299,7 +304,7 @@ def _check_charged(life: Life, draws: int, *, exactly: bool = False) -> None:
 
 
 def _recover(life: Life, standing: Path | None = None) -> bool:
-    """What the messages say; whether everything that was left had to be charged."""
+    """Recover the ledger as the messages say; return whether all remaining budget had to be charged."""
     workspace = life.workspace
     recover = partial(
         recover_charges,

@@ -1,7 +1,7 @@
-"""The life of a site's books, on a real site folder, beside a server that nothing happens to.
+"""The life of a site's books, in a real site folder; nothing happens to the server.
 
-What is true is written down where it happens: what was accepted, what a receipt arrived for, who vetoed, who left.
-Training, deals and teachers have a life of their own (``training_life.py``).
+The truth is written down where it happens: which queries were accepted, for which of them a receipt arrived, who
+vetoed, and who left. ``training_life.py`` has the life of trainings, deals and teachers.
 """
 
 from __future__ import annotations
@@ -56,8 +56,11 @@ HARMLESS = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is true at a point: every query accepted, in order; the server's receipts that arrived, and all that it has
-    made; whether the site has paused the study or left it for good; and whether the patient has left."""
+    """What is true at a point of the life.
+
+    These are the accepted queries, in order; the receipts that the server made, and those that arrived; whether the
+    site has paused or left the study; and whether the patient has left.
+    """
 
     accepted: tuple[str, ...] = ()
     arrived: tuple[Receipt, ...] = ()
@@ -107,7 +110,7 @@ class Life:
 
 
 def live(folder: Path) -> tuple[World, list[Moment[Facts]]]:
-    """Live the whole life; yield the site's folder and the facts at every point."""
+    """Live the whole life; return the server's world, and a copy of the site's folder and the facts at every point."""
     (folder / "server").mkdir()
     world = World.create(folder / "server", study=STUDY)
     life, moments = Life(folder, world), list[Moment[Facts]]()
@@ -154,12 +157,12 @@ def live(folder: Path) -> tuple[World, list[Moment[Facts]]]:
 
 
 def revived(folder: Path, world: World, facts: Facts) -> Life:
-    """The life that goes on in the restored folder ``folder / "site"``."""
+    """Return the life that continues in the restored folder ``folder / "site"``."""
     return Life(folder, world, list(facts.accepted), list(facts.arrived), facts.veto, facts.patient_left)
 
 
 def known_of(case: Case, moments: list[Moment[Facts]]) -> Facts | None:
-    """The point up to which the site's own machine knows what happened, None for nothing."""
+    """Return the facts up to which the site's own machine knows what happened; None if it knows nothing."""
     if not (case.older("ledger") and case.older("standing")):
         return moments[case.now].facts
     if "standing" in case.gone or ("standing" in case.parts and case.source is None):
@@ -235,7 +238,7 @@ def look(root: Path, world: World, moments: list[Moment[Facts]], case: Case, fol
 
 
 def _heeding(life: Life, newest: Path, act: Callable[[], bool]) -> bool:
-    """A person's act. If it is refused because site.toml is old, the person restores the newest one and acts again."""
+    """Do what a person does. If site.toml is refused as old, restore the newest site.toml and try again."""
     try:
         return act()
     except ConsiliumError as error:
@@ -262,7 +265,7 @@ def _status_is_no_less(life: Life, known: Facts | None) -> None:
 
 
 def hear(life: Life, facts: Facts) -> bool:
-    """Open the books and take the receipts the server sends before it asks for a code; whether one stops the site."""
+    """Enter the receipts that the server sends before it asks for a code; return whether a receipt stops the site."""
     with life.ledger() as ledger:
         ledger.consent(STUDY)
         held = ledger.held(life.world.ledger.ledger_id).seq

@@ -22,7 +22,7 @@ Patch = pytest.MonkeyPatch
 
 
 def the_difference_now(patch: Patch) -> None:
-    """A recovery charges by how much the kept sums differ now, and forgets what both have drawn since the fork."""
+    """Break: a recovery charges the present difference of the totals, and ignores what both drew since the fork."""
 
     def fork(ledger: Any, _standing: object) -> Position:
         last = ledger._chain.last
@@ -32,7 +32,7 @@ def the_difference_now(patch: Patch) -> None:
 
 
 def charges_only(patch: Patch) -> None:
-    """The standing follows charges, and no other row."""
+    """Break: the standing is written after charges, and after no other row."""
     kept = OpenLedger._keep_standing
 
     def keep(ledger: Any) -> None:
@@ -69,7 +69,7 @@ def any_ledger_is_the_newest(patch: Patch) -> None:
 
 
 def a_status_is_sure(patch: Patch) -> None:
-    """A status that does not say ``at least`` while the ledger is in doubt."""
+    """Break: a status does not say ``at least`` although the ledger is in doubt."""
     patch.setattr(SiteFile, "doubt", lambda _: None)
 
 

@@ -1,6 +1,6 @@
-"""A site whose ledger states a later draw than the server's, after restores of either: the printed remedy works.
+"""Tests that the printed remedy works after a restore if a site's ledger states a later draw than the server's.
 
-Real workers, ledgers and core of a sealed study that needs all its sites; only transport and teachers are stubs.
+Workers, ledgers and core of the sealed study are real. Transport and teachers are stubs. The study needs all its sites.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ def world(tmp_path: Path) -> Iterator[Federation]:
 
 
 def away(node: int, body: bytes, reply: bytes) -> bytes | None:
-    """The last site does not answer, so no draw is charged, but the sites that accepted have charged themselves."""
+    """Drop the last site's reply. Then no draw is charged, but the sites that accepted have charged themselves."""
     return None if node == AWAY else reply
 
 
 def missed(world: Federation, error: type[ConsiliumError] = QuorumNotReached) -> str:
-    """A run that ends with an error; its message."""
+    """Run the study, which must end with an error; return the error's message."""
     with pytest.raises(error) as raised:
         world.core().run(world.transport)
     return str(raised.value)
 
 
 def restore_site(world: Federation, copy: Path | None = None) -> None:
-    """Put the first site's ledger back as it was one row ago, or this copy, and do what its staff are told to."""
+    """Restore the first site's ledger to one row ago, or to ``copy``, and do what the site's staff are told to do."""
     ledger, path = world.site_ledgers["site-0"], world.root / "site-0" / "site-ledger.sqlite"
     if copy is None:
         copy = world.root / "copy.sqlite"
@@ -103,7 +103,7 @@ def test_a_site_restored_more_often_than_a_study_believes_it_goes_on_after_the_p
 def test_a_restored_site_counts_two_draws_of_a_query_once_each_when_their_receipts_come_again(
     tmp_path: Path, copied: str
 ) -> None:
-    """The last site is silent in the middle of the first draw, which is lost; the second one is answered."""
+    """The last site does not answer the first draw, which is lost. All sites answer the second draw."""
     study = make_study(quorum=3, planned_queries=2, aggregation="sealed-sum", spare_draws=20, collection=HURRIED)
     world = Federation(tmp_path / "world", study=study, sites=4)
     path, copy = world.root / "site-0" / "site-ledger.sqlite", world.root / "monday.sqlite"

@@ -49,7 +49,7 @@ def test_the_page_says_how_many_restores_there_are(moments: list[Moment[Facts]])
 
 @pytest.mark.slow
 def test_some_restores_make_no_draw_free(moments: list[Moment[Facts]], tmp_path: Path) -> None:
-    """A machine rolled back, told by receipts; an older ledger, told by its standing; and one without a standing."""
+    """Receipts reveal a machine that was rolled back, and the standing an older ledger. One ledger has no standing."""
     machine = ("ledger", "standing")
     some = [Case(machine, 0, 1), Case(machine, 1, 5), Case(("ledger",), 1, 2), Case(("ledger",), 2, 5, ("standing",))]
     outcomes = look_at(iter(some), PARTS, moments, tmp_path / "study", partial(look, tmp_path, moments))

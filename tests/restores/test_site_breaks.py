@@ -41,7 +41,7 @@ def start(made: dict[str, Path], tmp_path: Path) -> Start:
 
 
 def copy(hospital: Hospital, *names: str) -> dict[str, bytes | None]:
-    """Files below the site's directory as they are now; folders are taken whole."""
+    """Return the content of the files below the site's directory; for a folder, of all files in it."""
     files: dict[str, bytes | None] = {}
     for name in names:
         path = hospital.site / name
@@ -51,7 +51,7 @@ def copy(hospital: Hospital, *names: str) -> dict[str, bytes | None]:
 
 
 def put_back(hospital: Hospital, files: dict[str, bytes | None], *names: str) -> None:
-    """Exactly these files in the place of what lies under ``names``."""
+    """Delete everything under ``names``, and write these files."""
     for name in names:
         path = hospital.site / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -125,7 +125,7 @@ def test_a_journal_older_than_what_was_drawn_draws_no_step_again(start: Start) -
 
 
 def test_an_older_slots_file_moves_nobody_to_another_voter(start: Start) -> None:
-    """A retraining that one voter does not survive must not leave a later patient in two served voters."""
+    """If one voter's training crashes, a later patient must not end up in two voters that serve."""
     hospital = start()
     hospital.train(private=False)
     older = copy(hospital, "teachers/slots.json")
@@ -153,7 +153,7 @@ def test_a_withdrawn_patient_does_not_come_back_with_an_older_slots_file(start: 
 
 
 def test_an_older_teacher_of_a_withdrawn_patient_is_silent(start: Start) -> None:
-    """Not only the one that was there on the day of the withdrawal."""
+    """The teacher that served on the day of the withdrawal is silent, and so are earlier ones."""
     hospital = start("hospital")
     hospital.train(private=False)
     first = copy(hospital, "teachers/voter-000", "teachers/voter-001")
@@ -249,7 +249,7 @@ def test_after_the_ledger_was_recovered_nobody_can_say_what_was_served(start: St
 
 
 def test_a_second_teacher_of_one_training_counts_its_charge_again(start: Start) -> None:
-    """As an earlier version left it, whose journals knew no witness."""
+    """An earlier version, whose journals had no witness, left such a teacher."""
     hospital = start()
     hospital.train()
     with open_books(load_site(hospital.site)) as ledger:

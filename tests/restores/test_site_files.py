@@ -81,7 +81,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Life:
-    """A life that was lived, and where its copies are looked at."""
+    """A life that was lived, and the folder in which its copies are examined."""
 
     name: str
     moments: list[Moment[Facts]]
@@ -116,7 +116,7 @@ def of_patients(hospital: Hospital) -> Iterator[str]:
 
 
 def of_a_hospital(hospital: Hospital) -> Iterator[str]:
-    """A private training, a teacher that was brought and taken away, and a withdrawal, in a study of unit hospital."""
+    """Yield the points of a life with a private training, a foreign teacher that is removed again, and a withdrawal."""
     hospital.train()
     hospital.serve()
     yield "served"
@@ -131,7 +131,7 @@ def of_a_hospital(hospital: Hospital) -> Iterator[str]:
 
 
 def of_a_network_that_may_leave(hospital: Hospital) -> Iterator[str]:
-    """Private adaptations of the student beside private teachers: one that is interrupted, and a second one."""
+    """Yield the points of a life with private teachers and two private adaptations, one of them interrupted."""
     hospital.train()
     hospital.serve()
     yield "served"
@@ -279,7 +279,7 @@ def look(life: Life, case: Case, folder: Path, facts: Facts) -> str:
 
 
 def together(life: Life) -> Iterator[Case]:
-    """All of ``teachers/``, older and newer, by itself, with the ledger and with the standing."""
+    """Yield cases in which all of ``teachers/`` is older or newer, alone, with the ledger, or with the standing."""
     made = tuple(part.name for part in life.parts if part.name in TEACHERS or part in LEAVING)
     for parts in (made, (*made, "ledger"), (*made, "standing"), ("ledger", "standing")):
         for first, second in combinations(range(len(life.moments)), 2):
@@ -288,7 +288,7 @@ def together(life: Life) -> Iterator[Case]:
 
 
 def some(found: Iterator[Case], count: int, *, seed: int) -> list[Case]:
-    """The same few of many every time."""
+    """Return ``count`` of the cases, the same ones for the same seed."""
     listed = list(found)
     chosen = np.random.default_rng(seed).permutation(len(listed))[:count]
     return [listed[number] for number in sorted(chosen)]
@@ -296,7 +296,7 @@ def some(found: Iterator[Case], count: int, *, seed: int) -> list[Case]:
 
 @pytest.mark.slow
 def test_every_file_of_a_site_put_back_at_any_point_of_a_life_keeps_every_promise(life: Life) -> None:
-    """With CONSILIUM_RESTORES=all every set of one or two parts, else some of one."""
+    """If CONSILIUM_RESTORES is "all", every set of one or two parts is tried; otherwise a sample of single parts."""
     found = cases(life.parts, life.moments, most=2 if ALL else 1)
     tried(life, list(found) if ALL else some(found, 14, seed=3))
 
@@ -312,7 +312,7 @@ def test_a_site_whose_ledger_and_standing_are_both_gone_is_told_what_to_put_back
 
 
 def test_some_files_of_a_site_put_back_keep_every_promise(life: Life) -> None:
-    """A sample of what the two tests above try in full."""
+    """This test tries a sample of the cases that the two tests above try completely."""
     tried(life, [*some(cases(life.parts, life.moments, most=1), 2, seed=1), *some(together(life), 1, seed=2)])
 
 
@@ -322,7 +322,7 @@ def tried(life: Life, listed: list[Case]) -> None:
 
 
 def tried_often(life: Life, case: Case) -> None:
-    """Newcomers are dealt at random, and every second deal or so shows a break."""
+    """Try the case 24 times. New patients are assigned at random, so about every second time shows a break."""
     for _ in range(24):
         tried(life, [case])
 
@@ -362,19 +362,19 @@ def _a_slots_file_is_believed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _the_slots_file_alone_knows_who_left(patch: pytest.MonkeyPatch) -> None:
-    """Break 6: a withdrawal is what the slots file, and the weights of that day, say of it."""
+    """Break 6: only the slots file, and the weights on the day of a withdrawal, show that a patient was withdrawn."""
     _a_slots_file_is_believed(patch)
     patch.setattr(deals, "withdrawn", lambda books, ledger, patients: frozenset())
     patch.setattr(TeacherBooks, "may_vote", lambda self, voter, served, deal: True)
 
 
 def _a_brought_teacher_stays(patch: pytest.MonkeyPatch) -> None:
-    """Break 6: a brought teacher has nothing to do with withdrawals."""
+    """Break 6: a foreign teacher keeps its vote after a withdrawal."""
     patch.setattr(TeacherBooks, "brought", lambda self, voter, served: (voter, served) in self.foreign)
 
 
 def _a_lost_adaptation_is_not_missed(patch: pytest.MonkeyPatch) -> None:
-    """Break 7: what may leave is what the ledger says, whatever journals lie in the folder."""
+    """Break 7: only the ledger decides what may leave, whatever journals the folder has."""
     patch.setattr(status, "lost_adaptation", lambda config, ledger: False)
 
 
@@ -414,7 +414,7 @@ def test_each_break_that_is_put_back_is_found(
     found: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each break in the restore that shows it; the tests above try this restore too."""
+    """Each break is tried with the restore that reveals it. The tests above try this restore too."""
     if life.name != name:
         pytest.skip("the break shows in the other life")
     tried(life, [case])

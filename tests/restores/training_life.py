@@ -66,7 +66,7 @@ class Killed(BaseException):
 
 @dataclass
 class Truth:
-    """What happened, whatever the hospital's files say of it now."""
+    """What really happened, whatever the hospital's files say of it."""
 
     steps: dict[str, list[float]] = field(default_factory=dict)
     """By patient: the noise multiplier of every step that touched the patient."""
@@ -83,7 +83,7 @@ class Truth:
     served: list[tuple[str, ...]] = field(default_factory=list)
 
     def epsilon(self, *, delta: float, moved: int, leaving: bool = False) -> float:
-        """The worst patient's ε of all steps: the exact Gaussian curve, by bisection on δ(ε)."""
+        """Return the ε of all steps for the patient with the largest one, by the exact Gaussian curve."""
         drawn = self.leaving if leaving else self.steps
         worst = max((sum(1 / z**2 for z in steps) for steps in drawn.values()), default=0.0)
         mu = moved * sqrt(worst)
@@ -105,7 +105,7 @@ def _delta(epsilon: float, mu: float) -> float:
 
 
 def make_hospital(root: Path, *, unit: str = "patient", patients: int = 6) -> Path:
-    """A hospital's directory below ``root`` with nothing trained."""
+    """Make a hospital's directory below ``root``, in which nothing is trained."""
     add_patients(root / "set", range(patients))
     site = root / "site"
     site.mkdir()
@@ -117,7 +117,7 @@ def make_hospital(root: Path, *, unit: str = "patient", patients: int = 6) -> Pa
 
 
 def add_patients(folder: Path, numbers: Sequence[int]) -> None:
-    """A dataset of exactly these patients, each of whom has one scan of noise."""
+    """Make a dataset of exactly these patients, with one scan of noise each."""
     source = folder.parent / "source"
     source.mkdir(exist_ok=True)
     cases = []
@@ -135,7 +135,7 @@ def add_patients(folder: Path, numbers: Sequence[int]) -> None:
 
 
 class Hospital:
-    """What its staff do. A refusal is raised; every promise about it is checked by :meth:`check`."""
+    """Does what a hospital's staff do. :meth:`check` checks every promise about a refusal."""
 
     def __init__(self, site: Path, truth: Truth | None = None) -> None:
         self.site, self.truth, self.asked = site, truth or Truth(), 0
@@ -216,7 +216,7 @@ class Hospital:
         return outcome
 
     def adapt(self, *, again: bool = False, die_after: int | None = None, out: Path | None = None) -> None:
-        """``site adapt --strategy``, beginning from a student that is taken for the signed one."""
+        """Run ``site adapt --strategy``. A stub stands for the signed student."""
         left = [10**6 if die_after is None else die_after]
         self._agree()
         start = self.site / STUDENT_DIR / "bundle" / WEIGHTS
@@ -260,7 +260,7 @@ class Hospital:
             consent(self.site, by="Ada", sheet="")
 
     def serve(self, *, answers: int = 1) -> tuple[str, ...]:
-        """Start a worker, which must keep every promise or refuse, and have it answer; what it serves."""
+        """Start a worker, which must keep every promise or refuse, and let it answer; return the served teachers."""
         self._agree()
         worker = open_worker(self.site, sleep=lambda _: None)
         try:
@@ -305,9 +305,9 @@ class Hospital:
         return list(trainings["guarantees"]) if trainings["count"] else []
 
     def check(self, *, steps: bool = True, served: bool = True) -> None:
-        """No figure below the truth, and none at all where a teacher without a private training is or was served.
+        """Check that no figure is below the truth, and that none is given for teachers without a private training.
 
-        Without ``steps`` or ``served``: that much of what happened before is left in no file.
+        Without ``steps`` or ``served``, no file has a trace of the earlier steps or of the earlier served teachers.
         """
         seen = [*(self.truth.served if served else ()), self.present()]
         unprotected = any(hash_ and hash_ not in self.truth.private for hashes in seen for hash_ in hashes)
@@ -327,7 +327,7 @@ class Hospital:
             assert found["epsilon"] >= true - 1e-6, f"printed {found['epsilon']} of what may leave, true {true}"
 
     def present(self) -> tuple[str, ...]:
-        """The hash of every whole teacher that lies there, read here from the files alone."""
+        """Return the hash of every complete teacher on disk, computed here from the files alone."""
         found = []
         for folder in sorted((self.site / "teachers").glob("voter-*")):
             if (folder / DECLARED).exists():
@@ -365,7 +365,7 @@ def _shown() -> Iterator[Callable[[int, int], None]]:
 
 
 class _Cost:
-    """What a student cost, of which nothing is looked at."""
+    """Stands in for a student's cost, which these tests do not read."""
 
     def sentence(self) -> str:
         return "nothing"

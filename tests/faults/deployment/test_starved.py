@@ -136,7 +136,7 @@ def own_limit(parties: Federation, name: str) -> Iterator[MemoryGroup]:
 
 
 def test_a_site_out_of_memory_is_named_to_both_operators_and_answers_when_there_is_room(parties: Federation) -> None:
-    """Its processes share a limit with something that takes the memory; the kernel ends the worker, again and again."""
+    """The site's processes share a memory limit with one that takes all memory, so the kernel kills the worker."""
     with own_limit(parties, "site-1") as group:
         parties.up()
         parties.start_run()
