@@ -41,6 +41,9 @@ ALARM_REMEDY = (
 )
 """Remedy of every :class:`ReceiptContradiction` that states none, and of a site's alarms."""
 
+ALARM_STOPS = "no study of this pool is answered, whichever server runs it, until a person ends the alarm"
+"""What a site's alarm about a server's ledger, or about its own older copy, has stopped."""
+
 _SHOWN_CHARACTERS = 500
 _SHOWN = Repr()
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN_CHARACTERS

@@ -21,7 +21,7 @@ from client.site.books import joined_study, read_books
 from client.site.peers import PeersView, PeerTrust, peers_view
 from client.site.status import facts_in
 from common.config import Study
-from common.errors import ALARM_REMEDY
+from common.errors import ALARM_REMEDY, ALARM_STOPS
 from common.hospital_page import (
     HospitalFacts,
     OfferedCase,
@@ -54,7 +54,7 @@ _OUTDATED = (
     "adapted at this site, and not shown: it may have been trained on a patient who was withdrawn since. Make "
     "`{folder}` anew with `consilium site adapt --replace`"
 )
-_STOPPED = f"{ALARM_REMEDY}; the site answers nothing until a person ends the alarm"
+_STOPPED = f"{ALARM_REMEDY}; {ALARM_STOPS}"
 
 
 class SitesOwnPage(OwnPage):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.canonical import check_hash
 from common.document import Document
-from common.errors import InvalidInput
+from common.errors import ALARM_STOPS, InvalidInput
 from common.objects import write_atomically, write_json
 from common.reading import naming_file, parse_json
 from common.witness.merkle import grew
@@ -301,13 +301,13 @@ class HeadMemory:
     @property
     def server_forked(self) -> bool:
         """True if a server signed two histories. A conflict of a peer's ledger does not stop other sites."""
-        return any(origin.startswith(origin_of("server", "")) for origin in self.conflicting())
+        return any(map(_is_servers, self.conflicting()))
 
     def conflicts(self) -> tuple[str, ...]:
         """Return one line for each ledger of which two histories were signed."""
         return tuple(
             f"two histories of {origin} were signed: the ledger was rolled back or forked; both heads are in "
-            f"{self.folder}"
+            f"{self.folder}{f'; {ALARM_STOPS}' if _is_servers(origin) else ''}"
             for origin in self.conflicting()
         )
 
@@ -359,6 +359,10 @@ def apart(origin: str, key: str) -> str:
         The name.
     """
     return f"{origin}@{key[:16]}"
+
+
+def _is_servers(origin: str) -> bool:
+    return origin.startswith(origin_of("server", ""))
 
 
 def _file(origin: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from common.config import Study, load_study
-from common.errors import ALARM_REMEDY, InvalidInput
+from common.errors import ALARM_REMEDY, ALARM_STOPS, InvalidInput
 from common.plain import joined, plain
 from common.privacy.figures import delta_text, epsilon_text
 from common.wording import many
@@ -407,6 +407,7 @@ def status_text(facts: SiteFacts, *, peers: dict[str, Any] | None = None) -> str
             *(f"warning: {problem}" for problem in (peers or {}).get("problems", ())),
             *([f"restored from an older copy: {many(facts.restored, 'time')}"] if facts.restored else []),
             *(f"ALARM: {alarm}" for alarm in facts.alarms),
+            *([ALARM_STOPS] if facts.doubt else []),
             *([f"to fix: {ALARM_REMEDY}"] if facts.alarms else []),
         ]
     )

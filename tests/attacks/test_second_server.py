@@ -7,6 +7,7 @@ All that it sends is signed with the key that its own kit gave the hospital.
 | it learns from a reply how far the other server's ledger has got | a server hears of its own ledger alone |
 | its receipt of the other's study makes that study look contradicted, or stops it | receipts of its own ledger alone |
 | its head under the other's name makes that ledger look forked, which stops the other study | heads of its own alone |
+| it contradicts itself, which stops every study of the pool | nothing: the hospital reads so, and ends the alarm |
 | it shows two workers of the pool two histories at the same moment | one worker at a time countersigns |
 """
 
@@ -25,10 +26,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from client.operations import staff_decisions
 from client.operations.serve import open_worker
 from client.site.enrolment import create_site, join_site
+from client.site.status import facts_of
 from client.worker import Worker
 from common.config import Study
 from common.envelope import body_of, sign_request
-from common.errors import ConsiliumError
+from common.errors import ALARM_STOPS, ConsiliumError
 from common.ledger import chain
 from common.ledger.charges import RosterEntry
 from common.ledger.keys import load_signing_key, public_hex
@@ -39,6 +41,7 @@ from common.privacy.mechanism import QuerySpec
 from common.witness.memory import FOLDER, HeadMemory, KnownHead
 from common.witness.messages import ConsistencyProof, WitnessReply
 from common.witness.notes import CheckpointNote, origin_of
+from consilium.cli.site import status_text
 from server.ledger.server_ledger import Ledger
 from server.study.create_study import open_ledger
 from server.study.workspace import Site, Workspace
@@ -202,6 +205,27 @@ def test_a_head_under_the_other_ledgers_name_makes_nobody_look_forked(servers: t
     held = honest.says(Receipts(honest.ledger.ledger_id, ()))
     assert isinstance(held, ReceiptsReply)
     assert other.shows(honest.ledger.ledger_id, root=b"f" * 32, held_row=held.ledger_row) is None
+    assert_goes_on(honest)
+
+
+@pytest.mark.parametrize("shows", ["a receipt", "a head"])
+def test_a_server_that_contradicts_itself_pauses_the_other_study_and_the_hospital_reads_so(
+    servers: tuple[Server, Server], shows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, other = servers
+    if shows == "a receipt":
+        *queries, last = queries_of(other.study, 9)[7:]
+        assert other.releases(last) is not None
+        assert other.offers(*queries).accepted
+        with forged(other, other, tmp_path, monkeypatch) as ledger:
+            assert other.tells(ledger, *queries) is None
+    else:
+        for root in (b"1" * 32, b"2" * 32):
+            other.shows(other.ledger.ledger_id, root=root)
+    assert honest.offers(queries_of(honest.study, 2)[1]).reason == "paused"
+    assert ALARM_STOPS in status_text(facts_of(honest.directory))
+    staff_decisions.end_alarm(honest.directory)
+    assert ALARM_STOPS not in status_text(facts_of(honest.directory))
     assert_goes_on(honest)
 
 
