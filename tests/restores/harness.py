@@ -53,7 +53,7 @@ class Moment(Generic[F]):
 class Case:
     """The folder of moment ``at``, in which ``parts`` are as at moment ``source``.
 
-    They are missing if ``source`` is None. The parts in ``gone`` are missing too.
+    If ``source`` is None, ``parts`` are missing. The parts in ``gone`` are missing too.
     """
 
     parts: tuple[str, ...]

@@ -1,9 +1,9 @@
 """Random lives of a server and three hospitals, whose ledgers are restored from copies of different moments.
 
 The truth is counted outside the product: every draw of noise, and every acceptance that a site charged to itself.
-:class:`Shown` has those of them that a ledger, a standing or a receipt shows. A ledger's charge must not be smaller
-than what is shown to it. A seed determines one life. Two studies share the hospitals' pools, and have one server's
-ledger or two.
+:class:`Shown` contains the draws and acceptances that a ledger, a standing or a receipt shows. A ledger must not
+charge less than what is shown to it. A seed determines one life. Two studies share the hospitals' pools, and have one
+server's ledger or two.
 """
 
 from __future__ import annotations

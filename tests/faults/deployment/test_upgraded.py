@@ -116,7 +116,7 @@ def goes_on(parties: Federation) -> int:
 def test_a_half_run_study_of_the_last_release_is_upgraded_rolled_back_and_upgraded_again_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    """All parties run the commands of docs/deployment.md, "Upgrading" and "Going back", at the same time."""
+    """All parties run the commands of docs/deployment.md, "Upgrading" and "Going back", one party after another."""
     with made_by(RELEASED, tmp_path, sites=SITES[:2]) as parties:
         old = parties.parties["server"].python
         parties.up()
