@@ -27,6 +27,7 @@ AUTHENTICATION_SWITCH = "FLWR_OIDC_ENABLED"
 TABLES = {
     "message_ins": ("message_id", "created_at", "ttl"),
     "message_res": ("message_id", "reply_to_message_id", "src_node_id"),
+    "node": ("online_until", "heartbeat_interval"),
     "objects": ("object_id", "content", "is_available"),
     "run_objects": ("object_id", "run_id"),
     "run": ("run_id", "primary_task_id"),
@@ -108,8 +109,8 @@ INTERNALS = {
     # what a node may store at SuperLink: server/operations/storage.py
     "fleet_handlers": Internal(
         "flwr.superlink.servicer.fleet.fleet_handlers",
-        "SuperLink's handlers of what nodes send; ours are put in front of three",
-        ("push_messages", "push_object", "send_node_heartbeat"),
+        "SuperLink's handlers of what nodes send; ours are put in front of four",
+        ("activate_node", "push_messages", "push_object", "send_node_heartbeat"),
     ),
     "PushMessagesRequest": Internal(
         f"{_PROTO}.fleet_pb2:PushMessagesRequest",

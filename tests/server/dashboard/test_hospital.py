@@ -351,7 +351,7 @@ def test_a_contradiction_in_a_peers_ledger_stops_nothing_and_one_in_the_servers_
     assert found.state == state
     (alarm,) = found.alarms
     assert "two histories" in alarm.text
-    assert (alarm.stops, "answers nothing" in alarm.remedy) == (level == "Critical", level == "Critical")
+    assert alarm.stops == ("no study of this pool is answered" in alarm.remedy) == (level == "Critical")
     assert f'<span class="level">{level}</span>' in text
     assert f'<span class="tag {STATES[state][0]}">{STATES[state][1]}</span>' in text
     assert "lower bound" not in text

@@ -115,7 +115,7 @@ def test_an_export_that_is_killed_leaves_no_scores_beside_the_student_of_another
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bundle, "_publish", killed)
+    monkeypatch.setattr(bundle, "publish_statement", killed)
     with pytest.raises(KeyboardInterrupt):
         bundle.export_student(workspace, events=recorded.log())
     assert not workspace.scores_file.exists()
