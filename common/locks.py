@@ -1,13 +1,17 @@
 """Locks a file for one process, and lets other processes test whether it is locked.
 
-Called by supervision and by studies. The kernel frees a lock when its holder dies. A test takes a shared lock for a
+Called by supervision, studies and sites. The kernel frees a lock when its holder dies. A test takes a shared lock for a
 moment. Taking the lock waits for tests to end, and fails only if another process holds it.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 _LOOK_S = 0.01
@@ -31,6 +35,22 @@ def take(stream: IO[Any]) -> bool:
             return False
         time.sleep(_LOOK_S)
     return True
+
+
+@contextmanager
+def exclusively(path: Path, *, mode: int = 0o666) -> Iterator[None]:
+    """Hold the lock of a file inside the block. Wait as long as another process holds it.
+
+    Args:
+        path: The file, in an existing folder. It is created if it is missing.
+        mode: Permissions of a new file, before the umask.
+
+    Yields:
+        Nothing.
+    """
+    with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode), "a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def held(stream: IO[Any]) -> bool:

@@ -8,7 +8,6 @@ warning is logged and the set-up continues. The server has a check of its own.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shlex
@@ -26,6 +25,7 @@ from common.errors import ConsiliumError, InvalidInput
 from common.ledger.chain import Chain
 from common.ledger.records import parse_body
 from common.ledger.rollback_guard import standing_path
+from common.locks import exclusively
 from common.objects import write_json
 from common.reading import parse_json
 
@@ -83,8 +83,7 @@ class Registry:
             if self.file is not None:
                 with suppress(OSError):  # `remember` warns of a list that cannot be written
                     self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    lock = held.enter_context((self.file.parent / "pools.lock").open("a"))
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    held.enter_context(exclusively(self.file.parent / "pools.lock"))
             yield
 
     def check(self, *, pool: str, data: Path, directory: Path, kit: Path, forget: Path | None = None) -> None:

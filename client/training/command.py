@@ -80,11 +80,10 @@ class PrivateOptions:
             InvalidInput: If an option has an invalid value, is not read by the strategy, or is given without a private
                 strategy.
         """
-        typed = {one.name: (getattr(self, one.name), one.default) for one in fields(self) if one.name != "strategy"}
-        asked: dict[str, Any] = {name: value for name, (value, default) in typed.items() if value != default}
+        given = [one for one in fields(self) if one.name != "strategy" and getattr(self, one.name) != one.default]
         if self.strategy not in STRATEGIES:
-            if asked:
-                option = _option(next(iter(asked)))
+            if given:
+                option = _option(given[0].name)
                 raise InvalidInput(
                     f"strategy with the option {option}",
                     value=self.strategy,
@@ -92,7 +91,7 @@ class PrivateOptions:
                     remedy=f"give one of these as --strategy, or leave {option} out",
                 )
             return None
-        asked = {name: value for name, value in asked.items() if typed[name][1] is None}
+        asked: dict[str, Any] = {one.name: getattr(self, one.name) for one in given if one.default is None}
         for name in asked:
             if name in OF_SOME and name not in STRATEGIES[self.strategy].reads:
                 raise InvalidInput(

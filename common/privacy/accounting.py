@@ -595,7 +595,8 @@ def _best_order(orders: tuple[float, ...], mu: float, delta: float, *, by: Any =
 
     ``by`` is :mod:`math`, with which it is the library's ε to the last bit, or the same functions on every machine.
     """
-    costs = {order: order / (2 * by.pow(1 / mu, 2)) for order in orders}
+    scale = 2 * by.pow(1 / mu, 2)
+    costs = {order: order / scale for order in orders}
     if by.pow(delta, 2) + by.expm1(-min(costs.values())) > 0:  # δ ≤ √(1 − e^−KL)
         return 0.0
     values = (

@@ -7,9 +7,7 @@ its countersignature is sent. Refuses a memory that cannot be read.
 
 from __future__ import annotations
 
-import fcntl
 import hmac
-import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +18,7 @@ from pathlib import Path
 from common.canonical import check_hash
 from common.document import Document
 from common.errors import ALARM_STOPS, InvalidInput
+from common.locks import exclusively
 from common.objects import write_atomically, write_json
 from common.reading import naming_file, parse_json
 from common.witness.merkle import grew
@@ -114,8 +113,7 @@ class HeadMemory:
         recorded.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "a") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
+        with exclusively(self.folder / LOCK, mode=0o600):
             yield
 
     def known(self, origin: str) -> KnownHead | None:

@@ -6,7 +6,6 @@ that cannot be read.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import stat
@@ -21,6 +20,7 @@ from common.canonical import check_hash
 from common.config import Study, load_study
 from common.document import AS_TEXT, LATER, Document
 from common.errors import InvalidInput
+from common.locks import exclusively
 from common.objects import ObjectStore, PathInside, shared, write_json
 from common.reading import naming_file, parsing
 from server.public.material import START_FILE, CodecRecord, PairedFiles, PublicMaterial
@@ -500,8 +500,7 @@ class Workspace:
         It waits while another process holds the lock.
         """
         self.check_there()
-        with (self.root / "sites.lock").open("a") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
+        with exclusively(self.root / "sites.lock"):
             yield
 
     def check_there(self) -> None:
