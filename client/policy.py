@@ -85,7 +85,7 @@ class ServerFacts:
 
     @property
     def signing_public_keys(self) -> tuple[Ed25519PublicKey, ...]:
-        """The same keys, to check signatures with."""
+        """The keys of :attr:`signing_keys`, in the form that checks signatures."""
         return tuple(map(signing_public_key, self.signing_keys))
 
 

@@ -6,7 +6,7 @@ It trusts nothing that arrives. For every message it takes these steps:
 2. Review an offer against the consented study and the site's own ledger, before any inference.
 3. Answer a codes request only for queries that were accepted for this study and this server, and only while the staff
    has not paused or left the study and no alarm (a contradiction between ledgers) is in force. Studies of several
-   servers can share this site's ledger: hear nothing from one server about the ledger or the study of another.
+   servers can share this site's ledger. Refuse what a server says about another server's ledger or study.
 4. Fetch public objects by content hash.
 5. Compute every voter's code. A voter that fails counts as the zero code. If a public object cannot be read, all voters
    count as the zero code. The reason is only logged at the site.
@@ -324,13 +324,12 @@ class Worker:
         if self._ledger.books.studies.keys() <= {own}:
             return
         elsewhere = self._elsewhere()
-        if study_id in elsewhere or self._ledger.is_anothers(ledger_id, study_id=own, elsewhere=elsewhere):
+        if study_id in elsewhere or self._ledger.belongs_elsewhere(ledger_id, study_id=own, elsewhere=elsewhere):
             log.warning("event=refused cause=another-server ledger=%s", ledger_id)
             raise Refused(
                 "unknown-study",
-                f"the server speaks of ledger {ledger_id}, or of a study, that this pool shares with another server; "
-                "to fix: if it is the same server with a new key, list the earlier key too in server.more_signing_keys "
-                "of site.toml",
+                f"ledger {ledger_id}, or the study in its receipt, belongs to another server of this pool; to fix: if "
+                "one server changed its key, also list the earlier key in server.more_signing_keys of site.toml",
             )
 
     def _status(self) -> str:

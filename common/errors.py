@@ -42,7 +42,7 @@ ALARM_REMEDY = (
 """Remedy of every :class:`ReceiptContradiction` that states none, and of a site's alarms."""
 
 ALARM_STOPS = "no study of this pool is answered, whichever server runs it, until a person ends the alarm"
-"""What a site's alarm about a server's ledger, or about its own older copy, has stopped."""
+"""What stops while a site has an alarm about a server's ledger, or about its own restored ledger."""
 
 _SHOWN_CHARACTERS = 500
 _SHOWN = Repr()

@@ -233,7 +233,7 @@ def write_atomically(
         replace: False to raise FileExistsError if the file exists, also if another process makes it meanwhile.
 
     Raises:
-        InvalidInput: If the path names a device or a pipe.
+        InvalidInput: If :func:`check_replaceable` refuses the path.
         OSError: If it cannot be written; the error names the folder, because a file may have a patient's name.
     """
     check_replaceable(path)
@@ -263,18 +263,20 @@ def write_atomically(
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse an output path that names no file: root would replace a device such as /dev/null for all programs.
+    """Refuse an output path that names a device, a pipe or a socket, or lies directly in /dev.
+
+    Root could otherwise replace a device that all programs use, such as /dev/null.
 
     Args:
         path: The path of a file to write, which may be missing.
 
     Raises:
-        InvalidInput: If the path names a device, a pipe or a socket, or lies in the folder /dev.
+        InvalidInput: If it is such a path.
     """
     plain = not os.path.lexists(path) or path.is_symlink() or path.is_file() or path.is_dir()
     if not plain or path.absolute().parent == Path("/dev"):
         raise InvalidInput(
-            "output file", value=str(path), limit="a new or a regular file", remedy="name a file in a folder of yours"
+            "output file", value=str(path), limit="a new or a regular file", remedy="name a file in your own folder"
         )
 
 
@@ -365,7 +367,7 @@ def sync_directory(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that cannot, as some of network shares and virtual machines
+        if error.errno != errno.EINVAL:  # some file systems of network shares and virtual machines cannot
             raise
     finally:
         os.close(descriptor)

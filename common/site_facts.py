@@ -49,7 +49,7 @@ MAX_LISTED, MAX_TEXT = 20, 300
 
 
 def _each(trainings: Trainings, *, delta: float) -> Iterator[str]:
-    """Yield a line for each strategy and noise: recorded and unfinished trainings, and what one costs a patient."""
+    """Yield a line for each strategy and noise: trainings, unfinished ones, and the cost of one to a patient."""
     relation = Neighbours(EXCHANGED.relation)
     unfinished = Counter((one.strategy, one.event) for one in trainings.all if not one.finished)
     for (strategy, event), count in Counter((one.strategy, one.event) for one in trainings.all).items():
@@ -69,7 +69,7 @@ class TrainingFacts:
         strategies: Training strategies (such as ``dp-sgd``) of all trainings that were charged or whose teachers
             answered.
         guarantees: ε of all trainings composed, for each neighbouring relation; None for a relation without a
-            guarantee, and if ``adapted_unknown``.
+            guarantee; all None if ``adapted_unknown``.
         adapted: The guarantee of adapted networks that may leave the hospital; None if there is no such network, and
             if ``adapted_unknown``.
         covers_every_release: True if every release used only teachers of finished private trainings.

@@ -196,11 +196,11 @@ class KeepsReceipts(SiteFile):
         known = self.books.known
         return {ledger_id: (known[ledger_id].position.seq, known[ledger_id].position.hash) for ledger_id in known}
 
-    def is_anothers(self, ledger_id: str, *, study_id: str, elsewhere: Collection[str]) -> bool:
-        """Return whether a server's ledger is that of another server than the one that runs a study.
+    def belongs_elsewhere(self, ledger_id: str, *, study_id: str, elsewhere: Collection[str]) -> bool:
+        """Return whether a server's ledger belongs to another server than a study's.
 
-        It is, if studies that other servers run have dealt with the ledger, by an accepted query or a receipt, and the
-        study has not.
+        It does if this site has an accepted query or a receipt of the ledger for a study in ``elsewhere``, and none for
+        ``study_id``.
 
         Args:
             ledger_id: The ledger's id.
@@ -208,7 +208,7 @@ class KeepsReceipts(SiteFile):
             elsewhere: Ids of the studies that other servers run.
 
         Returns:
-            True if it is.
+            True if it does.
         """
         books = self.books
         dealt = {one.study_id for one in books.reservations.values() if one.ledger == ledger_id}

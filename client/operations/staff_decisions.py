@@ -482,7 +482,7 @@ def heads(directory: Path) -> dict[str, object]:
 def receipt_lines(directory: Path) -> Iterator[str]:
     """Yield this site's receipts, including contradicting ones, for a comparison by another site or for a recovery.
 
-    Receipts of the ledger of another server are left out: they are no business of this study's server and hospitals.
+    Receipts of another server's ledger are left out. This study's server and hospitals may not see them.
 
     Args:
         directory: The site's directory.
@@ -495,7 +495,7 @@ def receipt_lines(directory: Path) -> Iterator[str]:
     with read_books(config) as ledger:
         held = ledger.receipts(evidence=True)
         ledgers = {receipt.ledger_id for receipt in held}
-        left_out = {one for one in ledgers if ledger.is_anothers(one, study_id=own, elsewhere=elsewhere)}
+        left_out = {one for one in ledgers if ledger.belongs_elsewhere(one, study_id=own, elsewhere=elsewhere)}
         yield from (receipt.render() for receipt in held if receipt.ledger_id not in left_out)
 
 

@@ -192,13 +192,13 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
 
 
 def studies_elsewhere(config: SiteConfig) -> frozenset[str]:
-    """Return the studies of this site's pool that another server runs than that of this directory's study.
+    """Return the studies of this site's pool that another server than this directory's runs.
 
     Args:
         config: The policy of the directory.
 
     Returns:
-        Ids of the studies whose directories list none of the signing keys that this directory lists.
+        Ids of the studies whose directories share no signing key of a server with this directory.
 
     Raises:
         InvalidInput: If ``site.toml`` or the study of another directory cannot be read.

@@ -536,8 +536,8 @@ def _epsilon_paper(mu_squared: Fraction, delta: float) -> float:
 class _Rounded:
     """Functions of :mod:`math`, rounded to the nearest float64.
 
-    The last bit of ``math``'s and numpy's own results depends on the processor and the C library. Server and sites each
-    compute the limit of a study, and must get the same one.
+    Results of ``math`` and numpy can differ in the last bit between processors and between C libraries. The server and
+    the sites each compute a study's limit, and must get the same value.
     """
 
     @staticmethod
@@ -583,9 +583,9 @@ def _orders(mu: float, delta: float) -> list[float]:
 
 
 def _lowest(grid: list[float], value: Callable[[float], Any]) -> int:
-    """Return the index of the point with the smallest value of a function that falls up to its minimum and then rises.
+    """Return the index of the grid point at which a function is smallest.
 
-    The search by bisection takes few of the slow evaluations.
+    The function must first fall and then rise. Bisection evaluates it at few points, because it is slow.
     """
     return bisect_left(range(len(grid) - 1), True, key=lambda at: bool(value(grid[at]) <= value(grid[at + 1])))
 
@@ -593,7 +593,8 @@ def _lowest(grid: list[float], value: Callable[[float], Any]) -> int:
 def _best_order(orders: tuple[float, ...], mu: float, delta: float, *, by: Any = _Rounded) -> float:
     """Return the smallest ε over these orders, with the float operations of dp-accounting's ``RdpAccountant``.
 
-    ``by`` is :mod:`math`, with which it is the library's ε to the last bit, or the same functions on every machine.
+    With :mod:`math` as ``by``, ε equals the library's to the last bit. With :class:`_Rounded`, ε is the same on every
+    machine.
     """
     scale = 2 * by.pow(1 / mu, 2)
     costs = {order: order / scale for order in orders}

@@ -106,10 +106,10 @@ class HeadMemory:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait until no other process judges or records heads in this folder.
+        """Lock out other processes that judge or record heads in this folder; wait until they have ended.
 
-        The workers of a pool's studies share the folder. Hold it from :meth:`judge` until :meth:`remember` has
-        returned. Otherwise two workers could countersign two histories of one ledger, or one could erase what the other
+        The workers of a pool's studies share the folder. Hold this lock from :meth:`judge` until :meth:`remember`
+        returns. Otherwise two workers could countersign two histories of one ledger, or one could erase what the other
         recorded.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ class HeadMemory:
 
     def remember(self, note: CheckpointNote, *, name: str = "") -> None:
         """Record a signed head as the newest of its ledger that this party countersigned. It is durable when the call
-        returns. The caller holds :meth:`alone` if other processes use the folder.
+        returns. The caller must hold :meth:`alone` if other processes use the folder.
 
         Args:
             note: The head.

@@ -108,16 +108,16 @@ def _bounded(kind: Any) -> Any:
 
 
 def _checked(kind: Any) -> Any:
-    """Return the type of a path or text option that refuses what no command can use.
+    """Return a copy of an option's type that refuses unusable paths and texts.
 
-    A blank path, which an unset variable of a shell leaves behind, would otherwise mean the folder in which the command
-    was started. A link that leads to itself, and a text that is not UTF-8, would end in a traceback.
+    An unset shell variable gives a blank path, which would mean the current folder. A link that leads to itself, or a
+    text that is not UTF-8, would end the command in a traceback.
     """
 
     def convert(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and kind.name == "path":
             if not value.strip():
-                kind.fail("the path is empty: give a path, or . for the folder in which you are.", param, ctx)
+                kind.fail("the path is empty: give a path, or . for the current folder.", param, ctx)
             try:
                 os.stat(value)
             except OSError as error:
@@ -244,8 +244,8 @@ def main() -> None:
     except UnicodeEncodeError as error:
         if verbose or sys.getfilesystemencoding() == "utf-8":
             raise
-        limit = f"names of files in {sys.getfilesystemencoding()}, the encoding of this locale"
-        remedy = "set LC_ALL=C.UTF-8 for all commands of this site, also where its daemons are started"
+        limit = f"a name that this locale's encoding, {sys.getfilesystemencoding()}, can express"
+        remedy = "set LC_ALL=C.UTF-8 for all commands of this site, and where you start its daemons"
         _fail(InvalidInput("name of a file", value=ascii(error.object), limit=limit, remedy=remedy), verbose=False)
     except Exception as error:
         sqlite3 = sys.modules.get("sqlite3")  # help and completion do not import it

@@ -14,8 +14,8 @@ fails with ``database is locked``, and that ends a ServerApp.
 4. Replies that came too late to be fetched are deleted when their node announces another. All objects of a run are
    deleted within :data:`SWEEP_S` seconds of its end, provided that some node sends requests.
 5. Transactions run one after another, in the order in which they were asked for.
-6. A node whose last heartbeat is stored with a time in the future counts as offline when it connects. Flower would
-   refuse it until that time, which is years ahead if the server's clock was wrong for a while.
+6. If the server's clock was ahead for a while, nodes may be stored as online until a time far in the future. Flower
+   would not let them connect before that time. All such nodes are marked as offline whenever a node connects.
 
 A refusal looks like Flower's own answer to a rejected reply, so an honest SuperNode drops the reply and continues. If
 an object of a reply is refused for its shape or its size, the stored reply is overwritten with bytes that cannot be
@@ -77,7 +77,7 @@ _OVER = (
     "JOIN task t ON t.task_id = r.primary_task_id WHERE t.finished_at IS NOT NULL"
 )
 _FUTURE = "UPDATE node SET online_until = :now WHERE online_until > :now + 3 * heartbeat_interval"
-"""Flower sets this time two intervals ahead."""
+"""Flower sets this time two intervals ahead. The third interval is a margin."""
 
 State = Any
 """Flower's SqlLinkState: it gives database sessions and deletes runs and messages."""
@@ -112,7 +112,7 @@ def install() -> None:
 
 
 def forget_future(state: State) -> None:
-    """Count nodes as offline whose last heartbeat was stored while the server's clock was ahead (rule 6).
+    """Mark nodes as offline whose ``online_until`` was stored while the server's clock was ahead (rule 6).
 
     Args:
         state: Flower's database.

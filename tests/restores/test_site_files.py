@@ -374,7 +374,7 @@ def _a_brought_teacher_stays(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_lost_adaptation_is_not_missed(patch: pytest.MonkeyPatch) -> None:
-    """Break 7: only the ledger decides what may leave, whatever journals the folder has."""
+    """Break 7: a private training that only a journal shows, and not the ledger, is overlooked."""
     patch.setattr(status, "lost_adaptation", lambda config, ledger: False)
 
 

@@ -66,7 +66,7 @@ class Killed(BaseException):
 
 @dataclass
 class Truth:
-    """What really happened, whatever the hospital's files say of it."""
+    """The steps that really happened, counted apart from the hospital's files."""
 
     steps: dict[str, list[float]] = field(default_factory=dict)
     """By patient: the noise multiplier of every step that touched the patient."""

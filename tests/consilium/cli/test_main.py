@@ -229,7 +229,7 @@ def test_no_command_takes_an_empty_path_for_the_folder_in_which_it_was_started(t
     monkeypatch.chdir(tmp_path)
     told = consilium("dispute", "keys", "")
     assert told.returncode == 2
-    assert "the path is empty: give a path, or . for the folder in which you are." in " ".join(told.stderr.split())
+    assert "the path is empty: give a path, or . for the current folder." in " ".join(told.stderr.split())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -464,7 +464,7 @@ def test_a_locale_that_cannot_name_a_file_is_one_line_with_a_remedy(monkeypatch)
     words = ("study", "init", "/srv/x/y", "--name", "n", "--labels", "a,b", "--grid", "16,16,16", "--queries", "4")
     result = consilium(*words, "--quorum", "2")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
-    assert "the encoding of this locale; to fix: set LC_ALL=C.UTF-8" in result.stderr
+    assert "can express; to fix: set LC_ALL=C.UTF-8" in result.stderr
 
 
 def test_the_new_ledger_verifies(study):

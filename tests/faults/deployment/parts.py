@@ -323,7 +323,7 @@ class Federation:
         return status
 
     def close(self) -> None:
-        """End all processes of this federation, whatever state they are in."""
+        """End all processes of this federation, also hung or half-started ones."""
         begun = [self.run, *(party.process for party in self.parties.values())]
         processes = [process for process in begun if process is not None]
         for process in processes:
