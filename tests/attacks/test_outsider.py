@@ -566,7 +566,7 @@ def test_requests_that_are_none_fill_no_log(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_six_hundred_idle_connections_and_two_hundred_slow_ones_keep_no_site_out(tmp_path: Path) -> None:
     async def attack(gateway: Door) -> None:
-        calm, slowest_calm = await answers(gateway, "north", 10)
+        calm, seconds_calm = await answers(gateway, "north", 10)
         async with contextlib.AsyncExitStack() as held:
 
             async def hold() -> asyncio.StreamWriter | None:
@@ -584,14 +584,14 @@ def test_six_hundred_idle_connections_and_two_hundred_slow_ones_keep_no_site_out
             slow = [writer for _ in range(5) for writer in await asyncio.gather(*(hold() for _ in range(40)))]
             assert sum(writer is not None for writer in idle) == 600
             dripping = [asyncio.create_task(drip(writer)) for writer in slow]
-            attacked, slowest = await answers(gateway, "north", 20)
+            attacked, seconds = await answers(gateway, "north", 20)
             memory = gateway.memory_mib()
             for task in dripping:
                 task.cancel()
-        print(f"slowest of 10 in calm {slowest_calm:.3f} s, of 20 under attack {slowest:.3f} s, {memory:.0f} MiB")
+        print(f"median of 10 in calm {seconds_calm:.3f} s, of 20 under attack {seconds:.3f} s, {memory:.0f} MiB")
         assert calm == [200] * 10
         assert attacked == [200] * 20
-        assert slowest < 2.0
+        assert seconds < 2.0
         assert memory < 256
 
     with door(tmp_path) as gateway:

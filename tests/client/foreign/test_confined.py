@@ -155,7 +155,7 @@ def test_a_program_that_takes_too_long_is_ended_with_all_it_started(folder: Path
     started = time.monotonic()
     with pytest.raises(DaemonFailed, match=r"within 1 s"):
         run(folder, code, timeout_s=1)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60  # of the 600 s that the program sleeps
     child = int((folder / "log").read_text())
     for _ in range(50):
         if not Path(f"/proc/{child}").exists():
