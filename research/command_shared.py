@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -97,12 +98,20 @@ def show(
 
 
 def _made_by(data: Path) -> dict[str, str]:
-    """Return the data's name, the command line without local paths, and the commit."""
+    """Return the data's name, the command line without local paths, and the commit.
+
+    The commit is marked ``-dirty`` if a file was changed that is not a record of results.
+    """
     words = [re.sub(r"(^|=)/.*/", r"\1", word) for word in sys.argv[1:]]
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    said = subprocess.run(git, capture_output=True, text=True, check=False)
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)benchmarks/results")
     return {
-        "data": data.resolve().name,
+        "data": Path(os.path.abspath(data)).name,
         "command": shlex.join(["consilium", *words]),
-        "commit": said.stdout.strip() or "unknown",
+        "commit": (_git("describe", "--always") or "unknown") + ("-dirty" if changed else ""),
     }
+
+
+def _git(*words: str) -> str:
+    """Return what git prints about this repository, and nothing outside a repository."""
+    git = ["git", "-C", str(Path(__file__).parent), *words]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
