@@ -181,8 +181,8 @@ class TrainingFacts:
         )
 
 
-STOPPED = {"pause": "paused", "withdraw": "withdrawn"}
-"""Words for the states of a study that staff have paused or withdrawn from."""
+STOPPED = {"pause": "paused", "withdraw": "withdrawn", "alarm": "stopped by an alarm"}
+"""Words for the states in which a study is not answered: staff paused it or withdrew, or an alarm stops it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +192,8 @@ class SiteStudy:
     Attributes:
         id: Id of the study.
         name: Name of the study.
-        state: ``open``, ``pause``, ``withdraw``, or ``spent`` if the budget has no room for one more query like the
-            newest.
+        state: ``open``, ``pause``, ``withdraw``, ``alarm`` if an alarm stops every study, or ``spent`` if the budget
+            has no room for one more query like the newest.
         spending: The study's budget, and the part of it that the site has charged. No status report contains it.
         consents: One sentence for each consent: who gave it, and when. No status report contains them.
     """
@@ -238,6 +238,7 @@ class SiteFacts:
         disclosures: Noise shares that were disclosed to an auditor.
         trainings: ε that the teachers' trainings cost a patient.
         studies: The pool's studies; empty if read from a report.
+        stopped: True if an alarm stops every study; False if read from a report.
         withdrawn: Number of withdrawals of patients, counted in each assignment of patients to voters. No report
             contains it.
         silent: Numbers of the voters for which the newest worker found no teacher. No report contains them.
@@ -266,6 +267,7 @@ class SiteFacts:
     disclosures: tuple[Mapping[str, object], ...] = ()
     trainings: TrainingFacts = field(default_factory=TrainingFacts)
     studies: tuple[SiteStudy, ...] = ()
+    stopped: bool = False
     withdrawn: int = 0
     silent: tuple[int, ...] = ()
     failed: Mapping[int, int] = field(default_factory=dict)
@@ -396,6 +398,7 @@ def site_facts(
     site: str,
     today: str,
     doubt: str | None,
+    stopped: bool,
     alarms: Sequence[str],
     trainings: Trainings | None,
     consents: Mapping[str, Sequence[str]],
@@ -407,6 +410,7 @@ def site_facts(
         site: Name of the site.
         today: Today's date, as the ledger writes it.
         doubt: Reason why more may have been spent than the ledger shows; None if there is none.
+        stopped: True if an alarm stops every study.
         alarms: Sentences about receipts that contradict the record.
         trainings: The recorded trainings; None to leave them out of the figures.
         consents: By study, one sentence for each consent: who gave it, and when.
@@ -443,12 +447,13 @@ def site_facts(
             SiteStudy(
                 id=terms.id,
                 name=terms.name,
-                state=_state(books, terms.id),
+                state=_state(books, terms.id, stopped=stopped),
                 spending=Spending.of(terms, books.spent_in(terms.id), doubt=doubt),
                 consents=tuple(consents.get(terms.id, ())),
             )
             for terms in books.studies.values()
         ),
+        stopped=stopped,
         withdrawn=len(books.teachers.patients),
         failed=Counter(chain.from_iterable(map(failed_voters, books.teachers.outcomes.values()))),
         unread=list(books.teachers.outcomes.values()).count(ZERO_CODE),
@@ -484,9 +489,11 @@ def read_guarantee(stated: Mapping[str, Any]) -> Guarantee:
     )
 
 
-def _state(books: SiteBooks, study_id: str) -> str:
+def _state(books: SiteBooks, study_id: str, *, stopped: bool) -> str:
     if study_id in books.paused:
         return books.paused[study_id]
+    if stopped:
+        return "alarm"
     newest = books.reservations.newest_in(study_id)
     return "spent" if newest and books.shortfall([newest], study_id=study_id) else "open"
 

@@ -469,6 +469,7 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
         present: Iterable[Sequence[str]] | None = None,
         adapted_lost: bool = False,
         conflicts: Sequence[str] = (),
+        forked: bool = False,
     ) -> SiteFacts:
         """Return every figure of this ledger, for all reports about the site.
 
@@ -478,15 +479,18 @@ class SiteLedger(KeepsCodes, KeepsReceipts, KeepsSealed, KeepsTeachers):
                 consents, which take longer to read.
             adapted_lost: As in :meth:`trainings`.
             conflicts: Contradictions with the ledgers of other parties; added to :meth:`alarms`.
+            forked: True if one of them is with a server's ledger, which stops every study.
 
         Returns:
             The figures.
         """
+        doubt = self.doubt()
         return site_facts(
             self.books,
             site=site,
             today=format_time(self._chain.clock())[:10],
-            doubt=self.doubt(),
+            doubt=doubt,
+            stopped=forked or doubt is not None,
             alarms=(*self.alarms(), *conflicts),
             trainings=None if present is None else self.trainings(present=present, adapted_lost=adapted_lost),
             consents={} if present is None else self._consents(),

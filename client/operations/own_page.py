@@ -36,8 +36,6 @@ from common.ledger.records import RefusalRecord, ReservationRecord, parse_record
 from common.peers import fingerprint
 from common.security_log.program import ROLE
 from common.site_facts import STOPPED, SiteStudy
-from common.witness.memory import FOLDER as WITNESSES
-from common.witness.memory import HeadMemory
 
 MOST_ANSWERS = 50
 """Largest number of batches on the page; the ledger contains all of them."""
@@ -90,12 +88,11 @@ class SitesOwnPage(OwnPage):
         with read_books(config) as ledger:
             site = facts_in(ledger, config)
             here = site.study(study.id)
-            stopped = site.doubt is not None or HeadMemory(config.books_dir / WITNESSES).server_forked
             return HospitalFacts(
                 site=site,
                 here=here,
                 study=study.name,
-                state=_state(here, stopped=stopped, away=any(one.stops for one in away)),
+                state=_state(here, stopped=site.stopped, away=any(one.stops for one in away)),
                 sheet=self._sheet(study, listed.patients if self._data is None else None),
                 answers=_answers(ledger),
                 sealed=view.sealed,
@@ -105,7 +102,7 @@ class SitesOwnPage(OwnPage):
                     for one in view.peers
                 ),
                 alarms=(
-                    *_alarms(site.alarms, view, stopped=stopped),
+                    *_alarms(site.alarms, view, stopped=site.stopped),
                     *away,
                     *(OwnAlarm(*said, stops=False) for said in site.zero_votes),
                 ),

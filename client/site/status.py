@@ -35,9 +35,14 @@ def facts_in(ledger: SiteLedger, config: SiteConfig) -> SiteFacts:
     Returns:
         The figures.
     """
-    conflicts = HeadMemory(config.books_dir / WITNESSES).conflicts()
-    present, lost = present_teachers(config, ledger), lost_adaptation(config, ledger)
-    return ledger.facts(config.site, present=present, adapted_lost=lost, conflicts=conflicts)
+    memory = HeadMemory(config.books_dir / WITNESSES)
+    return ledger.facts(
+        config.site,
+        present=present_teachers(config, ledger),
+        adapted_lost=lost_adaptation(config, ledger),
+        conflicts=memory.conflicts(),
+        forked=memory.server_forked,
+    )
 
 
 def facts_of(directory: Path) -> SiteFacts:

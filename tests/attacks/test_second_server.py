@@ -223,9 +223,13 @@ def test_a_server_that_contradicts_itself_pauses_the_other_study_and_the_hospita
         for root in (b"1" * 32, b"2" * 32):
             other.shows(other.ledger.ledger_id, root=root)
     assert honest.offers(queries_of(honest.study, 2)[1]).reason == "paused"
-    assert ALARM_STOPS in status_text(facts_of(honest.directory))
+    told = status_text(facts_of(honest.directory))
+    assert ALARM_STOPS in told
+    assert [told.count(f": {words}\n") for words in ("open", "stopped by an alarm")] == [0, 2]
     staff_decisions.end_alarm(honest.directory)
-    assert ALARM_STOPS not in status_text(facts_of(honest.directory))
+    told = status_text(facts_of(honest.directory))
+    assert ALARM_STOPS not in told
+    assert [told.count(f": {words}\n") for words in ("open", "stopped by an alarm")] == [2, 0]
     assert_goes_on(honest)
 
 
