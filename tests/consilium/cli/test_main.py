@@ -12,7 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 import traceback
+from pathlib import Path
 
 import click
 import pytest
@@ -27,6 +29,8 @@ from server.operations.supervisor import flower_server
 from server.study.workspace import Workspace
 from tests import command_reference
 from tests.commands import typed
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def consilium(*arguments):
@@ -268,6 +272,25 @@ def test_a_command_that_is_interrupted_says_so(tmp_path, monkeypatch):
 
     monkeypatch.setattr("common.data.synthetic.write_phantoms", interrupted)
     result = consilium("data", "synth", "--out", str(tmp_path / "out"), "--cases", "2", "--seed", "1")
+    assert (result.returncode, result.stderr) == (130, "interrupted\n")
+
+
+def test_a_command_that_is_interrupted_while_its_modules_load_says_so() -> None:
+    script = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]["consilium"]
+    module, _, function = script.partition(":")
+    started = f"""
+import sys
+
+class Interrupted:
+    def find_spec(self, name, *given):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from {module} import {function}
+{function}()
+"""
+    result = subprocess.run([sys.executable, "-P", "-c", started], capture_output=True, text=True, timeout=600)
     assert (result.returncode, result.stderr) == (130, "interrupted\n")
 
 
