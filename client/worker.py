@@ -148,7 +148,7 @@ class Worker:
         sleep: Function that waits for some seconds; it returns true if it ended early because the worker is being
             stopped.
         witness: Countersigns the heads of other parties' ledgers; None if this site is no witness.
-        elsewhere: Returns the ids of those studies of the pool that another server runs.
+        elsewhere: Returns the ids of those of the ledger's studies, given by their ids, that another server runs.
 
     Raises:
         InvalidInput: If ``tick_s`` is out of range, or if the server has replaced the sealing key in ``site.toml``.
@@ -172,7 +172,7 @@ class Worker:
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], object] = time.sleep,
         witness: Witnessing | None = None,
-        elsewhere: Callable[[], Collection[str]] = frozenset,
+        elsewhere: Callable[[Collection[str]], Collection[str]] = lambda _: frozenset(),
     ) -> None:
         if not 0 <= tick_s <= MAX_DEADLINE_S:
             raise InvalidInput(
@@ -320,10 +320,10 @@ class Worker:
         Raises:
             Refused: ``unknown-study``.
         """
-        own = self._consent.study.id
-        if self._ledger.books.studies.keys() <= {own}:
+        own, known = self._consent.study.id, self._ledger.books.studies.keys()
+        if known <= {own}:
             return
-        elsewhere = self._elsewhere()
+        elsewhere = self._elsewhere(known)
         if study_id in elsewhere or self._ledger.belongs_elsewhere(ledger_id, study_id=own, elsewhere=elsewhere):
             log.warning("event=refused cause=another-server ledger=%s", ledger_id)
             raise Refused(

@@ -491,8 +491,9 @@ def receipt_lines(directory: Path) -> Iterator[str]:
         One receipt for each line.
     """
     config = load_site(directory)
-    own, elsewhere = joined_study(config).id, studies_elsewhere(config)
+    own = joined_study(config).id
     with read_books(config) as ledger:
+        elsewhere = studies_elsewhere(config, ledger.books.studies)
         held = ledger.receipts(evidence=True)
         ledgers = {receipt.ledger_id for receipt in held}
         left_out = {one for one in ledgers if ledger.belongs_elsewhere(one, study_id=own, elsewhere=elsewhere)}

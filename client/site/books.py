@@ -13,8 +13,9 @@ request names, and a new ledger if the old one is missing, since a new one would
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from common.errors import InvalidInput
 from common.ledger.rollback_guard import standing_path
 from common.objects import write_json
 from common.reading import parse_json, parsing
+
+log = logging.getLogger(__name__)
 
 JOINED = "joined.json"
 """File beside the ledger that lists the other directories that use it, as paths relative to the ledger's folder."""
@@ -191,21 +194,31 @@ def site_directories(books: Path, *, absent_ok: bool = False) -> tuple[Path, ...
     return tuple(found)
 
 
-def studies_elsewhere(config: SiteConfig) -> frozenset[str]:
+def studies_elsewhere(config: SiteConfig, known: Collection[str]) -> frozenset[str]:
     """Return the studies of this site's pool that another server than this directory's runs.
+
+    If ``site.toml`` or the study of another directory cannot be read, nobody knows who runs that study. Every study in
+    ``known`` that no readable directory assigns to this server then counts as another server's.
 
     Args:
         config: The policy of the directory.
+        known: Ids of the studies in the pool's ledger.
 
     Returns:
         Ids of the studies whose directories share no signing key of a server with this directory.
 
     Raises:
-        InvalidInput: If ``site.toml`` or the study of another directory cannot be read.
+        InvalidInput: If ``site.toml`` or the study of this directory, or the list of directories, cannot be read.
     """
-    keys = set(config.server.signing_keys)
-    others = map(load_site, site_directories(config.books_dir, absent_ok=True))
-    return frozenset(other.load_study().id for other in others if keys.isdisjoint(other.server.signing_keys))
+    keys, here, away, unread = set(config.server.signing_keys), {config.load_study().id}, set[str](), False
+    for directory in site_directories(config.books_dir, absent_ok=True):
+        try:
+            other = load_site(directory)
+            (away if keys.isdisjoint(other.server.signing_keys) else here).add(other.load_study().id)
+        except InvalidInput as error:
+            log.warning("event=unreadable-study directory=%s problem=%r", directory.name, str(error))
+            unread = True
+    return frozenset(away | set(known) - here if unread else away)
 
 
 def _listed(books: Path) -> tuple[Path, ...]:

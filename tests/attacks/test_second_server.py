@@ -253,6 +253,19 @@ def test_the_receipts_that_a_hospital_gives_away_are_of_one_servers_ledger(serve
     assert (honest.gets(), other.gets()) == ({honest.ledger.ledger_id}, {other.ledger.ledger_id})
 
 
+def test_an_unreadable_directory_of_another_study_stops_no_receipts_of_this_one_and_lets_no_server_in(
+    servers: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, other = servers
+    assert other.releases(queries_of(other.study, 9)[8]) is not None
+    (other.directory / "site.toml").write_text("site = ", encoding="utf-8")
+    assert honest.gets() == {honest.ledger.ledger_id}
+    assert honest.says(Receipts(other.ledger.ledger_id, ())) is None
+    with forged(other, honest, tmp_path, monkeypatch) as ledger:
+        assert honest.tells(ledger, queries_of(other.study, 9)[7]) is None
+    assert_goes_on(honest)
+
+
 def both_at_once(one: Server, other: Server, *ledgers: str) -> list[WitnessReply | None]:
     """Ask two workers to countersign different heads, the second while the first is about to remember its own."""
     asked, answered, replies = threading.Event(), threading.Event(), dict[int, WitnessReply | None]()
