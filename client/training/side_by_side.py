@@ -10,6 +10,7 @@ and checkpoints stay, so the next call continues.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -135,6 +136,15 @@ def _start(*, cache_bytes: int) -> _Process:
     finally:
         theirs.close()
     return _Process(process, ours)
+
+
+@atexit.register
+def _end_fork_server() -> None:
+    """End the fork server at once. By itself it notices only after its imports that this process is gone."""
+    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if pid is not None:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -139,6 +139,30 @@ def test_ctrl_c_leaves_no_process_and_the_next_call_finishes(dataset: Dataset, t
     assert len(read_dataset(tmp_path / "set").cases) == 6
 
 
+def test_ctrl_c_while_the_fork_server_imports_leaves_no_process(tmp_path: Path) -> None:
+    """The fork server went on importing torch for seconds after its command had ended."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(120)\n")
+    started = (
+        "import time; from client.training import side_by_side; side_by_side.IMPORTED = ('slow',)\n"
+        "side_by_side.import_libraries(); print('imports', flush=True); time.sleep(120)"
+    )
+    path = os.pathsep.join((str(tmp_path), *sys.path))
+    process = subprocess.Popen(
+        [sys.executable, "-c", started],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"imports\n"
+    assert len(alive_in_group(process.pid)) == 3, "the command, the resource tracker and the fork server"
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait(timeout=60)
+    process.stdout.close()
+    until(lambda: not alive_in_group(process.pid), lambda: alive_in_group(process.pid), timeout_s=30.0)
+
+
 def test_processes_forked_from_one_draw_other_noise_and_other_seeds() -> None:
     def draw(connection: Connection) -> None:
         connection.send((rounded_gaussian(4, Fraction(10**6)), os.urandom(8), secrets.randbelow(2**60)))
