@@ -280,6 +280,20 @@ def check_replaceable(path: Path) -> None:
         )
 
 
+def check_new(path: Path, *, option: str = "--out") -> None:
+    """Refuse an output file that exists, because the user may have named it by mistake.
+
+    Args:
+        path: The path of a file to write.
+        option: The option that names it.
+
+    Raises:
+        InvalidInput: If it exists.
+    """
+    if os.path.lexists(path):
+        raise InvalidInput("the output file exists already", value=str(path), remedy=f"choose another with {option}")
+
+
 def check_room(folder: Path) -> None:
     """Find out whether a disk is full, by writing a file and deleting it: the process that failed could not log this.
 

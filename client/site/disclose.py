@@ -16,10 +16,9 @@ from client.ledger.site_sealed import DisclosedDraw
 from client.policy import SiteConfig, load_site
 from client.site.books import open_books, read_books
 from common.disclosure import Disclosure, SealedDisclosure
-from common.errors import InvalidInput
 from common.ledger.keys import sealing_public_key
 from common.ledger.rows import format_time
-from common.objects import write_atomically
+from common.objects import check_new, write_atomically
 from common.peers import Peer
 
 
@@ -59,8 +58,7 @@ def disclose(site_dir: Path, draw: str, *, auditor: str, out: Path, now: datetim
         Refused: If a patient was withdrawn since, or an earlier version made the draw.
     """
     sealing_public_key(auditor)
-    if out.exists():
-        raise InvalidInput("the output file exists already", value=str(out), remedy="name another file with --out")
+    check_new(out)
     config = load_site(site_dir)
     with open_books(config) as ledger:
         shown, sealed = sealed_disclosure(config, ledger, draw, auditor=auditor, now=now)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +21,7 @@ from common.config import Study
 from common.errors import InvalidInput
 from common.ledger.rows import format_time
 from common.metrics import mean_present
-from common.objects import all_or_nothing, write_atomically
+from common.objects import all_or_nothing, check_new, write_atomically
 from common.reading import lenient_json
 from common.site_figures import LEAST_PATIENTS, SiteFigures, StructureFigure
 from common.site_verdict import SiteVerdict
@@ -93,8 +92,8 @@ def check_outputs(site_dir: Path, *, verdict: Path | None, figures: Path | None)
     outputs = {"--verdict": verdict, "--figures": figures}
     begun = _begun(site_dir)
     for option, out in outputs.items():
-        if out is not None and os.path.lexists(out) and not _is_left_over(out, begun):
-            raise InvalidInput("the output file exists already", value=str(out), remedy=f"choose another with {option}")
+        if out is not None and not _is_left_over(out, begun):
+            check_new(out, option=option)
     if verdict is not None and figures is not None and verdict.resolve() == figures.resolve():
         raise InvalidInput("--verdict and --figures name the same file", value=str(figures), limit="two files")
     if verdict is not None or figures is not None:

@@ -12,7 +12,7 @@ from common.errors import InvalidInput
 from common.plain import joined
 from common.reading import naming_file
 from common.wording import many
-from consilium.cli.options import AsJson, StudyDir, file_to_write, read_file
+from consilium.cli.options import AsJson, StudyDir, new_file, read_file
 from consilium.cli.say import json_text, say
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def evidence(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="New file for the auditor; evidence-ID.json by default, with the draw's id.", callback=file_to_write
+            help="New file for the auditor; evidence-ID.json by default, with the draw's id.", callback=new_file
         ),
     ] = None,
 ) -> None:
@@ -67,7 +67,7 @@ def evidence(
 
     Example: consilium dispute evidence trial 3f9a1c04b7d2 --out draw.json
     """
-    from common.objects import write_atomically
+    from common.objects import check_new, write_atomically
     from common.peers import write_peers
     from server.study.evidence import draws, evidence_of, peers_of
     from server.study.workspace import Workspace
@@ -80,8 +80,7 @@ def evidence(
     target = out or Path(f"evidence-{found.roster.id[:12]}.json")
     keys = target.with_name(f"{target.stem}-peers.json")
     for path in (target, keys):
-        if path.exists():
-            raise InvalidInput("output file exists already", value=str(path), remedy="choose another with --out")
+        check_new(path)
     write_peers(keys, peers_of(workspace, found))
     write_atomically(target, found.render(), mode=0o600)
     say(
@@ -103,7 +102,7 @@ def judge(
     peers: Annotated[
         Path, typer.Option(help="The hospitals' identity keys: the list that `consilium dispute evidence` wrote.")
     ],
-    out: Annotated[Path, typer.Option(help="The new file for the signed judgement.", callback=file_to_write)],
+    out: Annotated[Path, typer.Option(help="The new file for the signed judgement.", callback=new_file)],
     as_json: AsJson = False,
 ) -> None:
     """Judge for each hospital of a draw whether its noisy code could be an honest hospital's, and sign the judgement.
@@ -122,8 +121,6 @@ def judge(
     from consilium.audit.auditor import load_auditor
     from consilium.audit.dispute import judge as judge_draw
 
-    if out.exists():
-        raise InvalidInput("output file exists already", value=str(out), remedy="choose another with --out")
     signing, sealing = load_auditor(folder)
     with naming_file(evidence, remedy="give the file that `consilium dispute evidence` wrote"):
         found = DrawEvidence.parse(read_file(evidence))

@@ -20,7 +20,7 @@ from common.plain import joined, plain
 from common.privacy.figures import spent_text
 from common.reading import parse_json, parsing
 from common.wording import many
-from consilium.cli.options import AsJson, PublicKey, file_to_write, read_file
+from consilium.cli.options import AsJson, PublicKey, file_to_write, new_file, read_file
 from consilium.cli.say import json_text, say
 from server.study.workspace import Workspace
 
@@ -338,7 +338,7 @@ def rotate_key_command(
 @app.command("rotate-sealing-key")
 def rotate_sealing_key_command(
     study_dir: Annotated[Path, typer.Argument(help="The study's directory at the server.")],
-    out: Annotated[Path, typer.Option(help="File for the signed notice to the sites.", callback=file_to_write)],
+    out: Annotated[Path, typer.Option(help="New file for the signed notice to the sites.", callback=new_file)],
     again: Annotated[
         bool, typer.Option("--again", help="Change no key; write the notice of the last change again.")
     ] = False,

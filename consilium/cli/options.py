@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import InvalidInput
-from common.objects import check_replaceable, read_given
+from common.objects import check_new, check_replaceable, read_given
 from common.plain import plain
 from common.privacy.mechanism import AccountantName, Relation, Unit
 from common.protocol_terms import CODECS
@@ -43,6 +43,25 @@ def file_to_write(path: Path | None) -> Path | None:
     if path.exists() and not os.access(path, os.W_OK):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     _try_to_write(path.parent, named=path)
+    return path
+
+
+def new_file(path: Path | None) -> Path | None:
+    """Refuse an output file that exists or cannot be written, before the work for it begins. Callback of ``--out``.
+
+    Args:
+        path: The file; None if the option was left out.
+
+    Returns:
+        The path.
+
+    Raises:
+        InvalidInput: If something of that name exists.
+        OSError: If the system refuses to write there.
+    """
+    file_to_write(path)
+    if path is not None:
+        check_new(path)
     return path
 
 
@@ -104,7 +123,7 @@ OwnCases = Annotated[
     Path | None, typer.Option(help="Labelled cases, in any layout; by default all of this site's own.")
 ]
 ArchiveFile = Annotated[
-    Path, typer.Option("--out", help="New file, NAME.tar.gz, that only you can read.", callback=file_to_write)
+    Path, typer.Option("--out", help="New file, NAME.tar.gz, that only you can read.", callback=new_file)
 ]
 PublicKey = Annotated[
     str | None, typer.Option(help="The ledger's public key, from a source you trust: 64 hex digits or a PEM file.")

@@ -13,7 +13,7 @@ import typer
 
 from common.errors import DaemonFailed, InvalidInput, LedgerCorrupt, StorageFailed
 from common.plain import joined
-from consilium.cli.options import LOG_TO, AsJson, SiteName, StudyDir, file_to_write, folder_to_write
+from consilium.cli.options import LOG_TO, AsJson, SiteName, StudyDir, folder_to_write, new_file
 from consilium.cli.say import json_text, say
 from consilium.cli.security_log import server_log
 from consilium.cli.study_words import say_rooms
@@ -245,9 +245,7 @@ def peers(
     directory: StudyDir,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Also write the list to this file, for sites without network access.", callback=file_to_write
-        ),
+        typer.Option(help="Also write the list to this new file, for sites without network access.", callback=new_file),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

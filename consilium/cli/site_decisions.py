@@ -13,7 +13,7 @@ from common.config import load_study
 from common.errors import InvalidInput
 from common.plain import plain
 from common.wording import many
-from consilium.cli.options import AsJson, SiteDir, file_to_write
+from consilium.cli.options import AsJson, SiteDir, new_file
 from consilium.cli.say import ask_yes_no, json_text, say
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def heads(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write this site's receipts here, for another site.", callback=file_to_write)
+        Path | None, typer.Option(help="New file for this site's receipts, for another site.", callback=new_file)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -340,9 +340,7 @@ def disclose(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="The new file for the auditor; disclosure-SITE-DRAW.json by default.", callback=file_to_write
-        ),
+        typer.Option(help="The new file for the auditor; disclosure-SITE-DRAW.json by default.", callback=new_file),
     ] = None,
     yes: Annotated[
         bool,

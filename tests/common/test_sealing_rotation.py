@@ -54,6 +54,7 @@ def run_batches(fed: Federation, count: int) -> None:
 
 def rotate(fed: Federation) -> SealingNotice:
     notice = fed.root / "notice.json"
+    notice.unlink(missing_ok=True)
     typed(ledger_app, "rotate-sealing-key", fed.root, "--out", notice)
     return SealingNotice.load(notice)
 

@@ -257,6 +257,16 @@ def test_every_command_checks_its_output_before_it_does_anything(tmp_path) -> No
             one.process_value(click.Context(click.Command("x")), str(tmp_path / "file" / "below"))
 
 
+def test_no_command_replaces_a_file_that_its_option_out_names(tmp_path) -> None:
+    """`ledger rotate-sealing-key`, `provision peers` and `site heads` did. A benchmark may be measured again."""
+    (tmp_path / "file").touch()
+    for name, command in command_reference.commands():
+        for one in command.params:
+            if "--out" in one.opts and not name.startswith("consilium bench"):
+                with pytest.raises(InvalidInput):
+                    one.process_value(click.Context(click.Command(name)), str(tmp_path / "file"))
+
+
 def test_a_closed_standard_input_reads_as_one_that_ended(monkeypatch) -> None:
     """Python has no ``sys.stdin`` if the file descriptor is closed."""
     monkeypatch.setattr(sys, "stdin", None)
