@@ -63,14 +63,30 @@ def check_index(config: SiteConfig, data: DataConfig) -> None:
         data: The study's labels, channels and grid.
 
     Raises:
-        InvalidInput: If the index does not fit the study or names no labelled case.
+        InvalidInput: If the index does not fit the study, or :func:`check_labelled` refuses the dataset.
     """
-    found = indexed(config.path(config.data), data, config.dataset)
-    if not found.labelled:
+    folder = config.path(config.data)
+    check_labelled(indexed(folder, data, config.dataset), folder)
+
+
+def check_labelled(dataset: Dataset, folder: Path) -> None:
+    """Refuse a dataset whose index names no case with an image and a label map that exist.
+
+    Args:
+        dataset: The dataset.
+        folder: Its folder.
+
+    Raises:
+        InvalidInput: If there is no such case, for instance because the disk with the images is not mounted.
+    """
+    if not dataset.labelled:
+        first = dataset.problems[0].reason if dataset.problems else ""
+        reason, _, remedy = first.partition("; to fix: ")
         raise InvalidInput(
             "the dataset has no labelled case",
-            value=str(config.path(config.data)),
-            remedy="give the folder that contains images and labels, or describe its layout in site.toml",
+            value=str(folder),
+            limit=f"one or more; the first of {len(dataset.problems)} left out: {reason}" if reason else "one or more",
+            remedy=remedy or "give the folder that contains images and labels, or describe its layout in site.toml",
         )
 
 

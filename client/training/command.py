@@ -19,7 +19,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from client.data.cases import CaseRecord, delta_warning, record_cases
+from client.data.cases import CaseRecord, check_labelled, delta_warning, record_cases
 from client.data.layouts import DatasetSettings, open_for_training
 from client.operations.staff_decisions import check_consent
 from client.policy import LEDGER_FILE, SiteConfig, load_site
@@ -232,8 +232,8 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
         The report.
 
     Raises:
-        InvalidInput: If no consent to the study is on record, a voter's teacher was added by the hospital, or the plan
-            or the ledger refuses the training.
+        InvalidInput: If no consent to the study is on record, a voter's teacher was added by the hospital, no case has
+            an image and a label map, or the plan or the ledger refuses the training.
         Refused: If another command is changing the teachers.
     """
     config, study, settings, data = _terms(options)
@@ -248,6 +248,7 @@ def train(options: TrainOptions, *, progress: Progress, on_warning: Callable[[st
         )
     private = options.private.settings(begun=study_start(options.site_dir, study) is not None)
     dataset = open_for_training(data, study.data, settings)
+    check_labelled(dataset, data)
     with writing_teachers({options.site_dir} if config is None else {options.site_dir, config.books_dir}):
         tasks = site_tasks(
             options.site_dir,

@@ -25,7 +25,8 @@ from multiprocessing.context import ForkServerProcess
 
 from client.training.task import Crash, OnProgress, VoterOutcome, VoterTask
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES
-from common.errors import InvalidInput
+from common.errors import ConsiliumError, InvalidInput
+from common.system_errors import explain
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 IMPORTED = ("client.training.voter", "torch._dynamo")
@@ -182,6 +183,15 @@ def _obituary(process: ForkServerProcess) -> str:
     return f"the training process ended with exit status {code}"
 
 
+def _why(error: Exception) -> str:
+    """Say why a training ended early; with a remedy, except after a fault of Consilium."""
+    if isinstance(error, ConsiliumError):
+        return str(error)
+    if isinstance(error, OSError):
+        return "; to fix: ".join(explain(error))
+    return f"{type(error).__name__}: {error}"
+
+
 def _work(connection: Connection, cache_bytes: int) -> None:
     """Run a training process: receive tasks, send progress and outcomes, until the parent closes the pipe."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no half-written file is left
@@ -201,5 +211,5 @@ def _work(connection: Connection, cache_bytes: int) -> None:
         except BrokenPipeError:  # the parent is gone
             return
         except Exception as error:  # noqa: BLE001  # any error concerns this voter only
-            outcome = f"{type(error).__name__}: {error}"
+            outcome = _why(error)
         connection.send(outcome)

@@ -2,7 +2,8 @@
 
 ``client.training.side_by_side`` calls it in a process of its own. Rules:
 
-1. A case that cannot be read leaves its slot empty, is reported and counted, and does not stop the training.
+1. A case that cannot be read leaves its slot empty, is reported and counted, and does not stop the training. A folder
+   of several cases that is gone stops it before the first step, and an earlier teacher is kept.
 2. A voter without any usable case has no weights and contributes the zero code.
 3. A private training of such a voter runs all its steps and makes weights from noise, so the existence of weights
    reveals nothing about the patients.
@@ -31,7 +32,7 @@ from client.training.standard import StandardTrainer
 from client.training.task import VoterOutcome, VoterReport, VoterTask
 from common.canonical import digest, sha256_file
 from common.config import TrainingConfig
-from common.data.access import why_unread
+from common.data.access import check_still_there, why_unread
 from common.data.dataset import Problem
 from common.data.dicom_structures import is_structure_set
 from common.data.patients import content_hash
@@ -199,6 +200,9 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
 
     Returns:
         The usable scans by id, and the problems.
+
+    Raises:
+        InvalidInput: If a folder of several cases is gone or closed, so that the teacher would lack all of them.
     """
     usable: dict[str, LabelledScan] = {}
     problems: list[Problem] = []
@@ -229,6 +233,8 @@ def load_scans(task: VoterTask, cache: VolumeCache) -> tuple[dict[str, LabelledS
             problems.append(Problem(scan, why_unread(error)))
             continue
         usable[scan] = LabelledScan(cache.keep(example.volume.image), cache.keep(example.label), tuple(hashes))
+    if problems:
+        check_still_there((*case.images, case.label) for case in task.cases if case.label is not None)
     return usable, tuple(problems)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -135,6 +136,30 @@ def files_below(roots: Iterable[Path], *, seen: Iterable[Path] = ()) -> tuple[li
                 (links if entry.is_symlink() else waiting).append(path)
         links.sort()
     return sorted(files), sorted(closed)
+
+
+def check_still_there(cases: Iterable[Iterable[Path]]) -> None:
+    """Refuse to go on if a folder with files of two or more cases can no longer be entered.
+
+    A folder with files of a single case concerns that case only, and its name may be a patient's.
+
+    Args:
+        cases: For each case, its files.
+
+    Raises:
+        InvalidInput: If a folder was moved, closed or unmounted since the dataset was opened.
+    """
+    shared = Counter(folder for files in cases for folder in {parent for path in files for parent in path.parents})
+    for folder in sorted(folder for folder, count in shared.items() if count > 1):  # the outermost first
+        try:
+            os.stat(f"{folder}/.")
+        except OSError as error:
+            raise InvalidInput(
+                f"folder of the dataset is gone or closed since it was opened ({error.strerror})",
+                value=str(folder),
+                limit=f"a folder that user {os.getuid()}, who runs this command, can read",
+                remedy="put it back or mount it again, then run the same command again",
+            ) from error
 
 
 def check_opens(cases: Iterable[Iterable[Path]]) -> None:
