@@ -4,8 +4,8 @@ The image is in the column ``image`` (a NIfTI file with all channels, or a folde
 channel has its own column ``image_NAME``. Three columns are optional: ``label`` (NIfTI, a DICOM Segmentation or an RT
 Structure Set), ``patient_id`` and ``case_id``. Paths are relative to the table. Labels are named by ``labels.tsv``
 (``index``, ``name``) beside it; without it the label maps must use the study's numbers. The structures of an RT
-Structure Set are matched by their own names. It refuses a table without image columns, and one that names the patient
-of some rows only.
+Structure Set are matched by their own names. It refuses a table without image columns, one that names the patient of
+some rows only, and one in which rows of two patients have the same case id.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class TableLayout:
         """Read the table; no scan is opened.
 
         Raises:
-            InvalidInput: If there is no table, it is empty or has wrong columns, or only some rows name a patient.
+            InvalidInput: If there is no table, it is empty or has wrong columns, only some rows name a patient, or rows
+                of two patients have the same case id.
         """
         path = table_in(directory, CASE_TABLES)
         if path is None:
@@ -81,6 +82,7 @@ class TableLayout:
                 remedy="fill patient_id in every row, or leave the column out",
             )
         ids = [_name(row, columns, number) for number, row in enumerate(rows, start=1)]
+        _check_one_patient(path, ids, found)
         counts = Counter(ids)
         cases, problems = [], {}
         for name, line, row in zip(ids, lines, rows, strict=True):
@@ -111,6 +113,23 @@ class TableLayout:
             patients=patients,
             patient_identity=PatientIdentity.TABLE if patients else PatientIdentity.FILE,
         )
+
+
+def _check_one_patient(table: Path, ids: list[str], found: list[tuple[int, dict[str, str]]]) -> None:
+    """Refuse a table in which rows of two patients have the same case id.
+
+    Such a case is left out. One patient's row would then decide whether another patient's scan is used, so exchanging
+    one patient could change two voters.
+    """
+    first: dict[str, str | None] = {}
+    for name, (line, row) in zip(ids, found, strict=True):
+        if first.setdefault(name, row.get("patient_id")) != row.get("patient_id"):
+            raise InvalidInput(
+                f"a case belongs to two patients in the table, line {line}",
+                value=[table.name, name],
+                limit="a case id that no other patient has; without the column case_id it is the image's name",
+                remedy="give each scan its own name in the column case_id, or correct the patient",
+            )
 
 
 def _name(row: dict[str, str], columns: list[str], number: int) -> str:

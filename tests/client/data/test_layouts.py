@@ -510,6 +510,26 @@ def test_a_table_of_cases_that_is_none_is_refused(tmp_path: Path, text: str, wor
         open_dataset(tmp_path)
 
 
+@pytest.mark.parametrize("names", ["", "one one"])
+def test_no_patients_row_decides_whether_another_patients_scan_is_used(tmp_path: Path, names: str) -> None:
+    """An export by folders may give the scans of two patients one name; one of them alone would be used."""
+    for patient in "ab":
+        (tmp_path / patient).mkdir()
+        for name in ("t1.nii.gz", "t1_seg.nii.gz"):
+            save(tmp_path / patient / name, 4)
+
+    def opened(names: str) -> Dataset:
+        header = "image,label,patient_id" + ",case_id" * bool(names)
+        ids = [f",{name}" for name in names.split()] or ["", ""]
+        rows = [f"{one}/t1.nii.gz,{one}/t1_seg.nii.gz,{one}{of}" for one, of in zip("ab", ids, strict=True)]
+        (tmp_path / "cases.csv").write_text("\n".join([header, *rows]) + "\n")
+        return open_dataset(tmp_path)
+
+    with pytest.raises(InvalidInput, match=r"two patients in the table, line 3.*to fix: .*case_id"):
+        opened(names)
+    assert {case.id: case.patient for case in opened("one two").cases} == {"one": "a", "two": "b"}
+
+
 def test_a_row_that_cannot_be_used_costs_one_case(tmp_path: Path) -> None:
     save(tmp_path / "a.nii.gz", 4)
     rows = [
