@@ -343,10 +343,11 @@ def _check_utf8(listed: set[str]) -> None:
 
 
 def spellings(name: str) -> frozenset[str]:
-    """Return the spellings of a name that another file system may give it.
+    """Return the spellings of a name that another file system or another program may give it.
 
     Copying a dataset to another file system may change upper to lower case, and whether a letter such as ü is stored as
-    one character or two. Windows removes dots and blanks at the end of a folder's name.
+    one character or two. Windows removes dots and blanks at the end of a folder's name. A spreadsheet or a web page may
+    add characters that nobody sees, which the plain spelling lacks.
 
     Args:
         name: Name of a case.
@@ -354,14 +355,24 @@ def spellings(name: str) -> frozenset[str]:
     Returns:
         The spellings, ``name`` among them.
     """
-    cases = (name, name.upper(), name.lower(), name.casefold(), name.title(), name.capitalize())
+    cases = [
+        each
+        for one in {name, _as_seen(name)}
+        for each in (one, one.upper(), one.lower(), one.casefold(), one.title(), one.capitalize())
+    ]
     forms = {name, *(unicodedata.normalize(form, case) for case in cases for form in ("NFC", "NFD"))}
     return frozenset(forms | {form.rstrip(_LOST_AT_END) + end for form in forms for end in ("", *_LOST_AT_END)})
 
 
+def _as_seen(name: str) -> str:
+    """Return a name without invisible characters, with one plain blank for blanks of any kind and number."""
+    plain = unicodedata.normalize("NFKC", name)
+    return " ".join("".join(one for one in plain if unicodedata.category(one) != "Cf").split())
+
+
 def _folded(name: str) -> str:
-    """Return the text that all spellings of a name have in common (Unicode's canonical caseless matching)."""
-    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold()).rstrip(_LOST_AT_END)
+    """Return the text that all spellings of a name have in common (Unicode's caseless matching of visible text)."""
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", _as_seen(name)).casefold()).rstrip(_LOST_AT_END)
 
 
 def _check_spelling(listed: set[str], before: Slots, stored: Sequence[Slots]) -> None:
@@ -379,8 +390,8 @@ def _check_spelling(listed: set[str], before: Slots, stored: Sequence[Slots]) ->
         if len(names) == 1 or (apart and any(names <= set(slots.order) for slots in (before, *stored))):
             continue
         raise InvalidInput(
-            "name of a case that differs from another one only in upper and lower case, in its letters' encoding or in "
-            "dots and blanks at its end",
+            "name of a case that differs from another one only in upper and lower case, in its letters' encoding, in "
+            "invisible characters or kinds of blanks, or in dots and blanks at its end",
             value=[ascii(name), ascii(min(names - {name}))],
             limit="the spelling that this site has already used",
             remedy="write it in the dataset as it was when it was first trained on; if the two are different patients, "

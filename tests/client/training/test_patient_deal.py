@@ -224,6 +224,23 @@ def test_a_patient_whose_folder_loses_its_last_dot_or_blank_gets_no_second_slot(
     assert withdrawn(tmp_path, None, [*NAMES, then]) == {then}
 
 
+@pytest.mark.parametrize(
+    "then",
+    ["p 0\u200b1", "p 01\u200b", "\ufeffp 01", "p\u00a001", "p  01", "p \uff10\uff11", "p\u00ad 01", "P\u202f01"],
+)
+def test_a_patient_whose_name_a_spreadsheet_spells_with_characters_that_nobody_sees_gets_no_second_slot(
+    tmp_path: Path, then: str
+) -> None:
+    first = "p 01"
+    slots = deal([*NAMES, first], voters=4, seed=7)
+    for listed in ([*NAMES, then], [*NAMES, first, then]):
+        with pytest.raises(InvalidInput, match="invisible characters"):
+            deal(listed, voters=4, seed=7, before=slots)
+    (tmp_path / "teachers").mkdir()
+    save_slots(tmp_path / "teachers" / "slots.json", slots.without(first))
+    assert withdrawn(tmp_path, None, [*NAMES, then]) == {then}
+
+
 def test_two_new_names_that_differ_only_in_case_are_refused_with_what_to_rename() -> None:
     with pytest.raises(InvalidInput, match="rename the new case"):
         deal(["a1", "A1"], voters=1, seed=0)
