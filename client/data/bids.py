@@ -3,8 +3,8 @@
 * A case is a session, or a subject without sessions. A patient is a subject.
 * A contrast is named by the file's suffix (``T1w``, ``T2w``, ``FLAIR``), with ``ce-`` before it if a contrast agent was
   given.
-* Labels are named by a table ``*_dseg.tsv`` or ``dseg.tsv`` with columns ``index`` and ``name``. A table outside all
-  subjects' folders holds for the dataset; one in a subject's folder holds for that subject only.
+* Labels are named by a table ``*_dseg.tsv`` or ``dseg.tsv`` with columns ``index`` and ``name``. A table in a subject's
+  folder, or whose name states a subject, holds for that subject only. Any other table holds for the dataset.
 * If a session has several images of one contrast, or several label maps, the site's choice decides (:func:`chosen`). If
   several label maps remain, the session is a :class:`Problem` and left out. If several images of one contrast remain,
   the session is left out only if the study needs that contrast.
@@ -92,7 +92,8 @@ class _Files:
     Attributes:
         images: Images by session and contrast.
         maps: Label maps by session.
-        tables: Label tables by the session or subject in whose folder they are; by None outside all subjects' folders.
+        tables: Label tables by the session or subject in whose folder they are. Elsewhere by the one that their name
+            states; by None if it states none.
         strays: Sessions or subjects whose folder holds another subject's image or label map.
         closed: Folders that this user may not read.
         other_images: Sessions with an image in another format.
@@ -132,7 +133,7 @@ def _files(directory: Path) -> _Files:
             continue
         folder = _folder_case(directory, path.parent)
         if path.name.endswith("dseg.tsv"):
-            tables[folder].append(path)
+            tables[_case_of(path) if folder is None else folder].append(path)
             continue
         if path.parent.name in _OTHER_SCANS and nifti_ending(path.name):
             empty.discard(path.relative_to(directory).parts[0])

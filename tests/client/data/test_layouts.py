@@ -481,6 +481,25 @@ def test_a_subjects_own_table_of_labels_speaks_for_that_subject_alone(tmp_path: 
     assert [problem.case for problem in found.problems] == ["sub-x", "sub-z"]
 
 
+@pytest.mark.parametrize("folder", ["", "derivatives/manual"])
+def test_a_label_table_named_after_a_subject_speaks_for_that_subject_alone_in_any_folder(
+    tmp_path: Path, folder: str
+) -> None:
+    """Flat derivatives have no subjects' folders. One patient's table must not decide how others are read."""
+    root, flat = make_bids(tmp_path), tmp_path / folder
+    before = match_study(open_dataset(root), DATA)
+    for rows in ("1\tcore\n2\tedema\n", "1\tbone\n", "one\ttwo\n"):
+        (flat / "sub-b_dseg.tsv").write_text(f"index\tname\n{rows}")
+        after = match_study(open_dataset(root), DATA)
+        assert [case for case in after.cases if case.patient == "sub-a"] == [
+            case for case in before.cases if case.patient == "sub-a"
+        ]
+    (root / "derivatives/manual/dseg.tsv").unlink()
+    (flat / "sub-b_dseg.tsv").write_text("index\tname\n1\tcore\n2\tedema\n")
+    maps = {case.id: case.label_map for case in match_study(open_dataset(root), DATA).cases}
+    assert maps == {"sub-a_ses-1": (), "sub-b_ses-1": ((0, 0), (1, 2), (2, 1)), "sub-b_ses-2": ((0, 0), (1, 2), (2, 1))}
+
+
 def test_one_subjects_files_never_stop_a_dataset(tmp_path: Path) -> None:
     root = make_bids(tmp_path / "set")
     before = match_study(open_dataset(root), DATA)
