@@ -2,10 +2,13 @@
 
 The processes are forked from a fork server of :mod:`multiprocessing`, which has imported what a training needs.
 
-The number of processes does not change the weights, because a voter's training reads its own task only. If a process
-dies, its voter is reported as crashed and a new process continues with the other voters. The memory for volumes is
-divided among the processes. Any exception in the parent, such as Ctrl-C, ends every process at once; finished voters
-and checkpoints stay, so the next call continues.
+The number of processes does not change the weights, because a voter's training reads its own task only. Free memory
+limits the size of a scan. It is measured once, before any process opens a scan, so that one voter's scans do not decide
+which scans of another voter are used.
+
+If a process dies, its voter is reported as crashed and a new process continues with the other voters. The memory for
+volumes is divided among the processes. Any exception in the parent, such as Ctrl-C, ends every process at once;
+finished voters and checkpoints stay, so the next call continues.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
 from client.training.task import Crash, OnProgress, VoterOutcome, VoterTask
+from common.data.memory import free_memory_bytes, measured_before
 from common.data.volume_cache import DEFAULT_BUDGET_BYTES
 from common.errors import ConsiliumError, InvalidInput
 from common.system_errors import explain
@@ -78,10 +82,11 @@ def side_by_side(tasks: Sequence[VoterTask], on_progress: OnProgress, *, jobs: i
     results: dict[int, VoterOutcome | Crash] = {}
     waiting = list(range(len(tasks)))[::-1]
     running: list[_Process] = []
+    free = free_memory_bytes()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(_start(cache_bytes=DEFAULT_BUDGET_BYTES // jobs))
+                running.append(_start(cache_bytes=DEFAULT_BUDGET_BYTES // jobs, free_bytes=free))
                 _give(running[-1], waiting, tasks)
             for connection in wait([one.connection for one in running]):
                 one = next(one for one in running if one.connection is connection)
@@ -128,10 +133,10 @@ def import_libraries() -> None:
         forkserver.ensure_running()
 
 
-def _start(*, cache_bytes: int) -> _Process:
+def _start(*, cache_bytes: int, free_bytes: int | None) -> _Process:
     import_libraries()
     ours, theirs = _CONTEXT.Pipe()
-    process = _CONTEXT.Process(target=_work, args=(theirs, cache_bytes), daemon=True)
+    process = _CONTEXT.Process(target=_work, args=(theirs, cache_bytes, free_bytes), daemon=True)
     try:
         process.start()
     finally:
@@ -192,7 +197,7 @@ def _why(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _work(connection: Connection, cache_bytes: int) -> None:
+def _work(connection: Connection, cache_bytes: int, free_bytes: int | None) -> None:
     """Run a training process: receive tasks, send progress and outcomes, until the parent closes the pipe."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no half-written file is left
     import torch
@@ -207,7 +212,8 @@ def _work(connection: Connection, cache_bytes: int) -> None:
         except EOFError:
             return
         try:
-            outcome: VoterOutcome | str = train_voter(task, on_step=report, cache_bytes=cache_bytes)
+            with measured_before(free_bytes):
+                outcome: VoterOutcome | str = train_voter(task, on_step=report, cache_bytes=cache_bytes)
         except BrokenPipeError:  # the parent is gone
             return
         except Exception as error:  # noqa: BLE001  # any error concerns this voter only

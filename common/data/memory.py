@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MEASURED: ContextVar[int | None] = ContextVar("free memory that was measured before", default=None)
+
+
+@contextmanager
+def measured_before(free: int | None) -> Iterator[None]:
+    """Let :func:`free_memory_bytes` return an earlier result in this block.
+
+    The memory that is free now also depends on the scans that other processes have opened.
+
+    Args:
+        free: What :func:`free_memory_bytes` returned earlier; None to measure anew at each call.
+    """
+    token = _MEASURED.set(free)
+    try:
+        yield
+    finally:
+        _MEASURED.reset(token)
 
 
 def free_memory_bytes(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int | None:
@@ -15,8 +35,11 @@ def free_memory_bytes(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo"
         meminfo: The machine's ``/proc/meminfo``.
 
     Returns:
-        Bytes; None if neither is known. Memory in which a container caches files counts as free.
+        Bytes; None if neither is known. Memory in which a container caches files counts as free. In a block of
+        :func:`measured_before`, the earlier result.
     """
+    if (known := _MEASURED.get()) is not None:
+        return known
     found = [free for free in (_machine(meminfo), *_container(root)) if free is not None]
     return min(found) if found else None
 

@@ -12,14 +12,19 @@ from fractions import Fraction
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest.mock import Mock
 
+import nibabel as nib
+import numpy as np
 import pytest
 
 from client.records.voter_files import voter_directory
+from client.training import side_by_side as module
 from client.training.side_by_side import default_jobs, side_by_side
 from client.training.task import SiteReport
 from common.config import TrainingConfig
 from common.data.msd import Dataset, read_dataset
+from common.data.volume import SMALL_VOXELS
 from common.errors import InvalidInput
 from common.privacy.gaussian import rounded_gaussian
 from consilium.cli.train import app
@@ -86,6 +91,26 @@ def test_weights_do_not_depend_on_how_many_voters_are_trained_at_once(dataset: D
     assert [voter.voter for voter in three.voters] == [0, 1, 2]
     assert steps == {voter: [1, 2, 3, 4, 5, 6] for voter in range(3)}
     assert children() == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("free", "left_out"), [(1, 1), (1 << 50, 0)])
+def test_no_voters_scans_decide_which_scans_of_another_voter_are_used(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, left_out: int
+) -> None:
+    """Free memory limits a scan's size, and scans that other voters have opened take memory."""
+    measure = Mock(return_value=free)
+    monkeypatch.setattr(module, "free_memory_bytes", measure)
+    large = np.zeros((170, 170, 170), np.uint8)
+    large[60:110, 60:110, 60:110] = np.arange(50) + 10
+    nib.save(nib.Nifti1Image(large, np.diag([0.1, 0.1, 0.1, 1])), dataset.cases[0].image)
+    assert large.size > SMALL_VOXELS
+    assert dataset.cases[0].label is not None
+    nib.save(nib.Nifti1Image((large > 0).astype(np.uint8), np.diag([0.1, 0.1, 0.1, 1])), dataset.cases[0].label)
+    report = run(dataset, tmp_path / "t", jobs=2)
+    assert [problem.case for problem in report.problems] == [dataset.cases[0].id] * left_out
+    assert all("voxels in a volume" in problem.reason for problem in report.problems)
+    measure.assert_called_once()
 
 
 @pytest.mark.slow

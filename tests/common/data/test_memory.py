@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.data.memory import free_memory_bytes
+from common.data.memory import free_memory_bytes, measured_before
 
 MEMINFO = "MemTotal:  8000000 kB\nMemFree: 100 kB\nMemAvailable:    4000 kB\n"
 
@@ -19,6 +19,16 @@ def test_the_least_of_container_and_machine_counts(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert free_memory_bytes(tmp_path, meminfo) == 4000 << 10
     assert free_memory_bytes(tmp_path, tmp_path / "absent") is None
+
+
+def test_an_earlier_measurement_holds_until_its_block_ends(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(MEMINFO)
+    with measured_before(7):
+        assert free_memory_bytes(tmp_path, meminfo) == 7
+        with measured_before(None):
+            assert free_memory_bytes(tmp_path, meminfo) == 4000 << 10
+    assert free_memory_bytes(tmp_path, meminfo) == 4000 << 10
 
 
 def test_the_first_version_of_control_groups_counts_too(tmp_path: Path) -> None:
