@@ -83,7 +83,7 @@ def test_codes_are_given_the_time_the_request_allows() -> None:
 
 
 class Node:
-    """A SuperNode's runtime: tasks by token, of which the first never gets its message."""
+    """Stands in for a SuperNode's runtime: it hands out tasks by token, and the first never gets its message."""
 
     def __init__(self) -> None:
         self.tasks, self.finished = ["stale", "good"], []
@@ -93,7 +93,7 @@ class Node:
 
 
 def test_a_task_the_node_gave_up_does_not_block_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that ends while its message is on the way leaves such a task behind."""
+    """A run leaves such a task behind if it ends while its message is on the way."""
     node, stop = Node(), threading.Event()
     (tmp_path / "secret").write_bytes(b"s" * 32)
 

@@ -134,7 +134,7 @@ def test_site_toml_reads_allow_lists_and_more_keys_and_refuses_what_is_no_hash(f
 
 @pytest.fixture
 def hospital(fed) -> Path:
-    """Site 0 with six patients in two voters, both trained."""
+    """Set up site 0 with six patients in two voters, both trained."""
     directory = fed.root / "site-0"
     load_or_deal(directory / "teachers" / "slots.json", [f"p{i}" for i in range(6)], voters=2, seed=3)
     for voter in range(2):

@@ -44,12 +44,12 @@ def accept(fed: Federation) -> None:
 
 
 def other_study(fed: Federation) -> Study:
-    """Another study whose queries are the same, word for word: a query's id names no study."""
+    """Return another study with the same queries. A query's id does not depend on the study's name."""
     return replace(fed.study, name="another")
 
 
 def worker_for(fed: Federation, study: Study, **server: str) -> Worker:
-    """The same site, its site.toml now at another study or server."""
+    """Return a worker of the same site whose site.toml names another study or server."""
     config = fed.workers[100]._config
     config = replace(config, server=replace(config.server, **server))
     ledger_of(fed).consent(study)
@@ -95,7 +95,7 @@ def test_another_studys_offer_of_the_same_query_is_declined_and_costs_nothing(fe
 def test_a_second_server_of_the_same_study_gets_neither_acceptance_nor_code(
     fed: Federation, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The site's log and the operator's page say why: the site did consent to the study."""
+    """The site's log and the operator's page state the reason, because the site did consent to the study."""
     caplog.set_level("INFO")
     accept(fed)
     queries = fed.planned()[:2]

@@ -54,7 +54,7 @@ def test_anything_but_the_consented_study_is_declined_with_an_allowed_word(asked
 
 @pytest.mark.parametrize(("colluders", "word"), [(1, "accepted"), (0, "wrong-mechanism"), (2, "wrong-mechanism")])
 def test_a_sealed_sum_for_another_number_of_colluders_than_was_consented_is_declined(colluders, word):
-    """Each site's share of the noise follows from the colluders: for fewer of them it draws less."""
+    """The number of colluders sets each site's share of the noise: for fewer colluders the site would draw less."""
     study = make_study(quorum=4, aggregation="sealed-sum", colluders=1)
     planned = plan_queries(study, codec=CodecRecord(sha256="c" * 64, dimension=4), volumes=["a" * 64])
     asked = [replace(query, mechanism=replace(query.mechanism, colluders=colluders)) for query in planned]

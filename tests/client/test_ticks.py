@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 class Time:
-    """A clock that moves when somebody sleeps, or computes."""
+    """Stands in for a clock that moves only when somebody sleeps or computes."""
 
     def __init__(self) -> None:
         self.now, self.slept = 1000.25, list[float]()
@@ -36,7 +36,7 @@ class Time:
 
 
 class Slow(StubVoters):
-    """Takes ``seconds`` a volume."""
+    """Voters that take ``seconds`` for each volume."""
 
     time: Time
     seconds: float = 0.0

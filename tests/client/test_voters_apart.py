@@ -53,7 +53,7 @@ FAILURES: dict[str, Callable[[], Any]] = {
 
 @dataclass
 class Site:
-    """Three voters, each with an answer of its own."""
+    """Stands in for three voters, each with its own answer."""
 
     asks: list[Callable[[], Any]]
 

@@ -23,7 +23,7 @@ VOTERS = 2
 
 
 class TwoVoters:
-    """Two voters of different minds; ``before`` is called before each of them answers."""
+    """Stands in for two voters with different answers; ``before`` is called before each of them answers."""
 
     def __init__(self) -> None:
         self.before: Callable[[int], None] = lambda slot: None
@@ -70,7 +70,7 @@ def ask(fed: Federation, queries: tuple[QuerySpec, ...], **changes: int) -> list
 
 
 def vote(fed: Federation, slot: int) -> np.ndarray:
-    """One voter's vote by the definition, from outside the worker."""
+    """Return one voter's vote by the definition, computed without the worker."""
     return quantise(fed.codec.encode(prediction(slot)), radius_int=fed.planned()[0].mechanism.radius_int)
 
 

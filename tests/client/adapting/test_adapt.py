@@ -80,7 +80,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(site: Path) -> Adapted:
-    """An adaptation with its pictures drawn."""
+    """Return an adaptation whose pictures are drawn."""
     return adapted(site)
 
 
@@ -151,7 +151,7 @@ def test_a_structure_falsely_found_by_one_way_lowers_only_that_ways_dice() -> No
 def test_with_enough_patients_every_way_is_scored_on_patients_it_was_not_trained_on(
     site: Path, result: Adapted
 ) -> None:
-    """The student's own row needs no training: it is the Dice of the student, patient by patient, by hand."""
+    """The student is not trained again: its row must hold its Dice, computed here patient by patient."""
     assert result.folds == 5
     assert {one.way for one in result.figures} == set(Method)
     best = max(result.figures, key=lambda one: one.interval[0])
@@ -173,7 +173,7 @@ def test_with_enough_patients_every_way_is_scored_on_patients_it_was_not_trained
 
 
 def test_no_network_is_scored_on_a_patient_that_trained_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two scans a patient: neither may be in a training whose network is scored on the other."""
+    """Each patient has two scans. A network scored on one of them may have been trained on neither."""
     from client.adapting import adapt as module
 
     site = write_site(tmp_path / "site", patients=5, scans=2)
@@ -201,7 +201,7 @@ def test_no_network_is_scored_on_a_patient_that_trained_it(tmp_path: Path, monke
 
 @pytest.fixture(scope="module")
 def with_teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site with two own teachers, each trained on half of the patients."""
+    """Return a site with two own teachers, each trained on half of the patients."""
     site = write_site(tmp_path_factory.mktemp("teachers") / "site", patients=5)
     study, dataset = load_study(site / "study.toml"), read_dataset(site / "set")
     recipe = TrainingConfig(channels=(4, 8), steps=2)
@@ -210,7 +210,7 @@ def with_teachers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_own_teachers_stand_in_the_table_each_without_the_patients_that_trained_it(with_teachers: Path) -> None:
-    """The oracle asks the teachers that did not train on a patient, one by one."""
+    """The oracle asks, for each patient, the teachers that did not train on this patient."""
     site, found = with_teachers, adapted(with_teachers, steps=1)
     study, dataset = load_study(site / "study.toml"), read_dataset(site / "set")
     slots, teachers = load_slots(site / "teachers" / "slots.json"), Teachers.load(site / "teachers", data=study.data)
@@ -270,7 +270,7 @@ def test_own_teachers_change_no_score_and_no_choice(with_teachers: Path, tmp_pat
 def test_what_teachers_alone_find_counts_against_them_and_for_nobody(
     teachers: tuple[float, ...], student: tuple[float, ...], expected: list[float]
 ) -> None:
-    """A structure that the truth lacks: Dice 0 for the teachers who find it, still none for the others."""
+    """Where the truth lacks a structure, teachers who find it get a Dice of 0, and all others still get none."""
     nothing = np.zeros((8, 8, 8), dtype=np.uint8)
     scan = SimpleNamespace(image=nothing[None].astype(np.float32), label=nothing)
     terms = SimpleNamespace(data=SimpleNamespace(members=((1,),)))
@@ -336,7 +336,7 @@ def test_less_than_the_student_or_the_own_network_is_never_handed_over_unsaid(si
 
 
 def test_a_training_shorter_than_the_studys_recipe_is_said_everywhere(few: Path) -> None:
-    """The recipe of the tests' study has 4 steps."""
+    """The tests' study trains for 4 steps; `--steps 2` trains for 2."""
     words = ["adapt", "--site-dir", str(few), "--replace", "--steps", "2"]
     assert "2 of 4 steps" in RUN.invoke(site_app, words, catch_exceptions=False).stdout
     short = adapted(few, steps=2)
@@ -354,7 +354,7 @@ def test_a_training_shorter_than_the_studys_recipe_is_said_everywhere(few: Path)
 
 
 class ByBrightness:
-    """Own teachers that recognise the structures of the tests' cases by brightness."""
+    """Stands in for own teachers; it recognises the structures of the tests' cases by brightness."""
 
     models = (object(), object())
 
@@ -490,7 +490,7 @@ def test_many_patients_average_with_the_rehearsed_network_where_there_are_public
 
 
 def test_a_pull_holds_the_weights_near_and_a_strong_one_at_the_student() -> None:
-    """MR-MTL's λ: none is plain training, and the weights' distance from the student shrinks as it grows."""
+    """Without MR-MTL's λ the training is the plain one. A larger λ leaves the weights closer to the student."""
     draws = np.random.default_rng(0)
     images = draws.normal(size=(2, 1, 8, 8, 8)).astype(np.float32)
     labels = (images[:, 0] > 0).astype(np.uint8)
@@ -624,7 +624,7 @@ def test_a_withdrawn_patient_is_in_no_adaptation_and_what_held_the_patient_is_na
 
 @pytest.mark.parametrize("way", [Method.AVERAGED, Method.HALF_WAY])
 def test_monai_runs_the_bundle_and_answers_as_we_do(few: Path, tmp_path: Path, way: Method) -> None:
-    """MONAI reads the configuration alone: the mean of two networks is spelled there a second time."""
+    """MONAI reads only the bundle's configuration, which spells out the mean of two networks a second time."""
     bundle = adapted(few, way=way).bundle
     scan = few / "raw" / "p0s0.nii.gz"
     (tmp_path / "images").mkdir()

@@ -1,4 +1,6 @@
-"""A network that may leave: charged before its first step, begun at the proven student, counted in every total."""
+"""Tests the network that may leave a hospital: it is charged before its first step, starts at the proven student and
+counts in every total.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ DP = ("--strategy", "dp-sgd", "--epsilon", "1", "--steps", "2")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site of a study that was run, with its student pulled and five patients."""
+    """Return a site whose study was run, with the student pulled and five patients."""
     root = tmp_path_factory.mktemp("private")
     federation: Federation = exported_study(root)
     site = root / "site-0"
@@ -78,7 +80,7 @@ def events(site: Path) -> list[TrainingEvent]:
 
 
 def test_the_network_says_what_it_cost_and_the_ledger_has_the_charge(site: Path) -> None:
-    """ε of the event on record, by the accountant, is what bundle and status state."""
+    """Bundle and status must state the ε that the accountant computes from the recorded event."""
     result = adapted(site, *DP)
     bundle = Path(str(result["bundle"]))
     assert bundle.name == "dp-sgd-may-leave-site-0"
@@ -99,7 +101,7 @@ def test_the_network_says_what_it_cost_and_the_ledger_has_the_charge(site: Path)
 
 
 def test_the_training_begins_at_the_student_that_was_signed(site: Path) -> None:
-    """With a learning rate of nearly nothing the student's own weights come out, noise or not."""
+    """With a learning rate near zero the training returns the student's own weights, with noise or without."""
     result = adapted(site, *DP, "--learning-rate", "1e-12")
     ours = open_bundle(Path(str(result["bundle"]))).network.state_dict()
     begun = open_bundle(site / "student" / "bundle").network.state_dict()
@@ -108,7 +110,7 @@ def test_the_training_begins_at_the_student_that_was_signed(site: Path) -> None:
 
 
 def test_a_student_that_is_not_the_signed_one_is_refused_before_anything_is_charged(site: Path) -> None:
-    """A start that had seen patients without a guarantee would make the training's guarantee a lie."""
+    """If the start had seen patients without a guarantee, the training's guarantee would be false."""
     weights = site / "student" / "bundle" / "models" / "model.pt"
     other = open_bundle(site / "student" / "bundle").network
     from common.models.unet import save_weights

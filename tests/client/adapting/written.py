@@ -1,4 +1,4 @@
-"""A site with a pulled student, patients and public volumes, without a server: what an adaptation reads."""
+"""Writes the site that an adaptation reads: a pulled student, patients and public volumes, without a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STUDY = study_toml("front", "back", grid=DATA.grid) + "[student]\nchannels = [4,
 
 
 def facts_of(study: Study) -> BundlePrivacy:
-    """What the student of a study that was never run could say of itself."""
+    """Return the privacy facts that a bundle would state for the student of a study that was never run."""
     return BundlePrivacy(
         budget_epsilon=8.0,
         epsilon_exact=7.99,
@@ -58,12 +58,12 @@ def write_site(directory: Path, *, patients: int, scans: int = 1) -> Path:
 
 
 def student(study: Study) -> torch.nn.Module:
-    """The student of :func:`write_site`."""
+    """Return the student that :func:`write_site` stores."""
     return network_for(study.student, study.data, seed=5).eval()
 
 
 def privacy_of(bundle: Path) -> dict[str, object]:
-    """What a bundle says of privacy."""
+    """Return the privacy facts that a bundle states."""
     found: dict[str, object] = json.loads((bundle / "configs" / "privacy.json").read_text())
     return found
 

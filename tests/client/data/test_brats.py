@@ -31,7 +31,7 @@ NAMES = {"_": ("t1", "t1ce", "t2", "flair"), "-": ("t1n", "t1c", "t2w", "t2f")}
 
 
 def folder(root: Path, name: str, *, sign: str = "_", without: tuple[str, ...] = (), seed: int = 0) -> Path:
-    """One case: nested tumours in a ball of brain, each contrast lighting up other tissue; enhancing is 4, or 3."""
+    """Write one case: nested tumours in a brain. Each contrast shows other tissue; enhancing tumour has label 4, or 3."""
     rng = np.random.default_rng(seed)
     where = root / name
     where.mkdir(parents=True)
@@ -242,7 +242,7 @@ def test_an_empty_folder_is_named_and_assigned_to_no_voter(tmp_path: Path) -> No
 
 
 def empty_case(where: Path) -> Path:
-    """A folder with empty files of the right names; the index opens none of them."""
+    """Make a folder of empty files with the right names; the index opens none of them."""
     where.mkdir()
     for contrast in (*NAMES["_"], "seg"):
         (where / f"{where.name}_{contrast}.nii.gz").touch()

@@ -1,4 +1,4 @@
-"""One bad case in a hundred: the site trains on ninety-nine, its administrator sees which and why."""
+"""Tests one bad case in a hundred: the site trains on ninety-nine, and its administrator sees which failed and why."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STUDY = study_toml("core", teacher=TEACHER)
 
 @pytest.fixture(scope="module", autouse=True)
 def _in_this_process() -> Iterator[None]:
-    """A process of its own for each voter, with torch loaded anew, is for the tests of the processes."""
+    """Train all voters in this process; other tests cover a process for each voter, which must load torch anew."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("client.training.command.side_by_side", one_after_another)
         yield
@@ -266,6 +266,6 @@ def test_site_toml_says_how_the_data_is_to_be_read(site: Path, tmp_path: Path) -
 
 
 def test_a_record_of_cases_that_is_not_there_or_not_readable_names_both_remedies(tmp_path: Path) -> None:
-    """`site train` is no remedy for a mistyped path."""
+    """`site train` would not help against a mistyped path."""
     with pytest.raises(InvalidInput, match=r"check the path and who may read it.*site train"):
         load_cases(tmp_path / "typo")

@@ -1,4 +1,4 @@
-"""One dataset in every layout: the same cases, channels, labels and patients come out."""
+"""Tests that every layout of one dataset gives the same cases, channels, labels and patients."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def save(path: Path, value: int) -> None:
 
 
 def brightness(case: int, channel: int) -> int:
-    """Every image file of the test datasets is told from every other by this value."""
+    """Return a value that differs between all image files of the test datasets."""
     return 10 * case + channel + 1
 
 
@@ -272,7 +272,7 @@ def test_a_table_without_label_names_is_taken_in_the_studys_numbers_unless_it_is
 
 
 def test_one_scan_under_two_patients_is_reported_and_both_keep_their_files(tmp_path: Path) -> None:
-    """Neither who takes part nor whose files are used may depend on what another patient's files hold."""
+    """Who takes part and whose files are used must not depend on what another patient's files hold."""
     root = make_nnunet(tmp_path / "set")
     before = open_for_training(root, DATA, DatasetSettings())
     (root / "imagesTr/p1_0000.nii.gz").write_bytes((root / "imagesTr/p0_0000.nii.gz").read_bytes())
@@ -286,7 +286,7 @@ def test_one_scan_under_two_patients_is_reported_and_both_keep_their_files(tmp_p
 
 
 def test_a_copy_is_left_out_by_what_its_own_patient_has_and_by_nobody_else(tmp_path: Path) -> None:
-    """p1 and p2 are one person's. Whether p2 is used follows from p1, whatever p0, another's, holds before them."""
+    """p1 and p2 belong to one person, p0 to another. p2 is left out only if its files equal p1's, whatever p0's hold."""
     root = make_nnunet(tmp_path / "set")
     (root / "patients.csv").write_text("case_id,patient_id\np0,a\np1,b\np2,b\n")
     images = {case: [root / f"imagesTr/{case}_{channel:04d}.nii.gz" for channel in range(4)] for case in ("p0", "p2")}
@@ -441,7 +441,7 @@ def test_a_choice_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("table", [False, True])
 def test_a_file_name_that_is_not_utf8_costs_that_case_alone(tmp_path: Path, table: bool) -> None:
-    """Its name could be stored and not be read again."""
+    """Such a name could be stored, but not read again."""
     folder = make_bids(tmp_path)
     (subject, *_) = open_dataset(folder).listed
     wrong = os.fsdecode(b"sub-M\xfcller")
@@ -594,7 +594,7 @@ _VERSION_3, _OVERRIDES = 0x20080522, 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DA
 
 @contextmanager
 def closed(folder: Path) -> Iterator[None]:
-    """A folder with mode 000, in a thread to which modes apply even if it is root's."""
+    """Make a folder of mode 000, and drop root's right to ignore modes in this thread."""
     libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(_VERSION_3, 0)
     held = (ctypes.c_uint32 * 6)()
     assert libc.capget(header, held) == 0
@@ -646,7 +646,7 @@ def test_a_closed_folder_of_one_case_costs_that_case_and_is_not_named(
 
 
 def one_cases_folder(directory: Path) -> Path:
-    """The folder of one subject; in a table, one into which the first case's image is moved."""
+    """Return the folder of one subject; for a table, a new folder into which the first case's image is moved."""
     if (subjects := sorted(directory.glob("sub-*"))) and subjects[0].is_dir():
         return subjects[0]
     (table,) = directory.glob("cases.*")
@@ -678,7 +678,7 @@ ONE_T1 = DataConfig(("background", "edema", "core"), (1, 1, 1), (8, 8, 8), ("T1"
 
 
 def make_subjects(root: Path, *contrasts: str) -> Path:
-    """One subject for each contrast, with a label map below derivatives."""
+    """Write one subject for each contrast, with a label map below derivatives."""
     for number, contrast in enumerate(contrasts):
         save(root / f"sub-{number}/anat/sub-{number}_{contrast}.nii.gz", number + 1)
         save(root / f"derivatives/m/sub-{number}/anat/sub-{number}_dseg.nii.gz", 1)
@@ -687,7 +687,7 @@ def make_subjects(root: Path, *contrasts: str) -> Path:
 
 
 def with_noise(root: Path) -> Path:
-    """The same subjects with images that the doctor takes for scans."""
+    """Replace the subjects' images by noise that the doctor takes for scans."""
     for number, path in enumerate(sorted(root.glob("sub-*/anat/*_T1w.nii.gz"))):
         image = np.random.default_rng(number).normal(100, 20, (4, 5, 6)).astype(np.float32)
         nib.save(nib.Nifti1Image(image, np.eye(4)), path)
@@ -814,7 +814,7 @@ def test_the_doctor_refuses_spellings_of_patients_as_training_does(tmp_path: Pat
         record_scans(slots, load_or_deal(slots, scans, voters=2), scans, identity=PatientIdentity.TABLE)
 
     def both(first: str, second: str) -> list[CheckResult]:
-        """What the doctor finds, if training refuses the same."""
+        """Return what the doctor finds, after checking that training refuses the same."""
         table.write_text(f"case_id,patient_id\nsub-0,{first}\nsub-1,{second}\n")
         scans = scans_by_patient(open_for_training(root, ONE_T1, DatasetSettings()))
         with pytest.raises(InvalidInput):

@@ -178,7 +178,7 @@ def test_folders_within_folders_do_not_outlive_the_program(folder: Path, monkeyp
 @pytest.mark.parametrize("machine", calls.MACHINES)
 @pytest.mark.parametrize("scoped", [True, False])
 def test_every_call_is_decided_as_its_list_says(machine: str, scoped: bool) -> None:
-    """The filter, run by an interpreter of its own instructions: no number falls through to another's answer."""
+    """The oracle interprets the filter's instructions: no system call gets the answer meant for another one."""
     known = calls.known_calls(machine)
     program = calls.call_filter(machine, scoped_signals=scoped, group=77)
     every = [*known.allowed.values(), *known.pretended.values(), *known.checked.values()]
@@ -222,7 +222,7 @@ ARGUMENTS: dict[str, tuple[list[tuple[int, ...]], list[tuple[int, ...]], list[tu
 
 
 def decide(program: bytes, machine: int, number: int, arguments: tuple[int, ...]) -> int:
-    """What a classic BPF program answers of one call: bpf(4) in a dozen lines."""
+    """Return the answer of a classic BPF program to one system call, interpreted as bpf(4) defines it."""
     padded = (*arguments, *(0,) * (6 - len(arguments)))
     data = struct.pack("<iIQ6Q", number, machine, 0, *padded)
     lines = list(struct.iter_unpack("=HBBI", program))

@@ -73,7 +73,9 @@ def write_torchscript(network: torch.nn.Module, path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What hospitals bring: ``bundle/`` (by monai's own tool), ``model.ts``, ``weights.pt``, ``label.nii.gz``."""
+    """Write what hospitals bring: ``bundle/`` (made by monai's own tool), ``model.ts``, ``weights.pt``,
+    ``label.nii.gz``.
+    """
     root = tmp_path_factory.mktemp("brought")
     torch.manual_seed(0)
     network = UNet(3, 1, 3, (4, 8), (2,)).eval()
@@ -93,7 +95,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A hospital in a study of unit hospital with no teacher yet."""
+    """Set up a hospital without teachers in a study of unit hospital."""
     directory = tmp_path / "site"
     directory.mkdir()
     (directory / "study.toml").write_text(STUDY)
@@ -106,7 +108,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def copying(made: Path, name: str = "label.nii") -> AddTeacherOptions:
-    """A command that gives the same label map for every volume."""
+    """Return a command that writes the same label map for every volume."""
     words = f"dd status=none if={made / name} of={{output_dir}}/a.nii"
     return AddTeacherOptions(
         command=f"sh -c '{words} # {{input}}'", models=(made / name,), labels="0=background,1=front,7=back"
@@ -131,7 +133,7 @@ def test_a_command_answers_with_its_label_map_and_its_hash_is_on_record(site: Pa
 
 @pytest.mark.parametrize("kind", ["bundle", "zip", "torchscript"])
 def test_a_model_votes_with_what_its_network_says(site: Path, made: Path, tmp_path: Path, kind: str) -> None:
-    """The oracle: the same network called here, on the same normalised voxels."""
+    """The oracle calls the same network here, on the same normalised voxels."""
     source = {"bundle": made / "bundle", "torchscript": made / "model.ts"}.get(kind, tmp_path / "b.zip")
     if kind == "zip":
         shutil.make_archive(str(tmp_path / "b"), "zip", made, "bundle")
@@ -200,7 +202,7 @@ def test_files_laid_by_hand_are_refused_by_the_worker_of_a_study_of_unit_patient
 
 
 def test_no_row_of_a_ledger_has_a_code_for_unit_patient_by_a_brought_teacher(tmp_path: Path) -> None:
-    """Even if the worker is changed, the site's ledger refuses the code, and so does its verification."""
+    """The site's ledger and its verification refuse the code even if the worker is changed."""
     federation = Federation(tmp_path, study=make_study(unit="patient"))
     ledger, (query, *_) = federation.site_ledgers["site-0"], federation.planned()
     ledger.record_foreign(0, "a" * 64, brought="command")
@@ -283,7 +285,7 @@ METADATA = {"network_data_format": {"outputs": {"pred": {"channel_def": dict(enu
 
 
 def with_any(document: object) -> st.SearchStrategy[object]:
-    """The document with any JSON in one of its places, or in place of it all."""
+    """Put any JSON in one of the document's places, or in place of the whole document."""
     items = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
     )
@@ -400,7 +402,7 @@ def test_an_output_out_of_range_shape_or_place_is_no_vote(array: np.ndarray, aff
 
 
 def test_an_output_on_voxels_of_its_own_comes_back_on_the_study_s_grid() -> None:
-    """Half the size, another axis order: the same box of millimetres, and its label where it was."""
+    """The output has half the size and another axis order; in millimetres its box and its label stay where they are."""
     whole = np.zeros((16, 16, 16), np.float32)
     whole[4:10, 2:8, 6:12] = 1
     coarse = whole[::2, ::2, ::2][::-1]
@@ -447,7 +449,7 @@ def test_sigmoid_channels_share_what_they_claim() -> None:
 
 @pytest.mark.slow
 def test_hospitals_with_a_bundle_and_with_a_command_take_part_in_a_study(tmp_path: Path, made: Path) -> None:
-    """Three hospitals, one stubbed; codes are checked, summed and noised as those of any other."""
+    """Codes of three hospitals, one of them a stub, are checked, summed and noised like all others."""
     federation = Federation(tmp_path, study=make_study(planned_queries=1), volumes=1)
     data: DataConfig = federation.study.data
     federation.volumes = tuple(federation.objects.put(nifti(noise((8, 8, 8)) + i)) for i in range(1))

@@ -1,4 +1,4 @@
-"""A TLS server on loopback that stands in for a study's gateway, and a site made from its kit."""
+"""Stands in for a study's gateway with a TLS server on loopback, and makes a site from the study's kit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.studies import kit_of, made_study
 def answering(
     root: Path, handler: type[BaseHTTPRequestHandler], *, now: datetime | None = None
 ) -> Iterator[tuple[Path, Workspace, ssl.SSLContext]]:
-    """The site's directory, the study's, and what the server presents; its certificate was made at ``now``."""
+    """Yield the site's directory, the study's workspace and the server's TLS context. ``now`` dates its certificate."""
     workspace = made_study(root / "study")
     server = http_server(handler)
     endpoint = Endpoint(host="localhost", port=server.server_port, internal_port=1)

@@ -1,4 +1,4 @@
-"""The doctor: a verdict on every case, names on the terminal alone, pictures, and an exit code."""
+"""Tests the doctor: a verdict on every case, patients' names only on the terminal, pictures, and an exit code."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_dataset_of_another_modality_than_the_studys_is_a_failure(
 
 
 def with_images(root: Path, count: int, change: Callable[[np.ndarray], np.ndarray]) -> Path:
-    """A good dataset, some of whose images are changed."""
+    """Write a good dataset and change the first ``count`` images."""
     make_good(root, 3)
     for i in range(count):
         image = nib.load(root / f"{i}-image.nii.gz")

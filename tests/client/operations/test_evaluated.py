@@ -1,4 +1,4 @@
-"""Which evaluation the hospital's own page takes its cases' Dice from."""
+"""Tests from which evaluation the hospital's own page takes the Dice of its cases."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.trained_sites import train_site
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_pictures() -> Iterator[None]:
-    """No test here reads them; ``tests/client/teachers/test_student.py`` does."""
+    """Draw no pictures, since no test here reads them; ``tests/client/teachers/test_student.py`` does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluation, "case_picture", lambda *_, **__: b"")
         patch.setattr(evaluation, "reliability_picture", lambda _: b"")

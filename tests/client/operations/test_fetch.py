@@ -30,7 +30,7 @@ NAME = sha256_bytes(OBJECT)
 
 @dataclass
 class Line:
-    """A server with one object, whose connection breaks after a number of bytes, a number of times."""
+    """Serves one object over a connection that breaks ``breaks`` times, each time after ``after`` bytes."""
 
     breaks: int = 0
     after: int = 30_000
@@ -160,7 +160,7 @@ def test_more_than_an_object_may_have_is_never_read(
 def test_a_server_that_has_volumes_fetched_without_end_fills_no_disk(
     line: tuple[Line, PublicObjects], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is genuine, one is used in between, and now and then a download is left unfinished."""
+    """Each volume is genuine, the site uses one of them in between, and some downloads are left unfinished."""
     server, objects = line
     budget = 10 * len(OBJECT)
     monkeypatch.setattr(fetch, "MAX_OBJECT_BYTES", len(OBJECT))
@@ -198,7 +198,7 @@ def test_a_study_without_a_student_yet_is_told_apart_from_a_server_that_misses_s
 def test_a_silent_server_is_named_while_one_waits_and_given_up_in_time(
     line: tuple[Line, PublicObjects], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel of a stopped server's machine takes connections, and nothing answers on them."""
+    """A stopped server's machine still accepts connections, but nothing answers on them."""
     server, objects = line
     server.breaks, server.after = fetch.TRIES, 1000
     with pytest.raises(InvalidInput, match="cannot be fetched"):

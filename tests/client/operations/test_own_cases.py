@@ -1,4 +1,4 @@
-"""The cases of a hospital's own page: no withdrawn patient's, none left out, no prediction from an older file."""
+"""Tests the cases on a hospital's own page: no withdrawn patient, all others, and no prediction from an older file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def site(trained: Path, tmp_path: Path) -> Path:
-    """A site with all three networks; its data are its own copy as well."""
+    """Return a copy of a site with all three networks, its data included."""
     shutil.copytree(trained, tmp_path / "root")
     text = (tmp_path / "root" / "site" / "site.toml").read_text()
     (tmp_path / "root" / "site" / "site.toml").write_text(text.replace(str(trained), str(tmp_path / "root")))
@@ -48,7 +48,7 @@ def site(trained: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def predicted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The cases that were predicted, in order."""
+    """Record which cases are predicted, in order."""
     seen: list[str] = []
     made = OwnCases._predicted
 
@@ -66,7 +66,7 @@ def cases_of(site: Path) -> OwnCases:
 
 
 def other_weights(seed: int) -> bytes:
-    """Weights of the student's network that decide otherwise in every voxel."""
+    """Return weights of the student's network that give another label in every voxel."""
     return weights_to_bytes(build_unet((4, 8), in_channels=1, out_channels=3, seed=seed))
 
 
@@ -85,7 +85,7 @@ def test_a_case_that_did_not_change_is_predicted_once(site: Path, predicted: lis
 
 @pytest.mark.parametrize("name", [STUDENT, ADAPTED])
 def test_a_new_student_or_adapted_network_is_shown_without_a_restart(site: Path, name: str) -> None:
-    """The new file has the older one's size, and the time of its content is set back to the older one's, too."""
+    """The new file has the older one's size, and its modification time is set back to the older one's."""
     places = {
         STUDENT: site / STUDENT_DIR / "bundle" / WEIGHTS,
         ADAPTED: site / FOLDER / f"{NAME}-north" / SEEN_WEIGHTS,
@@ -162,7 +162,7 @@ def test_a_withdrawal_leaves_nothing_of_the_patient_in_memory_and_silences_the_t
 
 
 def test_an_adapted_network_that_saw_a_withdrawn_patient_is_no_longer_shown(site: Path) -> None:
-    """One made anew from the remaining patients is shown; a bundle that does not say whom it saw is not."""
+    """A network trained anew on the remaining patients is shown. A bundle that does not list its patients is not."""
     bundle, books = site / FOLDER / f"{NAME}-north", load_site(site).books_dir
     _, gone, *_ = everybody = ids(site)
     (bundle / SEEN_FILE).write_text(json.dumps(patients_seen(books, everybody)))
@@ -179,7 +179,7 @@ def test_an_adapted_network_that_saw_a_withdrawn_patient_is_no_longer_shown(site
 
 
 def test_the_page_counts_the_cases_that_trained_the_adapted_network(site: Path) -> None:
-    """`site adapt --data` trains on other patients than those shown here."""
+    """`site adapt --data` can train on other patients than those the page shows."""
     bundle, books = site / FOLDER / f"{NAME}-north", load_site(site).books_dir
     cases, everybody = cases_of(site), ids(site)
     cases.listed()

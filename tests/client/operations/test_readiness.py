@@ -46,7 +46,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass
 class World:
-    """A server that answers as the test sets it, and a site made from its kit."""
+    """Holds a server that answers as the test sets it, and a site made from its kit."""
 
     site: Path
     workspace: Workspace

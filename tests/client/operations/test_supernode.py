@@ -1,4 +1,4 @@
-"""A SuperNode that has lost the server ends or tries again, although Flower's own command does neither."""
+"""Tests that a SuperNode that lost the server ends or tries again, although Flower's own command does neither."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def second(tmp_path: Path) -> Workspace:
 
 @pytest.fixture
 def north(first: Workspace, tmp_path: Path) -> Path:
-    """A hospital's directory for the first study."""
+    """Set up a hospital's directory for the first study."""
     (tmp_path / "data").mkdir()
     create_site(tmp_path / "north", pool="north/adults", data=tmp_path / "data", kit=kit_of(first))
     return tmp_path / "north"
@@ -76,7 +76,7 @@ def north(first: Workspace, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def joined(north: Path, second: Workspace) -> Path:
-    """The same hospital's directory for the second."""
+    """Set up the same hospital's directory for the second study."""
     directory, _ = join_site(None, kit=kit_of(second), existing=north)
     return directory
 
@@ -239,7 +239,7 @@ def test_a_site_does_not_go_on_with_other_books_than_the_consortium_was_told_of(
 def test_a_copy_of_a_sites_directory_keeps_no_second_count_beside_the_original(
     north: Path, joined: Path, tmp_path: Path
 ) -> None:
-    """Two ledgers would each count only their own queries, for instance of two consortia."""
+    """Two ledgers would each count only their own queries, for instance those of two consortia."""
     shutil.copytree(north, tmp_path / "copy")
     for directory in (tmp_path / "copy", tmp_path / "copy" / joined.relative_to(north)):
         with pytest.raises(InvalidInput, match=re.escape(str(north))) as refused:
@@ -534,7 +534,7 @@ def dataset(folder: Path, names: tuple[str, ...] = PATIENTS) -> Dataset:
 
 
 def teach(directory: Path, slots: Path) -> None:
-    """Teachers of every voter as training leaves them."""
+    """Write every voter's teacher files as training leaves them."""
     for voter in range(load_slots(slots).voters):
         folder = directory / "teachers" / f"voter-{voter:03d}"
         folder.mkdir(parents=True)

@@ -75,7 +75,7 @@ def led_elsewhere(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["start.pt", "kit.json", "ca.crt", "study.toml"])
 def test_a_kit_whose_file_leads_elsewhere_is_refused(kit: SiteKit, name: str) -> None:
-    """Its content would be copied into the site, for others to read."""
+    """Otherwise the linked file's content would be copied into the site, where others can read it."""
     led_elsewhere(kit.study_file.parent, name)
     with pytest.raises(InvalidInput, match="startup kit"):
         SiteKit.load(kit.study_file.parent)

@@ -37,7 +37,7 @@ INVENTED = "e" * 64
 
 @dataclass(frozen=True)
 class World:
-    """Three hospitals of a study with a sealed sum, and what the consortium says of them."""
+    """Holds three hospitals of a study with a sealed sum, and the list of sites that the consortium sends them."""
 
     listed: Peers
     sites: dict[str, Path]
@@ -46,7 +46,7 @@ class World:
         return next(peer.key for peer in self.listed.peers if peer.site == site)
 
     def saying(self, **keys: str) -> Peers:
-        """The list with these keys exchanged, or these sites added."""
+        """Return the list with these keys exchanged or these sites added."""
         said = {peer.site: peer.key for peer in self.listed.peers} | keys
         return Peers.of(self.listed.study, [Peer(site, key) for site, key in said.items()])
 
@@ -95,7 +95,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def world(made: World, tmp_path: Path) -> World:
-    """The same hospitals, who have confirmed nobody yet."""
+    """Copy the three hospitals of :func:`made`, which have confirmed nobody yet."""
     shutil.copytree(made.sites["north"].parent, tmp_path / "all")
     shutil.copytree(made.sites["north"].parent / "kits" / "west", tmp_path / "kit")
     return World(made.listed, {name: tmp_path / "all" / name for name in NAMES})
@@ -179,7 +179,9 @@ def test_an_exchanged_key_is_shown_beside_the_confirmed_one_and_replaces_nothing
 
 
 def test_two_sites_listed_under_each_others_names_are_not_confirmed_by_telephone(world: World) -> None:
-    """South's key under west's name: south reads out its own fingerprint, and it is not the one listed for south."""
+    """The list shows south's key under west's name. The fingerprint that south reads out is not the one listed for
+    south.
+    """
     store_list(world.sites["north"], world.saying(south=world.key("west"), west=world.key("south")))
     with pytest.raises(InvalidInput, match="tampered"):
         confirm(world.sites["north"], "south", fingerprint(world.key("south")))

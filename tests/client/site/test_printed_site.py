@@ -1,4 +1,4 @@
-"""Over random lives of a hospital's books every text about the site says what happened, and all of them the same.
+"""Tests, over random histories of a hospital's ledger, that every text about the site states what happened.
 
 What is true is written down where it happens, and ε has formulas of its own (``tests/server/printed/truth.py``). A life
 may end with an older copy of the ledger: then every text says ``at least``.
@@ -48,7 +48,7 @@ CALLS = CliRunner()
 
 @dataclass
 class Truth:
-    """What happened: Σμ² and answers by study, refusals, decisions, trainings of patients, withdrawals."""
+    """Holds what happened: Σμ² and answers by study, refusals, decisions, trainings of patients, withdrawals."""
 
     spent: dict[str, Fraction] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Truth:
 
 
 class Life:
-    """A hospital's directory, and the study's directory at the consortium."""
+    """Acts on a hospital's directory and on the study's directory at the consortium."""
 
     def __init__(self, seed: int, root: Path) -> None:
         root.mkdir()
@@ -124,7 +124,7 @@ class Life:
         truth.spent[of] = truth.spent.get(of, Fraction(0)) + one
 
     def restore(self) -> None:
-        """An older copy of the ledger is put back, and nobody recovers it."""
+        """Put an older copy of the ledger back without recovering it."""
         path = load_site(self.site).ledger_file
         kept, truth = path.read_bytes(), copy.deepcopy(self.truth)
         with open_books(load_site(self.site)) as ledger:
@@ -140,7 +140,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Told:
-    """Figures that a text states about a site; None for a figure that it does not state."""
+    """Holds the figures that a text states about a site; None for a figure that it does not state."""
 
     where: str
     spent: dict[str, str]
@@ -255,7 +255,7 @@ def own_page(life: Life) -> Told:
 
 
 def handed_over(life: Life) -> Iterator[Told]:
-    """What the consortium shows of the report that the site printed: its Sites page, its API, its certificate."""
+    """Yield what the consortium shows of the site's printed report: on its Sites page, in its API, in its certificate."""
     life.workspace.reports_dir.mkdir(exist_ok=True)
     (life.workspace.reports_dir / "north.json").write_text(command("--json", site=life.site))
     client = glance(Options(study=life.workspace.root, state=life.root / "state"))

@@ -34,7 +34,7 @@ def rows(student: Sequence[Dice], other: Sequence[Dice], reference: Reference = 
 
 
 def test_a_structure_that_vanished_is_named_even_where_the_mean_is_better() -> None:
-    """Erased in every case, while the other structure rose by more than was lost."""
+    """The student misses this structure in every case, but gains more than that on the other one."""
     student = [(0.95, 0.0), (0.9, 0.0), (0.97, 0.0)]
     found = rows(student, [(0.3, 0.2), (0.3, 0.3), (0.4, 0.1)])
     assert found[ALL].measured.gain > 0
@@ -68,7 +68,7 @@ def test_a_student_below_the_start_or_the_teachers_is_called_worse_and_only_the_
 
 
 def test_a_structure_seen_where_there_is_none_counts_against_the_student() -> None:
-    """Nobody drew it in three of four cases: the start rightly finds none there (no Dice), the student does (0)."""
+    """The structure is absent in three of four cases. The start finds none there (no Dice); the student does (0)."""
     nothing = math.nan
     student = [(0.8, 0.7), (0.8, 0.0), (0.8, 0.0), (0.8, 0.0)]
     start = [(0.8, 0.7), (0.8, nothing), (0.8, nothing), (0.8, nothing)]
@@ -96,7 +96,7 @@ def test_a_difference_over_a_single_case_is_not_proven() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)), min_size=2, max_size=12))
 def test_intervals_are_those_of_the_paired_t_test(pairs: list[tuple[float, float]]) -> None:
-    """SciPy's own paired test as the oracle: the alarm is exactly a two-sided p below .05 and a lower mean."""
+    """SciPy's paired test is the oracle: the alarm means exactly a two-sided p below .05 and a lower mean."""
     found = rows([(a, a) for a, _ in pairs], [(b, b) for _, b in pairs])["anterior"]
     differences = np.array([a - b for a, b in pairs])
     if np.ptp(differences) < 1e-9:

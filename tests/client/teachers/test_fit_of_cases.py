@@ -1,4 +1,4 @@
-"""A hospital's own mistake in its cases is not blamed on the student or on other hospitals."""
+"""Tests that a hospital's own mistake in its cases is not blamed on the student or on other hospitals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_difference_that_chance_explains_is_no_finding() -> None:
 
 
 def test_where_no_model_finds_anything_the_cases_are_to_be_checked_first() -> None:
-    """The site's own cases have exchanged labels, and its teachers learnt them so."""
+    """The site's own cases have two labels exchanged, and its teachers learnt them that way."""
     fit = FitScores((0.8, 0.8), (), {"the student": 0.03, "the public start": 0.029})
     assert "fit no model" in fit.sentence
     assert FitScores((), (), {"the student": 0.03}).sentence == ""  # one model alone shows nothing

@@ -66,7 +66,7 @@ RUN = CliRunner()
 
 @pytest.fixture(scope="module")
 def fed(tmp_path_factory: pytest.TempPathFactory):
-    """A study that was run and exported, with its objects served over TLS on loopback."""
+    """Return a study that was run and exported; a TLS server on loopback serves its objects."""
     root = tmp_path_factory.mktemp("student")
     federation, workspace = exported_study(root), Workspace(root)
     identity = issue_server_certificate(create_authority(root / "authority"), root / "tls", names=["localhost"])
@@ -114,7 +114,7 @@ def check(fed: Federation, statement: StudentStatement, *, study: Study | None =
 
 
 def lie(fed: Federation, statement: StudentStatement, **changes) -> StudentStatement:
-    """What a server would sign that tells this site another story: whole in itself, head and all."""
+    """Return a statement that a lying server could sign for this site: changed, but with matching hashes and head."""
     changed = replace(statement, **changes)
     hashed = NO_HASH
     for seq, link in enumerate(changed.links, start=1):
@@ -306,7 +306,7 @@ def write_cases(root: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are drawn in the test of an evaluation's files, and made in all."""
+    """Draw pictures only in the test of an evaluation's files, which needs them."""
     if request.function is not test_figures_stay_below_the_sites_directory_for_its_owner_alone_and_nothing_is_sent:
         leave_undrawn(monkeypatch)
 
@@ -350,7 +350,7 @@ def test_scores_are_those_of_the_labels_and_a_bad_case_is_counted(
 def test_native_scores_are_on_each_files_own_voxels_in_its_own_millimetres(
     fed: Federation, pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """12³ voxels of 1 mm that the grid of 8³ cuts: what lies outside is missed natively and unseen on the grid."""
+    """The grid cuts the volume of 12³ voxels. A structure outside counts as missed natively and is absent on the grid."""
     truth = np.zeros((12, 12, 12), dtype=np.uint8)
     truth[2:6, 4:8, 4:8] = 1
     truth[0:2, 5:7, 5:7] = 1  # off the grid, which holds voxels 2 to 9
@@ -403,14 +403,14 @@ def maps_of(body: np.ndarray) -> np.ndarray:
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, *, student: np.ndarray, start: np.ndarray) -> None:
-    """Networks in place of the trained ones: what each finds in every volume."""
+    """Replace the trained networks by ones that find these maps in every volume."""
     monkeypatch.setattr("client.teachers.evaluation.predict", lambda network, image, patch=(): maps_of(student))
     monkeypatch.setattr("client.teachers.comparison.predict", lambda network, image, patch=(): maps_of(start))
 
 
 @pytest.fixture
 def begun(pulled: Path) -> Iterator[Path]:
-    """A site whose kit held a public start."""
+    """Return a site whose kit held a public start."""
     save_weights(pulled / "start.pt", build_unet((4, 8), in_channels=1, out_channels=2, seed=9))
     yield pulled
     (pulled / "start.pt").unlink()
@@ -476,7 +476,7 @@ def test_a_start_that_cannot_be_read_stops_no_evaluation_and_is_said(
 def test_without_a_public_start_the_codecs_mean_shape_is_what_the_student_must_beat(
     fed: Federation, pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The codec decodes nothing to the mean of its public maps: Dice of that is counted here by hand."""
+    """The codec decodes a zero code to the mean of its public maps. The test computes this shape's Dice itself."""
     data = write_cases(tmp_path)
     code, text = evaluated(pulled, data)
     assert code == 0
@@ -496,7 +496,7 @@ def test_without_a_public_start_the_codecs_mean_shape_is_what_the_student_must_b
 
 
 def own_teachers(monkeypatch: pytest.MonkeyPatch, *maps: np.ndarray | None) -> None:
-    """This site's own teachers find these maps in every image; None stands for a voter without a teacher."""
+    """Let this site's own teachers find these maps in every image; None stands for a voter without a teacher."""
     from client.teachers import comparison
 
     class Fake:
@@ -602,7 +602,7 @@ def test_cases_with_wrong_labels_are_not_blamed_on_other_sites_and_get_no_verdic
 def test_cases_that_do_not_fit_prove_neither_a_gain_nor_the_opposite(
     pulled: Path, swapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The student is better than the public start by more than chance, on labels that are wrong."""
+    """The student beats the public start by more than chance, but the labels are wrong."""
     found = ball((4, 4, 3), 2.0)
     found[0, :6, 0] = 1
     answering(monkeypatch, student=found, start=ball((6, 6, 6), 2.0))
@@ -651,7 +651,7 @@ def test_a_student_that_lost_a_structure_on_good_cases_is_blamed(pulled: Path, s
 
 
 def test_cases_unlike_the_public_volumes_are_named(pulled: Path, tmp_path: Path) -> None:
-    """The study's public volumes are noise, and these are balls."""
+    """The study's public volumes are noise; the hospital's cases show balls."""
     text = evaluated(pulled, write_cases(tmp_path))[1]
     assert re.search("3 of 3 cases .*public volume", text)
     assert "  c1: " in text

@@ -1,4 +1,4 @@
-"""A withdrawn patient is in no result that is made afterwards: not scored, not counted, not pictured."""
+"""Tests that a withdrawn patient is in no later result: not scored, not counted, not pictured."""
 
 from __future__ import annotations
 

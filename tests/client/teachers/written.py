@@ -1,4 +1,4 @@
-"""A voter's files as a training leaves them, with no training."""
+"""Writes a voter's files as a training leaves them, without training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECIPE = TrainingConfig(channels=(2, 4))
 def write_teacher(
     directory: Path, *, seed: int, posterior: bool = False, data: DataConfig = DATA, recipe: TrainingConfig = RECIPE
 ) -> str:
-    """A voter's files as a training leaves them; the weights' SHA-256."""
+    """Write a voter's files as a training leaves them; return the weights' SHA-256."""
     directory.mkdir(parents=True, exist_ok=True)
     weights = save_weights(
         directory / "weights.pt", build_unet(recipe.channels, in_channels=1, out_channels=2, seed=seed)

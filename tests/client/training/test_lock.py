@@ -1,4 +1,4 @@
-"""One writer at a time in a site's teachers: a second training, or a withdrawal, is told to wait."""
+"""Tests that one process at a time writes a site's teachers: a second training, or a withdrawal, is told to wait."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dataset(tmp_path: Path) -> Dataset:
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen]:
-    """Another process that writes in this site's teachers."""
+    """Start another process that holds the lock on this site's teachers."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "site" / "teachers")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Slots: every patient in exactly one voter, dealt once, before anybody looks at a file."""
+"""Tests slots: every patient is in exactly one voter, assigned once, before anybody reads a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = [f"p{i:02d}" for i in range(23)]
 
 
 def deal(listed: Iterable[str], *, voters: int, seed: int, before: Slots | None = None) -> Slots:
-    """A deal that can be told again."""
+    """Deal patients by a seed, so that the deal can be repeated."""
     return deal_by(listed, voters=voters, seed=seed, shuffle=by_seed(seed, before), before=before)
 
 
@@ -53,7 +53,9 @@ def test_the_operating_systems_deal_is_uniform_over_all_orders() -> None:
 @settings(max_examples=80)
 @given(st.data())
 def test_an_exchanged_patient_takes_the_slot_and_nobody_else_moves(data: st.DataObject) -> None:
-    """The proof's coupling: where the shuffle lays one in the other's place, the deals differ in that name alone."""
+    """This is the proof's coupling: if the shuffle puts one patient in the other's place, the deals differ in that name
+    only.
+    """
     names = data.draw(st.lists(st.text("abc", min_size=1), min_size=2, max_size=9, unique=True))
     newcomer = data.draw(st.text("abc", min_size=1).filter(lambda name: name not in names))
     leaver, voters = data.draw(st.sampled_from(names)), data.draw(st.integers(1, 4))
@@ -152,7 +154,7 @@ def test_a_replacement_takes_the_slot_of_the_patient_who_was_withdrawn_and_moves
 @given(st.data())
 @pytest.mark.slow
 def test_no_patient_is_ever_in_two_voters_whatever_comes_and_goes(data: st.DataObject) -> None:
-    """Deals, additions, absences, returns, withdrawals and replacements in any order, as a site's years bring them."""
+    """Deals, additions, absences, returns, withdrawals and replacements happen in any order."""
     people = [f"p{i}" for i in range(12)]
     voters = data.draw(st.integers(1, 5))
     slots = deal(data.draw(st.sets(st.sampled_from(people))), voters=voters, seed=data.draw(st.integers(0, 99)))
@@ -203,7 +205,7 @@ def test_a_withdrawn_patient_does_not_come_back_in_another_spelling(tmp_path: Pa
 
 @pytest.mark.parametrize(("first", "then"), [("p00a", "P00A"), ("B\u00e4r", "BA\u0308R"), ("Gro\u00df", "GROSS")])
 def test_a_patient_whose_name_a_copy_spells_in_upper_case_gets_no_second_slot(first: str, then: str) -> None:
-    """A dataset restored from a file system without upper and lower case may change them."""
+    """A file system without upper and lower case may change the names of a restored dataset."""
     slots = deal([*NAMES, first], voters=4, seed=7)
     for listed in ([*NAMES, then], [*NAMES, first, then]):
         with pytest.raises(InvalidInput, match="spelling"):

@@ -1,4 +1,4 @@
-"""The road's first part on real MRI: read without loss, and teachers good enough to ask.
+"""Tests reading and training on real MRI: no loss when reading, and teachers good enough to ask.
 
 Runs where the Decathlon's hippocampus task lies (fixture ``hippocampus``).
 """

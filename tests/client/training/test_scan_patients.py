@@ -1,4 +1,4 @@
-"""A scan stays with its patient: a table that is lost or corrected after the deal moves nobody to another voter."""
+"""Tests that a scan stays with its patient: a table lost or corrected after the deal moves nobody to another voter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALONE = {scan: (scan,) for ids in SCANS.values() for scan in ids}
 
 
 def train(path: Path, scans: Mapping[str, tuple[str, ...]], identity: PatientIdentity = TABLE) -> Slots:
-    """Deal as a training does."""
+    """Deal patients to voters as a training does."""
     check_scans(path, scans, identity=identity)
     slots = load_or_deal(path, scans, voters=2)
     record_scans(path, slots, scans, identity=identity)

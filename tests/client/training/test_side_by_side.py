@@ -59,7 +59,7 @@ def weights(teachers: Path) -> list[bytes]:
 
 
 def children(of: int = os.getpid()) -> set[int]:
-    """Training processes: forked by this process's fork server. Other tests' helpers are not ours to count."""
+    """Return the training processes that this process's fork server started, and no helpers of other tests."""
     found = set(map(int, Path(f"/proc/{of}/task/{of}/children").read_text().split()))
     if of != os.getpid():
         return found

@@ -1,4 +1,4 @@
-"""A site's training: voters depend on their own patients alone, a bad case costs one slot, and a stop costs nothing."""
+"""Tests a site's training: voters depend on their own patients only, a bad case costs one slot, a stop loses nothing."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_each_voter_trains_on_its_own_patients_and_answers_for_itself(dataset: D
 
 
 def spoil(victim: Case, other: Case, change: str) -> bool:
-    """Change one patient's files; whether a usable scan is left."""
+    """Change one patient's files; return whether a usable scan is left."""
     assert victim.label is not None
     assert other.label is not None
     image = nib.load(victim.image)
@@ -330,7 +330,7 @@ def test_the_command_says_that_the_only_usable_case_is_kept_for_scoring(dataset:
 def test_a_patient_who_is_no_longer_listed_leaves_the_other_voters_as_they_are(
     dataset: Dataset, tmp_path: Path
 ) -> None:
-    """Once dealt, fewer listed patients than voters are no reason to stop: an empty slot is an empty slot."""
+    """After the deal, a site with fewer listed patients than voters still trains: a voter without patients stays empty."""
     before = run(dataset, tmp_path / "t", voters=6)
     few = replace(dataset, cases=dataset.cases[:2], listed=dataset.listed[:2])
     after = run(few, tmp_path / "t", voters=6)
@@ -439,7 +439,7 @@ def test_what_cannot_be_trained_is_refused(dataset: Dataset, tmp_path: Path) -> 
 def test_the_command_prints_json_and_names_a_bad_case_on_the_sites_own_terminal(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trained in this process: those of several have tests of their own, and each takes seconds to load torch."""
+    """The test trains in this process, since each new process takes seconds to load torch and has tests of its own."""
     monkeypatch.setattr("client.training.command.side_by_side", one_after_another)
     (tmp_path / "study.toml").write_text(STUDY)
     dataset.cases[0].image.write_bytes(b"broken")

@@ -1,4 +1,4 @@
-"""Per-patient gradients by plain autograd, one patient after the other: the oracle of the product's ``per_patient``."""
+"""Computes per-patient gradients by plain autograd, one patient at a time: the oracle of ``per_patient``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipped sums: one patient moves them by at most R, exactly; bad numbers count as zero; noise has the stated size."""
+"""Tests clipped sums: one patient moves them by at most R, bad numbers count as zero, and noise has the stated size."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_network_with_more_weights_than_one_draw_of_noise_gets_noise_on_every_
 
 @pytest.mark.parametrize("parts", [one_part(("a", "b"), 0.7), TWO])
 def test_noise_of_every_coefficient_has_its_stated_size_and_is_fresh_each_step(parts: ClippingPlan) -> None:
-    """σΔ_j√(MK) ± 1 %; four standard errors of 400,000 draws are 0.45 %."""
+    """The standard deviation must be σΔ_j√(MK) within 1 %; four standard errors of 400,000 draws are 0.45 %."""
     z, expected = Fraction("1.3"), 16.0
     zeros = {"a": torch.zeros(200_000, dtype=torch.int64), "b": torch.zeros(200_000, dtype=torch.int64)}
     one = noised(zeros, parts, noise_multiplier=z, expected=expected)

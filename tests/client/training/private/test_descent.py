@@ -1,4 +1,4 @@
-"""Learning-rate schedules, by numbers worked out by hand."""
+"""Tests learning-rate schedules against numbers worked out by hand."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ PLAN = TrainingPlan(EVENT, epsilon=8.0, delta=1e-3, neighbours=Neighbours.ADD_RE
 
 
 class Counting:
-    """A strategy that counts what it was asked for and can die in the middle of a step."""
+    """Stands in for a strategy; it counts its calls and can die in the middle of a step."""
 
     parts: ClippingPlan = one_part(("w",), 1.0)
 
@@ -148,7 +148,7 @@ def test_a_checkpoint_of_another_journal_is_not_used(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_network_ends_no_training_and_gives_no_step_back(
     tmp_path: Path, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a change of the study's labels: the weights have other shapes."""
+    """The weights have other shapes, as after a change of the study's labels."""
     path, checkpoint = tmp_path / "journal", tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt):
         run(Counting(dies_at=2), TrainingJournal.open(path, PLAN, identity="a"), checkpoint=checkpoint)
@@ -211,7 +211,7 @@ def test_a_plan_above_its_epsilon_cannot_be_made() -> None:
 
 
 def spend_all(path: Path, together: Barrier, drawn: Connection) -> None:
-    """What no run may do: never give up before the plan is spent; tells how many steps it was given."""
+    """Spend steps until the plan is spent; send the number of steps that this process was granted."""
     journal, count = TrainingJournal.open(path, PLAN, identity="a"), 0
     together.wait()
     while journal.left:
@@ -226,7 +226,7 @@ def spend_all(path: Path, together: Barrier, drawn: Connection) -> None:
 
 @pytest.mark.parametrize("attempt", range(5))
 def test_processes_never_spend_more_than_the_plan_together(tmp_path: Path, attempt: int) -> None:
-    """Forked, as workers of one training may be; each knows an untouched journal when it begins."""
+    """Processes of one training may be forked, and each then starts from a journal without any step."""
     context = get_context("fork")
     together, (ours, theirs) = context.Barrier(3), context.Pipe(duplex=False)
     path = tmp_path / "journal"

@@ -1,4 +1,6 @@
-"""Per-patient gradients agree with plain autograd, patches give one clip, and coupled networks are refused."""
+"""Tests that per-patient gradients equal plain autograd's, that patches share one clip, and that coupled networks are
+refused.
+"""
 
 from __future__ import annotations
 

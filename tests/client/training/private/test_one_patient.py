@@ -41,7 +41,7 @@ def scan(slot: int, number: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarr
 
 
 def world(change: str = "as it is") -> dict[int, list[tuple[np.ndarray, np.ndarray]]]:
-    """Everybody's scans; ``change`` is what became of the victim's."""
+    """Return everybody's scans; ``change`` says how the victim's scans differ."""
     own = {slot: [scan(slot, number) for number in range(count)] for slot, count in SCANS.items()}
     match change:
         case "gone":
@@ -65,7 +65,7 @@ def world(change: str = "as it is") -> dict[int, list[tuple[np.ndarray, np.ndarr
 
 @dataclass(frozen=True)
 class Way:
-    """A private trainer's way to a sum."""
+    """Holds how a private trainer computes its sum."""
 
     gradients: Callable
     parts: ClippingPlan
@@ -86,7 +86,7 @@ def way(strategy: str) -> Way:
 def release(
     people: dict[int, list[tuple[np.ndarray, np.ndarray]]], how: Way, *, patch: tuple[int, ...], views: int, turn: int
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
-    """The step's integer sum, and each place's vector before it was clipped."""
+    """Return the step's integer sum, and each place's vector before clipping."""
     rows = [(slot, *one) for slot, own in people.items() for one in own]
     images = np.stack([image for _, image, _ in rows]) if rows else np.zeros((0, 1, *GRID), np.float32)
     labels = np.stack([label for _, _, label in rows]) if rows else np.zeros((0, *GRID), np.uint8)
@@ -105,7 +105,7 @@ def release(
 
 
 def moved(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
-    """‖a − b‖₂ / R, the squares summed as Python's integers."""
+    """Return ‖a − b‖₂ / R; the squares are summed as Python's integers."""
     steps = [int(step) for name in one for step in (one[name] - other[name]).flatten().tolist()]
     return sqrt(sum(step * step for step in steps)) / RADIUS_INT
 

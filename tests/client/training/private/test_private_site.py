@@ -246,7 +246,7 @@ def test_no_voxel_can_end_a_private_training_without_weights(strategy: str, voxe
 def test_a_training_stopped_after_any_step_ends_with_the_weights_of_a_whole_one(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, stop: int
 ) -> None:
-    """With noise that the step decides: patches, weight samples, turns and Adam's state go on where they were."""
+    """The step number decides the noise. Patches, weight samples, turns and Adam's state continue after the stop."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, (4, 16, 16, 16)).astype(np.uint8)
     part = VoterData(rng.normal(labels[:, None], 0.5).astype(np.float32), labels, 3, (0, 0, 1, 3), 4)
@@ -406,7 +406,7 @@ def test_a_second_training_on_the_same_patients_is_refused_unless_asked_for_and_
 def test_a_training_begun_before_its_settings_had_limits_continues_and_a_new_one_is_refused_before_its_charge(
     dataset: Dataset, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """0.2.0 had no upper limits."""
+    """Version 0.2.0 had no upper limits."""
     planned = tasks(dataset, site / "teachers", settings("dp-bbb", prior_std=2000.0), voters=1)
     with pytest.raises(InvalidInput, match=r"prior_std: got 2000.0; allowed: above 0, at most 1000"):
         record_trainings(site, planned, again=False)
@@ -425,7 +425,7 @@ def test_a_training_begun_before_its_settings_had_limits_continues_and_a_new_one
 def test_a_dp_mac_training_of_an_earlier_version_stays_charged_and_a_new_one_is_charged_in_addition(
     dataset: Dataset, site: Path
 ) -> None:
-    """A row that 0.2.0 wrote names the strategy as text; ε is of both trainings, one after the other."""
+    """In a row of version 0.2.0 the strategy is text. The ε counts both trainings, one after the other."""
     planned = tasks(dataset, site / "teachers", settings("dp-mac"), voters=1)
     event = planned_charge(planned[0]).event
     with open_books(load_site(site)) as ledger:
@@ -474,7 +474,7 @@ def test_a_lost_journal_is_another_training_to_the_ledger(dataset: Dataset, site
 
 
 def poisson_moments_epsilon(rate: float, multiplier: float, steps: int, delta: float) -> float:
-    """ε of a Poisson-sampled Gaussian by Rényi DP at orders 2 to 64: an upper bound of the true one.
+    """Return the ε of a Poisson-sampled Gaussian by Rényi DP at orders 2 to 64, an upper bound of the true ε.
 
     Source: Mironov et al. 2019 for the moments; Canonne et al. 2020, Proposition 12, for the conversion.
     """
@@ -491,7 +491,7 @@ def poisson_moments_epsilon(rate: float, multiplier: float, steps: int, delta: f
 
 @pytest.mark.parametrize("multiplier", ["2.449", "5"])
 def test_a_stated_noise_is_used_and_costs_what_the_accountant_says(multiplier: str) -> None:
-    """σ² = 6: the event has that noise, and its ε lies below Rényi DP's and above four fifths of it."""
+    """For σ² = 6, the event has this noise. Its ε lies below Rényi DP's and above four fifths of it."""
     options = PrivateOptions("dp-sgd", noise_multiplier=multiplier, delta=1e-3, rate="1/2", steps=50)
     made = options.settings(begun=False)
     assert made is not None
@@ -527,7 +527,7 @@ def test_a_noise_that_is_no_noise_is_refused(multiplier: str) -> None:
 def test_an_option_that_the_strategy_does_not_read_is_refused_by_name(
     strategy: str, option: str, value: float | str
 ) -> None:
-    """Dropped in silence, `--noise-multiplier` without a strategy would end in a teacher without a guarantee."""
+    """If `--noise-multiplier` were ignored without a strategy, the teacher would have no guarantee."""
     epsilon = {} if strategy == "standard" else {"epsilon": 8.0}
     with pytest.raises(InvalidInput, match=rf"--{option.replace('_', '-')}.*{strategy}"):
         PrivateOptions(strategy, **epsilon | {option: value}).settings(begun=False)

@@ -15,7 +15,7 @@ from common.privacy.training import Sampling, TrainingEvent
 
 
 def stream(seed: bytes):
-    """Reproducible bytes in place of os.urandom."""
+    """Return a reproducible replacement of os.urandom."""
     state = {"count": 0}
 
     def entropy(count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The smaller of training and releases is claimed for a site only if what it served came from private trainings."""
+"""Tests when a site's loss is the smaller of trainings and releases: only if all it served came from private trainings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PRIVATE = PrivateSettings("dp-sgd", 0.25, 1e-3, rate=Fraction(1, 2), steps=3)
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dataset]:
-    """A hospital with six patients and nothing trained."""
+    """Set up a hospital with six patients and no training."""
     root = tmp_path_factory.mktemp("start")
     cases = []
     for number in range(6):
@@ -70,7 +70,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dataset]:
 
 
 class Hospital:
-    """What a person there does; trainings are made of files, since only their bytes count here."""
+    """Acts as a person at a hospital; its trainings only write files, since only their bytes count here."""
 
     def __init__(self, site: Path, dataset: Dataset) -> None:
         self.site, self.dataset, self.asked = site, dataset, 0
@@ -80,7 +80,7 @@ class Hospital:
     def train(
         self, private: PrivateSettings | None, seeds: dict[int, int], *, posterior: bool = False, recorded: bool = True
     ) -> None:
-        """``site train``: begun for both voters, come to its end for those in ``seeds``."""
+        """Begin ``site train`` for both voters, and finish it for those in ``seeds``."""
         planned = plan_site(
             self.dataset,
             teachers=self.site / "teachers",
@@ -106,7 +106,7 @@ class Hospital:
         return worker
 
     def answer(self, worker: Worker) -> None:
-        """One more query, offered and answered."""
+        """Offer the worker one more query and let it answer."""
         self.asked += 1
         query = QuerySpec(
             edition=1,

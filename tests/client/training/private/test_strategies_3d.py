@@ -1,4 +1,4 @@
-"""A private trainer's patients (read in turn, cut to patches, from memory as from disk) and its layers' clips."""
+"""Tests a private trainer's patients (in turn, cut to patches, from memory and from disk) and its clips by layer."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_patch_larger_than_the_grid_is_refused() -> None:
 
 
 def test_every_layer_is_clipped_on_its_own() -> None:
-    """Long gradients: each layer's sum is as long as the clip allows, however long its neighbours are."""
+    """The gradients are long, so each layer's sum has the length of the clip, however long the neighbours' are."""
     model = build_unet((4, 8), in_channels=1, out_channels=2)
     parts = layer_parts(model, 4.0)
     assert len(parts.names) == 3
@@ -168,7 +168,7 @@ def test_every_network_parts_into_its_convolutions_and_every_parameter_has_one_p
 
 
 def test_a_training_begun_before_there_was_a_clip_a_layer_keeps_its_name() -> None:
-    """The journal a site of 0.2.0 has paid for is the one it goes on with."""
+    """A site that paid for a journal under 0.2.0 continues this journal."""
     before = PrivateSettings("dp-sgd", 8.0, 1e-5)
     given = {"voter": 0, "patients": ("p1", "p2"), "deal": "d"}
     assert training_identity(before, TrainingConfig((4, 8)), **given) == IDENTITY
@@ -177,7 +177,7 @@ def test_a_training_begun_before_there_was_a_clip_a_layer_keeps_its_name() -> No
 
 
 def test_a_dp_mac_training_of_an_earlier_version_or_of_another_penalty_is_another_training() -> None:
-    """An interrupted dp-mac of 0.2.0 had the other strategies' facts alone: it is not gone on with by accident."""
+    """The identity of a dp-mac training in 0.2.0 lacked dp-mac's own settings, so a new training must not continue it."""
     given = {"voter": 0, "patients": ("p1", "p2"), "deal": "d"}
     recipe = TrainingConfig((4, 8))
     now = training_identity(PrivateSettings("dp-mac", 8.0, 1e-5), recipe, **given)
