@@ -1,4 +1,4 @@
-"""What the daemons are started with: TLS and node authentication always, no secret in an argument, no cloud address."""
+"""Tests how the daemons are started: with TLS and node authentication, no secret in an argument, no cloud address."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_superlink_has_tls_node_authentication_a_database_and_separate_serverapp
 
 @pytest.mark.slow
 def test_a_superlink_that_was_ended_while_it_made_its_database_starts_again(server: FlowerServer) -> None:
-    """What a power cut at the first start leaves: some of the tables, and Flower would make them all again."""
+    """A power cut at the first start leaves some of the tables, and Flower would try to create all of them again."""
     superlink(server)
     with contextlib.closing(sqlite3.connect(server.database)) as half, half:
         half.execute("CREATE TABLE task_event (id INTEGER PRIMARY KEY)")
@@ -143,7 +143,7 @@ def test_preparing_twice_keeps_the_secrets(server: FlowerServer) -> None:
 
 @pytest.mark.slow
 def test_a_superlink_that_takes_orders_from_anybody_is_never_ready(server: FlowerServer) -> None:
-    """Flower's own command does: the same arguments without our module."""
+    """Flower's own command, with the same arguments but without our module, takes such orders."""
     ours = superlink(server)
     rest = ours.argv[ours.argv.index("--host") :]
     stock = replace(ours, argv=(executable("flower-superlink"), *rest), ready=lambda: healthy(server))
@@ -314,7 +314,7 @@ def test_the_app_is_our_own_code_without_dependencies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("component", ["server.app", "client.app"])
 @pytest.mark.slow
 def test_the_app_has_what_its_components_import_and_little_more(tmp_path: Path, component: str) -> None:
-    """Every node receives it before it can answer: at 50 kB/s within ten seconds."""
+    """Every node receives the app before it can answer; at 50 kB/s this must take at most ten seconds."""
     folder = app_dir(tmp_path / "app")
     code = (
         f"import sys, {component}; "
@@ -413,7 +413,7 @@ def test_a_superlink_that_cannot_use_its_database_says_why_and_moves_no_good_one
 def test_a_serverapp_may_load_its_code_for_two_minutes_before_superlink_has_another_one_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy machine SuperLink refused each ServerApp after 30 s, and no run ever began."""
+    """On a busy machine SuperLink refused each ServerApp after 30 s, so no run ever began."""
     for name in ("HEARTBEAT_DEFAULT_INTERVAL", "HEARTBEAT_PATIENCE"):
         monkeypatch.setattr(sql_corestate, name, getattr(sql_corestate, name))
     give_time_to_begin()

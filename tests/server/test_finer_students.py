@@ -1,4 +1,4 @@
-"""Joint queries on large grids: hospitals are asked on a coarser one, the student has the full resolution."""
+"""Tests joint queries on large grids: hospitals answer on a coarser grid, and the student has the full resolution."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_study_init_asks_a_large_grid_coarsely_and_refuses_early_what_cannot_be_
 def test_a_label_keeps_its_position_when_it_is_resampled_to_the_students_grid(
     tmp_path: Path, shape: tuple[int, int, int]
 ) -> None:
-    """By its place in space: grids of another spacing do not begin at the same voxel."""
+    """Grids with another spacing do not begin at the same voxel, so the label's position in millimetres decides."""
     fine = replace(DATA, grid=(48, 48, 48))
     coarse = asked_at(fine, most=24**3)
     axes = np.meshgrid(*(np.arange(n) for n in shape), indexing="ij")

@@ -1,4 +1,4 @@
-"""One question about many volumes, through the real core, ledger and workers: one charge, one code, one answer."""
+"""Tests one question about many volumes through the real core, ledger and workers: one charge, one code, one answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def probabilities(voters: StubVoters) -> np.ndarray:
 
 
 def expected(fed: Federation, silent: dict[str, int] | None = None) -> np.ndarray:
-    """The sum of every voter's clipped joint code, by the definition: sharpen, project, weigh, clip, truncate."""
+    """Return the sum of all voters' clipped joint codes by the definition: sharpen, project, weigh, clip, truncate."""
     frame = Frame.from_bytes(fed.objects.get(fed.frame.sha256))
     total = np.zeros(frame.dimension, dtype=np.int64)
     query = planned(fed)
@@ -81,7 +81,7 @@ def test_asking_again_answers_from_the_ledger(fed: Federation) -> None:
 
 
 class _FailsOnOneVolume(StubVoters):
-    """The second voter has nothing to say of one volume."""
+    """Stands in for two voters; the second has no answer for one volume."""
 
     def predict(self, volume: bytes) -> list[Callable[[], np.ndarray | None]]:
         first, second = super().predict(volume)
@@ -144,14 +144,14 @@ def test_a_joint_study_plans_few_rounds() -> None:
 
 @dataclass
 class Study:
-    """A joint study of three rounds in its directory, and what it asks its sites."""
+    """Holds a joint study of three rounds in its directory, and asks its sites."""
 
     fed: Federation
     workspace: Workspace
     asked: list[QuerySpec] = field(default_factory=list)
 
     def run(self, *, stop_after: int = 99) -> tuple[Answer, ...]:
-        """A new run, which asks at most ``stop_after`` rounds."""
+        """Start a new run that asks at most ``stop_after`` rounds."""
         rounds = InRounds().configure(self.workspace.public(), self.fed.ledger.answer)
         for queries in itertools.islice(rounds, stop_after):
             self.asked += queries
@@ -193,7 +193,7 @@ def test_every_round_is_one_charge_and_its_frame_is_centred_on_the_earlier_answe
 
 
 def test_rounds_come_nearer_to_what_the_voters_say(study: Study) -> None:
-    """No noise is drawn here, but the estimate does not know: it is shrunk less with every round."""
+    """No noise is drawn here, but the estimate assumes noise; each round shrinks it less."""
     answers = study.run()
     first = study.frame(answers[0])
     means = []

@@ -1,4 +1,4 @@
-"""A joint study from its first round to the bundle, stopped between two of them, in its directory."""
+"""Tests a joint study in its directory from its first round to the bundle, with a stop between two rounds."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_study_stopped_after_a_round_ends_with_all_of_them_and_a_student(recor
 
 
 def test_labels_after_all_rounds_are_nearer_to_the_teachers_than_the_public_start(recorded: Recorded) -> None:
-    """Its teachers know the truth up to a shift; at ε = 8 and four sites they move the labels towards it."""
+    """The study's teachers know the truth up to a shift; at ε = 8 and four sites they move the labels towards it."""
     workspace = recorded.workspace
     if not (workspace.student_dir / "weights.pt").exists():
         recorded.run()
@@ -128,7 +128,7 @@ def test_labels_after_all_rounds_are_nearer_to_the_teachers_than_the_public_star
 
 
 def test_the_operator_sees_how_the_answers_weigh_and_what_speaks_against_them(recorded: Recorded) -> None:
-    """Volumes are counted here in the stored labels; a warning reaches status, its JSON and the dashboard's alarms."""
+    """The test counts volumes in the stored labels. A warning reaches the status, its JSON and the dashboard's alarms."""
     workspace = recorded.workspace
     if not (workspace.student_dir / "weights.pt").exists():
         recorded.run()
@@ -163,7 +163,7 @@ def test_the_operator_sees_how_the_answers_weigh_and_what_speaks_against_them(re
 def test_a_rejected_label_leaves_its_volume_out_of_the_student_and_of_every_control(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its code were, their weights would be the same; accepted again, the weights are those of before."""
+    """A rejected label's code must not influence any weights. Once it is accepted again, the former weights return."""
     workspace = recorded.workspace
     if not (workspace.student_dir / "weights.pt").exists():
         recorded.run()

@@ -1,4 +1,4 @@
-"""Who took part is read from a roster's own row as from a release that names its sites: every reader says the same."""
+"""Tests that every reader names the same sites whether a roster has a row of its own or stands in the release's row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def told(root: Path, monkeypatch: pytest.MonkeyPatch, *, aggregation: str, longest: int) -> dict[str, Any]:
-    """What every reader says of the same study, where rosters of more than so many sites have rows of their own."""
+    """Return what every reader states of the study; rosters of more than ``longest`` sites have rows of their own."""
     root.mkdir()
     collection = CollectionConfig(batch_size=2)
     study = make_study(planned_queries=4, quorum=3, aggregation=aggregation, collection=collection)

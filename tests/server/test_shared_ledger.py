@@ -1,4 +1,4 @@
-"""One ledger for a consortium's studies: a patient pool has one sum and one budget for life, whichever study asks."""
+"""Tests that a consortium's studies share one ledger: each patient pool has one sum and one budget for life."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_books_under_a_second_pool_name_and_a_second_pool_of_a_site_are_refused(
 
 
 def spend_in(workspace: Workspace, study: Study, fed: Federation, number: int) -> None:
-    """One release of a study on the workspace's ledger, by the pools north and south."""
+    """Release one of the study's queries on the workspace's ledger, paid by the pools north and south."""
     record = CodecRecord(sha256=fed.codec_hash, dimension=fed.codec.dimension)
     query = plan_queries(study, codec=record, volumes=fed.volumes)[number]
     with setup.open_ledger(workspace) as ledger:
@@ -420,7 +420,9 @@ def test_a_run_that_no_pool_can_answer_says_so_and_ends_with_the_runbooks_code(
 
 @pytest.fixture
 def two_studies(tmp_path: Path):
-    """Two studies of three hospitals on one server ledger, one site ledger each; a pool has room for six queries."""
+    """Yield two studies on one server ledger and one ledger for each of three hospitals; a pool has room for six
+    queries.
+    """
     (tmp_path / "fed").mkdir()
     one = Federation(tmp_path / "fed")
     two = copy.copy(one)

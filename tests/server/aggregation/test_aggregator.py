@@ -163,7 +163,7 @@ def test_when_the_sites_vanish_after_accepting_nothing_is_released_or_charged(fe
 
 @pytest.mark.parametrize("aggregation", ["open", "sealed-sum"])
 def test_sites_are_asked_once_at_least_however_long_the_core_was_held_up(federation, aggregation):
-    """A machine that is suspended, or has no time for the core: it asked nobody and, of a sealed sum, lost the draw."""
+    """A core on a suspended or busy machine asked no site, and in a sealed study it also lost the draw."""
     fed = federation(study=make_study(quorum=3, aggregation=aggregation))
     core, hours = fed.core(), count()
     core._clock = lambda: 3600.0 * next(hours)
@@ -415,7 +415,7 @@ def test_a_site_whose_pool_is_spent_is_left_out_before_anything_is_offered(feder
 
 
 def test_a_pool_that_asks_for_another_unit_is_left_out_when_it_is_spent_and_the_study_goes_on(federation, monkeypatch):
-    """With m = 3 voters a site, a pool per patient pays for all of them in a study of unit hospital."""
+    """Units: a pool per patient pays for all of a site's m = 3 voters in a study of unit hospital."""
     apart = Protection(unit=Unit.PATIENT, relation=Relation.REPLACE_ONE)
     monkeypatch.setattr(
         "tests.federation.pool_of",
@@ -438,7 +438,7 @@ def test_a_pool_that_asks_for_another_unit_is_left_out_when_it_is_spent_and_the_
 
 
 def test_a_person_finishes_with_fewer_answers_once_a_quorum_is_missing_for_good(tmp_path):
-    """The error says how, and the commands that it names work."""
+    """The error names the commands, and these commands work."""
     study = make_study_directory(tmp_path, steps=2, batch_size=2)
 
     def gone(_node, _body, reply):
@@ -465,7 +465,7 @@ def test_a_study_whose_sites_were_revoked_below_the_quorum_names_the_way_to_its_
 
 
 def test_in_a_long_run_a_batch_costs_a_site_one_message(federation):
-    """Offer ahead, codes and receipts travel together: one more message before the first batch, one after the last."""
+    """Offer, codes and receipts share one message. Only the first and the last batch need an additional one."""
     fed = federation(study=make_study(planned_queries=10))
     fed.set_collection(batch_size=2)
     fed.core().run(fed.transport)
@@ -476,7 +476,7 @@ def test_in_a_long_run_a_batch_costs_a_site_one_message(federation):
 
 
 def test_the_receipts_of_a_batch_travel_with_the_next_one(federation):
-    """So a site can compare its charges with the server's while the study runs."""
+    """Therefore a site can compare its charges with the server's while the study runs."""
     fed = federation(study=make_study(planned_queries=6))
     fed.set_collection(batch_size=2)
     handle, brought = fed.workers[101].handle, []
@@ -492,7 +492,7 @@ def test_the_receipts_of_a_batch_travel_with_the_next_one(federation):
 
 
 def test_a_batch_offered_ahead_leaves_room_for_the_one_in_hand(federation):
-    """No site reserves, and no pool is asked for, more than the budget has room for, whatever is still in flight."""
+    """Sites and pools reserve at most what the budget has room for, including batches under way."""
     fed = federation(study=make_study(planned_queries=5))
     fed.set_collection(batch_size=2)
     more = tuple(fed.objects.put(f"more {i}".encode()) for i in range(3))
@@ -581,7 +581,7 @@ def test_a_site_that_comes_back_in_the_middle_of_a_run_is_asked_and_is_waited_fo
 def test_a_site_that_answers_no_offer_is_waited_for_once_charged_once_and_back_when_it_answers(
     federation, aggregation, node
 ):
-    """Its answers come too late at first, so what it accepts is charged in its own ledger for nothing."""
+    """At first its answers arrive too late, so its own ledger charges what it accepts although no release uses it."""
     fed = federation(study=make_study(quorum=3, aggregation=aggregation, planned_queries=8), sites=4)
     fed.set_collection(batch_size=2)
     number, offers = node - 100, []
@@ -620,7 +620,7 @@ def test_a_site_that_answered_no_offer_is_asked_again_when_the_others_do_not_rea
 
 
 class WorkerAway(Wire):
-    """The network process of site-1 runs and its worker does not, from the first question for codes on."""
+    """From the first request for codes on, site-1's network process runs without its worker."""
 
     def _handled(self, node, message):
         if node == 101 and part(body_of(message), CodesRequest):
@@ -741,7 +741,7 @@ def test_receipts_that_one_message_does_not_take_follow_in_the_next(
     messages: list[int] = []
 
     class Forgetful(Wire):
-        """Sites that hold no receipt any more, and take what they are sent."""
+        """Stands in for sites that no longer hold receipts and accept what they are sent."""
 
         def exchange(self, bodies, *, timeout_s):
             for node, message in bodies.items():

@@ -1,4 +1,4 @@
-"""The core as a daemon, asked by a relay that this file plays: frames over its socket, workers in this process."""
+"""Tests the core as a daemon; this file acts as the relay, and the workers run in this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 
 @dataclass
 class Relay:
-    """What the ServerApp does, over workers in this process. ``before`` is asked ahead of each question's answer."""
+    """Stands in for the ServerApp, with workers in this process. ``before`` is called ahead of each question's answer."""
 
     study: Recorded
     before: Callable[[socket.socket, RelayFrame], None] = lambda _core, _frame: None
@@ -65,7 +65,7 @@ class Relay:
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    """A study ready to run, whose core is up."""
+    """Yield a study that is ready to run and whose core runs."""
     made = make_study_directory(tmp_path_factory.mktemp("core"), steps=4)
     made.workspace.relay_dir.mkdir()
     with ProcessGroup() as group:
@@ -74,7 +74,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
 
 def forked(study: Recorded) -> tuple[int, socket.socket]:
-    """The core's half of a run in a process of its own, and a connection to it."""
+    """Run the core's half of a run in a forked process; return its number and a connection to it."""
     here, there = socket.socketpair()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # pytest-xdist's thread holds no lock of the run's
@@ -137,7 +137,9 @@ WRONG = (out_of_turn, half_a_number, a_node_that_was_not_asked, one_node_twice, 
 def test_a_relay_that_sends_any_other_frame_ends_its_run_and_nothing_is_charged(
     study: Recorded, wrong: Callable[[socket.socket, RelayFrame], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the first case the daemon starts the run; in others it is a fork of this process, which imports nothing."""
+    """In the first case the daemon runs the core. In the others a fork of this process does, which need not import
+    again.
+    """
     process = 0
     if wrong is not WRONG[0]:
         process, connection = forked(study)
@@ -192,7 +194,7 @@ def test_the_core_takes_its_own_user_and_the_group_that_its_folder_was_given_to(
 
 
 def check_server(study: Path) -> None:
-    """What the container's health check asks."""
+    """Ask the server as the container's health check does."""
     health = Path(__file__).parents[3] / "docker" / "health.py"
     code = f"import runpy, pathlib; runpy.run_path({str(health)!r})['check_server'](pathlib.Path({str(study)!r}))"
     if subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode:

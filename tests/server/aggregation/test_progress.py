@@ -70,7 +70,7 @@ def test_who_attaches_in_the_middle_sees_the_whole_run_its_age_and_when_it_will_
 
 
 def test_without_a_terminal_every_stage_prints_lines_at_its_start_in_between_and_at_its_end() -> None:
-    """As under nohup, systemd or CI: lines, and neither bars nor minutes of silence."""
+    """Under nohup, systemd or CI the stages print lines, without bars and without long silence."""
     now, out = [0.0], io.StringIO()
     with stage_bars(Console(file=out, width=100)) as bars:
         bars.get_time = lambda: now[0]

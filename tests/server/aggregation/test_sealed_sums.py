@@ -1,4 +1,4 @@
-"""The promises of the sealed sum, with real workers, ledgers and core; only transport and teachers are stubs."""
+"""Tests the promises of the sealed sum with real workers, ledgers and core; only transport and teachers are stubs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def world(tmp_path: Path) -> Iterator[Federation]:
 
 
 def open_codes(world: Federation, index: int) -> np.ndarray:
-    """The sum of the codes on the sites' own disks. # only a test may look"""
+    """Return the sum of the codes on the sites' own disks, which only a test may read."""
     query = world.planned()[index]
     return np.sum([ledger.code(query.id) for ledger in world.site_ledgers.values()], axis=0)
 
@@ -177,7 +177,7 @@ def test_when_the_spare_draws_are_used_up_the_study_ends_with_the_answers_it_has
 
 
 def test_a_study_whose_sites_died_one_by_one_says_so_and_not_that_its_budget_is_used_up(tmp_path: Path) -> None:
-    """Two of four vanish, each in a draw of its own: a quorum is missing, and the budget is not."""
+    """Two of four sites vanish, each in another draw. The quorum is missing, but budget is left."""
     world = Federation(tmp_path, study=sealed_study(spare_draws=8), sites=SITES)
     going = [103, 102]
 
@@ -216,7 +216,7 @@ def test_a_hospital_that_vanished_before_it_was_asked_for_its_codes_is_put_on_re
 
 
 class Killed(BaseException):
-    """As kill -9: nothing is tidied up."""
+    """Ends the process like kill -9, so nothing is cleaned up."""
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
@@ -289,7 +289,7 @@ def test_without_confirmed_peers_nothing_is_charged_and_the_message_says_what_to
 
 
 def test_a_server_that_invents_sites_gets_nothing(world: Federation) -> None:
-    """The attack of an operator: a roster of one honest site and puppets whose keys the operator made."""
+    """The operator attacks with a roster of one honest site and puppets whose keys the operator made."""
     keys = [Ed25519PrivateKey.generate() for _ in range(3)]
     puppets = [Peer(f"zz-{i}", public_hex(key)) for i, key in enumerate(keys)]
     queries = world.planned()[:1]
@@ -304,7 +304,7 @@ def test_a_server_that_invents_sites_gets_nothing(world: Federation) -> None:
 
 
 def accept(world: Federation, *, draw: int = 1, batch: str = "b" * 64) -> tuple:  # type: ignore[type-arg]
-    """Every site accepts the first query; its members as a server would put them together."""
+    """Let every site accept the first query; return its members as a server would list them."""
     queries = world.planned()[:1]
     peers = tuple(Peer(site.name, site.answer_key) for site in world.sites)
     members = []
@@ -438,7 +438,7 @@ def test_a_roster_of_other_keys_than_people_confirmed_for_this_draw_is_refused(w
 def test_a_site_whose_mask_key_nobody_can_mask_with_costs_no_draw_and_the_rest_go_on(
     world: Federation, trick: str
 ) -> None:
-    """Else every honest site would refuse the roster, after it was charged, and all of them count as silent."""
+    """Otherwise every honest site would refuse the roster after it was charged, and all would count as silent."""
     small = {"small order": bytes(32), "small order, not canonical": (2**255 - 19).to_bytes(32, "little")}
     others: dict[DrawId, str] = {}
 
@@ -468,7 +468,7 @@ def test_a_site_whose_mask_key_nobody_can_mask_with_costs_no_draw_and_the_rest_g
 
 
 def twin_of(key: str, trick: str) -> str:
-    """The same key, the same with the bit that X25519 ignores, or the point plus one of order eight."""
+    """Return the key: unchanged, with the bit that X25519 ignores, or with a point of order eight added."""
     if trick == "another's with its top bit":
         return (int.from_bytes(bytes.fromhex(key), "little") | 1 << 255).to_bytes(32, "little").hex()
     if trick == "another's twin":

@@ -1,4 +1,4 @@
-"""``ledger verify`` proves of every draw that its roster's shares carry the noise that was charged."""
+"""Tests that ``ledger verify`` proves of every draw that its roster's shares add up to the charged noise."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_shares_among_all_sites_instead_of_the_honest_are_found(ledger: Path, mo
 def test_a_sum_under_the_masks_of_others_than_were_charged_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator, who holds the ledger's key, charges four hospitals for a sum of three."""
+    """The operator, who holds the ledger's key, charges four hospitals, but the sum has the masks of three."""
     draw, charge, everybody = AnswersQueries.charge_draw, AnswersQueries._charge_draw, []
 
     def of_three(self: AnswersQueries, *, roster: Any, masks: Any, **rest: Any) -> Any:

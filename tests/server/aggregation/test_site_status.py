@@ -1,4 +1,4 @@
-"""A site's own account reaches the server's operator where its site.toml shares it, and under its own name."""
+"""Tests that a site's own status reaches the operator if site.toml shares it, and only under the site's own name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fed(tmp_path: Path):
 
 
 def ran(fed: Federation, folder: Path) -> dict:
-    """The reports there are after a run."""
+    """Run the study and return the reports that exist afterwards."""
     core = fed.core()
     core._receipts._keep_status = partial(keep_status, folder)
     core.run(fed.transport)
@@ -86,7 +86,7 @@ def test_however_much_a_site_has_to_say_its_receipts_are_answered(fed, monkeypat
 
 
 def test_a_shared_status_says_the_same_whoever_the_patients_are(fed, tmp_path):
-    """It has no field about trainings, and a withdrawal leaves it as it was."""
+    """The shared status has no field about trainings, and a withdrawal does not change it."""
     ledger = fed.site_ledgers["site-0"]
     before = shared_status("site-0", ledger)
     ledger.withdraw_patient(slot=0, voter=0, subject="a" * 64, weights=None)
@@ -97,7 +97,7 @@ def test_a_shared_status_says_the_same_whoever_the_patients_are(fed, tmp_path):
 
 
 def test_a_status_report_says_the_same_whether_a_patient_was_withdrawn(fed, tmp_path):
-    """What `consilium site status --json` prints is handed over: the exact number of withdrawals is a patient's own."""
+    """Sites hand over the output of `consilium site status --json`; the number of withdrawals must stay private."""
     fed.core().run(fed.transport)
     ledger = fed.site_ledgers["site-0"]
     before = ledger.facts("site-0", present=()).to_json()

@@ -1,4 +1,4 @@
-"""The first spoiled draw of a sealed study ends the run with a question, is charged to all, and wastes nothing more."""
+"""Tests that the first spoiled draw ends the run with a question, is charged to all, and wastes no further budget."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def world(tmp_path: Path) -> Iterator[Federation]:
 
 
 def spoil_the_first_query(world: Federation, *, by: int = 101) -> None:
-    """That site adds what no noise is to the word of the first query it is asked for, and to no other."""
+    """Let one site spoil its answer to the first query by a number far above any noise, and answer all others honestly."""
     honest, asked = world.workers[by]._sampler, []
 
     def sampler(size: int, std):  # type: ignore[no-untyped-def]
@@ -71,7 +71,7 @@ def test_the_first_spoiled_draw_ends_the_run_with_a_question_and_the_budgets_sta
 
 
 def test_a_push_that_every_sum_hides_alone_is_found_in_the_sums_together(tmp_path: Path) -> None:
-    """Codes and noise of the others are zero: the push is all there is, in the first draw as in the second."""
+    """The other sites add neither codes nor noise, so both draws consist of this site's push alone."""
     world = Federation(
         tmp_path, study=sealed_study(planned_queries=4, spare_draws=4), sites=SITES, share_sampler=silent
     )
@@ -111,7 +111,7 @@ def test_a_question_is_answered_once_and_the_next_spoiled_draw_asks_anew(world: 
 
 
 def test_what_was_accepted_ahead_of_a_spoiled_draw_is_not_charged_again_after_a_restart(world: Federation) -> None:
-    """Of the first batch one sum is spoiled while the second batch is accepted already."""
+    """One sum of the first batch is spoiled when the sites have already accepted the second batch."""
     spoil_the_first_query(world)
     with pytest.raises(Refused):
         world.core().run(world.transport)
@@ -141,7 +141,7 @@ def fresh_key() -> str:
 
 @pytest.fixture
 def spoiled(tmp_path: Path) -> Workspace:
-    """A study's directory in whose ledger the first draw, over three sites, is spoiled."""
+    """Return a study's directory whose ledger holds a spoiled first draw over three sites."""
     study = sealed_study(planned_queries=4, spare_draws=2)
     workspace = made_study(tmp_path / "study", study)
     names = ("site-0", "site-1", "site-2")

@@ -1,4 +1,4 @@
-"""Sites countersign the head of the server and of each other: a fork is noticed without anybody looking."""
+"""Tests that sites countersign the heads of the server and of each other, so that a fork is noticed automatically."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def told(world: Federation, kind: str) -> list[tuple[str, int]]:
 
 
 def seen_by(world: Federation, site: str = "") -> Countersigned:
-    """What verify reports of the server's ledger, or of a site's own."""
+    """Return what `verify` reports of the server's ledger, or of a site's own ledger."""
     ledger = world.site_ledgers[site] if site else world.ledger
     keys = {one.name: one.answer_key for one in world.sites if one.name != site}
     folder = world.root / site if site else world.root
@@ -206,7 +206,7 @@ def test_a_fork_that_is_as_long_or_longer_is_an_alarm_and_stops_every_answer(wor
 
 
 def test_the_first_head_a_site_is_shown_must_have_the_row_of_its_receipt(world: Federation) -> None:
-    """It has countersigned nothing yet, and the head is signed by the ledger's own key: only its receipt tells."""
+    """The site has countersigned nothing yet, and the ledger's key signed the head. Only the receipt shows the fork."""
     copy_now(world)
     world.core().run(world.transport)
     held = max(ledger.held(world.ledger.ledger_id).seq for ledger in world.site_ledgers.values())
@@ -315,7 +315,7 @@ def test_a_site_that_shows_another_ledger_every_time_is_told_of_and_leaves_no_fi
 def test_a_recovered_site_is_countersigned_anew_once_the_other_hospitals_have_ended_the_alarm(
     world: Federation,
 ) -> None:
-    """The server must not show them the head from before the recovery again."""
+    """Until then the server must not send them the head from before the recovery."""
     path, copy = world.root / "site-0" / "site-ledger.sqlite", world.root / "monday.sqlite"
     world.core(world.planned()[:1]).run(world.transport)
     backup(path, copy)
@@ -360,7 +360,7 @@ def test_a_countersignature_of_no_date_counts_for_nothing_and_ends_no_check(worl
 
 
 def test_a_site_s_own_head_says_the_same_whoever_was_withdrawn_and_whatever_it_trained(world: Federation) -> None:
-    """Neither the size nor anything that can be computed without the site's secret changes."""
+    """A withdrawal or a training must change neither the size nor anything computable without the site's secret."""
     ledger, witness = world.site_ledgers["site-0"], world.workers[100]._witness
     assert witness is not None
     world.core().run(world.transport)
@@ -384,7 +384,7 @@ def request_of(world: Federation) -> WitnessRequest:
 
 
 def test_a_forged_word_counts_for_nobody(world: Federation) -> None:
-    """One site's line under another's name, and a line over another head."""
+    """Forged are one site's line under another's name and a line about another head."""
 
     def forge(node: int, body: bytes, reply: bytes) -> bytes:
         said = decode(reply)
@@ -411,7 +411,7 @@ def test_sites_of_earlier_versions_are_no_alarm(world: Federation) -> None:
 
 
 def test_a_rolled_back_server_is_noticed_also_by_a_witness_that_holds_no_receipt(world: Federation) -> None:
-    """Rows past the last receipt are covered too: the head is of every row, a receipt only of those up to a release."""
+    """A head covers every row, whereas a receipt covers only the rows up to its release."""
     world.core().run(world.transport)
     copy_now(world)
     world.ledger.note("after the last receipt")
@@ -426,7 +426,7 @@ def test_a_rolled_back_server_is_noticed_also_by_a_witness_that_holds_no_receipt
 
 
 def invented(world: Federation, number: int) -> WitnessRequest:
-    """A request about a ledger that the server has just invented."""
+    """Return a request about a ledger that the server has just invented."""
     origin = origin_of("server", f"{number:032x}")
     note = CheckpointNote(origin, 1, bytes([number % 256]) * 32).signed(world.ledger.sign, key=world.ledger.public_key)
     return WitnessRequest(

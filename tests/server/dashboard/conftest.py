@@ -1,4 +1,4 @@
-"""A study in the middle of a run, and the dashboard over it; every file is made here."""
+"""Makes a study in the middle of its run, and a dashboard that shows it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _quick_passwords() -> Iterator[None]:
 
 
 class Clock:
-    """A clock that moves only when a test moves it."""
+    """Stands in for a clock; it moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -50,7 +50,7 @@ class Clock:
 
 @pytest.fixture(scope="session")
 def collected(tmp_path_factory) -> Recorded:
-    """Eight answers released, no student yet. Tests only read it."""
+    """Return a study with eight answers released and no student yet. Tests only read it."""
     study = make_study_directory(tmp_path_factory.mktemp("dashboard"))
     study.collect()
     return study
@@ -58,7 +58,7 @@ def collected(tmp_path_factory) -> Recorded:
 
 @pytest.fixture(scope="session")
 def users_text(tmp_path_factory) -> bytes:
-    """The users file of an operator, ada, and a privacy officer, paul."""
+    """Return the users file with an operator, ada, and a privacy officer, paul."""
     folder = tmp_path_factory.mktemp("users")
     users = users_file(folder)
     with quick_passwords():
@@ -69,7 +69,7 @@ def users_text(tmp_path_factory) -> bytes:
 
 @pytest.fixture
 def state(tmp_path: Path, users_text: bytes) -> Path:
-    """A state directory with ada and paul."""
+    """Return a state directory with ada and paul."""
     folder = tmp_path / "state"
     folder.mkdir()
     (folder / "users.json").write_bytes(users_text)
@@ -78,7 +78,7 @@ def state(tmp_path: Path, users_text: bytes) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(collected: Recorded, users_text: bytes, tmp_path_factory) -> Iterator[TestClient]:
-    """A client with the privacy officer signed in, shared by all tests of a module that only read."""
+    """Yield a client with the privacy officer signed in, for all tests of a module that only read."""
     state = tmp_path_factory.mktemp("state")
     (state / "users.json").write_bytes(users_text)
     with quick_passwords(), looked_at(Options(study=collected.workspace.root, state=state), user="paul") as client:
@@ -92,7 +92,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def client(collected: Recorded, state: Path, clock: Clock) -> Iterator[TestClient]:
-    """Nobody is signed in; redirects are not followed."""
+    """Yield a client that is not signed in and follows no redirects."""
     options = Options(study=collected.workspace.root, state=state, clock=clock, metrics_token="m" * 20)
     with TestClient(create_app(options), base_url="http://localhost", follow_redirects=False) as client:
         until_followed(client)

@@ -1,4 +1,4 @@
-"""What the dashboard says of the recorded study, word for word: every page's text and the JSON under it.
+"""Tests the dashboard's text for the recorded study word for word: every page and every JSON document.
 
 Names made anew each time (hashes, keys, times, durations, folders) are replaced by what they are. Where a change
 is meant, the failing test leaves what is said now in ``tmp_path``.
@@ -70,14 +70,14 @@ def steady(text: str) -> str:
 
 
 def words(page: str) -> str:
-    """A page's text as a reader sees it, a line for each piece."""
+    """Return a page's text as a reader sees it, one line for each piece."""
     body = re.sub(r"(?s)<script.*?</script>", "", re.split(r"<body[^>]*>", page, maxsplit=1)[-1])
     pieces = (html.unescape(piece).strip() for piece in re.split(r"<[^>]+>", body))
     return "\n".join(re.sub(r"\s+", " ", piece) for piece in pieces if piece)
 
 
 def said(client) -> dict[str, str]:
-    """Every page and document: its status and what it says."""
+    """Return the status and the text of every page and document."""
     found = {path: client.get(path) for path in (*PAGES, *DOCUMENTS)}
     return {
         path: f"{answer.status_code} {steady(words(answer.text) if path in PAGES else answer.text)}"
@@ -87,7 +87,7 @@ def said(client) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Recorded:
-    """All answers in one batch: two within a second have no order."""
+    """Return a study with all answers in one batch, because two batches within a second have no fixed order."""
     study = make_study_directory(tmp_path_factory.mktemp("golden"), batch_size=QUERIES)
     study.collect()
     return study

@@ -1,4 +1,4 @@
-"""A hospital's own page: what it says in every state, to whom, and that it writes nothing."""
+"""Tests a hospital's own page: its text in every state, who may read it, and that it writes nothing."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_every_state_has_its_words_and_no_other_states(state: str) -> None:
 def test_during_an_alarm_the_command_shown_does_what_the_page_says_and_is_possible(
     decided: str, doubt: str | None, says: str, command: str
 ) -> None:
-    """The page of a paused study must not say "stops all further answers" of `site resume`."""
+    """For example, the page of a paused study must not say of `site resume` that it "stops all further answers"."""
     given = facts(state="alarm")
     assert given.here is not None
     here = replace(given.here, state=decided)

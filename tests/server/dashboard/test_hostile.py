@@ -42,7 +42,7 @@ DATA = ("/api/overview", "/api/study", "/api/sites", "/metrics", *(f"/api/blocks
 
 @pytest.fixture
 def workspace(collected, tmp_path: Path) -> Workspace:
-    """A copy of the study's directory that a test may damage."""
+    """Return a copy of the study's directory that a test may damage."""
     shutil.copytree(collected.workspace.root, tmp_path / "study")
     return Workspace(tmp_path / "study")
 
@@ -173,7 +173,7 @@ def test_a_standing_that_cannot_be_read_is_an_alarm_and_a_doubt_about_every_figu
 
 
 def test_a_ledger_whose_standing_is_missing_is_an_alarm_and_its_figures_are_in_doubt(workspace):
-    """It may be a copy from a backup, which has none."""
+    """The ledger may be a backup copy, which has no standing."""
     standing_path(workspace.ledger_file).unlink()
     view = seen(workspace)
     (alarm,) = (alarm for alarm in view.alarms if alarm.name == "ledger-older")
@@ -263,7 +263,7 @@ def test_a_site_that_holds_what_the_ledger_lacks_is_a_critical_alarm_until_it_ac
 
 @pytest.fixture
 def open_study(study_half_way: Workspace, tmp_path: Path) -> Workspace:
-    """A study of which answers are still wanted."""
+    """Return a study that still wants answers."""
     shutil.copytree(study_half_way.root, tmp_path / "open")
     return Workspace(tmp_path / "open")
 
@@ -451,7 +451,7 @@ def test_while_the_ledger_is_in_doubt_figures_of_spending_are_lower_bounds_and_n
 
 
 def test_characters_that_are_not_seen_or_turn_others_around_are_shown_by_number_on_every_page(workspace, state):
-    """In an event, a site's report, a decision's note: who reads a page reads all of it, from left to right."""
+    """Such characters stand in an event, a site's report and a decision's note. A reader must see all text in order."""
     hidden = "\u202e\u2066\u200b\u2028\x1b\x85"
     fields = {"batch": hidden, "site": f"north{hidden}", "accepted": False, "reason": f"good {hidden} day"}
     event = {"schema": 1, "seq": 9, "time": datetime.now(UTC).isoformat(), "study": "s", "event": "offer-answered"}
@@ -468,7 +468,7 @@ def test_characters_that_are_not_seen_or_turn_others_around_are_shown_by_number_
 
 @pytest.mark.parametrize("what", LEDGERS)
 def test_rows_that_are_none_come_with_the_others_in_both_tables(workspace, what):
-    """Of a file that can be read as a database; of any other they are refused, and nothing is sent."""
+    """This holds for files that open as a database. Others are refused, and nothing is sent."""
     LEDGERS[what](workspace.ledger_file)
     try:
         rows = list(all_rows(workspace.ledger_file, kind=None, text=""))

@@ -1,4 +1,4 @@
-"""Which public volumes the Labels page lists."""
+"""Tests which public volumes the Labels page lists."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A hospital's own sign-in beside the local users: a small provider in this process, honest and hostile."""
+"""Tests a hospital's own sign-in beside local users, with a small provider in this process, honest or hostile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def number(value: int) -> str:
 
 
 class Idp:
-    """Its discovery document, keys and tokens; ``changes`` is what it does wrong next."""
+    """Stands in for the provider: discovery document, keys and tokens. ``changes`` sets what it does wrong next."""
 
     def __init__(self) -> None:
         self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -143,7 +143,7 @@ def settings(idp: Idp, tmp_path: Path):
 
 @pytest.fixture
 def door(collected, state, settings, clock) -> Iterator[TestClient]:
-    """Nobody is signed in."""
+    """Yield a client of a dashboard with this provider, not signed in."""
     app = create_app(Options(study=collected.workspace.root, state=state, oidc=settings, clock=clock))
     with TestClient(app, base_url="http://localhost", follow_redirects=False) as client:
         until_followed(client)
@@ -260,7 +260,7 @@ def test_an_answer_counts_once_for_the_browser_that_asked_and_for_ten_minutes(do
 
 @pytest.mark.slow
 def test_a_flood_of_begun_sign_ins_takes_no_memory_asks_the_provider_once_and_ends_nobodys(door, idp):
-    """1,001 strangers without a word of anybody's evicted every sign-in that was under way."""
+    """Formerly 1,001 strangers who gave no name evicted every sign-in under way."""
     operators = door.get("/login/oidc?next=/sites").headers["location"]
     provider, before = door.app.state.sign_in.provider, len(idp.asked)
     redirect = "http://localhost/login/oidc/back"
@@ -291,7 +291,7 @@ def test_a_flood_of_begun_sign_ins_takes_no_memory_asks_the_provider_once_and_en
 def test_a_flood_from_one_address_waits_for_itself_and_nobody_else_waits_for_it(
     collected, state, settings, idp, monkeypatch
 ):
-    """Each made-up answer is put to the provider, four at a time: a crowd of them kept everybody else waiting."""
+    """The provider is asked about each made-up answer, four at a time; a crowd of them made everybody else wait."""
     app = create_app(Options(study=collected.workspace.root, state=state, oidc=settings))
     asked = Provider.finish
 

@@ -1,4 +1,4 @@
-"""Every page and its JSON say the same, roles are kept, tables go out as CSV, and decisions reach the training."""
+"""Tests that every page agrees with its JSON, roles are kept, tables download as CSV, and decisions reach the training."""
 
 from __future__ import annotations
 
@@ -304,7 +304,9 @@ def test_a_site_shares_nothing_by_default_and_what_it_shares_is_marked(tmp_path,
 
 @pytest.mark.slow
 def test_sixty_plans_at_once_keep_nobody_waiting_for_anything_else(signed_in):
-    """The planner takes them one at a time and refuses those it would never come to; health answers meanwhile."""
+    """The planner handles one request at a time and refuses those it would never reach; health checks are answered
+    meanwhile.
+    """
     client = signed_in("paul")
     cookies = dict(client.cookies)
 
@@ -401,7 +403,9 @@ def arrays() -> dict[str, np.ndarray]:
     [("axial", 4, ("right", "bottom")), ("coronal", 3, ("right", "bottom")), ("sagittal", 2, ("right", "bottom"))],
 )
 def test_slices_are_shown_as_radiologists_read_them(plane, index, corner):
-    """x to the left, y and z upwards; sagittal: anterior on the left. The bright voxel lies left, posterior, low."""
+    """x points left, y and z point up, and sagittal slices show anterior on the left. The bright voxel lies left,
+    posterior, low.
+    """
     png = pictures.draw(arrays(), plane=plane, index=index, layer="none", spacing_mm=(1, 1, 1), side=300)
     picture = np.asarray(Image.open(io.BytesIO(png)).convert("L")).astype(float)
     rows, columns = np.nonzero(picture > 0.9 * picture.max())
@@ -465,7 +469,7 @@ def test_a_voxels_doubt_is_the_share_of_draws_that_contradict_it():
 
 
 def test_the_order_of_review_asks_no_student():
-    """Suspicion is what the noise leaves open and how far the answers moved the label; the student learnt it."""
+    """The order uses the noise's uncertainty and how far the answers moved the label. The student learnt that label."""
     label = np.zeros((4, 4, 4), dtype=np.uint8)
     label[:2] = 1
     moved = np.roll(label, 1, axis=0)
@@ -522,7 +526,7 @@ def test_training_keeps_to_decisions_and_none_can_be_dropped_later(tmp_path):
 
 
 def test_nothing_in_the_dashboard_can_sign_or_release():
-    """No module of it, nor any it pulls in for serving, reads a private key; the certificate is another program's."""
+    """No module of the dashboard or of its server reads a private key. Another program holds the certificate."""
     text = "".join(path.read_text() for path in sorted((ROOT / "server" / "dashboard").rglob("*.py")))
     for name in (
         "load_signing_key",

@@ -1,4 +1,4 @@
-"""The Study page says six plain sentences and a table of against whom which ε holds; details are folded."""
+"""Tests the Study page's promise: six plain sentences, a table of whom ε holds against, and folded details."""
 
 from __future__ import annotations
 

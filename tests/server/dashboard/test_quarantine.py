@@ -1,4 +1,4 @@
-"""What docs/events.md says a field holds is what the dashboard takes it for, of every event."""
+"""Tests that the dashboard reads every event's fields as docs/events.md defines them."""
 
 from __future__ import annotations
 

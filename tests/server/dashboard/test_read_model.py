@@ -1,4 +1,4 @@
-"""What the dashboard says is what the ledger and the log say, read as they grow and without disturbing anyone."""
+"""Tests that the dashboard states what ledger and log state, reads them as they grow and disturbs nobody."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def study(tmp_path_factory):
 
 
 def copy(collected, to: Path) -> Workspace:
-    """A copy of the study's directory that a test may change."""
+    """Return a copy of the study's directory that a test may change."""
     shutil.copytree(collected.workspace.root, to)
     return Workspace(to)
 
 
 def told(collected, to: Path) -> tuple[Workspace, EventLog]:
-    """A copy, and the log to which a run would write."""
+    """Return a copy, and the event log to which a run would write."""
     workspace = copy(collected, to)
     return workspace, EventLog(workspace.events_file, study=workspace.study().id)
 
@@ -91,7 +91,7 @@ def test_the_curve_ends_at_the_ledgers_figures_and_accountants_keep_their_order(
 
 
 def test_rows_and_events_count_as_they_appear_and_none_twice(study, tmp_path):
-    """Folding in two looks gives what one look at the end gives."""
+    """Two reads give the same result as one read at the end."""
     follower = followed(study.workspace)
     assert follower.poll() is False
     before = follower.version
@@ -152,7 +152,7 @@ def test_a_missed_offer_is_none_declined_and_a_stage_that_a_run_ended_in_is_none
 
 
 def test_the_refusals_of_the_study_page_and_of_the_sites_page_are_one_count(collected, tmp_path):
-    """A batch that is offered again is another offer, and a refused reply may hold several codes."""
+    """A batch that is offered again counts as another offer. A refused reply may hold several codes."""
     workspace, events = told(collected, tmp_path / "study")
     events.emit("run-started", run="2", pid=1, resumed=False)
     for reason in ("paused", "paused", "daily-cap", "deadline"):

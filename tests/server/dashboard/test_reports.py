@@ -120,7 +120,7 @@ def test_a_signed_file_that_was_changed_in_the_studys_directory_is_set_aside_and
 
 @pytest.fixture
 def desk(collected, state, tmp_path):
-    """A dashboard that knows north's key, ada signed in."""
+    """Return a dashboard that knows north's key, with ada signed in."""
     shutil.copytree(collected.workspace.root, tmp_path / "study")
     workspace = Workspace(tmp_path / "study")
     sites = [

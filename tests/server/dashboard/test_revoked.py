@@ -1,4 +1,4 @@
-"""A revoked site is named as revoked, and no figure of answers left or of a quorum counts it."""
+"""Tests that a revoked site is named as revoked and counts in no figure of remaining answers or of a quorum."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def revoke(workspace: Workspace, name: str) -> None:
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """Four sites, a quorum of two; site-0 is revoked after 14 of 20 answers."""
+    """Return a study of four sites with a quorum of two; site-0 is revoked after 14 of 20 answers."""
     (tmp_path / "study").mkdir()
     made = make_large_study(tmp_path / "study", rows=PLANNED)
     revoke(made, "site-0")
@@ -96,7 +96,7 @@ def test_pages_show_a_revoked_site_and_no_quorum_with_it(workspace: Workspace, s
 
 
 def test_the_dashboard_knows_a_revoked_site_where_it_may_not_read_the_admitted_nodes(workspace: Workspace) -> None:
-    """In containers its view of the folder gateway is empty."""
+    """In a container the dashboard sees the folder `gateway` as empty."""
     workspace.nodes_file.unlink()
     assert [site.name for site in followed(workspace).admitted] == ["site-1", "site-2", "site-3"]
 
@@ -122,7 +122,7 @@ def test_a_new_study_of_the_ledger_names_the_revoked_site(tmp_path: Path) -> Non
 
 
 def test_answers_left_are_one_number_in_a_study_with_spare_draws(tmp_path: Path) -> None:
-    """A pool also pays for the spare draw of a sealed study, and that is no further answer."""
+    """A pool also pays for the spare draw of a sealed study, but a spare draw is not an additional answer."""
     study = make_study(planned_queries=4)
     study = replace(study, privacy=replace(study.privacy, aggregation=SEALED_SUM, quorum=3, spare_draws=2))
     workspace = Workspace(tmp_path)

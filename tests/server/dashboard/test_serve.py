@@ -1,4 +1,4 @@
-"""The dashboard's own server, against callers who hold on to it: half requests, endless heads, slow bodies, streams."""
+"""Tests the dashboard's server against clients that occupy it: half requests, endless heads, slow bodies, streams."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_ipv6_wildcard_serves_ipv4_callers_too(collected, state, monkeypatch
 
 @pytest.mark.parametrize(("started_at", "runs_at"), [(0, jobs.NICE), (10, jobs.NICE), (15, 15), (19, 19)])
 def test_slow_work_has_low_priority_and_no_lower_one_than_the_dashboard(started_at, runs_at, monkeypatch):
-    """At the lowest of all, pictures would wait for every other process of a dashboard that is itself nice."""
+    """At the lowest priority, pictures of a dashboard that is already nice would wait for every other process."""
     priority = [started_at]
 
     def nice(by: int) -> int:

@@ -1,4 +1,4 @@
-"""Nobody sees a figure without signing in, guessing is slow, sessions end, and forms cannot be forged."""
+"""Tests that figures need a sign-in, guessing is slow, sessions end, and forms cannot be forged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ANYBODY |= {("GET", "/login/oidc"), ("GET", "/login/oidc/back")}  # 404 where no
 
 
 def routes(client: TestClient) -> list[tuple[str, str]]:
-    """Method and path of every route of the application, with parameters filled in."""
+    """Return the method and path of every route of the application, with parameters filled in."""
     values = {"name": "sites", "seq": "7", "ending": "pdf", "volume": "a" * 64, "page": "overview"}
     found = [
         (method, re.sub(r"{(\w+)}", lambda name: values[name[1]], str(route.path)))

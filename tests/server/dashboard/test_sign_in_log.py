@@ -1,4 +1,4 @@
-"""Who signed in, or tried to, is in the security log; what somebody typed for a name is not, unless it is a user's."""
+"""Tests that the security log names users who sign in or try to, but stores no typed name that is not a user's."""
 
 from __future__ import annotations
 

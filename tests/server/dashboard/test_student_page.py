@@ -1,4 +1,4 @@
-"""The Student page shows the training that exists, and offers a student as released only if the gate lets it out."""
+"""Tests that the Student page shows existing trainings and calls a student released only after the gate released it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_curve_stays_when_a_resumed_run_finds_the_student_trained(workspace:
 
 @pytest.fixture(scope="module")
 def gated(tmp_path_factory: pytest.TempPathFactory):
-    """A finished study whose gate needs two verdicts; the student is exported."""
+    """Yield a finished study whose gate needs two verdicts; the student is exported."""
     terms = make_study(quorum=3, aggregation="sealed-sum", planned_queries=2, gate=GateConfig(2))
     federation = exported_study(tmp_path_factory.mktemp("gated"), terms)
     yield federation

@@ -1,4 +1,4 @@
-"""Studies of one ledger side by side: settings and spending from the ledger, a gain only where it was measured."""
+"""Tests the list of a ledger's studies: settings and spending come from the ledger, gains only from measurements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def first(collected, tmp_path: Path) -> Workspace:
 
 @pytest.fixture
 def second(first: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """As if it had been made before the first had spent its pools, which refuses a new one."""
+    """Return a second study, created as if before the first one spent its pools; afterwards creation is refused."""
     monkeypatch.setattr(setup, "check_shared", lambda ledger, study: None)
     workspace = Workspace(first.root.parent / "second")
     study = make_study(epsilon=2.0)

@@ -1,4 +1,4 @@
-"""The gateway with a SuperLink that counts what reaches it: only signed fleet traffic within its bounds does."""
+"""Tests the gateway before a SuperLink that counts requests: only signed fleet traffic within its limits arrives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @dataclass
 class Gateway:
-    """A gateway in this process, asked as a site would ask it."""
+    """Holds a gateway in this process, and asks it as a site would."""
 
     root: Path
     reached: list[httpx.Request] = field(default_factory=list)
@@ -114,7 +114,7 @@ def test_a_node_that_is_not_let_in_is_told_in_flower_s_words(gateway: Gateway) -
 
 
 def test_a_request_with_a_key_of_an_unknown_kind_is_answered_as_one_without(gateway: Gateway) -> None:
-    """The library names an unknown algorithm by an error that is no ValueError; it must not become a 500."""
+    """For an unknown algorithm the library raises an error that is no ValueError; the reply must not become a 500."""
     unknown = b64encode(bytes.fromhex("300b300506032a030403020000")).decode()  # a key of the algorithm 1.2.3.4
     pem = f"-----BEGIN PUBLIC KEY-----\n{unknown}\n-----END PUBLIC KEY-----\n"
     claimed = {FLOWER_KEY: b64encode(pem.encode()).decode(), FLOWER_TIME: "now", FLOWER_SIGNATURE: "AAAA"}
@@ -157,7 +157,7 @@ def test_a_server_that_restarts_asks_sites_to_try_again(gateway: Gateway) -> Non
 
 @pytest.mark.parametrize(("status", "passed_on"), [(412, 412), (403, 403), (500, 503), (502, 503), (504, 503)])
 def test_a_fault_inside_never_ends_a_site_s_heartbeat(gateway: Gateway, status: int, passed_on: int) -> None:
-    """Flower 1.41's heartbeat survives 502, 503 and 504 and dies of 500, which a busy database is enough for."""
+    """The heartbeat of Flower 1.41 survives 502, 503 and 504, but ends on 500, which a busy database can cause."""
     gateway.status = status
     assert gateway.ask("POST", "/v1/fleet/send-node-heartbeat").status_code == passed_on
 

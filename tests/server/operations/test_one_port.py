@@ -1,4 +1,4 @@
-"""Several studies behind one port: a site reaches its own study, and nothing of another one."""
+"""Tests several studies behind one port: a site reaches its own study and nothing of another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 
 
 def entry(root: Path, letter: str) -> BehindPort:
-    """A study's folder with an object of its own, and a site of its own."""
+    """Make a study's folder with one object and one site of its own."""
     store = ObjectStore(root / letter / "objects")
     store.put(letter.encode() * 8)
     keys = create_node_keys(root / letter / "site")
@@ -40,7 +40,7 @@ def entry(root: Path, letter: str) -> BehindPort:
 
 
 def ask(port: OnePort, keys: NodeKeys | None, path: str) -> httpx.Response:
-    """A GET, or for one of Flower's routes a POST, signed by these keys."""
+    """Send a GET, or a POST for one of Flower's routes, signed by these keys."""
     method = "POST" if "/fleet/" in path else "GET"
     headers = signed_headers(load_node_key(keys.private), method=method, path=path, now=NOW) if keys else {}
 
@@ -58,7 +58,7 @@ def site_keys(root: Path, letter: str) -> NodeKeys:
 
 @pytest.fixture
 def port(tmp_path: Path) -> OnePort:
-    """The gateway of study a, whose port study b shares."""
+    """Return the gateway of study a, whose port study b shares."""
 
     def serve(study: BehindPort, keys: RequestAdmission) -> tuple[object, httpx.AsyncClient]:
         answer = httpx.MockTransport(lambda _request: httpx.Response(200, content=study.study[:1].encode()))
@@ -73,7 +73,7 @@ def port(tmp_path: Path) -> OnePort:
 
 
 def object_of(root: Path, letter: str) -> str:
-    """The path of the one object that a study has."""
+    """Return the path of the one object that a study has."""
     (path,) = (path for path in (root / letter / "objects").rglob("*") if path.is_file())
     return f"/public/{path.name}"
 
@@ -123,7 +123,7 @@ def test_a_study_put_behind_the_port_is_served_at_once_and_one_taken_away_is_not
 
 
 def test_a_study_whose_directory_was_put_back_from_a_backup_is_served_anew(port: OnePort, tmp_path: Path) -> None:
-    """The client of its socket holds the old directory open, in which nobody listens any more."""
+    """The client of the study's socket still holds the old directory open, where nobody listens."""
     for _ in range(2):
         assert ask(port, site_keys(tmp_path, "b"), "/v1/fleet/pull-messages").content == b"b"
     first = port._all()
@@ -144,7 +144,7 @@ def test_a_broken_entry_keeps_no_other_study_from_its_sites(port: OnePort, tmp_p
 
 @pytest.fixture
 def studies(tmp_path: Path) -> tuple[Workspace, Workspace]:
-    """Two studies, of which the second shares the first one's port."""
+    """Return two studies; the second shares the first one's port."""
     first = served_study(tmp_path / "first")
     second = made_study(tmp_path / "second", replace(make_study(), name="second"))
     provision.set_up_behind(second, first, internal_port=8001)
@@ -166,7 +166,7 @@ def test_a_kit_of_the_second_study_names_the_one_port_and_its_authority(
 def test_a_study_that_was_deleted_by_hand_is_not_made_again_and_can_be_taken_off_the_port(
     studies: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``server up`` made a new folder for its log, and advised to set up a server in it."""
+    """Formerly ``server up`` made a new folder for its log and advised to set up a server there."""
     first, second = studies
     started: list[KeptRunning] = []
     monkeypatch.setattr(supervisor, "keep_running", lambda _logs, kept, *, on_ready: started.extend(kept))
@@ -212,7 +212,7 @@ def test_a_study_that_cannot_share_another_studys_port_is_refused_with_a_remedy(
 
 
 def test_one_node_key_is_admitted_to_one_study_of_a_port(studies: tuple[Workspace, Workspace], tmp_path: Path) -> None:
-    """The key alone says which study a request is for."""
+    """The gateway knows only by the key to which study a request belongs."""
     first, second = studies
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

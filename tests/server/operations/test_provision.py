@@ -1,4 +1,4 @@
-"""Kits, join requests, admission, renewal and revocation, with a stand-in for SuperLink's registration only."""
+"""Tests kits, join requests, admission, renewal and revocation; only SuperLink's registration is a stub."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def stated(site: Path, path: Path, **changes: object) -> JoinRequest:
-    """The join request of a site that states something else about its ledger, with both of its signatures."""
+    """Return a site's join request that states something else about its ledger, with both of the site's signatures."""
     asked = read_request(site / "request.json")
     assert asked.books is not None
     of = {"study": asked.study, "site": asked.site, "pool": asked.pool, "node_key": site / "node" / "keys" / "node"}
@@ -94,7 +94,7 @@ def test_an_operator_sees_for_which_unit_and_relation_an_admitted_pool_is_counte
 def test_stating_another_hospitals_ledger_id_bars_nobody_and_names_both(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """Hospitals learn each other's ledger ids as witnesses. The key, which each proves, is what a site is known by."""
+    """As witnesses, hospitals learn each other's ledger ids. A site is identified by its key, which it must prove."""
     nodes = iter((7, 8))
     monkeypatch.setattr("server.operations.daemons.register_node", lambda _server, _key, name: next(nodes))
     requests = {}
@@ -161,11 +161,11 @@ def test_two_approvals_at_once_admit_both(workspace: Workspace, tmp_path: Path) 
 
 
 class Killed(BaseException):
-    """The process ended here: no handler of an error has run."""
+    """Ends the process here, so no error handler runs."""
 
 
 class SuperLinkStandIn:
-    """Gives every key one node, and the same one when it is asked again."""
+    """Stands in for SuperLink: each key gets one node, and gets the same one if asked again."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, int] = {}
@@ -177,7 +177,7 @@ class SuperLinkStandIn:
 
 
 def dies(step: Callable[..., object], *, after: int = 0) -> Callable[..., object]:
-    """A step of an approval that ends the process when it is called for the first time after a number of calls."""
+    """Return a step of an approval whose call after the first ``after`` calls ends the process."""
     taken = itertools.count()
 
     def taken_or_killed(*given: object, **words: object) -> object:
@@ -362,7 +362,7 @@ def test_a_revoked_site_is_out_at_once_and_stays_on_record(workspace: Workspace,
 
 
 def test_a_revoked_site_does_not_come_back_with_an_older_list_of_sites(workspace: Workspace, tmp_path: Path) -> None:
-    """Somebody whom a dispute named is in no run after a restore of the study's directory."""
+    """A site that was revoked after a dispute takes part in no run after the study's directory was restored."""
     approve(workspace, join(workspace, tmp_path / "a", "north"))
     approve(workspace, join(workspace, tmp_path / "b", "south"), node_id=8)
     older, study = workspace.nodes_file.read_bytes(), workspace.study()
@@ -459,7 +459,7 @@ def test_a_run_without_the_gateways_list_says_how_to_bring_it_back(workspace: Wo
 
 
 def test_a_revoked_site_does_not_come_back_with_an_older_ledger(workspace: Workspace, tmp_path: Path) -> None:
-    """A recovery notes again what the copy lacks, so that older lists of sites are still refused."""
+    """A recovery records the missing revocation again, so older lists of sites are still refused."""
     approve(workspace, join(workspace, tmp_path / "a", "north"))
     older = workspace.nodes_file.read_bytes()
     backup(workspace.ledger_file, tmp_path / "monday.sqlite")
@@ -500,7 +500,7 @@ def test_a_revocation_is_noted_whatever_words_a_sites_name_holds(workspace: Work
 
 
 def served_certificate(workspace: Workspace, authority: Path) -> bytes:
-    """A handshake over TCP with the certificate on disk, verified by ``authority``."""
+    """Return the certificate on disk as a TLS client receives it; the client trusts ``authority``."""
     folder = workspace.gateway_dir
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / "server.crt", folder / "server.key")

@@ -1,4 +1,4 @@
-"""The systemd units and the base image as they are written: who runs what, with which bounds, made of which image."""
+"""Tests the systemd units and the base image as written: users, limits, and the image it is built from."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ spectra = st.lists(st.floats(1e-3, 10), min_size=1, max_size=6)
 @settings(max_examples=30)
 @given(values=spectra, bits=st.floats(0.05, 12))
 def test_no_split_of_the_bits_explains_more_than_the_rate_distortion_bound(values: list[float], bits: float) -> None:
-    """Oracle: Σλ·4^(−b_i) minimised over Σb_i = b by a general optimiser, and over random splits.
+    """The oracle minimises Σλ·4^(−b_i) over Σb_i = b by a general optimiser, and over random splits.
 
     The optimiser works on its logarithm: it stops too early where the distortion itself is tiny.
     """
@@ -275,7 +275,7 @@ def test_nonsense_spectra_are_refused(spectrum: list[float]) -> None:
 
 @pytest.mark.parametrize(("hospitals", "colluders"), [(3, 1), (8, 1), (8, 2), (64, 5), (4, 0)])
 def test_a_sealed_sum_is_planned_with_the_noise_of_all_its_shares(hospitals: int, colluders: int) -> None:
-    """The same budget and plan: √(K/(K − t)) times the noise on the mean, and that much less to be learned."""
+    """With the same budget and plan, the mean has √(K/(K − t)) times the noise, so less is learned."""
     open_plan, sealed = make(hospitals=hospitals), make(hospitals=hospitals, colluders=colluders)
     overhead = (hospitals / (hospitals - colluders)) ** 0.5
     assert sealed.noise_overhead == pytest.approx(overhead)

@@ -1,4 +1,4 @@
-"""What public label maps let expect of a joint query, and where they object to one."""
+"""Tests what public label maps predict of a joint query, and when they advise against it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_what_was_measured_lies_in_the_interval(setting) -> None:
 
 
 def test_label_maps_alone_never_let_a_budget_be_spent() -> None:
-    """Of phantoms whose public start knew all that their teachers did, the maps look like others'."""
+    """The maps of phantoms look like others', although the phantoms' public start knew all that their teachers knew."""
     for *given, _ in MEASURED:
         found = advised(*given)
         assert found.low < 0
@@ -156,7 +156,7 @@ def test_of_five_tasks_four_lie_in_the_interval_that_the_others_give() -> None:
 
 
 def test_nothing_is_advised_where_tumours_got_worse() -> None:
-    """A joint query with pairs and twelve voters at patient (8, 1e-5) had .161; its zero code had .243."""
+    """A measured joint query with pairs and twelve voters at patient (8, 1e-5) had Dice .161; its zero code had .243."""
     found = replace(advised(TUMOURS, 4, 12, PATIENT, 8.0, 1e-5), paired=3)
     assert found.low < -0.082 < found.high
     assert not found.worth_asking

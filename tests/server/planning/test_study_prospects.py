@@ -1,4 +1,4 @@
-"""A study's predicted gain is one figure, of the study as it is, at every place that states it."""
+"""Tests that every place states the same predicted gain, computed for the study as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Controls differ from the student in their labels only, are trained once, and no volume is dealt its own answer."""
+"""Tests controls: only their labels differ from the student's, each is trained once, and no volume gets its own answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RECIPE = TrainingConfig(channels=(2, 4), steps=3, batch_size=2)
 
 
 def run_federation(root, *, queries=6):
-    """A study whose queries are answered and decoded, on small volumes that can be read."""
+    """Return a study whose queries are answered and decoded, on small volumes that can be read."""
     fed = Federation(root, study=make_study(planned_queries=queries, student=RECIPE))
     fed.take_images()
     fed.core().run(fed.transport)

@@ -1,4 +1,4 @@
-"""Decisions are appended, never changed: asking again returns what stands, and a broken file is refused by its line."""
+"""Tests decisions: they are only appended, asking again returns the valid one, and a broken line is named and refused."""
 
 from __future__ import annotations
 

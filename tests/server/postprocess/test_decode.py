@@ -1,4 +1,4 @@
-"""An answer of the ledger decodes to what its codes mean, and nothing else decodes."""
+"""Tests that an answer of the ledger decodes to the meaning of its codes, and that nothing else decodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the student is worth: scored beside its controls on the validation set, and told everywhere alike."""
+"""Tests the student's scores: measured beside its controls on the validation set, and stated alike everywhere."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 @pytest.fixture(scope="module")
 def validation(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Labelled cases that no site and no query has."""
+    """Write labelled cases that no site and no query has."""
     folder, data = tmp_path_factory.mktemp("validation"), recorded.workspace.study().data
     write_phantoms(folder, cases=5, seed=77)
     assert read_dataset(folder).labels == data.labels
@@ -97,7 +97,7 @@ def test_the_card_rounds_a_score_once_as_every_page_does() -> None:
 
 
 def test_the_card_states_the_dice_whose_difference_is_the_gain() -> None:
-    """The mean over structures is another one if a case lacks a structure."""
+    """If a case lacks a structure, the mean over structures differs from the mean over cases."""
     student, control = Score((0.5, 0.9), 0.7, (0.6, 0.8, 0.7)), Score((0.5, 0.5), 0.5, (0.65, 0.7, 0.6))
     card = figures({"student": student, "zero_code": control})
     assert card["gain over the control zero code"] == pytest.approx(card["student"] - card["control zero code"])

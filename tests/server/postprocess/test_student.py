@@ -1,4 +1,4 @@
-"""The student learns from soft pseudo-labels, the same from the same, and is scored honestly."""
+"""Tests that the student learns from soft pseudo-labels, is reproducible, and is scored honestly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECIPE = TrainingConfig(channels=(4, 8), steps=40, batch_size=1, learning_rate=1
 
 
 def volumes(label_maps: np.ndarray, *, seed: int) -> np.ndarray:
-    """Images whose brightness tells the structures apart, with noise."""
+    """Return noisy images whose brightness shows the structures."""
     clean = np.array([0.0, 1.5, -1.5], dtype=np.float32)[label_maps]
     return (clean + np.random.default_rng(seed).normal(0, 0.3, clean.shape)).astype(np.float32)[:, None]
 

@@ -1,4 +1,4 @@
-"""The student is scored while it is trained, a few times, on published cases, and is the same student without that."""
+"""Tests that the student is scored a few times during training on published cases, and that this does not change it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEPS, CASES = 130, 3
 
 
 class World:
-    """Validation cases, and a student of two passes that learns from two others."""
+    """Holds validation cases, and a student that makes two passes over two other cases."""
 
     def __init__(self, root: Path) -> None:
         self.root, data = root, study_data(2)
@@ -66,7 +66,7 @@ class World:
         return model
 
     def dice(self, weights: Any) -> float:
-        """Mean over structures and cases of 2|A ∩ B|/(|A| + |B|), by NumPy."""
+        """Return the mean of 2|A ∩ B|/(|A| + |B|) over structures and cases, computed by NumPy."""
         network = network_for(self.study.student, self.study.data)
         network.load_state_dict(weights)
         network.eval()
@@ -85,7 +85,7 @@ class World:
         return float(np.mean(each))
 
     def fit(self, monkeypatch: pytest.MonkeyPatch, name: str, files: Sequence[PairedFiles]) -> tuple[str, list[Any]]:
-        """The student's hash, and what its log says of the validation cases."""
+        """Return the student's hash, and the log's entries about the validation cases."""
         training = NetworkTraining(name, self.train, steps=STEPS, passes=(STEPS // 2, STEPS))
         monkeypatch.setattr(
             networks, "protocol_of", lambda study: SimpleNamespace(finish=lambda student_data: training)

@@ -1,4 +1,5 @@
-"""Random lives of a ledger that two studies share: releases, reuse, lost draws, restored copies, recoveries, refusals.
+"""Makes random histories of a ledger that two studies share: releases, reuse, lost draws, restores, recoveries,
+refusals.
 
 A life is drawn from a seed alone. Its last act may leave the ledger older than its standing: then it is in doubt.
 """
@@ -35,7 +36,7 @@ ACTS = ("release", "release", "release", "reuse", "reuse", "back up", "restore",
 
 @dataclass
 class Life:
-    """Two studies' directories on one ledger, and the acts done to the ledger."""
+    """Holds two studies' directories on one ledger, and the acts done to the ledger."""
 
     seed: int
     first: Workspace
@@ -66,7 +67,7 @@ class Life:
 
 
 def live(seed: int, folder: Path, *, acts: int = 9) -> Life:
-    """The life of this seed, lived."""
+    """Return a life after ``acts`` random acts drawn from this seed."""
     life = begin(seed, folder)
     take_copy(life)
     for _ in range(acts):
@@ -117,7 +118,7 @@ def begin(seed: int, folder: Path) -> Life:
 
 
 def act(life: Life, what: str) -> None:
-    """One thing that happens; what a ledger refuses by its rules does not happen."""
+    """Do one act; an act that the ledger refuses by its rules changes nothing."""
     life.acts.append(what)
     match what:
         case "release":
@@ -150,7 +151,7 @@ def roster(life: Life) -> tuple[RosterEntry, ...]:
 
 
 def ask(life: Life, workspace: Workspace, count: int) -> None:
-    """New queries of a study, and some that were asked before; a few of a restored ledger are drawn again."""
+    """Ask new queries of a study and repeat some earlier ones; on a restored ledger, draw a few of them again."""
     study = workspace.study()
     known = life.asked[study.id]
     again = life.random.sample(known, min(len(known), life.random.randint(0, 2)))
@@ -172,7 +173,7 @@ def ask(life: Life, workspace: Workspace, count: int) -> None:
 
 
 def draw(life: Life, ledger: Ledger, study: Study, asked: list[QuerySpec]) -> list[QuerySpec]:
-    """A draw of a sealed sum: answered, lost, spoiled, or left open by a process that died."""
+    """Make a draw of a sealed sum: answered, lost, spoiled, or left open by a process that died."""
     sites, batch = roster(life), f"{life.random.getrandbits(250):064x}"
     life.drawn += 1
     members = tuple(Member(one.site, MaskKey(mask_key(life), bytes(64))) for one in sites)
@@ -198,7 +199,7 @@ def mask_key(life: Life) -> str:
 
 
 def reuse(life: Life) -> None:
-    """A study asks what the other one was answered already."""
+    """Let a study reuse answers that the other study has."""
     mine, other = life.random.sample(life.studies, 2)
     with life.ledger() as ledger:
         there = [query for query in life.asked[other.study().id] if ledger.answer(query.id) is not None]
@@ -229,7 +230,7 @@ def put_back(life: Life, *, standing: bool) -> None:
 
 
 def restore(life: Life) -> None:
-    """An older copy is put back; what it forgot is charged by receipts, by the standing, or by both."""
+    """Restore an older copy and charge what it lacks: by receipts, by the standing, or by both."""
     if not life.copies:
         return
     alone = life.random.random() < 0.5  # without the standing: nothing tells until the sites do

@@ -1,4 +1,4 @@
-"""Every place of the product that prints an ε, odds or a share of a study that has a ledger: how each is asked.
+"""Lists every place of the product that prints an ε, odds or a share of a study with a ledger, and how to read it.
 
 A place gives text or a document; :mod:`tests.server.printed.rules` says what each figure in it means. The places that
 print none, or only what is planned, are named too: the test walks commands, routes and sources and knows them all.
@@ -69,7 +69,7 @@ def at(roles: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 @dataclass
 class View:
-    """A study of a life, and what asks it."""
+    """Holds one study of a life, and reads pages and commands about it."""
 
     life: Life
     workspace: Workspace
@@ -89,7 +89,7 @@ class View:
 
 
 def view(life: Life, workspace: Workspace, state: Path) -> View:
-    """A dashboard that has looked at the study to the end of its files, with somebody signed in."""
+    """Return the study with a dashboard that has read all its files, and somebody signed in."""
     return View(life, workspace, glance(Options(study=workspace.root, state=state, metrics_token="m" * 20)))
 
 
@@ -140,7 +140,7 @@ def show_json(seen: View) -> Iterator[Said]:
 
 
 def grouped(document: dict[str, Any]) -> dict[str, Any]:
-    """A group of one says no size."""
+    """Number the groups; a group of one site states no size."""
     document["groups"] = [{"group": 1, **one} for one in document["groups"]]
     return document
 
@@ -161,7 +161,7 @@ CERTIFICATE = {
 
 
 def certificate(seen: View) -> Iterator[Said]:
-    """The JSON, and every text of the PDF."""
+    """Yield the figures of the certificate's JSON and of every text of its PDF."""
     facts = certificate_facts(seen.workspace)
     yield from of_document(grouped({**facts}), "certificate.json", CERTIFICATE)
     paper = certificate_paper(facts, document_sha256="0" * 64)
@@ -191,7 +191,7 @@ def verified(seen: View) -> Iterator[Said]:
 
 
 def recovered(seen: View) -> Iterator[Said]:
-    """What `ledger recover` printed, where it was the last thing that happened."""
+    """Yield what `ledger recover` printed, if a recovery was the last act."""
     if seen.life.acts[-1] == "restore":
         for text in seen.life.printed:
             yield from of_text(text, "ledger recover")
@@ -219,7 +219,7 @@ def studies_page(seen: View) -> Iterator[Said]:
 
 
 def other_pages(seen: View) -> Iterator[Said]:
-    """Pages with the ledger's own rows and no figure of their own, and blocks that are sent where streams do not go."""
+    """Yield figures of pages that only show the ledger's rows, and of the blocks for clients without streams."""
     for path in ("/ledger", "/ledger/2", "/labels", "/student"):
         yield from of_text(lines_of(seen.text(path)), path)
     for page in ("overview", "study", "studies"):
@@ -307,7 +307,7 @@ def metrics(seen: View) -> Iterator[Said]:
 
 
 def bundle_facts(seen: View) -> BundlePrivacy | None:
-    """What a bundle would state; None where there is no answer to have trained on."""
+    """Return the facts that a bundle would state, or None if no answer exists to train on."""
     study = seen.workspace.study()
     with Ledger.open(seen.workspace.ledger_file) as ledger:
         answers = ledger.answers(study.id)
@@ -315,7 +315,7 @@ def bundle_facts(seen: View) -> BundlePrivacy | None:
 
 
 def bundle(seen: View) -> Iterator[Said]:
-    """The privacy facts and the model card, where there is an answer to have trained on."""
+    """Yield the figures of the privacy facts and the model card, if an answer exists to train on."""
     facts = bundle_facts(seen)
     if facts is None:
         return
@@ -338,7 +338,7 @@ NO_DICE: Mapping[str, tuple[float, ...]] = {}
 def report_facts(
     seen: View, *, student: tuple[float, ...] = (0.5,), controls: Mapping[str, tuple[float, ...]] = NO_DICE
 ) -> ReportFacts:
-    """A report of the study, with these Dice case by case."""
+    """Return the facts of a report of the study with these Dice by case."""
 
     def scored(cases: tuple[float, ...]) -> Score:
         mean = sum(cases) / len(cases)

@@ -1,4 +1,4 @@
-"""Which figure a text or a document means by a number: every ε, chance or share that stands anywhere has its role here.
+"""Assigns a role to every number in a text or document: every ε, chance and share that is printed anywhere.
 
 A number without a rule is a failure: a new place, or a new sentence in an old one, must say here what it states.
 """
@@ -21,7 +21,7 @@ PLAN = "plan"
 
 @dataclass(frozen=True)
 class Said:
-    """A printed figure: its role, its value, and the place where it was read."""
+    """Holds a printed figure: its role, its value, and the place where it was read."""
 
     role: str
     value: float
@@ -32,7 +32,8 @@ class Said:
 
 @dataclass(frozen=True)
 class Rule:
-    """``line`` is what a line must hold, ``inside`` what is looked for in its group ``part``; a role for each number.
+    """Finds figures in a line that matches ``line``; ``inside`` searches its group ``part``. ``roles`` has one role for
+    each number.
 
     ``{name}`` in a role is a named group of either.
     """
@@ -147,7 +148,7 @@ USED: set[int] = set()
 
 
 def of_text(text: str, where: str) -> Iterator[Said]:
-    """Every figure of a text, line by line. AssertionError for a number that no rule knows."""
+    """Yield every figure of a text, line by line. Raise AssertionError for a number without a rule."""
     for line in text.splitlines():
         line = re.sub(r"\s+", " ", line).strip()
         known: set[int] = set()
@@ -184,7 +185,7 @@ NO_FIGURE = ("delta", "group")
 
 
 def of_document(document: Any, where: str, roles: dict[str, str]) -> Iterator[Said]:
-    """Every figure of a document. AssertionError for a field that no path of ``roles`` knows.
+    """Yield every figure of a document. Raise AssertionError for a field that no path of ``roles`` matches.
 
     ``roles``: by a path as a regular expression, whose groups a role may name; a role of "" is no figure.
     """
@@ -233,7 +234,7 @@ def _number(value: Any) -> float | None:
 
 
 def lines_of(page: str) -> str:
-    """A page's text as a reader, or who hears it, gets it: a line for each row, paragraph and item."""
+    """Return a page's text as it is read or spoken: a line for each row, paragraph and item."""
     body = page.partition("<body")[2].partition(">")[2]
     body = re.sub(r"(?s)<script\b.*?</script>", "", body)
     body = re.sub(r"\s+", " ", body)

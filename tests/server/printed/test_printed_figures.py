@@ -1,4 +1,4 @@
-"""Over random lives of a ledger every place that prints an ε, odds or a share of it says what the rows come to.
+"""Tests, over random histories of a ledger, that every printed ε, chance and share equals what the rows add up to.
 
 The oracle reads the rows with plain SQLite and JSON and has formulas of its own (``truth.py``). A number that no rule
 knows, a route, a command or a source that prints figures and is not named here, is a failure as well.
@@ -48,7 +48,7 @@ MORE_LIVES = 37
 
 
 def check(said: Said, figures: Figures) -> None:
-    """AssertionError unless a figure is what its role is worth, never below it, and above by its rounding at most."""
+    """Raise AssertionError if a figure is below its role's true value, or above it by more than its rounding."""
     role, of = said.role, figures
     if role.startswith("@"):
         name, _, role = role[1:].partition(" ")
@@ -62,7 +62,7 @@ def check(said: Said, figures: Figures) -> None:
 
 
 def hold(life: Life, folder: Path) -> int:
-    """Every place of both studies against the truth; how many figures were compared."""
+    """Check every place of both studies against the truth; return how many figures were compared."""
     truth, compared = Truth(life.path), 0
     for workspace in life.studies:
         study = workspace.study().id
@@ -183,7 +183,7 @@ def reused(tmp_path: Path) -> Life:
 
 @pytest.fixture(scope="module")
 def passed(tmp_path_factory: pytest.TempPathFactory) -> Life:
-    """Charges were recovered past the budget of a study whose noise the hospitals draw. Tests only read it."""
+    """Return a study whose hospitals draw the noise, with recovered charges above its budget. Tests only read it."""
     return over_budget(tmp_path_factory.mktemp("passed"), sealed=True)
 
 
@@ -471,7 +471,7 @@ SOURCES = {
 
 
 def test_every_source_that_writes_a_figure_is_held_or_said_to_write_no_figure_of_a_ledger() -> None:
-    """What hospitals print of their own books is held to them by tests of their own."""
+    """The figures that hospitals print of their own ledgers have tests of their own."""
     root = Path(__file__).parents[3]
     files = [path for part in ("common", "server", "consilium") for path in (root / part).rglob("*.[ph][yt]*")]
     found = {

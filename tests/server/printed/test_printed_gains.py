@@ -1,4 +1,4 @@
-"""Every place that says how many answers a study has, how many are left and what its student gained says the same.
+"""Tests that all places agree on a study's number of answers, the answers left and the student's gain.
 
 Answers are counted from the ledger's rows; the verdict is read off SciPy's interval of the paired differences.
 """
@@ -44,7 +44,7 @@ TITLES = {"Gain proven over": "proven", "Gain not proven over": "not proven", "W
 
 @dataclass(frozen=True)
 class Dice:
-    """The measured Dice of a study: every network's, case by case."""
+    """Holds the measured Dice of a study: one value for each network and case."""
 
     student: tuple[float, ...]
     controls: dict[str, tuple[float, ...]]
@@ -69,7 +69,7 @@ class Dice:
 
 
 def measured(seed: int, kind: str) -> Dice:
-    """Dice drawn from a seed, of a study whose student gained, lost, or neither for certain."""
+    """Draw Dice from a seed, for a student that gained, lost, or did neither for certain."""
     rng = np.random.default_rng(seed)
     base = rng.uniform(0.4, 0.7, CASES)
     spread = 0.02 if KINDS[kind] else 0.15
@@ -240,7 +240,7 @@ def test_a_text_that_counts_answers_of_its_own_is_found(tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 def test_a_text_that_judges_a_gain_by_another_rule_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old rule: any mean above the control's is a gain."""
+    """The old rule called any mean above the control's a gain."""
     life = answered(tmp_path)
     monkeypatch.setattr(
         MeasuredGain, "word", property(lambda self: GainVerdict.PROVEN if self.gain > 0 else GainVerdict.WORSE)

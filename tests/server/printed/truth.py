@@ -1,4 +1,4 @@
-"""What a ledger's rows come to, worked out from plain SQLite and JSON, by formulas that share nothing with the product.
+"""Computes the true figures from a ledger's rows by plain SQLite and JSON, with no code of the product.
 
 Every Σμ² is added up from the rows that charge; ε is the analytic Gaussian formula (Balle & Wang 2018, Theorem 8), the
 Rényi bound minimised over α (Canonne, Kamath & Steinke 2020, Proposition 12), or eq (14) of Fay et al. 2021.
@@ -25,7 +25,7 @@ ACCOUNTANTS = ("exact", "rdp", "paper")
 
 @lru_cache(maxsize=100_000)
 def epsilon(accountant: str, mu_squared: Fraction, delta: float) -> float:
-    """ε at δ of a Gaussian mechanism with this μ²."""
+    """Return the ε at δ of a Gaussian mechanism with this μ²."""
     if not mu_squared:
         return 0.0
     mu = sqrt(mu_squared)
@@ -50,18 +50,18 @@ def epsilon(accountant: str, mu_squared: Fraction, delta: float) -> float:
 
 @lru_cache(maxsize=1000)
 def limit(accountant: str, budget: float, delta: float) -> Fraction:
-    """The Σμ² whose ε is the budget."""
+    """Return the Σμ² whose ε equals the budget."""
     root = brentq(lambda mu: epsilon(accountant, Fraction(mu) ** 2, delta) - budget, 1e-3, 60.0, xtol=1e-13)
     return Fraction(root) ** 2
 
 
 def odds(mu_squared: Fraction) -> float:
-    """Φ(μ/2): the best guess between N(0, 1) and N(μ, 1)."""
+    """Return Φ(μ/2), the chance of the best guess between N(0, 1) and N(μ, 1)."""
     return float(ndtr(sqrt(mu_squared) / 2))
 
 
 def cost(mechanism: dict[str, Any], *, unit: str, relation: str, study_unit: str) -> Fraction:
-    """(Δ/σ)² of one release for a unit, of all m voters where the study promises no disjoint teachers."""
+    """Return (Δ/σ)² of one release for a unit; it covers all m voters if the study promises no disjoint teachers."""
     voters, radius = mechanism["voters_per_site"], mechanism["radius_int"]
     if unit == "patient":
         moved = 2 * radius * (1 if study_unit == "patient" else voters)
@@ -72,7 +72,7 @@ def cost(mechanism: dict[str, Any], *, unit: str, relation: str, study_unit: str
 
 @dataclass(frozen=True)
 class Terms:
-    """A budget as a row states it."""
+    """Holds a budget as a row states it."""
 
     name: str
     epsilon: float
@@ -92,7 +92,7 @@ class Terms:
 
 
 class Truth:
-    """Sums by study and pool, of one ledger file."""
+    """Adds up one ledger file by study and pool."""
 
     def __init__(self, path: Path) -> None:
         self.studies: dict[str, Terms] = {}
@@ -146,8 +146,9 @@ class Truth:
                 self.spent[pool] += cost(mechanism, unit=of.unit, relation=of.relation, study_unit=own.unit)
 
     def left(self, study: str, mechanism: dict[str, Any], pools: Sequence[str], *, least: int, most: int) -> int:
-        """How many more releases fit: one after another, each of every pool that can still pay, while that is ``least``
-        of them; ``most`` at most."""
+        """Return how many more releases the pools can pay, up to ``most``. Each release needs ``least`` pools that can
+        pay.
+        """
         own = self.studies[study]
         spent = {pool: (self.spent[pool], self.spent_in[study][pool]) for pool in pools}
         inside = cost(mechanism, unit=own.unit, relation=own.relation, study_unit=own.unit)
@@ -169,7 +170,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Figures:
-    """Every true figure of a study, by the role that a text gives it; None where a text may not state one."""
+    """Computes every true figure of a study by the role that a text gives it; None where no text may state one."""
 
     truth: Truth
     study: str
@@ -177,7 +178,7 @@ class Figures:
     doubt: bool
 
     def of(self, role: str) -> float:
-        """The figure of a role; KeyError for a role nobody knows."""
+        """Return the figure of a role. Raise KeyError for an unknown role."""
         terms, truth = self.truth.studies[self.study], self.truth
         spent, bound = truth.worst(self.study), max(truth.worst(self.study), terms.limit)
         kind, _, rest = role.partition(":")
@@ -209,7 +210,9 @@ class Figures:
         raise KeyError(role)
 
     def _left(self, terms: Terms, knowing: str) -> Fraction:
-        """(K − t)/(K − c) against who knows c of K shares: none on the largest roster, t + 1 on the smallest."""
+        """Return (K − t)/(K − c) against somebody who knows c of K shares: c = 0 on the largest roster, t + 1 on the
+        smallest.
+        """
         t = terms.colluders or 0
         most = max(terms.quorum, self.sites, self.truth.rosters[self.study])
         if knowing == "none":

@@ -42,7 +42,7 @@ def case(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def anywhere(rng: np.random.Generator) -> list[np.ndarray]:
-    """Maps whose structures share no place."""
+    """Return label maps whose structures have no common position."""
     return [ball((int(x), int(y), 8)) for x, y in rng.integers(5, 19, (8, 2))]
 
 
@@ -107,7 +107,9 @@ def test_shapes_that_share_a_place_are_told_from_those_that_lie_anywhere() -> No
 
 
 def test_looks_of_tumours_in_four_contrasts_come_through_the_clip_in_four_rounds() -> None:
-    """Means and spreads of the made-up tumours; planned for the noise of 18 voters at (8, 1e-5), and none drawn."""
+    """The looks are means and spreads of the made-up tumours. Noise is planned for 18 voters at (8, 1e-5), but not
+    drawn.
+    """
     means = [[1.81, 0.74, 1.35, 2.81], [2.63, 1.09, 1.20, 2.26], [2.26, 1.14, 2.58, 2.11]]
     stds = [[0.26, 0.26, 0.38, 0.29], [0.37, 0.30, 0.32, 0.34], [0.29, 0.27, 0.37, 0.28]]
     looks = np.concatenate([means, np.log(stds)], axis=1).reshape(1, -1)
@@ -124,7 +126,7 @@ def test_looks_of_tumours_in_four_contrasts_come_through_the_clip_in_four_rounds
 def test_a_nearest_public_shape_is_a_labels_prior_only_where_public_shapes_overlap(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the nearest shape were always the mean shape, labels would differ where shapes overlap, and nowhere else."""
+    """If the mean shape always replaced the nearest one, labels would change only where shapes overlap."""
     near = [ball((x, y, 8)) for x in (10, 12, 14) for y in (10, 12, 14)]
     used = codec_of(near if overlap else anywhere(np.random.default_rng(4)), labels=2)
     rng, truth = np.random.default_rng(3), ball((14, 14, 8))

@@ -25,7 +25,7 @@ def world(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-
 
 
 def weighed(world: Federation, tmp_path: Path, *, scale: float, push: float = 0.0) -> PlausibilityTest:
-    """The study's look at 40 made-up answers: honest means of the powers' size times ``scale``, one site's push."""
+    """Weigh 40 made-up answers: honest means scaled by ``scale``, and a ``push`` by one site."""
     rng, answers = np.random.default_rng(5), []
     record = CodecRecord(sha256=world.codec_hash, dimension=world.codec.dimension)
     for query in world.planned():

@@ -1,4 +1,4 @@
-"""Stand-in teachers on public cases: whether they know more than public data alone, before anything is spent."""
+"""Tests stand-in teachers on public cases: whether they know more than public data alone, before budget is spent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECIPES = TrainingConfig(channels=(4, 8), steps=60, batch_size=1), TrainingConfi
 
 
 def drawn(count: int, *, contrast: float, seed: int) -> PublicCases:
-    """Balls anywhere, of which the images show as much as their contrast."""
+    """Draw balls at random places; ``contrast`` sets how clearly the images show them."""
     draws = np.random.default_rng(seed)
     labels = np.stack(
         [(np.linalg.norm(PLACE - draws.uniform(4, 12, 3), axis=-1) < draws.uniform(3, 4)) for _ in range(count)]

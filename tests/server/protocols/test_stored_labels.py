@@ -1,4 +1,4 @@
-"""Labels in a folder: those that were decoded and not rejected, in the order of the volumes."""
+"""Tests which labels of a folder are read: those decoded and not rejected, in the order of the volumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the consent sheet says of the student's use."""
+"""Tests what the consent sheet says about the use of the student."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study that is created from a file is the one that `study init` makes of the same words."""
+"""Tests that a study created from a file equals the one that `study init` makes of the same settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures by consent: signed by the hospital that measured them, none of few patients, the silent named."""
+"""Tests figures given by consent: signed by the hospital that measured them, and absent for fewer than five patients."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 @pytest.fixture
 def fed(run: Federation) -> Federation:
-    """Without any figures yet."""
+    """Return the study without any figures."""
     for path in Workspace(run.root).figures_dir.glob("*"):
         path.unlink()
     return run
@@ -204,7 +204,7 @@ def student_answer() -> np.ndarray:
 
 
 def site_to_evaluate(fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cases: int = 5) -> list[str]:
-    """A site with the pulled student and cases; return the words of `site evaluate`."""
+    """Return the command line of `site evaluate` for a site with the pulled student and cases."""
     site, workspace = fed.root / "site-0", Workspace(fed.root)
     fed.write_site_files()
     shutil.copytree(workspace.bundle_dir, site / "student" / "bundle", dirs_exist_ok=True)

@@ -1,4 +1,4 @@
-"""No student is released before enough hospitals, each by its own key, have found it better than public data."""
+"""Tests that no student is released until enough hospitals have stated, each by its own key, that it beats public data."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 @pytest.fixture
 def fed(run: Federation) -> Federation:
-    """Without any verdict yet."""
+    """Return the study without any verdict."""
     for path in Workspace(run.root).verdicts_dir.glob("*"):
         path.unlink()
     publish_verdicts(Workspace(run.root))
@@ -234,7 +234,7 @@ def test_a_verdict_signed_while_clocks_were_a_year_ahead_keeps_no_later_one_out_
 
 
 def test_the_verdict_of_a_hospital_that_was_revoked_counts_no_more(fed: Federation) -> None:
-    """Two dishonest hospitals, of which one was found, would open a gate of two."""
+    """Otherwise two dishonest hospitals would open a gate of two, even after one of them was found and revoked."""
     take(fed, verdict(fed, "site-0"), verdict(fed, "site-1"))
     workspace = Workspace(fed.root)
     assert gate_state(workspace).released
@@ -256,7 +256,7 @@ def test_several_verdicts_of_one_hospital_count_as_one(fed: Federation) -> None:
 
 
 def test_a_server_can_invent_no_verdict_that_a_hospital_counts(fed: Federation) -> None:
-    """It signs a statement with verdicts of its own making, under known names and under made-up ones."""
+    """The server signs a statement with invented verdicts, under known and made-up names."""
     puppet = Ed25519PrivateKey.generate()
     standing = statement(fed)
     invented = tuple(
@@ -317,7 +317,7 @@ def test_consent_sheet_and_plan_say_what_the_gate_asks_and_what_each_mode_costs(
 
 
 def evaluation(*differences: float, public: bool = True, gone: bool = False) -> Evaluation:
-    """An evaluation whose student is so much better than the public start, case by case."""
+    """Return an evaluation whose student beats the public start by these differences, case by case."""
     mean, spread = float(np.mean(differences)), 0.01
     gain = MeasuredGain(0.5 + mean, 0.5, PUBLIC_START, mean, spread, len(differences))
     compared = CaseComparison(gain, public, ALL, 0, 0)

@@ -1,4 +1,4 @@
-"""A study that begins from a given network: who begins from it, what hospitals read of it, and what is refused."""
+"""Tests a study that begins from a given network: which networks begin there, what hospitals read, what is refused."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_teachers_of_another_network_begin_from_nothing_given(given: GivenStart,
 
 @pytest.mark.slow
 class TestARun:
-    """The first study's student is the network that the next ones are given, by each protocol."""
+    """Gives the first study's student to the next studies as their start, for each protocol."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -299,7 +299,7 @@ def test_a_study_takes_in_volumes_and_a_hospital_in_the_middle_and_its_answers_s
 
 @pytest.mark.slow
 def test_the_next_study_begins_from_the_last_student_on_the_same_books(tmp_path: Path) -> None:
-    """The road of docs/growing.md: run, `study init --ledger --start`, the same hospitals with their books, run."""
+    """This is the procedure of docs/growing.md: run, `study init --ledger --start` with the same hospitals, run."""
     torch.set_num_threads(1)
     first = make_study_directory(tmp_path / "one", steps=4, volumes=6, later=3)
     first.run()

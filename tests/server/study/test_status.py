@@ -303,7 +303,7 @@ def test_a_run_that_died_is_waited_for_while_somebody_submits_it_again_and_said_
 def test_a_run_that_ended_before_it_began_is_submitted_again(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that the core refused, because something else held the study in that moment."""
+    """For example, the core refuses a run while another process holds the study."""
     events, seen, submitted = events_of(workspace), [], []
     away = iter([DaemonFailed("SuperLink does not answer")])
 
@@ -368,7 +368,7 @@ def test_a_run_waits_for_a_superlink_that_is_started_again_and_for_none_that_nob
 def test_the_previous_run_is_stopped_before_another_is_submitted(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SuperLink takes a killed run for running, and its half-sent messages hold the sites up."""
+    """SuperLink still counts a killed run as running, and its half-sent messages delay the sites."""
     workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
     calls: list[str] = []
 
@@ -388,7 +388,7 @@ def test_the_previous_run_is_stopped_before_another_is_submitted(
 
 
 class SlowSuperLink:
-    """A SuperLink that carries a submission out after its client has given up."""
+    """Stands in for a SuperLink that carries out a submission after its client gave up."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stopped: list[int] = []
@@ -404,7 +404,7 @@ class SlowSuperLink:
 def test_a_run_whose_submission_timed_out_is_stopped_before_another_is_submitted(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run recorded before it had ended, and was taken for the newest one."""
+    """The run recorded earlier had ended; formerly it was taken for the newest run."""
     workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
     workspace.save_run_id(6)
     events_of(workspace).emit("run-finished", run="6", seconds=1.0)
@@ -447,7 +447,7 @@ def test_a_stop_at_once_is_asked_for_even_if_superlink_does_not_answer(
 def test_a_run_has_as_long_to_begin_as_a_daemon_and_the_error_names_a_busy_machine(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy machine no run ever began within two minutes, and the log that the error named was empty."""
+    """On a busy machine no run began within the former two minutes, and the log that the error named was empty."""
     workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
     assert supervisor.START_TIMEOUT_S >= READY_TIMEOUT_S
     monkeypatch.setattr(supervisor, "run_status", lambda _server, run_id: RunStatus(run_id=run_id, status="starting"))
@@ -463,7 +463,7 @@ def test_a_run_has_as_long_to_begin_as_a_daemon_and_the_error_names_a_busy_machi
 def test_a_run_that_begins_too_late_is_given_up_at_superlink_too(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
-    """It once began by itself when SuperLink was started again."""
+    """Such a run once began by itself after SuperLink restarted."""
     workspace.save_endpoint(Endpoint("localhost", 8443, 8000))
     stopped: list[int] = []
 

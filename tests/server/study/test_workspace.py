@@ -144,7 +144,7 @@ def test_after_a_kill_study_init_says_what_to_delete_and_then_works(
 def test_a_study_that_two_operators_create_at_once_is_the_first_one_s_and_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second once printed a command that deletes the first one's sealing key."""
+    """Formerly the second operator's command printed advice that deletes the first one's sealing key."""
     workspace, render, begun, said = Workspace(tmp_path / "study"), setup.render_study, threading.Event(), []
 
     def slowly(study: Study) -> str:

@@ -1,1 +1,1 @@
-"""Reports, log lines and ledgers that somebody hostile, careless or unlucky leaves where the dashboard reads."""
+"""Holds the reports, log lines and ledgers that a hostile, careless or unlucky person could leave for the dashboard."""

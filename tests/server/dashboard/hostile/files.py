@@ -1,4 +1,4 @@
-"""Hostile files by name: what each does to a study's directory. Large ones are made here rather than kept."""
+"""Makes hostile files by name; each function damages a study's directory. Large files are made here, not stored."""
 
 from __future__ import annotations
 

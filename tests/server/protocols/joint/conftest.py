@@ -1,4 +1,4 @@
-"""A linear codec of a joint study, fitted once a module."""
+"""Fits the linear codec of a joint study once for each module."""
 
 from __future__ import annotations
 

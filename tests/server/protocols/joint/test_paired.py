@@ -100,7 +100,7 @@ def test_a_label_is_the_starts_prediction_moved_by_what_was_released_and_no_furt
 def test_with_public_pairs_a_student_moves_three_tenths_of_the_way_from_the_network_of_the_pairs(
     codec: PcaCodec, images: np.ndarray, paired: Paired, start: Start
 ) -> None:
-    """Of the way to what labels and pairs together train; the start and the pairs' network are left as they are."""
+    """The way leads to the network trained on labels and pairs; the start and the pairs' network stay unchanged."""
     codes, alone = start.codes + 0.1, refine_paired(start.model, paired, RECIPE, seed=0)
     trained, before = copy.deepcopy(start.model), copy.deepcopy(alone.state_dict())
     targets = np.concatenate([moved(start.model, images, codec, codes), paired.targets])
@@ -196,7 +196,7 @@ def test_a_study_states_its_pairs_and_one_without_any_is_as_it_was() -> None:
 
 
 def public_folder(folder: Path, study: Study) -> tuple[list[Path], Path]:
-    """Three public volumes, and a dataset of two more with their label maps."""
+    """Write three public volumes, and a dataset of two more with their label maps."""
     folder.mkdir()
     grid, rng, cases, files = study.data.grid, np.random.default_rng(0), [], []
     for number in range(5):
@@ -235,7 +235,7 @@ def test_pairs_are_published_as_promised_and_read_back(tmp_path: Path) -> None:
 
 
 def public_of(workspace: Workspace) -> PublicMaterial:
-    """What is public, before a codec is fitted."""
+    """Return the study's public material before a codec is fitted."""
     workspace.save_codec(CodecRecord("a" * 64, 4))
     return workspace.public()
 
@@ -250,7 +250,7 @@ def test_study_init_takes_the_number_of_pairs(tmp_path: Path) -> None:
 def test_a_study_trains_on_its_pairs_from_the_public_start_to_the_last_control(
     codec: PcaCodec, paired: Paired, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The protocol hands them on: who is trained is what was trained, and other pairs are other inputs."""
+    """The public start and all trainings receive the same pairs. With other pairs the student's inputs differ."""
     study = study_with(2)
     images = dict.fromkeys(("v1", "v2"), np.zeros((1, 8, 8, 8)))
     stores = ObjectStore(tmp_path), FilesInFolder(tmp_path)

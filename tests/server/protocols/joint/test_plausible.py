@@ -31,7 +31,7 @@ def frame() -> Frame:
 
 
 def draws(frame: Frame, count: int, *, size: float = 1.0) -> list[Observation]:
-    """Released offsets drawn by hand: what the frame expects, ``size`` times as large, and the release's noise."""
+    """Draw released offsets here: ``size`` times what the frame expects, plus the release's noise."""
     rng = np.random.default_rng(1)
     asked = frame.weights > 0
     variances, weights = frame.variances[asked], frame.weights[asked]
@@ -58,7 +58,7 @@ def warned(frame: Frame, seen: list[Observation]) -> float:
 
 @pytest.mark.parametrize("variance", [HONEST[0], 0.5, 1.0, 2.0, HONEST[1]])
 def test_one_honest_study_in_a_hundred_is_warned_of_at_most(frame: Frame, variance: float) -> None:
-    """2,000 studies of each size an honest one may have, from numbers drawn here: within four standard errors."""
+    """For each size of an honest answer the test draws 2,000 studies; it allows four standard errors."""
     seen = draws(frame, 2000, size=math.sqrt(variance))
     error = math.sqrt(FALSE_ALARMS * (1 - FALSE_ALARMS) / len(seen))
     assert FALSE_ALARMS == 0.01
@@ -71,7 +71,7 @@ def test_one_honest_study_in_a_hundred_is_warned_of_at_most(frame: Frame, varian
 
 
 def test_at_either_end_of_the_honest_range_half_of_the_false_alarms_occur(frame: Frame) -> None:
-    """A test that never warned would pass the one above: at an end it warns in half a percent, which is its share."""
+    """A rule that never warns would pass the test above. At each end the rule must warn in half a percent of studies."""
     for variance in HONEST:
         seen = draws(frame, 4000, size=math.sqrt(variance))
         assert 0.25 * FALSE_ALARMS / 2 < warned(frame, seen) < 2.5 * FALSE_ALARMS / 2
@@ -91,7 +91,7 @@ def test_answers_far_larger_than_an_honest_studys_raise_a_warning(frame: Frame) 
 
 
 def test_rounds_add_up_and_a_frame_is_surprised_by_what_it_did_not_expect(frame: Frame) -> None:
-    """By hand: Σ y² / (w²v + σ²) of the mean code y."""
+    """The test computes Σ y² / (w²v + σ²) of the mean code y."""
     asked = frame.weights > 0
     code = np.linspace(-1, 1, frame.dimension)
     expected = np.sum(code**2 / (frame.weights[asked] ** 2 * frame.variances[asked] + NOISE**2))

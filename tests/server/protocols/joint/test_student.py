@@ -1,4 +1,4 @@
-"""The student of a joint query: what its labels are made of, and that its controls do the same work."""
+"""Tests the student of a joint query: what its labels consist of, and that its controls are trained alike."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def frame(codec: PcaCodec, images: np.ndarray, start: Start) -> Frame:
 def test_the_kernel_is_how_the_codes_move_when_a_weight_does(
     codec: PcaCodec, images: np.ndarray, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Oracle: finite differences of production codes by every eighth of the weights drawn."""
+    """The oracle is a finite difference of production codes by every eighth of the drawn weights."""
     drawn = tangent.drawn_weights
     monkeypatch.setattr(tangent, "drawn_weights", lambda count: drawn(count)[::8])
     model = copy.deepcopy(start.model).double()
@@ -191,7 +191,7 @@ def test_a_student_learns_from_codes_first_and_then_from_its_own_predictions_mov
 
 
 def test_what_no_code_says_is_the_students_own(codec: PcaCodec, images: np.ndarray, start: Start) -> None:
-    """Moved to the code that a prediction has, it stays as it is, and what the codec cannot draw with it."""
+    """A prediction moved to its own code stays unchanged, including what the codec cannot represent."""
     own = codes_of(start.model, images, codec, temperature=TEMPERATURE)
     predicted = np.stack([sharpen(predict(start.model, image), temperature=TEMPERATURE) for image in images])
     np.testing.assert_allclose(moved(start.model, images, codec, own), predicted, atol=1e-5)
