@@ -128,7 +128,9 @@ def test_labels_after_all_rounds_are_nearer_to_the_teachers_than_the_public_star
 
 
 def test_the_operator_sees_how_the_answers_weigh_and_what_speaks_against_them(recorded: Recorded) -> None:
-    """The test counts volumes in the stored labels. A warning reaches the status, its JSON and the dashboard's alarms."""
+    """The test counts volumes in the stored labels. A warning reaches the status, its JSON and the
+    dashboard's alarms.
+    """
     workspace = recorded.workspace
     if not (workspace.student_dir / "weights.pt").exists():
         recorded.run()

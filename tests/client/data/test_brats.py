@@ -31,7 +31,9 @@ NAMES = {"_": ("t1", "t1ce", "t2", "flair"), "-": ("t1n", "t1c", "t2w", "t2f")}
 
 
 def folder(root: Path, name: str, *, sign: str = "_", without: tuple[str, ...] = (), seed: int = 0) -> Path:
-    """Write one case: nested tumours in a brain. Each contrast shows other tissue; enhancing tumour has label 4, or 3."""
+    """Write one case: nested tumours in a brain. Each contrast shows other tissue; enhancing tumour has label
+    4, or 3.
+    """
     rng = np.random.default_rng(seed)
     where = root / name
     where.mkdir(parents=True)

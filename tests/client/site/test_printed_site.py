@@ -255,7 +255,9 @@ def own_page(life: Life) -> Told:
 
 
 def handed_over(life: Life) -> Iterator[Told]:
-    """Yield what the consortium shows of the site's printed report: on its Sites page, in its API, in its certificate."""
+    """Yield what the consortium shows of the site's printed report: on its Sites page, in its API, in its
+    certificate.
+    """
     life.workspace.reports_dir.mkdir(exist_ok=True)
     (life.workspace.reports_dir / "north.json").write_text(command("--json", site=life.site))
     client = glance(Options(study=life.workspace.root, state=life.root / "state"))

@@ -350,7 +350,9 @@ def test_scores_are_those_of_the_labels_and_a_bad_case_is_counted(
 def test_native_scores_are_on_each_files_own_voxels_in_its_own_millimetres(
     fed: Federation, pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The grid cuts the volume of 12³ voxels. A structure outside counts as missed natively and is absent on the grid."""
+    """The grid cuts the volume of 12³ voxels. A structure outside counts as missed natively and is absent on
+    the grid.
+    """
     truth = np.zeros((12, 12, 12), dtype=np.uint8)
     truth[2:6, 4:8, 4:8] = 1
     truth[0:2, 5:7, 5:7] = 1  # off the grid, which holds voxels 2 to 9

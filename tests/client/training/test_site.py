@@ -1,4 +1,6 @@
-"""Tests a site's training: voters depend on their own patients only, a bad case costs one slot, a stop loses nothing."""
+"""Tests a site's training: voters depend on their own patients only, a bad case costs one slot, a stop loses
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -330,7 +332,9 @@ def test_the_command_says_that_the_only_usable_case_is_kept_for_scoring(dataset:
 def test_a_patient_who_is_no_longer_listed_leaves_the_other_voters_as_they_are(
     dataset: Dataset, tmp_path: Path
 ) -> None:
-    """After the deal, a site with fewer listed patients than voters still trains: a voter without patients stays empty."""
+    """After the deal, a site with fewer listed patients than voters still trains: a voter without patients
+    stays empty.
+    """
     before = run(dataset, tmp_path / "t", voters=6)
     few = replace(dataset, cases=dataset.cases[:2], listed=dataset.listed[:2])
     after = run(few, tmp_path / "t", voters=6)

@@ -29,7 +29,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 
 @dataclass
 class Relay:
-    """Stands in for the ServerApp, with workers in this process. ``before`` is called ahead of each question's answer."""
+    """Stands in for the ServerApp, with workers in this process. ``before`` is called ahead of each
+    question's answer.
+    """
 
     study: Recorded
     before: Callable[[socket.socket, RelayFrame], None] = lambda _core, _frame: None

@@ -47,7 +47,9 @@ def world(tmp_path: Path) -> Iterator[Federation]:
 
 
 def spoil_the_first_query(world: Federation, *, by: int = 101) -> None:
-    """Let one site spoil its answer to the first query by a number far above any noise, and answer all others honestly."""
+    """Let one site spoil its answer to the first query by a number far above any noise, and answer all others
+    honestly.
+    """
     honest, asked = world.workers[by]._sampler, []
 
     def sampler(size: int, std):  # type: ignore[no-untyped-def]

@@ -1,4 +1,6 @@
-"""Tests that every page agrees with its JSON, roles are kept, tables download as CSV, and decisions reach the training."""
+"""Tests that every page agrees with its JSON, roles are kept, tables download as CSV, and decisions reach the
+training.
+"""
 
 from __future__ import annotations
 

@@ -156,7 +156,9 @@ def test_of_five_tasks_four_lie_in_the_interval_that_the_others_give() -> None:
 
 
 def test_nothing_is_advised_where_tumours_got_worse() -> None:
-    """A measured joint query with pairs and twelve voters at patient (8, 1e-5) had Dice .161; its zero code had .243."""
+    """A measured joint query with pairs and twelve voters at patient (8, 1e-5) had Dice .161; its zero code
+    had .243.
+    """
     found = replace(advised(TUMOURS, 4, 12, PATIENT, 8.0, 1e-5), paired=3)
     assert found.low < -0.082 < found.high
     assert not found.worth_asking

@@ -1,4 +1,6 @@
-"""Tests controls: only their labels differ from the student's, each is trained once, and no volume gets its own answer."""
+"""Tests controls: only their labels differ from the student's, each is trained once, and no volume gets its
+own answer.
+"""
 
 from __future__ import annotations
 

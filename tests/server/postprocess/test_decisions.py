@@ -1,4 +1,6 @@
-"""Tests decisions: they are only appended, asking again returns the valid one, and a broken line is named and refused."""
+"""Tests decisions: they are only appended, asking again returns the valid one, and a broken line is named and
+refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests figures given by consent: signed by the hospital that measured them, and absent for fewer than five patients."""
+"""Tests figures given by consent: signed by the hospital that measured them, and absent for fewer than five
+patients.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests that no student is released until enough hospitals have stated, each by its own key, that it beats public data."""
+"""Tests that no student is released until enough hospitals have stated, each by its own key, that it beats
+public data.
+"""
 
 from __future__ import annotations
 

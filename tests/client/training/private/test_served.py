@@ -1,4 +1,6 @@
-"""Tests when a site's loss is the smaller of trainings and releases: only if all it served came from private trainings."""
+"""Tests when a site's loss is the smaller of trainings and releases: only if all it served came from private
+trainings.
+"""
 
 from __future__ import annotations
 

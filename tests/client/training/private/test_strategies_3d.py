@@ -177,7 +177,9 @@ def test_a_training_begun_before_there_was_a_clip_a_layer_keeps_its_name() -> No
 
 
 def test_a_dp_mac_training_of_an_earlier_version_or_of_another_penalty_is_another_training() -> None:
-    """The identity of a dp-mac training in 0.2.0 lacked dp-mac's own settings, so a new training must not continue it."""
+    """The identity of a dp-mac training in 0.2.0 lacked dp-mac's own settings, so a new training must not
+    continue it.
+    """
     given = {"voter": 0, "patients": ("p1", "p2"), "deal": "d"}
     recipe = TrainingConfig((4, 8))
     now = training_identity(PrivateSettings("dp-mac", 8.0, 1e-5), recipe, **given)

@@ -71,7 +71,9 @@ def test_one_honest_study_in_a_hundred_is_warned_of_at_most(frame: Frame, varian
 
 
 def test_at_either_end_of_the_honest_range_half_of_the_false_alarms_occur(frame: Frame) -> None:
-    """A rule that never warns would pass the test above. At each end the rule must warn in half a percent of studies."""
+    """A rule that never warns would pass the test above. At each end the rule must warn in half a percent of
+    studies.
+    """
     for variance in HONEST:
         seen = draws(frame, 4000, size=math.sqrt(variance))
         assert 0.25 * FALSE_ALARMS / 2 < warned(frame, seen) < 2.5 * FALSE_ALARMS / 2
