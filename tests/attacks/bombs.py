@@ -11,7 +11,7 @@ import numpy as np
 
 
 def bomb(shape: tuple[int, ...], dtype: str, *, spacing: float = 1.0, label: bool = False) -> bytes:
-    """A gzipped volume of zeros and one other voxel, made without its voxels."""
+    """Return a gzipped volume of zeros and one other voxel, without ever holding all its voxels."""
     header = nib.Nifti1Header()
     header.set_data_shape(shape)
     header.set_data_dtype(dtype)
@@ -29,7 +29,7 @@ def bomb(shape: tuple[int, ...], dtype: str, *, spacing: float = 1.0, label: boo
 
 
 def element(tag: int, kind: bytes, value: bytes) -> bytes:
-    """A DICOM element that names its kind, little-endian."""
+    """Return a little-endian DICOM element that states its kind."""
     value += (b"\0" if kind in (b"UI", b"OB") else b" ") * (len(value) % 2)
     head = struct.pack("<HH2s", tag >> 16, tag & 0xFFFF, kind)
     long = kind in (b"OB", b"OW", b"SQ", b"UN")
@@ -39,7 +39,9 @@ def element(tag: int, kind: bytes, value: bytes) -> bytes:
 def dicom_slice(
     *, rows: int, columns: int, syntax: bytes, pieces: Iterable[bytes], more: bytes = b"", number: int = 1
 ) -> bytes:
-    """A file of an MR series: its pixels are the ``pieces`` as they are, its header holds ``more`` before its size."""
+    """Return a file of an MR series: ``pieces`` are its pixels unchanged; ``more`` stands in the header before the
+    size.
+    """
     mr = b"1.2.840.10008.5.1.4.1.1.4"
     meta = element(0x00020001, b"OB", b"\0\1") + element(0x00020002, b"UI", mr)
     meta += element(0x00020003, b"UI", b"1.2.3.%d" % number) + element(0x00020010, b"UI", syntax)
@@ -60,16 +62,16 @@ def dicom_slice(
 
 
 def run_lengths(packed: bytes, *, planes: int = 1) -> bytes:
-    """A run-length coded frame, whatever ``packed`` is."""
+    """Return a run-length coded frame with any content."""
     return struct.pack("<16I", planes, 64, *([0] * 14)) + packed
 
 
 def codestream(rows: int, columns: int) -> bytes:
-    """The start of a JPEG 2000 picture."""
+    """Return the start of a JPEG 2000 picture."""
     size = struct.pack(">HHHIIIIIIIIHBBB", 0xFF51, 41, 0, columns, rows, 0, 0, columns, rows, 0, 0, 1, 7, 1, 1)
     return b"\xff\x4f" + size + bytes(64)
 
 
 def picture(rows: int, columns: int) -> bytes:
-    """The start of a JPEG picture."""
+    """Return the start of a JPEG picture."""
     return b"\xff\xd8\xff\xe0\x00\x04ab" + struct.pack(">HHBHHB", 0xFFC0, 11, 8, rows, columns, 1) + bytes(64)

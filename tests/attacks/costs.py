@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most memory that Python held at once for ``work``."""
+    """Return the most memory that Python held at once while ``work`` ran."""
     tracemalloc.start()
     try:
         work()

@@ -1,4 +1,5 @@
-"""The real gateway in a process of its own, before a stand-in for SuperLink that reads bodies and answers ``ok``.
+"""Runs the real gateway in its own process, before a stand-in for SuperLink that reads bodies and answers
+``ok``.
 
 Asked over TCP and TLS with connections that a test holds open, cuts in the middle or fills, as it likes.
 """
@@ -53,7 +54,7 @@ Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """A gateway on loopback that admitted the sites in ``keys``."""
+    """Holds a gateway on loopback that admitted the sites in ``keys``."""
 
     port: int
     gateway: Daemon
@@ -62,7 +63,7 @@ class Door:
     store: ObjectStore
 
     def memory_mib(self) -> float:
-        """What the gateway's process holds in memory now."""
+        """Return the memory that the gateway's process uses now, in MiB."""
         for line in Path(f"/proc/{self.gateway.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
@@ -79,7 +80,7 @@ class Door:
             writer.transport.abort()
 
     def head(self, site: str, method: str, path: str, *, length: int = 0, host: str = "localhost") -> bytes:
-        """A request's head that ``site`` signed now."""
+        """Return a request's head that ``site`` signed now."""
         headers = signed_headers(self.keys[site], method=method, path=path, now=datetime.now(UTC))
         lines = [f"{method} {path} HTTP/1.1", f"host: {host}", f"content-length: {length}"]
         return "\r\n".join((*lines, *(f"{name}: {value}" for name, value in headers.items()), "", "")).encode()
@@ -104,7 +105,7 @@ async def status(reader: Reader) -> int:
 
 @contextlib.contextmanager
 def door(root: Path, sites: tuple[str, ...] = ("north", "south")) -> Iterator[Door]:
-    """A gateway over a stand-in for SuperLink; both are ended at the end."""
+    """Run a gateway over a stand-in for SuperLink; both end with the block."""
     identity = issue_server_certificate(create_authority(root / "ca"), root / "tls", names=["localhost", "127.0.0.1"])
     pairs = {site: create_node_keys(root / site) for site in sites}
     nodes = tuple(AdmittedNode(site=site, key=read_node_public_key(pair.public)) for site, pair in pairs.items())

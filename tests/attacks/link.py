@@ -1,4 +1,5 @@
-"""Flower's own SuperLink in this process, without HTTP: its handlers over a database file, with our quota before them.
+"""Runs Flower's own SuperLink in this process without HTTP: its handlers over a database file, behind our
+quota.
 
 A test is a ServerApp that asks nodes, and any of the nodes, which announces and pushes what it likes.
 """
@@ -43,18 +44,18 @@ Tree = message_pb2.ObjectTree
 
 
 def flower_object(kind: str, children: Sequence[str] = (), body: bytes = b"") -> bytes:
-    """An object as it lies in Flower's store."""
+    """Return an object as Flower stores it."""
     return f"{kind} {','.join(children)} {len(body)}\0".encode() + body
 
 
 def named(content: bytes) -> str:
-    """An object's name."""
+    """Return an object's name."""
     return str(get_object_id(content))
 
 
 @dataclass
 class Link:
-    """SuperLink with one running run; ``quota`` is false for SuperLink as Flower ships it."""
+    """Runs SuperLink with one active run; with ``quota`` false it is SuperLink as Flower ships it."""
 
     path: Path
     quota: bool = True
@@ -81,13 +82,13 @@ class Link:
         assert self.state.finish_task(self.task.task_id, SubStatus.COMPLETED, "")
 
     def node(self, name: str) -> int:
-        """A new node's id; two may have the same name."""
+        """Return a new node's id; two nodes may have the same name."""
         node = self.state.create_node("a", "a", f"{name} {secrets.token_hex(8)}".encode(), 30.0)
         self.state.activate_node(node, 30.0)
         return int(node)
 
     def ask(self, node: int, body: bytes = b"?") -> str:
-        """The id of a question that the ServerApp sends to a node."""
+        """Send a question from the ServerApp to a node, and return the question's id."""
         metadata = message_pb2.Metadata(
             run_id=self.run,
             src_node_id=1,
@@ -115,7 +116,7 @@ class Link:
         return str(message.object_id)
 
     def expire(self, question: str) -> None:
-        """As if a question had been asked twice its time ago."""
+        """Age a question to twice its time limit."""
         with self.state.session() as session:
             aged = text("UPDATE message_ins SET created_at = created_at - 2 * ttl WHERE message_id = :id")
             assert session.execute(aged, {"id": question}).rowcount == 1
@@ -149,9 +150,10 @@ class Link:
     def reply(
         self, node: int, question: str, contents: Sequence[bytes], *, keep_back: int = 0, announce: int | None = None
     ) -> list[bool]:
-        """Announce objects in a row, the root first, and push all but the last ``keep_back``: which are stored.
+        """Announce objects in a row, the root first, and push all but the last ``keep_back``; return which of them are
+        stored.
 
-        ``announce``: so many of them only, as if there were no more.
+        If ``announce`` is given, only that many objects are announced, as if there were no more.
         """
         root = contents[0]
         metadata = self.metadata(node, question, message_id=named(root))
@@ -165,7 +167,7 @@ class Link:
         ]
 
     def objects(self, node: int, question: str, body: bytes) -> list[bytes]:
-        """An honest reply's three objects: message, record dictionary, record."""
+        """Return an honest reply's three objects: message, record dictionary, record."""
         return reply_objects(self.metadata(node, question), body)
 
     # --- the ServerApp's three calls
@@ -180,12 +182,12 @@ class Link:
         return runtime_handlers.confirm_message_received(request, self.state, self.task)
 
     def size(self) -> int:
-        """Bytes of the database and what is written ahead of it."""
+        """Return the bytes of the database and of its write-ahead log."""
         return sum(path.stat().st_size for path in self.path.parent.glob(f"{self.path.name}*"))
 
 
 def reply_objects(metadata: message_pb2.Metadata, body: bytes) -> list[bytes]:
-    """A reply's three objects as Flower makes them: message, record dictionary, record."""
+    """Return a reply's three objects as Flower makes them: message, record dictionary, record."""
     record = to_record(body)
     (config,) = record.children.values()
     told = metadata.SerializeToString()
@@ -204,7 +206,7 @@ def _state(path: Path) -> Any:
 
 @cache
 def _empty() -> Path:
-    """A database that Flower has made: it takes half a second."""
+    """Return a new database that Flower made once, because making one takes half a second."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / "superlink.db"
@@ -215,7 +217,7 @@ def _empty() -> Path:
 
 
 def chain(*names: str) -> Tree:
-    """A tree of these names, each the only child of the one before."""
+    """Return a tree of these names, each the only child of the one before."""
     tree = Tree(object_id=names[-1])
     for name in reversed(names[:-1]):
         tree = Tree(object_id=name, children=[tree])

@@ -1,4 +1,4 @@
-"""Every parser of what somebody else wrote, with a valid file of each, and changed files made of that by a seed."""
+"""Lists every parser of foreign files, each with a valid file, and changes these files by a seed."""
 
 from __future__ import annotations
 
@@ -137,14 +137,14 @@ HEADERS = [
 
 @dataclass(frozen=True)
 class Parser:
-    """``valid`` is read without an error; ``kind`` says what it is made of: json, nifti, npz, zip; else it is text."""
+    """Reads ``valid`` without an error; ``kind`` names its format: json, nifti, npz, zip; otherwise text."""
 
     valid: bytes
     read: Read
     kind: str
 
     def changed(self, draw: random.Random) -> bytes:
-        """The valid file with something of its structure, or of its bytes, made another."""
+        """Return the valid file with a change of its structure or of its bytes."""
         if draw.random() < 0.25:
             return spoilt(self.valid, draw)
         match self.kind:
@@ -159,7 +159,7 @@ class Parser:
 
 
 def spoilt(data: bytes, draw: random.Random) -> bytes:
-    """Cut, doubled, with bytes exchanged, or none of it."""
+    """Return the bytes cut, doubled, with some exchanged, or unchanged."""
     made = bytearray(data)
     match draw.randrange(5):
         case 0:
@@ -178,7 +178,7 @@ def spoilt(data: bytes, draw: random.Random) -> bytes:
 
 
 def changed_text(data: bytes, draw: random.Random) -> bytes:
-    """A token of it another, or a line doubled, taken out or moved."""
+    """Return the text with one token replaced, or one line doubled, removed or moved."""
     text = data.decode()
     if draw.random() < 0.7:
         places = [found.span() for found in re.finditer(r'"[^"\n]*"|[\w.+-]+|[^\w\s]', text)]
@@ -192,7 +192,7 @@ def changed_text(data: bytes, draw: random.Random) -> bytes:
 
 
 def changed_json(data: bytes, draw: random.Random) -> bytes:
-    """A value of it another, missing, doubled, or somewhere else."""
+    """Return the JSON with some values replaced, removed, doubled or moved."""
     document = json.loads(data)
     for _ in range(draw.choice((1, 1, 3))):
         holder, last, inner = None, None, document
@@ -221,7 +221,7 @@ FIELDS = ((40, 16), (70, 4), (76, 32), (108, 12), (123, 1), (252, 4), (256, 24),
 
 
 def changed_nifti(data: bytes, draw: random.Random) -> bytes:
-    """Its header's fields, and how it is packed."""
+    """Return the volume with changed header fields or another packing."""
     raw = bytearray(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     for _ in range(draw.choice((1, 2, 6))):
         at, size = draw.choice(FIELDS)
@@ -234,7 +234,7 @@ def changed_nifti(data: bytes, draw: random.Random) -> bytes:
 
 
 def changed_zip(data: bytes, draw: random.Random) -> bytes:
-    """One of its members another, packed again as it should be."""
+    """Return the archive with one changed member, packed correctly."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
     name = draw.choice(list(members))
@@ -259,13 +259,13 @@ def changed_zip(data: bytes, draw: random.Random) -> bytes:
 
 
 def headed(content: bytes, header: bytes) -> bytes:
-    """An array's file with another header."""
+    """Return the file of an array with another header."""
     size = int.from_bytes(content[8:10], "little")
     return content[:8] + len(header).to_bytes(2, "little") + header + content[10 + size :]
 
 
 def with_array_header(data: bytes, header: bytes) -> bytes:
-    """An archive of arrays, the first of which has another header."""
+    """Return an archive of arrays whose first array has another header."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
     name = min(members)
@@ -278,7 +278,7 @@ def with_array_header(data: bytes, header: bytes) -> bytes:
 
 
 def from_file(path: Path, read: Callable[[Path], object]) -> Read:
-    """A parser of files as one of bytes."""
+    """Convert a parser of files to a parser of bytes."""
 
     def parse(data: bytes) -> object:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -381,7 +381,7 @@ def parsers(root: Path) -> dict[str, Parser]:
 
 
 def signed_anew(data: bytes, key: Ed25519PrivateKey) -> object:
-    """What the consortium reads of a status report that a dishonest site signed."""
+    """Read, as the consortium does, a status report that a dishonest site signed."""
     said = parse_json(data, what="status report")
     if isinstance(said, dict):
         said.pop("signature", None)
@@ -390,7 +390,7 @@ def signed_anew(data: bytes, key: Ed25519PrivateKey) -> object:
 
 
 def made_frame() -> Frame:
-    """A frame of two volumes."""
+    """Return a frame of two volumes."""
     factors = np.random.default_rng(0).normal(size=(4, 4))
     return plan_frame(
         kernel=factors @ factors.T,
@@ -405,7 +405,7 @@ def made_frame() -> Frame:
 
 
 def rewritten(data: bytes) -> object:
-    """What a program read as JSON, made canonical."""
+    """Read JSON, and return its canonical form."""
     try:
         value = json.loads(data.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A program in place of a hospital's SuperNode: it has the hospital's node key and attacks with its replies.
+"""Replaces a hospital's SuperNode by a program that has the hospital's node key and attacks with its replies.
 
 Only requests for codes are attacked. Its honest worker answers the offers, so the hospital accepts them.
 """
@@ -33,7 +33,7 @@ FLOOD, FLOOD_BYTES = 4, 60 << 20
 
 
 class Rogue:
-    """The connection, and the ways to answer a message with a body."""
+    """Holds the connection, and several malicious ways to answer a message."""
 
     def __init__(self, connection: Any, *, send: Any) -> None:
         _, _, _, _, _, self.pull_object, self.push_object, self.confirm = connection
@@ -48,7 +48,9 @@ class Rogue:
                 time.sleep(0.1)
 
     def announce(self, message: Message, objects: list[bytes]) -> str:
-        """Announce the objects, the root first and each the child of the one before; returns the session to push in."""
+        """Announce the objects, the root first and each the child of the one before; return the session for pushing
+        them.
+        """
         metadata = reply_metadata(message)
         metadata.message_id = named(objects[0])
         told = make_message(metadata_from_proto(metadata), RecordDict())

@@ -111,8 +111,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 
 @pytest.mark.slow
 def test_the_largest_volume_that_is_read_fits_a_worker_of_three_gibibytes() -> None:
-    """The volume is incompressible noise, as large as a small study allows. The smallest compose file allows a worker
-    3 GiB.
+    """The volume is incompressible noise, as large as a small study allows. The smallest compose file gives a worker 3
+    GiB.
     """
     edge = int(volume.RESAMPLED_VOXELS ** (1 / 3)) - 4
     noise = np.random.default_rng(1).integers(0, 255, (edge, edge, edge), dtype=np.uint8)

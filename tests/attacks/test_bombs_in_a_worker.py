@@ -1,4 +1,4 @@
-"""A consortium's server sends a worker public volumes that are meant to end it, within the memory of its container.
+"""Tests that a consortium's server cannot end a worker by public volumes within the memory of its container.
 
 The daemon is the one that a hospital runs, in a control group with the memory that docker-compose.yml gives a worker
 (where this user may make one; else its own data are limited to as much). What it cannot hold is the zero code of that
@@ -54,7 +54,7 @@ main()
 
 
 def limit_of_compose() -> int:
-    """The memory that docker-compose.yml gives a worker, in bytes."""
+    """Return the memory in bytes that docker-compose.yml gives a worker."""
     text = (ROOT / "docker-compose.yml").read_text()
     found = re.search(r"^x-worker: .*?^  mem_limit: (\d+)g$", text, re.MULTILINE | re.DOTALL)
     assert found
@@ -63,9 +63,10 @@ def limit_of_compose() -> int:
 
 @contextmanager
 def group(limit: int, folder: Path) -> Iterator[tuple[Path, Path | None]]:
-    """A control group of so much memory: the folder in which it is seen as a container's own, and its list of members.
+    """Yield a control group with this memory limit: its folder as a container sees it, and its list of
+    members.
 
-    Without the right to make one there is no list, and the folder says what a limit of a process' own data says.
+    Without the right to make a group there is no list, and the folder's files state the limit of a process's own data.
     """
     name = f"consilium-{os.getpid()}"
     old, new = GROUPS / "memory" / name, GROUPS / name
@@ -91,7 +92,7 @@ def group(limit: int, folder: Path) -> Iterator[tuple[Path, Path | None]]:
 
 
 def raw(shape: tuple[int, int, int], dtype: str, *, spacing: float = 1.4) -> bytes:
-    """A volume of noise, which nothing packs."""
+    """Return a volume of noise, which no packing makes smaller."""
     noise = np.random.default_rng(1).integers(0, 255, shape, dtype=np.uint8).astype(dtype)
     image = nib.Nifti1Image(noise, np.diag([spacing, spacing, spacing, 1.0]))
     image.header.set_xyzt_units("mm")

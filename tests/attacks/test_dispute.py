@@ -40,7 +40,7 @@ Sampler = Callable[[int, Fraction], np.ndarray]
 
 
 class Study(Federation):
-    """A federation whose server keeps what sites signed, as the pipeline has it do."""
+    """A federation whose server stores the sites' signatures as the pipeline does."""
 
     def __init__(self, root: Path, *, queries: int = 2) -> None:
         terms = {"quorum": 3, "planned_queries": queries, "aggregation": "sealed-sum", "spare_draws": 4}
@@ -90,7 +90,7 @@ def world(tmp_path: Path) -> Iterator[Study]:
 
 
 def pushing(world: Study, by: float) -> Sampler:
-    """A site's noise with a push of so many m·R in one direction."""
+    """Return a sampler that adds to a site's noise a push of ``by`` times m·R in one direction."""
     longest = world.planned()[0].mechanism.site_radius_int
     honest = world.workers[101]._sampler
 
@@ -129,7 +129,7 @@ def test_who_spoils_is_found_and_nobody_else(world: Study) -> None:
 
 
 def test_who_steers_within_the_noise_of_the_sum_is_found_though_every_sum_was_accepted(world: Study) -> None:
-    """A push that the sums let pass, alone and together: no test of totals can see it, that of one site's part does.
+    """The sums, alone and together, do not reveal this push, but one site's own part does.
 
     Nobody draws noise here, so that it is the same every time.
     """
@@ -188,7 +188,7 @@ def test_two_that_disclose_nothing_are_named_and_nobody_is_blamed_for_them(world
 
 
 def lying(world: Study, draw: str, *, key: X25519PrivateKey, name: str = CULPRIT) -> SealedDisclosure:
-    """A disclosure that the site signs and that holds another key than the draw's."""
+    """Return a disclosure that the site signed, with another key than the draw's."""
     true = world.disclosed(name, draw).opened(AUDITOR)
     ledger = world.site_ledgers[name]
     return SealedDisclosure.of(replace(true, key=key.private_bytes_raw().hex()).signed_by(ledger.sign))
@@ -268,7 +268,7 @@ def test_the_server_can_put_no_word_into_a_sites_mouth(world: Study, what: str) 
 
 
 def test_a_roster_of_identities_that_nobody_compared_is_not_judged(world: Study) -> None:
-    """A server that invents a site, or exchanges the key of one, cannot have the auditor judge it."""
+    """A server that invents a site or exchanges a site's key cannot make the auditor judge it."""
     world.run()
     stranger = public_hex(Ed25519PrivateKey.generate())
     with pytest.raises(InvalidInput, match=r"identity key: got \['site-2'\]"):
@@ -302,7 +302,7 @@ def test_a_masked_code_without_its_sites_signature_is_not_added_and_the_site_is_
 
 @pytest.mark.parametrize("what", ["evidence", "disclosure", "judgement"])
 def test_files_of_a_dispute_that_were_tampered_with_get_an_error_and_never_a_traceback(world: Study, what: str) -> None:
-    """Bytes changed, cut, doubled and deepened; whatever still is read is judged or refused."""
+    """Bytes are changed, cut, doubled or nested. A file that can still be read is judged or refused."""
     world.run()
     evidence, honest = world.evidence(), None
     honest = world.disclosed("site-0", evidence.roster.id)

@@ -35,7 +35,7 @@ PROTOBUF = {"content-type": "application/protobuf", "accept": "application/proto
 
 @dataclass(frozen=True)
 class Stolen:
-    """A real SuperLink, SuperExec and fleet proxy, and the gateway's socket to it."""
+    """Holds a real SuperLink, SuperExec and fleet proxy, and the gateway's socket to them."""
 
     workspace: Workspace
     server: FlowerServer
@@ -74,7 +74,7 @@ def test_of_superlink_a_stolen_gateway_reaches_the_ten_fleet_routes(stolen: Stol
 
 @pytest.mark.slow
 def test_with_address_and_authority_a_stolen_gateway_submits_nothing(stolen: Stolen, tmp_path: Path) -> None:
-    """Even on SuperLink's loopback network, the gateway lacks the secret."""
+    """The gateway lacks the secret, even on SuperLink's loopback network."""
     out = tmp_path / "stolen"
     said = Attacker.make(stolen.server, tmp_path / "attacker").submit(stolen.workspace.root, out)
     assert "Authentication failed" in said

@@ -52,7 +52,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Link:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Link:
-    """SuperLink as Flower ships it, without our quota."""
+    """Return SuperLink as Flower ships it, without our quota."""
     return Link(tmp_path_factory.mktemp("bare") / "superlink.db", quota=False)
 
 
@@ -181,7 +181,7 @@ def test_the_last_time_a_question_is_asked_for_what_is_not_whole_is_malformed(ba
 
 @pytest.mark.parametrize("turns", [0, 1])
 def test_a_reply_of_which_superlink_refused_an_object_is_malformed_at_once(link: Link, turns: int) -> None:
-    """This holds after any number of its objects was read."""
+    """The number of objects already read makes no difference."""
     north = link.node("north")
     question = link.ask(north)
     objects = link.objects(north, question, secrets.token_bytes(9))
@@ -225,7 +225,7 @@ def test_flowers_error_for_a_node_that_left_is_reported_by_its_code(
 
 
 class Failing:
-    """A SuperLink that answers 500 to any request for the replies to these messages."""
+    """Stands in for a SuperLink that answers 500 to any request for the replies to these messages."""
 
     def __init__(self, link: Link, *questions: str) -> None:
         self.link, self.questions = link, questions

@@ -1,4 +1,4 @@
-"""Three dishonest hospitals in a run of real daemons, each with its own attack.
+"""Tests three dishonest hospitals in a run of real daemons, each with its own attack.
 
 The run ends with the honest hospitals' answers, every attacker is named with a reason, and SuperLink's disk does not
 fill.
@@ -37,7 +37,7 @@ MOST_STORED = 2 * rogue_node.FLOOD_BYTES + (48 << 20)
 
 
 def rogue(road: Road, name: str, *, said: Path) -> DaemonSpec:
-    """The site's own node key and worker behind a program that does as it likes."""
+    """Return a program that attacks with the site's own node key and worker."""
     (launcher,) = (d for d in road.federation.group.daemons if (d.spec.role, d.spec.name) == ("launcher", name))
     words = dict(pairwise(launcher.spec.argv))
     node = road.sites[name] / "node"

@@ -86,7 +86,7 @@ def open_sum(tmp_path: Path) -> Iterator[Federation]:
 
 
 def sends_no_codes(how: str) -> Intercept:
-    """A site that accepts every offer, and does not answer a request for codes as asked."""
+    """Return the replies of a site that accepts every offer and does not answer requests for codes as asked."""
 
     def silent(node: int, body: bytes, reply: bytes) -> bytes | None:
         request = part(body, CodesRequest)
@@ -153,7 +153,7 @@ def test_a_silent_site_is_waited_for_once_in_a_run_of_several_rounds(
 
 @pytest.fixture
 def whole_roster(tmp_path: Path) -> Iterator[Federation]:
-    """A sealed study that needs all its four sites."""
+    """Yield a sealed study that needs all of its four sites."""
     with of_four(tmp_path, quorum=4, spare_draws=20) as federation:
         yield federation
 

@@ -1,4 +1,5 @@
-"""One admitted hospital in a run of this process: the real core, relay and workers over Flower's own handlers.
+"""Tests one attacking hospital in a run of this process: real core, relay and workers over Flower's own
+handlers.
 
 There are no daemons. Whatever it replies, the run ends with the others' answers and names it.
 """
@@ -62,7 +63,7 @@ ATTACKS: tuple[Attack, ...] = (missing_child, never_comes, another_kind, flood)
 
 
 class Nodes:
-    """Flower's Grid for the relay: every node answers as soon as it is asked, the first as the attack has it."""
+    """Stands in for Flower's Grid: every node answers at once, the first one as the attack defines."""
 
     def __init__(self, federation: Federation, link: Link, attack: Attack) -> None:
         self.federation, self.link, self.attack = federation, link, attack

@@ -55,7 +55,7 @@ def open_to_others(root: Path) -> set[str]:
 
 
 def test_a_study_and_what_happens_in_it_are_closed_to_other_users(tmp_path: Path) -> None:
-    """This holds under the usual umask of 022."""
+    """The test uses the usual umask of 022."""
     before = os.umask(0o022)
     try:
         workspace = made_study(tmp_path / "study")
@@ -86,7 +86,7 @@ def test_a_study_that_was_given_to_a_group_stays_that_groups(tmp_path: Path) -> 
 
 
 def impostor(folder: Path, port: int) -> AbstractContextManager[object]:
-    """Another user's TLS server, which answers 401 like a gateway."""
+    """Run another user's TLS server, which answers 401 like a gateway."""
     identity = issue_server_certificate(create_authority(folder / "ca"), folder / "tls", names=["localhost"])
     return serving(http_server(_Unauthorised, port), tls=tls_of(identity.certificate, identity.key))
 

@@ -257,7 +257,7 @@ HOSTS = [
 
 
 class Asked:
-    """A gateway in this process. It gets ASGI scopes as a server would make them from arbitrary bytes."""
+    """Holds a gateway in this process, which gets ASGI scopes as a server would make them from arbitrary bytes."""
 
     def __init__(self, root: Path) -> None:
         self.key = load_node_key(create_node_keys(root / "north").private)

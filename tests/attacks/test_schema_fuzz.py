@@ -108,7 +108,7 @@ VALUES: list[Any] = [None, True, False, [], {}, [[]], [{}], 1.5, *INTEGERS, *TEX
 
 
 def deep(levels: int, *, mapping: bool) -> str:
-    """Stands for lists or mappings nested this deep, which no encoder would write."""
+    """Return a placeholder for lists or mappings nested this deep, which no encoder would write."""
     return f"<{'m' if mapping else 'l'}{levels}>"
 
 
@@ -218,7 +218,7 @@ def _quiet() -> Iterator[None]:
 
 
 class World:
-    """A federation that is attacked repeatedly, and valid messages of every kind to start from."""
+    """Holds a federation that is attacked repeatedly, and valid messages of every kind to start from."""
 
     def __init__(self, root: Path, mode: str = "open", *, spare_draws: int = 2) -> None:
         sealed = mode == "sealed"
@@ -269,7 +269,7 @@ class World:
         self.documents = {kind: json.loads(encode(message)) for kind, message in made.items()}
 
     def witnesses(self) -> Witnesses:
-        """The server's half of a round of heads."""
+        """Return the server's half of a round of countersigning."""
         fed = self.fed
         events = EventLog(fed.events_file, study=fed.study.id)
         return Witnesses(fed.root / "witnesses", study=fed.study.id, ledger=fed.ledger, events=events)
@@ -349,7 +349,7 @@ def beside_mask_keys(site: SiteLedger) -> list[str]:
 
 
 def spent_world(root: Path, mode: str) -> World:
-    """A federation whose study is answered in full, so no honest message could be charged any more."""
+    """Return a federation whose study is answered in full, so that no honest message can be charged any more."""
     made = World(root, mode)
     made.fed.core().run(made.fed.transport)
     assert made.fed.core().open_queries() == ()
@@ -358,9 +358,7 @@ def spent_world(root: Path, mode: str) -> World:
 
 @pytest.fixture(scope="module")
 def spent_worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, World]]:
-    """One federation of each kind, made for the first test that needs it. Its study is over, so no message may charge
-    it.
-    """
+    """Yield one federation of each kind, made when first needed. Its study is over, so no message may charge it."""
     made: dict[str, World] = {}
     yield made
     for world in made.values():
@@ -482,8 +480,8 @@ def test_no_receipt_that_a_server_signs_ends_a_worker_charges_a_site_or_fills_it
 class Flood(Wire):
     """Delivers a batch of messages signed by site-1 as its replies, before the honest replies of all sites.
 
-    ``phase`` is the kind of message that site-1 answers honestly no more; None: it does in the end, always. ``aimed``:
-    what it sends is about the very batch it was asked about.
+    ``phase`` is the kind of request that site-1 no longer answers honestly; with None it always does in the end. With
+    ``aimed`` the messages name the batch that the request is about.
     """
 
     fed: Federation
@@ -506,7 +504,7 @@ class Flood(Wire):
 
 
 def attack_core(world: World, kind: str, seed: int, *, phase: type[Part], number: int = BATCH) -> None:
-    """Answer a message of ``phase`` with a batch of replies: a study that is not answered stays as it is."""
+    """Answer a message of ``phase`` with a batch of replies, and check that the unanswered study stays unchanged."""
     fed = world.fed
     sealed = fed.study.privacy.sealed
     before = fed.ledger.remaining("pool-1"), len(fed.ledger.answers(fed.study.id))
@@ -539,7 +537,7 @@ def attack_core(world: World, kind: str, seed: int, *, phase: type[Part], number
 
 @pytest.fixture(scope="module")
 def asking_worlds() -> Iterator[dict[str, World]]:
-    """One federation of each kind. After all attacks, its study is run honestly."""
+    """Yield one federation of each kind. After all attacks, its study is run honestly."""
     worlds: dict[str, World] = {}
     yield worlds
     for made in worlds.values():
@@ -557,7 +555,7 @@ def asking_worlds() -> Iterator[dict[str, World]]:
 def asking(
     request: pytest.FixtureRequest, asking_worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory
 ) -> World:
-    """A federation in the middle of its study, whose quorum is all three sites."""
+    """Return a federation in the middle of its study, whose quorum is all three sites."""
     mode = request.param
     if mode not in asking_worlds:
         made = asking_worlds[mode] = World(tmp_path_factory.mktemp("asking"), mode, spare_draws=1_000)

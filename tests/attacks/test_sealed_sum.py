@@ -1,4 +1,4 @@
-"""Attack: a server asks sites for anything in any order, and learns nothing except the sums of whole rosters."""
+"""Tests the attack of a server that asks sites for anything in any order: it learns only sums of whole rosters."""
 
 from __future__ import annotations
 
@@ -74,8 +74,9 @@ def test_only_whole_rosters_add_up_to_anything(
     actions: list[tuple],
     order: list[int],  # type: ignore[type-arg]
 ) -> None:
-    """Offers and requests in any order, omitted, doubled, replayed, with rosters that differ from site to site and with
-    mask keys of other draws; then what came back is added and subtracted in every way."""
+    """Offers and requests come in any order, omitted, doubled and replayed, with differing rosters and with mask keys
+    of other draws. The replies are then added and subtracted in every way.
+    """
     query = next(queries)
     peers = tuple(Peer(site.name, site.answer_key) for site in world.sites)
     keys: dict[tuple[int, int], Member] = {}
@@ -118,7 +119,7 @@ def test_only_whole_rosters_add_up_to_anything(
 
 
 def whole(taken: dict[Message, int]) -> bool:
-    """Whether these are complete rosters, each added or taken away as a whole, and nothing besides."""
+    """Return whether these are complete rosters, each added or subtracted as a whole, and nothing else."""
     groups: dict[tuple[int, tuple[str, ...]], list[int]] = {}
     for (_, draw, roster), sign in taken.items():
         groups.setdefault((draw, roster), []).append(sign)
@@ -129,8 +130,9 @@ def whole(taken: dict[Message, int]) -> bool:
 
 
 def test_a_receipt_opens_no_draw_that_a_restored_site_may_have_answered(tmp_path: Path) -> None:
-    """The server has two rosters of the same query and draw: one that site-0 answered before its ledger was put back,
-    and one whose receipt it makes up, which would be paid for by the charge for the lost rows too."""
+    """The server has two rosters of one query and draw. Site-0 answered the first before its ledger was restored. For
+    the second the server invents a receipt, which the charge for the lost rows would cover, too.
+    """
     study = make_study(quorum=3, planned_queries=4, aggregation="sealed-sum", spare_draws=20)
     with Federation(tmp_path / "world", study=study, sites=5) as world:
         one, other = world.planned()[:2]
@@ -172,7 +174,7 @@ def test_a_receipt_opens_no_draw_that_a_restored_site_may_have_answered(tmp_path
 def test_masked_words_are_uniform_and_do_not_change_their_law_with_the_code(
     tmp_path: Path,
 ) -> None:
-    """χ² over the bytes of what one site sends; once with one code, once with a far other one."""
+    """χ² is computed over the bytes that one site sends, for two codes far apart."""
     from common.masking import DrawId, MaskedRoster, mask_private_key, masks, signed_mask_key
 
     draw = DrawId("a" * 64, "l", "b" * 64, 1)

@@ -57,7 +57,7 @@ BATCH = "b" * 64
 
 @dataclass
 class Server:
-    """A server with its study, its ledger, and the hospital's worker that listens to it."""
+    """Holds a server with its study and ledger, and the hospital's worker that reads its messages."""
 
     study: Study
     key: Ed25519PrivateKey
@@ -66,7 +66,7 @@ class Server:
     directory: Path
 
     def says(self, message: Part) -> Part | None:
-        """Send a message that this server signs; the hospital's reply, None if it refuses."""
+        """Send a message that this server signs; return the hospital's reply, or None if it refuses."""
         try:
             return decode(body_of(self.worker.answer(sign_request(encode(message), sign=self.key.sign, site=SITE))))
         except ConsiliumError:
@@ -95,11 +95,13 @@ class Server:
         return reply if isinstance(reply, ReceiptsReply) else None
 
     def gets(self) -> set[str]:
-        """The ledgers of the receipts that the hospital writes for this server with ``consilium site heads --out``."""
+        """Return the ledgers of the receipts that the hospital writes for this server with ``consilium site heads
+        --out``.
+        """
         return {Receipt.parse(line).ledger_id for line in staff_decisions.receipt_lines(self.directory)}
 
     def shows(self, ledger_id: str, *, root: bytes, held_row: int = 0) -> WitnessReply | None:
-        """Ask for a countersignature of a head of a ledger of this name, with a root that this server has made up."""
+        """Ask for a countersignature of a head of this ledger, with a root that this server invented."""
         note = CheckpointNote(origin_of("server", ledger_id), 5, root).signed(self.key.sign, key=public_hex(self.key))
         growth, text = ConsistencyProof(0, ()), note.render().encode()
         asked = WitnessRequest(self.study.id, ledger_id, text, growth, held_row, (), (), b"", ())
@@ -109,7 +111,7 @@ class Server:
 
 @contextmanager
 def hospital(root: Path, first: Workspace, second: Workspace) -> Iterator[tuple[Server, Server]]:
-    """A hospital whose pool takes part in both studies, with a worker and a server for each."""
+    """Yield a worker and a server for each of two studies, in which one pool of a hospital takes part."""
     (root / "data").mkdir()
     create_site(root / SITE, pool=POOL, data=root / "data", kit=kit_of(first))
     joined, _ = join_site(None, kit=kit_of(second), existing=root / SITE)
@@ -139,7 +141,7 @@ def with_pools(ledger: Ledger, study: Study) -> Ledger:
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
-    """The honest server, which has released an answer, and the other one."""
+    """Yield the honest server, which has released an answer, and the other one."""
     first, second = (served_study(tmp_path / name, replace(make_study(), name=name)) for name in ("first", "second"))
     with hospital(tmp_path, first, second) as (honest, other):
         assert honest.releases(*queries_of(honest.study, 1)) is not None
@@ -147,7 +149,7 @@ def servers(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
 
 
 def forged(honest: Server, other: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """A ledger of the honest server's id and study that the other server has made and signed."""
+    """Return a ledger with the honest server's id and study that the other server made and signed."""
     with monkeypatch.context() as patch:
         patch.setattr(chain.secrets, "token_hex", lambda _: honest.ledger.ledger_id)
         made = Ledger.create(folder / "forged.sqlite", signing_key=other.key)
@@ -155,7 +157,7 @@ def forged(honest: Server, other: Server, folder: Path, monkeypatch: pytest.Monk
 
 
 def assert_goes_on(honest: Server) -> None:
-    """The hospital raises no alarm about the honest server, and answers it."""
+    """Check that the hospital raises no alarm about the honest server, and answers it."""
     assert honest.worker._ledger.alarms() == ()
     assert honest.worker._witness is not None
     assert honest.worker._witness.memory.conflicts() == ()
@@ -267,7 +269,7 @@ def test_an_unreadable_directory_of_another_study_stops_no_receipts_of_this_one_
 
 
 def both_at_once(one: Server, other: Server, *ledgers: str) -> list[WitnessReply | None]:
-    """Ask two workers to countersign different heads, the second while the first is about to remember its own."""
+    """Ask two workers to countersign different heads, the second while the first is about to store its own."""
     asked, answered, replies = threading.Event(), threading.Event(), dict[int, WitnessReply | None]()
     assert one.worker._witness is not None
     memory = one.worker._witness.memory

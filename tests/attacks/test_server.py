@@ -39,7 +39,7 @@ COMMAND = "$__import__('os').system('touch RAN')"
 
 @pytest.fixture(scope="module")
 def fed(tmp_path_factory: pytest.TempPathFactory):
-    """A study that an honest server ran and exported, and a site that holds its receipts."""
+    """Yield a study that an honest server ran and exported, and a site with its receipts."""
     root = tmp_path_factory.mktemp("server")
     federation = exported_study(root)
     federation.write_site_files()
@@ -184,7 +184,7 @@ def test_an_archive_holds_nothing_beside_its_files(serve, honest: Files, tmp_pat
 
 
 class _Runs:
-    """An object that writes a file when it is unpickled."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -40,7 +40,7 @@ Heard = list[tuple[str, dict[str, str]]]
 
 @contextmanager
 def inner() -> Iterator[tuple[int, Heard]]:
-    """A server in the hospital's own network, and the requests that reach it over plain HTTP."""
+    """Yield a server in the hospital's own network, and the requests that reach it over plain HTTP."""
     heard: Heard = []
 
     class Inner(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Attack: a server alters the fields of its offers, one at a time. A site that accepts one charges its full cost."""
+"""Tests altered fields in a malicious server's offers, one at a time. A site that accepts one charges its full cost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def offered(world: Federation) -> dict[str, Any]:
-    """An honest offer, as JSON."""
+    """Return an honest offer as JSON."""
     sealed = {"draw": 1, "peers": tuple(Peer(site.name, site.answer_key) for site in world.sites)}
     more = sealed if world.study.privacy.sealed else {}
     document: dict[str, Any] = json.loads(encode(world.offer(world.planned()[:1], **more)))
@@ -56,7 +56,7 @@ def offered(world: Federation) -> dict[str, Any]:
 
 
 def near(noise_std: str) -> list[str]:
-    """Rationals that differ from the noise in the 17th digit or by a factor, and another spelling of it."""
+    """Return rationals that differ from the noise in the 17th digit or by a factor, and another spelling of it."""
     exact = Fraction(noise_std)
     others = [exact * Fraction(10**17 + one, 10**17) for one in (-1, 1)] + [exact * 2, exact / 2, Fraction(1, 2**100)]
     double = f"{2 * exact.numerator}/{2 * exact.denominator}"

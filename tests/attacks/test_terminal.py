@@ -58,7 +58,7 @@ def acts(text: str) -> list[str]:
 
 
 class Hostile(BaseHTTPRequestHandler):
-    """A server that sends a false table in its HTTP reason phrase."""
+    """Stands in for a server that sends a false table in its HTTP reason phrase."""
 
     def do_GET(self) -> None:
         phrase = ONE_LINE.encode("latin-1", "replace")
@@ -68,7 +68,7 @@ class Hostile(BaseHTTPRequestHandler):
 
 @dataclass(frozen=True)
 class World:
-    """A site with a hostile server. Other people may have written each of its files."""
+    """Holds a site with a hostile server, each of whose files another person may have written."""
 
     root: Path
     site: Path

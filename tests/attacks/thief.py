@@ -57,7 +57,9 @@ def main(grid, context):
 
 @dataclass(frozen=True)
 class Attacker:
-    """Who knows SuperLink's address and authority, on the server's machine or in the gateway: Flower's own client."""
+    """Attacks with Flower's own client and SuperLink's address and authority, from the server's machine or
+    the gateway.
+    """
 
     home: Path
 
@@ -76,7 +78,7 @@ class Attacker:
         return cls(home)
 
     def flwr(self, *words: str) -> str:
-        """All that one of Flower's commands says."""
+        """Return everything that one of Flower's commands prints."""
         done = subprocess.run(
             [executable("flwr"), *words],
             env=flower_env(self.home, HOME=str(self.home)),
@@ -89,21 +91,21 @@ class Attacker:
         return done.stdout + done.stderr
 
     def submit(self, study: Path, out: Path) -> str:
-        """Submit the thief, which is to write to ``out``; what Flower's client says."""
+        """Submit the thief, which is to write to ``out``; return what Flower's client prints."""
         config = self.home / "run.toml"
         config.write_text(f'study = "{study}"\nout = "{out}"\n')
         return self.flwr("run", str(self.home / "app"), "s", "--run-config", str(config), "--format", "json")
 
 
 def described_routes(server: FlowerServer) -> tuple[str, ...]:
-    """Every route that SuperLink says it has."""
+    """Return every route that SuperLink lists."""
     context = ssl.create_default_context(cafile=str(server.identity.authority))
     with urllib.request.urlopen(f"https://{server.address}/openapi.json", context=context, timeout=600) as answer:
         return tuple(json.load(answer)["paths"])
 
 
 def open_routes(server: FlowerServer) -> set[str]:
-    """Routes that answer a call with no secret, or a wrong one, with anything but 401 or an empty answer."""
+    """Return the routes that answer a call with no or a wrong secret by anything but 401 or an empty answer."""
     context = ssl.create_default_context(cafile=str(server.identity.authority))
     routes = [path for path in described_routes(server) if path != "/health"]
     assert len(routes) > 60

@@ -1,4 +1,4 @@
-"""Patients with a ball in a noisy image."""
+"""Makes patients with a ball in a noisy image."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def balls(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, 1, 16, 16, 16] and label maps [n, 16, 16, 16] of ``count`` patients."""
+    """Return images [n, 1, 16, 16, 16] and label maps [n, 16, 16, 16] of ``count`` patients."""
     rng = np.random.default_rng(0)
     place = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), axis=-1)
     labels = np.stack(

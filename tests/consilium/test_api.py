@@ -1,4 +1,5 @@
-"""``import consilium`` gives researchers these names with these parameters: documented, typed, cheap to import.
+"""Tests that ``import consilium`` provides these names with these parameters: documented, typed, cheap to
+import.
 
 ``python -m tests.consilium.test_api`` writes the snapshot anew.
 """
@@ -33,8 +34,9 @@ SNAPSHOT = Path(__file__).with_name("api.json")
 
 
 def form(value: Any) -> str | list[str]:
-    """What a caller writes: parameters with their types; an enumeration's values; a protocol's members;
-    an error's exit code. The page of the configuration promises the keys, types and defaults of a study's sections."""
+    """Return what a caller writes: parameters with types, an enumeration's values, a protocol's members, an
+    exit code.
+    """
     if value in SECTIONS.values():
         return "docs/configuration.md"
     if isinstance(value, type) and issubclass(value, Enum):
@@ -51,14 +53,16 @@ def promised() -> dict[str, str | list[str]]:
 
 
 def test_names_and_parameters_are_what_the_snapshot_promises() -> None:
-    """A change here is a change for everybody who builds on it: the CHANGELOG says so, then ``api.json`` follows."""
+    """A change here affects everybody who uses the package: note it in the CHANGELOG, then update ``api.json``."""
     assert promised() == json.loads(SNAPSHOT.read_text(encoding="utf-8"))
     assert consilium.__all__ == sorted(consilium.__all__)
 
 
 @pytest.mark.parametrize("name", consilium.__all__)
 def test_every_public_name_says_what_it_takes_gives_and_refuses(name: str) -> None:
-    """Args and Returns of a function; Attributes or Args of a class, unless it is an enumeration or an error's base."""
+    """A function documents Args and Returns; a class documents Attributes or Args, unless it is an enumeration or a
+    base error.
+    """
     value = getattr(consilium, name)
     text = inspect.getdoc(value) or ""
     assert re.match(r"[A-Z].*?[.:]", text, re.DOTALL)
@@ -73,7 +77,9 @@ def test_every_public_name_says_what_it_takes_gives_and_refuses(name: str) -> No
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What examples of public names begin from: a small study, public volumes with label maps, teachers, a ledger."""
+    """Return what examples of public names start with: a small study, public volumes with label maps, teachers, a
+    ledger.
+    """
     folder = tmp_path_factory.mktemp("ledger")
     with tarfile.open(ROOT / "tests" / "golden" / "per-volume-0.1.0.tar.xz") as archive:
         unpack(archive, folder)
@@ -193,7 +199,7 @@ GIVEN_STUDY: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", [*SOUND, *GIVEN_STUDY])
 def test_an_argument_of_a_wrong_type_is_refused_and_raises_no_other_error(name: str) -> None:
-    """A value may be accepted, as 0 or a list is by some; what no function may raise is another error."""
+    """Some functions accept 0 or a list. No function may raise an error of another class."""
     sound = SOUND.get(name) or GIVEN_STUDY[name]
     called = getattr(consilium, name)
     for parameter in sound:
@@ -226,7 +232,7 @@ def test_an_unknown_name_or_an_object_of_another_class_is_invalid_input(name: st
 
 
 def names_listed() -> str:
-    """Every public name with the first sentence of its documentation, as docs/api.md ends with it."""
+    """Return every public name with the first sentence of its documentation, as docs/api.md ends with them."""
     rows = []
     for name in consilium.__all__:
         said = " ".join((inspect.getdoc(getattr(consilium, name)) or "").split("\n\n")[0].split())

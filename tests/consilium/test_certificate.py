@@ -1,4 +1,4 @@
-"""The certificate: what it says is what the ledger says, and a ledger that does not verify gets none."""
+"""Tests the certificate: it states what the ledger states, and a ledger that does not verify gets none."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ YEAR = timedelta(days=365)
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """A study of six queries over three hospitals: four answered in two batches."""
+    """Return a study of six queries over three hospitals; four are answered, in two batches."""
     made = made_study(tmp_path / "study", make_study("anterior", "posterior", name="trial"))
     made.save_codec(CodecRecord(sha256="c" * 64, dimension=5))
     for number, name in enumerate(("aachen", "bergen", "cadiz")):
@@ -315,7 +315,7 @@ def test_refusals_audit_and_the_hospitals_own_figures_are_included(workspace: Wo
 
 
 def no_site_keeps_the_others_from_their_certificate(workspace: Workspace, out: Path) -> None:
-    """A report that does not hold is set aside by name; one that was given by hand is refused."""
+    """Check that an invalid report is set aside by name, and that a report given by hand is refused."""
     folder = workspace.reports_dir
     (folder / "bergen.json").write_text("[" * 100_000)
     (folder / "celle.json").write_bytes((folder / "aachen.json").read_bytes())
@@ -335,7 +335,7 @@ ANYTHING = "\x1b[2J\u202egnol\u200b\0\ue000\ufffe\u6d77\U0001f600\u0378 signed b
 def test_no_words_of_a_hospital_act_in_a_certificate_fill_it_or_keep_the_others_from_theirs(
     workspace: Workspace, tmp_path: Path, where: str
 ) -> None:
-    """The PDF of a certificate could not be made with a letter of another script in a report: for no hospital."""
+    """A letter of another script in one report once prevented the PDF of every hospital's certificate."""
     key, status = Ed25519PrivateKey.generate(), site_status(tmp_path, workspace.study())
     workspace.save_sites((Site("aachen", "aachen-mri", 1, public_hex(key)),))
     flood = [ANYTHING, *(f"alarm {number} {'x' * 1000}" for number in range(40))]
@@ -356,7 +356,7 @@ def test_no_words_of_a_hospital_act_in_a_certificate_fill_it_or_keep_the_others_
 def test_the_certificate_prefers_a_hospitals_newest_signed_report_and_refuses_forged_ones(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    """The newest signed report counts, whether it came by the dashboard or was put into the study's directory."""
+    """The newest signed report counts, whether it arrived by the dashboard or was put into the study's directory."""
     key, at = Ed25519PrivateKey.generate(), datetime(2026, 5, 1, 12, tzinfo=UTC)
     status = site_status(tmp_path, workspace.study())
     named = [Site("aachen", "aachen-mri", 1, public_hex(key)), Site("bergen", "bergen-mri", 2, "b" * 64)]
@@ -435,7 +435,7 @@ def test_a_study_that_released_nothing_says_so(tmp_path: Path) -> None:
 
 
 def test_the_pages_are_tagged_and_archivable_and_signed_by_hand_at_the_end(workspace: Workspace) -> None:
-    """PDF/A-2a and PDF/UA-1, by the marks that a validator reads first."""
+    """The test looks for the marks of PDF/A-2a and PDF/UA-1 that a validator reads first."""
     paper = paper_of(certificate_facts(workspace))
     data = paper.pdf()
     for mark in (b"/MarkInfo", b"/StructTreeRoot", b"/Lang", b"pdfaid:part>2<", b"pdfuaid:part>1<"):

@@ -1,4 +1,4 @@
-"""The demo's daemons, with the processes and SuperLink replaced."""
+"""Tests the demo's daemons with stand-ins for the processes and SuperLink."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(happened: list[str], folder: Path) -> None:
 
 
 def nodes_say(monkeypatch: pytest.MonkeyPatch, happened: list[str], *states: str) -> None:
-    """SuperLink counts the node as each of these in turn, and from then on as the last."""
+    """Let SuperLink report these states of the node one after another, and the last one from then on."""
     left = list(states)
 
     def nodes(_server: object) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The terms of a demo: who adds the noise, and how many hospitals must answer."""
+"""Tests the terms of a demo: who adds the noise, and how many hospitals must answer."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_refused_sealed_sum_names_options_with_which_it_runs(tmp_path: Path) -
 
 
 def test_two_runs_never_write_to_one_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock is its process's own: it ends with the process, so a killed run can be resumed."""
+    """The lock ends with its process, so a killed run can be resumed."""
     out, options = tmp_path / "out", DemoOptions()
     monkeypatch.setattr(run, "_demo", lambda out, *_, **__: out / "report.html")
     holder = f"import fcntl, sys; file = open({str(out / '.lock')!r}, 'ab'); fcntl.flock(file, fcntl.LOCK_EX); "

@@ -1,4 +1,4 @@
-"""The demo's trainings: by seed where Consilium made the data, by chance where somebody's patients are given."""
+"""Tests the demo's trainings: by seed on data that Consilium made, at random on real patients."""
 
 from __future__ import annotations
 

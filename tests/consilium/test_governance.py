@@ -1,4 +1,6 @@
-"""The papers a hospital files: every figure is the certificate's, blanks are marked, and three forms say the same."""
+"""Tests the documents that a hospital files: figures equal the certificate's, blanks are marked, three
+formats agree.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def test_every_paper_is_there_in_three_forms_and_a_person_is_told_how_many_blank
 def test_every_paper_is_made_from_the_verified_copy_alone(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row that is added while the papers are made is in none of them."""
+    """A row that is added meanwhile appears in none of the documents."""
     shutil.copytree(recorded.workspace.root, tmp_path / "study", symlinks=True)
     workspace = Workspace(tmp_path / "study")
     before = [paper.to_json() for paper in papers(workspace, now=datetime(2026, 1, 1, tzinfo=UTC))]

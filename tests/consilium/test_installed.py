@@ -1,4 +1,4 @@
-"""Beside foreign packages of the same names Consilium refuses or says so (docs/adr/0021-installed-names.md)."""
+"""Tests Consilium beside foreign packages of the same names: it refuses or warns (docs/adr/0021-installed-names.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ START = "from consilium.cli.main import main; main()"
 
 
 def run(*arguments: str, cwd: Path, first: Path) -> subprocess.CompletedProcess[str]:
-    """The command line in an interpreter that looks into ``first`` before it finds Consilium."""
+    """Run the command line in an interpreter that searches ``first`` before it finds Consilium."""
     path = os.pathsep.join((str(first), str(ROOT)))
     return subprocess.run(
         [sys.executable, "-P", "-c", START, *arguments],
@@ -60,7 +60,7 @@ def test_every_package_says_that_it_is_typed(name: str) -> None:
 
 
 def test_a_user_id_without_a_name_can_import_consilium_and_then_monai() -> None:
-    """As in a container under a number of its own. MONAI asks for the name by ``getpass`` when it is imported."""
+    """A container may run under such a user id. MONAI asks ``getpass`` for the name when it is imported."""
     nameless = "def nobody(uid): raise KeyError(uid)\nimport pwd; pwd.getpwuid = nobody\n"
     asks = "import consilium, getpass, os; assert getpass.getuser() == str(os.getuid())"
     known = {name: value for name, value in os.environ.items() if name not in ("LOGNAME", "USER", "LNAME", "USERNAME")}

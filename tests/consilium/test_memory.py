@@ -1,4 +1,4 @@
-"""A study in memory gives what the federation gives, with the calibrated noise, and says what it does not promise."""
+"""Tests that a study in memory equals a federation, has the calibrated noise, and states what it does not guarantee."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def volumes_of(count: int) -> list[np.ndarray]:
 
 
 def says(stub: StubVoters) -> Callable[[np.ndarray], np.ndarray | None]:
-    """A stub of the federation's as a callable."""
+    """Convert a stub of the federation to a callable."""
     answer = stub.answer()
     return lambda _image: answer
 
@@ -52,13 +52,13 @@ def stubs(count: int = SITES) -> list[Callable[[np.ndarray], np.ndarray | None]]
 
 
 def seeded() -> Callable[[int, Fraction], np.ndarray]:
-    """Gaussian noise in the order in which it is asked for."""
+    """Return a sampler of Gaussian noise that depends on the order of the calls."""
     rng = np.random.default_rng(1)
     return lambda size, noise_std: np.rint(rng.normal(0, float(noise_std), size)).astype(np.int64)
 
 
 def alike(size: int, noise_std: Fraction) -> np.ndarray:
-    """The same noise for everybody who asks: sites draw their shares in another order in a federation."""
+    """Return the same noise for every caller, because sites draw their shares in another order in a federation."""
     return np.arange(size) * int(noise_std) // 7
 
 
@@ -87,7 +87,9 @@ def test_answers_equal_those_of_workers_and_core_for_the_same_teachers_and_noise
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [{}, {"rounds": 2}, {"queries": 2, "protocol": "appearance"}], ids=str)
 def test_a_whole_study_in_memory_equals_the_pipeline_to_the_last_weight(tmp_path: Path, kind: dict[str, Any]) -> None:
-    """Answers, labels, student and controls of every protocol, made by workers, ledger and files, and without them."""
+    """Answers, labels, student and controls of every protocol are made twice: with workers, ledger and files, and
+    without.
+    """
     with patch.dict(Aggregator.__init__.__kwdefaults__, {"sampler": seeded()}):
         recorded = make_study_directory(tmp_path, volumes=4, steps=8, **kind)
         recorded.run()
@@ -125,7 +127,7 @@ def test_a_whole_study_in_memory_equals_the_pipeline_to_the_last_weight(tmp_path
 
 
 def expected_std(*, epsilon: float, delta: float, releases: int) -> float:
-    """σ on the integer sum, from the analytic Gaussian's curve (Balle & Wang 2018, Theorem 8) by SciPy alone."""
+    """Return σ on the integer sum, from the analytic Gaussian's curve (Balle & Wang 2018, Theorem 8) by SciPy alone."""
 
     def beyond(mu: float) -> float:
         return float(norm.cdf(mu / 2 - epsilon / mu) - exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)) - delta
@@ -249,7 +251,7 @@ def test_a_teacher_that_writes_into_its_image_changes_nobody_elses() -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_every_codec_is_asked_and_decoded_in_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zero noise and teachers of one mind: the decoded label is the codec's own reading of what they say."""
+    """With zero noise and unanimous teachers, the decoded label is the codec's own approximation of their answer."""
     monkeypatch.setattr("common.codecs.ball_autoencoder.STEPS", 3)
     study = make_study(planned_queries=1, epsilon=1000.0)
     study = replace(study, codec=replace(study.codec, name=name, radius=16.0, max_dimension=4))
@@ -610,7 +612,9 @@ def test_a_comparison_is_dice_of_each_and_the_gain_over_the_best_control() -> No
 
 
 def scored_against_a_control() -> tuple[c.Controls, list[tuple[np.ndarray, np.ndarray]]]:
-    """A control that finds half of the first structure, and three cases, of which one lacks the second structure."""
+    """Return a control that finds half of the first structure, and three cases, one of which lacks the second
+    structure.
+    """
     study = c.Study.new(**NEW | {"labels": ["background", "blob", "rim"], "grid": GRID})
     half = np.zeros(GRID, np.uint8)
     half[:2] = 1

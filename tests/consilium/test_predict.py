@@ -27,7 +27,9 @@ def volume(path: Path, *, label: bool = False) -> None:
 
 @pytest.fixture
 def predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`predict` of a folder of images; returns the exit code, the output and the names of the label maps."""
+    """Return a function that runs `predict` on a folder and returns exit code, output and the names of the
+    label maps.
+    """
     bundle = Bundle(build_unet((4, 8), in_channels=1, out_channels=2, seed=1).eval(), DATA, "w" * 64)
     monkeypatch.setattr("consilium.predict.load_model", lambda _: bundle)
     (tmp_path / "model").mkdir()

@@ -1,4 +1,4 @@
-"""A DICOM study in, a DICOM Segmentation out: read by programs that are not ours, refused by the series' name."""
+"""Tests segmenting a DICOM study: other programs read the Segmentation, and an unsuitable series is refused by name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SHAPE = (14, 12, 10)  # columns, rows, slices
 
 
 def voxels(seed: int = 1) -> np.ndarray:
-    """A bright block off the middle, so that a map turned or shifted shows."""
+    """Return a bright block off the centre, so that a turned or shifted map shows."""
     array = np.random.default_rng(seed).integers(10, 60, SHAPE)
     array[3:8, 2:9, 4:7] += 600
     return array.astype(np.uint16)
@@ -52,7 +52,7 @@ UID = "1.2.826.0.1.3680043.8.498.4"
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """A study with one MR series, another of CT, and a file that is no DICOM."""
+    """Write a study with one MR series, one CT series, and a file that is not DICOM."""
     write_series(tmp_path / "study" / "a", voxels(), uid=UID)
     write_series(tmp_path / "study" / "b", voxels(2), uid=UID[:-1] + "5", number=5, description="Thorax", modality="CT")
     (tmp_path / "study" / "README").write_text("no DICOM")
@@ -60,7 +60,7 @@ def study(tmp_path: Path) -> Path:
 
 
 def write_bundle(root: Path, *, inputs: InputRanges | None = None, channels: str = "") -> Path:
-    """A student of two structures whose answer the tests give themselves."""
+    """Write a student of two structures, whose answers the tests define."""
     from common.models.unet import network_for
 
     text = study_toml("hippocampus", "my structure", grid=(16, 16, 16)) + "[student]\nchannels = [4, 8]\n"
@@ -79,7 +79,7 @@ def write_bundle(root: Path, *, inputs: InputRanges | None = None, channels: str
 @pytest.fixture
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def bright(model: object, image: np.ndarray, *, patch: object = ()) -> np.ndarray:
-        """The bright block is structure 1, its upper part in the patient's head-foot direction structure 2."""
+        """Label the bright block as structure 1, and its upper part (towards the head) as structure 2."""
         block = (image[0] > 1).astype(np.float32)
         upper = block.copy()
         middle = int(np.argwhere(block)[:, 2].mean())
@@ -98,7 +98,7 @@ def segment(study: Path, bundle: Path, out: Path, *more: str) -> Path:
 def test_the_segmentation_refers_to_its_series_and_names_segments_and_student(
     study: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    """Read with pydicom, by the standard's own attributes."""
+    """pydicom reads the file by the standard's attributes."""
     import pydicom
 
     from common.canonical import sha256_file
@@ -127,7 +127,7 @@ def test_the_segmentation_refers_to_its_series_and_names_segments_and_student(
 def test_another_reader_finds_every_voxel_of_the_label_map_at_its_place_in_space(
     study: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    """SimpleITK's own reader of the file, and the standard's positions of its frames: the block is where it was put."""
+    """The block must be where it was put, both by SimpleITK's reader and by the standard's positions of the frames."""
     import pydicom
     import SimpleITK
 
@@ -184,7 +184,7 @@ def test_two_series_that_fit_are_named_and_one_is_to_be_chosen(study: Path, bund
 def test_a_series_unlike_the_students_training_is_refused_by_its_name(
     study: Path, tmp_path: Path, bundle: Path
 ) -> None:
-    """Ranges of volumes a hundred times smaller in their steps: far from all that the student learnt from."""
+    """The stated ranges are those of volumes with a hundred times smaller steps, far from this series."""
     import pydicom
 
     shutil.rmtree(bundle)
@@ -204,7 +204,7 @@ def test_a_series_unlike_the_students_training_is_refused_by_its_name(
 
 
 def test_a_box_about_a_point_in_dicoms_coordinates_refers_to_the_whole_series(bundle: Path, tmp_path: Path) -> None:
-    """A block in a corner of a large series, 7 mm inside its first voxel; the student's grid has 16 mm."""
+    """The block lies in a corner of a large series, 7 mm inside its first voxel; the student's grid has 16 mm."""
     import pydicom
 
     whole = np.random.default_rng(4).integers(10, 60, (50, 40, 30)).astype(np.uint16)
@@ -241,7 +241,7 @@ def test_a_box_about_a_point_in_dicoms_coordinates_refers_to_the_whole_series(bu
 def test_the_uncertainty_is_a_parametric_map_on_the_series_that_a_validator_takes(
     study: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Probabilities of a half in a slab of the volume: the entropy over log 3 is known there, and 0 elsewhere."""
+    """In a slab all probabilities are a half, so the entropy over log 3 is known there; it is 0 elsewhere."""
     import pydicom
 
     def unsure(model: object, image: np.ndarray, *, patch: object = ()) -> np.ndarray:
@@ -284,7 +284,7 @@ def test_a_description_fits_dicoms_64_characters_and_says_all(centre: str, unlik
 
 
 def test_one_patients_segmentation_never_overwrites_anothers(study: Path, bundle: Path, tmp_path: Path) -> None:
-    """Scanners number series alike: both patients have a series 4."""
+    """Scanners number series alike, so both patients have a series 4."""
     import pydicom
 
     write_series(tmp_path / "second", voxels(9), uid=UID + ".9", study=UID + ".8", patient="1971")
@@ -347,7 +347,7 @@ def test_an_adapted_network_is_not_called_the_student(study: Path, bundle: Path,
 
 
 def test_a_missing_or_tiny_structure_is_a_warning(study: Path, bundle: Path, tmp_path: Path) -> None:
-    """The block has 105 voxels; the labels' structures were a thousand times as large, or there are none."""
+    """The block has 105 voxels, whereas the stated structures are a thousand times as large, or absent."""
     metadata = bundle / "configs" / "metadata.json"
     ranges = InputRanges(1, (((-1e6, 1e6),) * 8,), ((0, 1e6),) * 3)
     voxel = float(np.prod(STEP))
@@ -418,14 +418,14 @@ DRAWN = DataConfig(labels=("background", "body", "core"), spacing_mm=STEP, grid=
 
 
 def drawn() -> np.ndarray:
-    """Two structures on three of the ten slices; the file has no frame of the others."""
+    """Return two structures on three of the ten slices; the file has no frames for the other slices."""
     label = np.zeros(SHAPE, dtype=np.uint8)
     label[3:8, 2:9, 4:6], label[4:7, 3:5, 6] = 1, 2
     return label
 
 
 def labelled(root: Path, study: Path, label: np.ndarray) -> Path:
-    """A case table whose label is a Segmentation of the series."""
+    """Write a case table whose label is a Segmentation of the series."""
     shutil.copytree(study / "a", root / "series")
     write_segmentation(
         root / "label.dcm",

@@ -1,4 +1,4 @@
-"""After a study: a signed folder to publish, a file to keep, and a hospital's data deleted when it leaves."""
+"""Tests the end of a study: a signed folder to publish, an archive, and the deletion of a leaving hospital's data."""
 
 from __future__ import annotations
 

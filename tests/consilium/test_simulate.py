@@ -1,4 +1,6 @@
-"""`consilium simulate`: any data that a site could have, the demo's road without daemons, no certificate."""
+"""Tests `consilium simulate`: it accepts any site's data, runs the demo's steps without daemons, gives no
+certificate.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ CASES = 24
 
 
 def lay(root: Path, layout: str) -> None:
-    """One dataset in a layout, its core called 1, or 3 where the layout can say so."""
+    """Write one dataset in a layout; its core has the number 1, or 3 if the layout can state numbers."""
     images, labels = balls(CASES)
     number = 3 if layout in ("bids", "table") else 1
     rows = []
@@ -249,7 +251,7 @@ def test_a_hospital_of_one_patient_lowers_nobodys_voters(tmp_path: Path) -> None
 def test_how_to_ask_and_to_train_is_one_rule_about_public_label_maps_in_plan_demo_and_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: float, protocol: str, augmentation: str
 ) -> None:
-    """The rule alone decides; what the maps say is measured elsewhere."""
+    """The rule alone decides here; other tests measure the maps."""
     for module in (public_shapes, demo_terms):
         monkeypatch.setattr(module, "mean_shape_dice", lambda _maps, labels: found)
     lay(tmp_path / "set", "msd")
@@ -297,7 +299,7 @@ def test_a_folder_whose_name_is_not_utf8_is_refused_before_anything_is_written(
 
 
 def test_a_run_that_was_refused_at_once_does_not_hold_its_folder(tmp_path: Path) -> None:
-    """One that has begun does, and the refusal names the options that differ."""
+    """A run that has begun does hold its folder, and the refusal names the differing options."""
     out = tmp_path / "out"
     run._claim(out, replace(DemoOptions(), hospitals=40))
     run._claim(out, replace(DemoOptions(), hospitals=8))

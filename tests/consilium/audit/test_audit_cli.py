@@ -1,4 +1,4 @@
-"""``consilium audit`` as a user meets it: its table, its JSON, its exit codes, and a study's directory as it is."""
+"""Tests ``consilium audit`` as a user runs it: its table, its JSON, its exit codes, and a real study's directory."""
 
 from __future__ import annotations
 

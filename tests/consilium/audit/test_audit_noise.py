@@ -1,4 +1,6 @@
-"""The tests of the noise: what they let pass, what they see, and at what rate, on generators' noise of known faults."""
+"""Tests the audit's tests of noise on generated noise with known faults: what they accept, what they find,
+how often.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,7 @@ def test_every_fault_is_seen_by_the_test_that_is_there_for_it(name: str) -> None
 
 @pytest.mark.slow
 def test_a_hundredth_less_is_seen_at_the_default_number_of_draws() -> None:
-    """The stated power, and that the statement fits: what 19 of 20 audits see is less than a hundredth."""
+    """The audit states which fault 19 of 20 audits find; this fault must be less than a hundredth."""
     assert 0.990 < smallest_fault(DRAWS) < 0.991
     rng = np.random.default_rng(0)
     seen = [variance_finding(rng.normal(0, 0.99, (1, 1, DRAWS))).alarm for _ in range(40)]
@@ -126,7 +128,7 @@ def test_a_hundredth_less_is_seen_at_the_default_number_of_draws() -> None:
 def test_the_correlations_are_standard_normal_where_there_is_none(
     statistics: Callable[[np.ndarray], list[np.ndarray]],
 ) -> None:
-    """Nine coordinates only: a limit theorem would not do, and the values must be normal all the same."""
+    """With only nine coordinates no limit theorem helps, but the values must still be normal."""
     rng = np.random.default_rng(1)
     one_each = [
         np.concatenate([part.ravel() for part in statistics(rng.normal(size=(1, 6, 9)))])[3] for _ in range(4000)
@@ -153,7 +155,7 @@ def test_a_repeated_stretch_is_counted_and_chance_ones_are_not() -> None:
 
 
 def test_pairs_of_equal_size_are_as_many_as_reckoned() -> None:
-    """Σp² of the half-normal is 1/(σ√π): the mean over many runs against the formula behind the limit."""
+    """For the half-normal, Σp² is 1/(σ√π). The mean over many runs is compared with the formula behind the limit."""
     rng = np.random.default_rng(4)
     pairs = [coincidences(true(rng, (1, 1, 2000), 1000.0), 1000.0).measured for _ in range(100)]
     assert np.mean(pairs) == pytest.approx(2000**2 / 2 / (1000 * np.pi**0.5), rel=0.03)

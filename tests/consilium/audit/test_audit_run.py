@@ -1,4 +1,4 @@
-"""The audit of a study as it runs: every kind of study passes, and what it reads is what the ledgers hold."""
+"""Tests the audit of a running study: every kind of study passes, and the audit reads what the ledgers contain."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def test_answers_read_by_sql_equal_the_ledgers_and_the_noise_is_answer_minus_cod
 
 
 def test_a_pool_tighter_than_the_study_is_expected_to_stop_first(tmp_path: Path) -> None:
-    """(5, 1e-3) is μ 1.43 of 2.08: of three releases that fill (8, 1e-3) it holds one, by the published table."""
+    """The budget (5, 1e-3) allows μ 1.43, and (8, 1e-3) allows 2.08 for three releases. By these figures it pays for
+    one.
+    """
     tight = [Limit(8.0, 1e-3, "exact"), Limit(5.0, 1e-3, "exact"), Limit(8.0, 1e-3, "exact")]
     service = Service(tmp_path, subject(limits=tight), VoterAnswers())
     assert allowed(service) == {"site-0": 3, "site-1": 1, "site-2": 3}
@@ -99,7 +101,7 @@ def test_nonsense_draws_are_refused(bad: int) -> None:
 
 
 def test_no_figure_of_a_shorter_run_stands_beside_the_claim(tmp_path: Path) -> None:
-    """A pool that stops after one release of three makes a run of less ε than the study's 8."""
+    """A pool that stops after one of three releases ends the run at a lower ε than the study's 8."""
     tight = [Limit(5.0, 1e-3, "exact")] * 3
     service = Service(tmp_path, subject(limits=tight), VoterAnswers())
     assert service.live() == ""

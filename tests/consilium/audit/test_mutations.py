@@ -1,4 +1,5 @@
-"""What the audit's power is: production's own objects broken one way at a time, and several audits of each.
+"""Measures the audit's power: each mutation breaks one production object in one way, and several audits must
+find it.
 
 A mutation patches the object that runs (the aggregator's sampler, a ledger's books, the worker's clip) and is put in
 before anything of a study exists. The audits run in two processes, each with its own broken objects.
@@ -60,7 +61,7 @@ EXACT = ("books", "life")
 
 
 def of_two_queries(sites: int, **more: object) -> Subject:
-    """Two queries about one volume each, and as few sites as will do."""
+    """Return a subject with two queries about one volume each, and as few sites as possible."""
     terms = make_privacy(**{"planned_queries": 2, "quorum": min(sites, 2)} | more)
     return stand_in(terms, hospitals=sites, dimension=256, radius=1.0, framed=False)
 
@@ -82,51 +83,53 @@ def three() -> Subject:
 
 @cache
 def sealed() -> Subject:
-    """Three sites that mask their codes and draw the noise; the last tells the server all it knows."""
+    """Return a subject whose three sites mask their codes and draw the noise; the last tells the server all
+    it knows.
+    """
     return of_two_queries(3, quorum=3, aggregation="sealed-sum")
 
 
 @cache
 def sealed_batch() -> Subject:
-    """Two queries in one draw."""
+    """Return a sealed subject with two queries in one draw."""
     return of_two_queries(3, quorum=3, aggregation="sealed-sum", planned_queries=4)
 
 
 @cache
 def sealed_spare() -> Subject:
-    """Draws that may be lost, because the other sites reach the quorum."""
+    """Return a sealed subject whose draws may be lost, because the other sites reach the quorum."""
     return of_two_queries(4, quorum=3, aggregation="sealed-sum", spare_draws=2)
 
 
 @cache
 def hospital_voters() -> Subject:
-    """Unit hospital, two voters each, which an exchange moves both."""
+    """Return a subject of unit hospital with two voters at each; an exchange moves both."""
     return of_two_queries(2, voters_per_site=2)
 
 
 @cache
 def uneven() -> Subject:
-    """A radius that is no multiple of the grid's step."""
+    """Return a subject whose radius is no multiple of the grid's step."""
     terms = make_privacy(planned_queries=2)
     return stand_in(terms, hospitals=2, dimension=256, radius=1.00001, framed=False)
 
 
 @cache
 def rounds() -> Subject:
-    """Three rounds of a joint query."""
+    """Return a subject with three rounds of a joint query."""
     privacy = make_privacy(planned_queries=3)
     return stand_in(privacy, hospitals=2, dimension=64, radius=1.0, framed=True)
 
 
 @cache
 def voters() -> Subject:
-    """Unit patient, two voters a hospital, of which an exchange moves one."""
+    """Return a subject of unit patient with two voters at each hospital; an exchange moves one."""
     return of_two_queries(2, unit=Unit.PATIENT, voters_per_site=2)
 
 
 @cache
 def at_length() -> Subject:
-    """As many draws as the largest default audit measures, in two lives."""
+    """Return a subject with as many draws as the largest default audit measures, in two runs."""
     privacy = make_privacy(planned_queries=10)
     return stand_in(privacy, hospitals=2, dimension=4096, radius=1.0, framed=False)
 
@@ -142,7 +145,7 @@ def weaker(factor: Fraction) -> Callable[[Patch], None]:
 
 
 def generated(seed: Callable[[], object]) -> Callable[[Patch], None]:
-    """A generator's noise, fresh from a seed every time."""
+    """Return a mutation whose noise comes from a generator that is seeded anew for each draw."""
 
     def sampler(size: int, std: Fraction) -> np.ndarray:
         return np.rint(np.random.default_rng(seed()).normal(0, float(std), size)).astype(np.int64)
@@ -210,7 +213,7 @@ def tiled_over_vectors(patch: Patch) -> None:
 
 
 def on(keep: Callable[[int], slice]) -> Callable[[Patch], None]:
-    """Noise on some coordinates only."""
+    """Return a mutation that adds noise to some coordinates only."""
 
     def sampler(size: int, std: Fraction) -> np.ndarray:
         noise = np.zeros(size, dtype=np.int64)
@@ -249,7 +252,7 @@ def coarse(patch: Patch) -> None:
 
 
 class Kept(release.CodeSum):
-    """A sum that keeps what it should not."""
+    """A sum that keeps the codes, which it should not."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -260,12 +263,12 @@ class Kept(release.CodeSum):
         self.kept.append(code)
 
     def of_roster(self, sites: int) -> list[np.ndarray]:
-        """Every site's code; the zero code of one that sent none."""
+        """Return every site's code, and the zero code for each site that sent none."""
         return self.kept + [np.zeros(self.mechanism.dimension, dtype=np.int64)] * (sites - len(self.kept))
 
 
 def missing(when: Callable[[list[np.ndarray]], bool]) -> Callable[[Patch], None]:
-    """No noise in some releases, by their codes."""
+    """Return a mutation that leaves out the noise in some releases, depending on their codes."""
 
     class Missing(Kept):
         def released(self, *, sites: int, sampler: Sampler) -> np.ndarray:
@@ -302,7 +305,7 @@ def no_clip(patch: Patch) -> None:
 
 
 def clip_of_the_sum_only(patch: Patch) -> None:
-    """What a site sends is within m·R; what one voter adds to it is not within R."""
+    """Break the clip of single voters: a site's code stays within m·R, but one voter's part exceeds R."""
     patch.setattr(vote, "quantise", lambda code, *, radius_int: quantise.quantise(code, radius_int=2 * radius_int))
 
 
@@ -320,7 +323,7 @@ def no_norm_test(patch: Patch) -> None:
 
 
 def limit(factor: Fraction, *modules: object) -> Callable[[Patch], None]:
-    """An accountant that lets factor · Σμ² through, in some of the modules that ask it."""
+    """Return a mutation of the accountant, which then allows factor · Σμ² in the given modules."""
 
     def mutate(patch: Patch) -> None:
         for module in modules:
@@ -406,7 +409,9 @@ def reach(change: Callable[[int, dict[str, object]], int]) -> Callable[[Patch], 
 
 
 def share(change: Callable[[Fraction, str, int], Fraction | int]) -> Callable[[Patch], None]:
-    """Another standard deviation of a site's share, by its own, the site's name and the size of the roster."""
+    """Return a mutation of a share's standard deviation, computed from its true value, the site's name and the roster's
+    size.
+    """
 
     def mutate(patch: Patch) -> None:
         real = worker.masked_code
@@ -465,7 +470,7 @@ def further_draws_free(patch: Patch) -> None:
 
 
 def old_draws_stand(patch: Patch) -> None:
-    """A restored ledger answers for draws of before, and keeps the keys that they were masked with."""
+    """Let a restored ledger answer for earlier draws and keep the keys with which they were masked."""
 
     class Never(dict):  # type: ignore[type-arg]
         def clear(self) -> None:
@@ -509,7 +514,7 @@ class Mutation:
 
     @property
     def audits(self) -> int:
-        """How often it is audited, half of them in each process; once where every audit finds the same."""
+        """Return how many audits are run, half of them in each process; one if every audit finds the same."""
         return 1 if self.part in EXACT else min(self.at_most, AUDITS)
 
 
@@ -614,7 +619,7 @@ def alarms_of(name: str, audits: int) -> list[tuple[str, ...]]:
 
 @pytest.fixture(scope="module")
 def two_processes() -> Iterator[ProcessPoolExecutor]:
-    """Forked, so that they hold the table of mutations as it is here."""
+    """Yield two forked processes, which therefore have the same table of mutations."""
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
         yield pool
 
@@ -671,7 +676,9 @@ def test_audits_of_production_as_it_is_raise_no_alarm(
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_one_part_of_an_audit_of_production_as_it_is_raises_no_alarm(subject: Callable[[], Subject], part: str) -> None:
-    """What ``tests/privacy_mutants.py`` runs for the audit of a mutant: short, since it stops at the first alarm."""
+    """``tests/privacy_mutants.py`` runs this for the audit of a mutant; it is short because it stops at the first
+    alarm.
+    """
     report = audit_service(subject(), draws=100, parts=(part,), stop_at_first_alarm=True)
     assert report.alarms == ()
 

@@ -1,4 +1,4 @@
-"""``consilium dashboard``: passwords never cross a network in the clear, and users are kept by the command."""
+"""Tests ``consilium dashboard``: no password crosses a network unencrypted, and commands manage the users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PASSWORD = "a long enough secret"
 
 @pytest.fixture(autouse=True)
 def _quick_passwords(monkeypatch):
-    """A hash takes a hundredth of the time; ``tests/server/dashboard/test_sign_in.py`` tests its strength."""
+    """Make hashing a hundred times faster; ``tests/server/dashboard/test_sign_in.py`` tests its strength."""
     monkeypatch.setattr(auth, "_SCRYPT", {"n": 1 << 10, "r": 8, "p": 1})
 
 
@@ -86,7 +86,7 @@ def test_only_a_loopback_address_counts_as_this_machine(address, here):
 
 
 def test_the_help_is_whole_on_a_terminal_of_80_columns(monkeypatch):
-    """Names of environment variables were cut, and so could not be told apart."""
+    """Formerly names of environment variables were cut, so readers could not tell them apart."""
     monkeypatch.setenv("COLUMNS", "80")
     shown = CliRunner().invoke(app, ["--help"]).output
     assert "…" not in shown

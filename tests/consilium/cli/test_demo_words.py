@@ -1,4 +1,4 @@
-"""The demo's last lines: plain sentences with the report's own figures, and never a gain that was not proven."""
+"""Tests the demo's last lines: plain sentences with the report's figures, and no gain that was not proven."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORTH = {
 
 
 def said(folder: Path, worth: dict[str, Any] | None, *, alarms: tuple[str, ...] = ()) -> list[str]:
-    """The lines of a report that was written by hand."""
+    """Return the demo's lines for a report written by hand."""
     scored = {"dice": {"mean": 0.685}}
     privacy = {"delta": 1e-5, "unit": "patient", "relation": "replace-one", "accountant": "exact", "queries": 4}
     privacy |= {"epsilon_exact": 7.9999999, "epsilon_rdp": 8.6, "guaranteed_epsilon": 8.0, "voters": 24}

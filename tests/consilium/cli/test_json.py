@@ -1,4 +1,4 @@
-"""With --json a command prints JSON alone on stdout: questions and remarks for a person go to stderr."""
+"""Tests that with --json stdout has JSON only; questions and remarks for a person go to stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as people meet it: `main` with its arguments, what it prints and how it ends."""
+"""Tests the command line as a user runs it: `main` with its arguments, its output and its exit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def consilium(*arguments):
-    """`consilium ARGUMENTS` in this process, ended as the interpreter would end it."""
+    """Run `consilium ARGUMENTS` in this process, and end it as the interpreter would."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["consilium", *arguments])
@@ -74,7 +74,7 @@ def test_no_help_swallows_a_default_in_brackets() -> None:
 
 
 def test_no_command_takes_a_number_that_is_nan_infinite_negative_or_huge() -> None:
-    """Such a number met a traceback of numpy, torch or Python in one command or another."""
+    """Formerly such a number caused a traceback of numpy, torch or Python in some command."""
     seen, taken = 0, []
     for name, command in command_reference.commands():
         for one in command.params:
@@ -121,7 +121,7 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("command", sorted(OUTPUTS))
 def test_an_output_that_cannot_be_written_is_refused_before_the_work_begins(tmp_path, monkeypatch, command) -> None:
-    """A file in place of a folder; a disk that is full or can only be read."""
+    """A file stands in place of the folder, or the disk is full or read-only."""
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "out.png"
     words = (*command.split(), *OUTPUTS[command].split(), str(out))
@@ -138,7 +138,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work_begins(tmp_
 
 
 def test_every_command_that_names_an_output_and_works_long_tests_it_first() -> None:
-    """A new option --out is either quick, and listed here, or tested before the work."""
+    """A new option --out must be listed here as quick, or be tested before the work."""
     quick = {"dispute evidence", "dispute judge", "ledger rotate-sealing-key", "provision kit", "provision peers"}
     quick |= {"site disclose", "site heads", "site student pull"}
     named = {
@@ -248,7 +248,7 @@ def test_a_link_to_itself_and_a_text_that_is_not_utf8_are_refused_without_a_trac
 
 
 def test_every_command_checks_its_output_before_it_does_anything(tmp_path) -> None:
-    """`ledger rotate-sealing-key` changed the key, and then could not write the notice of it."""
+    """Formerly `ledger rotate-sealing-key` changed the key and then failed to write the notice."""
     outputs = [one for _, command in command_reference.commands() for one in command.params if one.name == "out"]
     assert len(outputs) > 20
     (tmp_path / "file").write_text("")

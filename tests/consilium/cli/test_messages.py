@@ -48,7 +48,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(world: Path, command: str) -> str:
-    """The error of a command; paths are of the world."""
+    """Return the error of a command; its paths are inside the world."""
     words = [word.replace("@", f"{world}/") for word in command.split(" ")]
     result = CliRunner().invoke(app, [word.replace("+", " ") for word in words])
     assert isinstance(result.exception, ConsiliumError), (result.output, result.exception)
@@ -176,7 +176,7 @@ def test_a_folder_that_is_no_study_is_not_said_to_lack_a_site(tmp_path: Path, co
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG])
 def test_a_path_that_the_system_cannot_use_is_one_to_check(number: int) -> None:
-    """A link to nothing in the place of a new folder is EEXIST."""
+    """A new folder whose name is a link to a missing file fails with EEXIST."""
     from common.system_errors import explain
 
     assert explain(OSError(number, "said", "/x")) == ("/x: said", "check the path")

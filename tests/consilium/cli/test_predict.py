@@ -1,4 +1,4 @@
-"""consilium predict: label maps on each file's own voxels, with scores an independent computation gives too."""
+"""Tests consilium predict: label maps on each file's own voxels, and scores that equal an independent computation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RECIPE = TrainingConfig(channels=(4, 8), steps=80, batch_size=2, learning_rate=1
 
 
 def drawing(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A bright ball on the patient's left, a dark one on the right, in RAS+ voxels of 1 mm."""
+    """Return a bright ball on the patient's left and a dark one on the right, in RAS+ voxels of 1 mm."""
     rng = np.random.default_rng(seed)
     axes = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), axis=-1)
     labels = np.zeros((16, 16, 16), dtype=np.uint8)
@@ -189,7 +189,7 @@ def test_a_dataset_is_scored_by_its_own_label_maps(bundle: Path, scans: Path, tm
 
 
 def test_scores_are_of_the_files_own_voxels_in_their_own_mm(bundle: Path, tmp_path: Path) -> None:
-    """Voxels of .5 × 1 × 1 mm: HD95 by brute force over surface voxels, in mm."""
+    """For voxels of .5 × 1 × 1 mm, HD95 is computed by brute force over surface voxels, in mm."""
     image, labels = drawing(21)
     image, labels = image.repeat(2, axis=0), labels.repeat(2, axis=0)
     store(tmp_path / "i/x.nii.gz", image, "RAS", (0.5, 1, 1))
@@ -248,7 +248,7 @@ def seen(scans: Path, tmp_path_factory: pytest.TempPathFactory) -> InputRanges:
 
 @pytest.fixture(scope="module")
 def told(bundle: Path, seen: InputRanges, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle, which states the ranges of its public volumes."""
+    """Return the bundle with the stated ranges of its public volumes."""
     told = tmp_path_factory.mktemp("told") / "bundle"
     shutil.copytree(bundle, told)
     metadata = json.loads((bundle / "configs" / "metadata.json").read_text())
@@ -393,7 +393,7 @@ def test_ranges_that_no_export_writes_are_refused(seen: InputRanges, bad: object
 
 
 def head_of(seed: int, corner: tuple[int, int, int], fill: float = 10.0) -> tuple[np.ndarray, np.ndarray]:
-    """A whole head: a drawing as above, in a much larger volume with bright noise around it."""
+    """Return a whole head: a drawing as above, in a much larger volume with bright noise around it."""
     image, labels = drawing(seed)
     whole = np.random.default_rng(seed).normal(fill, 4.0, (60, 72, 64)).astype(np.float32)
     truth = np.zeros(whole.shape, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Every command that reads a folder of public files says how many it uses, what else lies there, and why."""
+"""Tests that commands which read a folder of public files name the number used, the other files, and the reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
-    """A study, six label maps (one named in capitals) and six images; each folder has three other files."""
+    """Make a study, six label maps (one named in capitals) and six images; each folder has three other files."""
     setup.create_study(Workspace(tmp_path / "trial"), make_study())
     grid = np.indices((8, 8, 8)) - 3.5
     for folder in ("maps", "images"):

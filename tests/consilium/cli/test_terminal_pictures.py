@@ -1,4 +1,4 @@
-"""Terminal pictures are what a command printed, drawn without a web font or anything else of a network."""
+"""Tests that terminal pictures show what a command printed, without a web font or other network access."""
 
 from __future__ import annotations
 

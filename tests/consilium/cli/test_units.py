@@ -1,4 +1,4 @@
-"""All commands have the same default privacy unit, but two, which say so and why."""
+"""Tests that all commands have the same default privacy unit except two, which state it and the reason."""
 
 from __future__ import annotations
 

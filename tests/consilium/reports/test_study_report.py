@@ -1,4 +1,4 @@
-"""The report says everything it must, says no ε alone, fetches nothing, and draws patients the right way round."""
+"""Tests the report: it is complete, states no ε alone, fetches nothing, and draws patients in the right orientation."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_the_page_begins_with_what_was_gained_then_pictures_then_the_guarantee()
 
 
 def test_the_chart_of_the_gain_is_not_drawn_on_the_dark_ground_of_pictures(page: str) -> None:
-    """Its letters have the page's own colour."""
+    """The chart's letters have the page's own colour."""
     assert "figure.gain { background: none;" in page
     assert page.index("figure { margin: 0; background: #") < page.index("figure.gain { background: none;")
 
@@ -426,7 +426,7 @@ def test_planes_go_through_the_label_even_when_its_centre_is_hollow() -> None:
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0, 1.0), (1.0, 1.0, 4.0)])
 def test_planes_keep_the_proportions_of_the_body(spacing: tuple[float, float, float]) -> None:
-    """A ball in millimetres is drawn round whatever the voxels are."""
+    """A ball in millimetres is drawn round for every voxel spacing."""
     size_mm = 64.0
     grid = tuple(int(size_mm / s) for s in spacing)
     axes = [(np.arange(n) + 0.5) * s - size_mm / 2 for n, s in zip(grid, spacing, strict=True)]
@@ -467,7 +467,7 @@ def test_the_outlines_differ_in_colour_and_in_dashes() -> None:
 
 
 def test_the_truth_is_told_from_the_student_without_colours() -> None:
-    """In grey: on a grey image the truth has pixels near black and near white along its line, the student neither."""
+    """On a grey image the truth's line has pixels near black and near white; the student's line has neither."""
     x, y, z = np.meshgrid(*[np.arange(64) - 31.5] * 3, indexing="ij")
     ball = (x**2 + y**2 + z**2 < 20.0**2).astype(np.uint8)
     grey = np.tile(np.linspace(-1, 1, 64, dtype=np.float32), (64, 64, 1))
