@@ -329,7 +329,7 @@ def _predict(
     box: Box | None,
 ) -> Predicted:
     if Path(case.id).name != case.id:
-        raise InvalidInput("its case_id cannot name a file", value=case.id, remedy="choose a case_id without slashes")
+        raise InvalidInput("case_id cannot name a file", value=case.id, remedy="choose a case_id without slashes")
     done = predict_native(
         case, bundle.network, bundle.data, patch=bundle.patch, uncertainty=uncertainty, lesions=lesions, box=box
     )

@@ -16,8 +16,12 @@ from research.command_shared import SEEDS, Channels, Labels, Layout, Spacing, Wi
 def private(
     data: Annotated[Path, typer.Option("--data", help="A dataset, in any layout: one site's cases and public ones.")],
     layout: Layout = "auto",
-    public_images: Annotated[int, typer.Option("--public-images", help="Public volumes of the start.", min=1)] = 12,
-    public_maps: Annotated[int, typer.Option("--public-maps", help="Public label maps of the start.", min=2)] = 8,
+    public_images: Annotated[
+        int, typer.Option("--public-images", help="Number of public volumes to train the public start on.", min=1)
+    ] = 12,
+    public_maps: Annotated[
+        int, typer.Option("--public-maps", help="Number of public label maps to train the public start on.", min=2)
+    ] = 8,
     grid: Annotated[str, typer.Option("--grid", help="Grid in voxels; by default that of the public maps.")] = "",
     spacing: Spacing = "",
     labels: Labels = "",

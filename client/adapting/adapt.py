@@ -253,7 +253,7 @@ def _scored_before(
     dice = {name: [mean_present(row) for each in per_patient for row in each] for name, per_patient in rows.items()}
     scored_teachers = parts and not all(map(math.isnan, dice.get(OWN_TEACHERS, ())))
     teachers = {TEACHERS: rows[OWN_TEACHERS]} if scored_teachers else {}
-    unseen = "every patient trained the only one that could answer"
+    unseen = "each patient trained the only teacher that could answer for it"
     why = unseen if parts else "it is not known which patients trained them"
     why = next((one.reason for one in missing if one.name == OWN_TEACHERS), why)
     return UntrainedScores(

@@ -75,7 +75,7 @@ class KeepsReceipts(SiteFile):
             raise InvalidInput(
                 "kind of a row in a receipt",
                 value=f"{longest} characters",
-                limit=f"at most {MAX_KIND}",
+                limit=f"at most {MAX_KIND} characters",
                 remedy="ask the server's operator which program wrote the receipt",
             )
         problem: ReceiptContradiction | Refused | None = None

@@ -220,7 +220,9 @@ class Registry:
             return []
         document = parse_json(self.file.read_bytes(), what="registry of pools")
         if not isinstance(document, list):
-            raise InvalidInput("registry of pools", limit="a JSON list")
+            raise InvalidInput(
+                "registry of pools", value=str(self.file), limit="a JSON list", remedy="restore it from a backup"
+            )
         return list(map(KeptPool.from_json, document))
 
 

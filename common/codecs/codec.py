@@ -312,7 +312,7 @@ def fit_codec(
                 remedy="make a list of the items, as list(...) does",
             )
     if not all(isinstance(each, str) for each in (*hashes_given, *private_hashes)):
-        raise InvalidInput("hashes of label maps", limit="hashes as text")
+        raise InvalidInput("hashes of label maps", limit="strings, each a SHA-256 in hex digits")
     if (noise_std is None) == (sites is None):
         raise InvalidInput("arguments of fit_codec", limit="either noise_std or sites")
     if sites is not None:
@@ -527,7 +527,9 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         InvalidInput: If the bytes are too large, damaged, compressed, or of an unknown schema.
     """
     if len(data) > MAX_CODEC_BYTES:
-        raise InvalidInput("codec file is too large", value=len(data), limit=f"{MAX_CODEC_BYTES} bytes")
+        raise InvalidInput(
+            "codec file is too large", value=f"{len(data)} bytes", limit=f"at most {MAX_CODEC_BYTES} bytes"
+        )
     arrays: dict[str, np.ndarray] = {}
     with parsing("codec file is damaged or no codec", limit="the bytes of a codec", remedy="fetch it again"):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -542,7 +544,9 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
                     arrays[info.filename.removesuffix(".npy")] = np.lib.format.read_array(member, allow_pickle=False)
         header = parse_canonical(arrays.pop(_HEADER).tobytes())
     if not isinstance(header, dict) or not isinstance(header.get("name"), str):
-        raise InvalidInput("codec header", limit="a header with a schema and a name")
+        raise InvalidInput(
+            "codec header", limit="a header with a schema and a name", remedy="fetch the codec file again"
+        )
     check_schema("codec", header.get("schema"), known=CODEC_SCHEMA)
     return header, arrays
 

@@ -70,7 +70,9 @@ def series_in(folder: Path) -> tuple[DicomSeries, ...]:
     found: dict[str, list[tuple[Path, dict[str, str]]]] = {}
     for count, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
         if count >= MAX_FILES:
-            raise InvalidInput("files of a DICOM study", limit=f"at most {MAX_FILES}")
+            raise InvalidInput(
+                "files of a DICOM study", limit=f"at most {MAX_FILES}", remedy="give the folder of one study alone"
+            )
         head = _head(path)
         if head["SeriesInstanceUID"]:
             found.setdefault(head["SeriesInstanceUID"], []).append((path, head))

@@ -79,7 +79,7 @@ def nifti_files(folder: Path, *, what: str) -> tuple[Path, ...]:
         InvalidInput: If the folder does not exist or holds no NIfTI file.
     """
     if not folder.is_dir():
-        raise InvalidInput(what, value=str(folder), limit="a folder that is there")
+        raise InvalidInput(what, value=str(folder), limit="an existing folder")
     found = sorted(p for p in folder.iterdir() if nifti_ending(p.name) and not p.name.startswith("."))
     files = [p for p in found if not p.is_dir()]
     if not files:

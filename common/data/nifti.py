@@ -71,7 +71,7 @@ _OTHERS: tuple[tuple[int, bytes, str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A file's own voxels.
+    """Holds a file's voxels as they are stored, before they are resampled.
 
     Attributes:
         array: Intensities [c, i, j, k], float32, or float64 if the file has doubles.
@@ -156,7 +156,9 @@ def read_nifti_file(path: Path, *, channels: int | None, room: VolumeLimits = AN
             raise InvalidInput("volume is not a regular file", remedy="give the path of a NIfTI file")
         if found.st_size > MAX_FILE_BYTES:
             raise InvalidInput(
-                "volume file is too large", limit=f"{MAX_FILE_BYTES} bytes", remedy="crop or downsample the scan"
+                "volume file is too large",
+                limit=f"at most {MAX_FILE_BYTES} bytes",
+                remedy="crop or downsample the scan",
             )
         content = path.read_bytes()
     except OSError as error:

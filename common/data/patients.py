@@ -62,7 +62,12 @@ def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     """
     text = read_text(path, what="table", most_bytes=MAX_TABLE_BYTES, remedy="save it as CSV in UTF-8").lstrip("\ufeff")
     if text.count("\n") + text.count("\r") + sum(map(text.count, ",;\t")) > MAX_TABLE_CELLS:
-        raise InvalidInput("cells of a table", value=path.name, limit=f"at most {MAX_TABLE_CELLS}")
+        raise InvalidInput(
+            "cells of a table",
+            value=path.name,
+            limit=f"at most {MAX_TABLE_CELLS}",
+            remedy="remove the rows and columns that the study does not use",
+        )
     stated = re.match(r"sep=([,;\t])\r?\n", text, re.IGNORECASE)  # a first line for spreadsheets
     header = next((line for line in text[stated.end() if stated else 0 :].splitlines() if line.strip(" \t,;")), "")
     delimiter = stated[1] if stated else max(",;\t", key=header.count)

@@ -321,7 +321,7 @@ class HeadMemory:
         with naming_file(path, remedy=remedy):
             data = parse_json(found, what="heads that were countersigned")
             if not isinstance(data, dict):
-                raise InvalidInput("heads that were countersigned", limit="a head for each ledger")
+                raise InvalidInput("heads that were countersigned", limit="an object with one head for each ledger")
             return {str(origin): KnownHead.from_json(item) for origin, item in data.items()}
 
     def _save(self, known: dict[str, KnownHead]) -> None:

@@ -30,7 +30,7 @@ the ledger's key was not confirmed. ``unsigned``: the ledger's key did not sign 
 
 def _check_note(note: bytes) -> None:
     if len(note) > MAX_NOTE_BYTES:
-        raise InvalidInput("checkpoint", value=f"{len(note)} bytes", limit=f"at most {MAX_NOTE_BYTES}")
+        raise InvalidInput("checkpoint", value=f"{len(note)} bytes", limit=f"at most {MAX_NOTE_BYTES} bytes")
 
 
 def _note_bytes(items: list[object]) -> int:

@@ -127,7 +127,7 @@ class CheckpointNote:
         """
         limit = "a checkpoint as c2sp.org/tlog-checkpoint writes it, without extension lines"
         if len(text) > MAX_NOTE_BYTES or text.count("\n") > MAX_SIGNATURES + 4:
-            raise InvalidInput("checkpoint", value=f"{len(text)} characters", limit=f"{MAX_NOTE_BYTES} bytes")
+            raise InvalidInput("checkpoint", value=f"{len(text)} characters", limit=f"at most {MAX_NOTE_BYTES} bytes")
         head, empty, tail = text.partition("\n\n")
         fields = head.split("\n")
         if not empty or len(fields) != 3 or (tail and not tail.endswith("\n")):

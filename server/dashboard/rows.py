@@ -164,7 +164,7 @@ def row_detail(ledger: Path, seq: int, *, ledger_id: str) -> RowDetail | None:
         seq=number,
         time=str(time),
         kind=str(kind),
-        subject=_said(kind, parsed),
+        subject=_shown_text(kind, parsed),
         prev_hash=str(prev_hash),
         hash=str(row_hash),
         body=parsed,
@@ -251,7 +251,7 @@ def _all_where(ledger: Path, where: str, values: tuple[str, ...]) -> Iterator[tu
 
 def _view(row: tuple[int, str, str, str, str]) -> RowView:
     seq, time, kind, body, row_hash = row
-    return RowView(seq, str(time), str(kind), _said(kind, row_body(body)), str(row_hash))
+    return RowView(seq, str(time), str(kind), _shown_text(kind, row_body(body)), str(row_hash))
 
 
 def row_body(body: str) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def row_body(body: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"not a row's body": body[:MAX_SHOWN]}
 
 
-def _said(kind: str, body: dict[str, Any]) -> str:
+def _shown_text(kind: str, body: dict[str, Any]) -> str:
     try:
         return row_text(kind, body)[:MAX_SHOWN]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, InvalidInput):
@@ -283,7 +283,9 @@ def _where(kind: str | None, text: str) -> tuple[str, tuple[str, ...]]:
         raise InvalidInput("kind of row", value=kind, limit=", ".join(KINDS))
     if len(text) > MAX_TEXT or "\0" in text:
         raise InvalidInput(
-            "text to search for", value=f"{len(text)} characters", limit=f"at most {MAX_TEXT}, without a null character"
+            "text to search for",
+            value=f"{len(text)} characters",
+            limit=f"at most {MAX_TEXT} characters, without a null character",
         )
     parts: list[str] = ["1"]
     values: list[str] = []

@@ -167,7 +167,7 @@ def set_up_behind(workspace: Workspace, keeper: Workspace, *, internal_port: int
             "--behind",
             value=str(keeper.root),
             limit="a study with a gateway of its own",
-            remedy=f"--behind {keeper.port_keeper().root.resolve()}",
+            remedy=f"give --behind {keeper.port_keeper().root.resolve()}",
         )
     if keeper.root.resolve() == workspace.root.resolve():
         raise InvalidInput("--behind", value=str(keeper.root), limit="another study than the one to set up")
@@ -185,7 +185,7 @@ def set_up_behind(workspace: Workspace, keeper: Workspace, *, internal_port: int
             "--internal-port",
             value=internal_port,
             limit=f"a port that no other study uses; {taken[internal_port]} uses this one",
-            remedy=f"--internal-port {free}",
+            remedy=f"give --internal-port {free}",
         )
     authority = Authority(certificate=keeper.authority_dir / "ca.crt", key=keeper.authority_dir / "ca.key")
     known, shared = workspace.gateway_dir / "ca.crt", (keeper.gateway_dir / "ca.crt").read_bytes()

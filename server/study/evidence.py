@@ -90,7 +90,7 @@ def draws(workspace: Workspace) -> Iterator[str]:
         lost = {draw.masks: draw.reason for draw in ledger.ended_without_answer(study.id)}
         for roster, sites in ledger.rosters_drawn(study.id).items():
             kept = sum(_file(workspace.evidence_dir, roster, name).exists() for name in sites)
-            yield f"{roster[:16]}  {lost.get(roster, 'answered or open')}  words of {kept} of {len(sites)} sites"
+            yield f"{roster[:16]}  {lost.get(roster, 'answered or open')}  signed codes of {kept} of {len(sites)} sites"
 
 
 def _file(folder: Path, roster: str, site: str) -> Path:

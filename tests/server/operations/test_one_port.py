@@ -200,9 +200,9 @@ def test_a_study_that_cannot_share_another_studys_port_is_refused_with_a_remedy(
     first, second = studies
     third = made_study(tmp_path / "third", replace(make_study(), name="third"))
     for port in (8000, 8001):
-        with pytest.raises(InvalidInput, match=r"--internal-port.*to fix: --internal-port 8002"):
+        with pytest.raises(InvalidInput, match=r"--internal-port.*to fix: give --internal-port 8002"):
             provision.set_up_behind(third, first, internal_port=port)
-    with pytest.raises(InvalidInput, match=f"to fix: --behind {first.root}"):
+    with pytest.raises(InvalidInput, match=f"to fix: give --behind {first.root}"):
         provision.set_up_behind(third, second, internal_port=8002)
     with pytest.raises(InvalidInput, match=r"--behind.*another study"):
         provision.set_up_behind(first, first, internal_port=8002)
