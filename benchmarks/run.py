@@ -236,7 +236,7 @@ def run(part: str, *, accept: bool) -> list[str]:
 
 def commit() -> str:
     """Return the commit that was measured, with a mark if the working tree was changed."""
-    return _said("git", "describe", "--always", "--dirty")
+    return _output_of("git", "describe", "--always", "--dirty")
 
 
 def _machine() -> str:
@@ -264,7 +264,7 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 

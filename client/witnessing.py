@@ -128,11 +128,11 @@ class Witnessing:
         if held.seq != request.held_row:
             return b"", "gap"
         if problem := self.memory.judge(note, (request.growth,)):
-            return b"", self._told(problem, note)
+            return b"", self._log_contradiction(problem, note)
         leaf = bytes.fromhex(held.hash)
         if held.seq and not has_leaf(request.held, leaf=leaf, index=held.seq - 1, size=note.size, of=note.root):
             self.memory.keep_conflict(note)
-            return b"", self._told("contradicts", note)
+            return b"", self._log_contradiction("contradicts", note)
         return self._cosign(note), ""
 
     def _peer(self, head: PeerHead, peers: Mapping[str, str]) -> HeadReply:
@@ -143,14 +143,14 @@ class Witnessing:
         if not note.origin.startswith(origin_of("site", "")) or alone is None:
             return HeadReply(head.site, b"", "unsigned", self.memory.size(note.origin))
         if note.origin == origin_of("site", self._ledger.ledger_id):  # this site's ledger id, signed with another key
-            return HeadReply(head.site, b"", self._told("contradicts", note), 0)
+            return HeadReply(head.site, b"", self._log_contradiction("contradicts", note), 0)
         others = [other for site, other in peers.items() if site != head.site]
         name = self.memory.place(note, key, others=others)
         size = self.memory.size(name)
         other = self.memory.other_ledger(alone, key, name=name)
         problem = "contradicts" if other else self.memory.judge(alone, head.growths, name=name)
         if problem:
-            return HeadReply(head.site, b"", self._told(problem, note), size)
+            return HeadReply(head.site, b"", self._log_contradiction(problem, note), size)
         line = self._cosign(note, name=name)
         self.memory.keep(note, name=name)
         return HeadReply(head.site, line, "", note.size)
@@ -192,7 +192,7 @@ class Witnessing:
             ConsistencyProof(since, tuple(prove_growth(leaves, since))) for since in sizes
         )
 
-    def _told(self, problem: str, note: CheckpointNote) -> str:
+    def _log_contradiction(self, problem: str, note: CheckpointNote) -> str:
         if problem == "contradicts":
             log.error("event=witness-disagrees size=%d remedy=docs/ledger.md", note.size)
         return problem

@@ -29,7 +29,7 @@ WORKER = Path("/site", os.environ.get("SITE_STUDY", "."), "node")
 
 
 def check_server(study: Path = STUDY) -> None:
-    """The core, asked whether it is there: an empty frame PING, answered by DONE (server/aggregation/relay.py)."""
+    """Raise OSError unless the core answers an empty frame PING by DONE (server/aggregation/relay.py)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(TIMEOUT_S)
         client.connect(str(study / "relay" / "core.sock"))
@@ -39,7 +39,7 @@ def check_server(study: Path = STUDY) -> None:
 
 
 def check_superlink(study: Path = STUDY) -> None:
-    """SuperLink on loopback, and the socket by which the gateway reaches its fleet routes."""
+    """Check SuperLink on loopback, and the socket by which the gateway reaches its fleet routes."""
     endpoint = json.loads((study / "flower" / "endpoint.json").read_text(encoding="utf-8"))
     context = ssl.create_default_context(cafile=str(study / "flower" / "ca.crt"))
     _get(f"https://127.0.0.1:{endpoint['internal_port']}/health", context)
@@ -47,14 +47,14 @@ def check_superlink(study: Path = STUDY) -> None:
 
 
 def check_gateway(url: str = "https://127.0.0.1:8443/") -> None:
-    """The gateway asks for a signature. Its name is not checked here: the address is its own container's."""
+    """Check that the gateway asks for a signature. Its name is not checked here: the address is its own container's."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     _get(url, context, expected=401)
 
 
 def check_dashboard(url: str = "https://127.0.0.1:8050/login") -> None:
-    """The dashboard shows its sign-in, to which "/" would send the check on.
+    """Check that the dashboard shows its sign-in page, to which "/" would redirect.
 
     Its name is not checked here: the address is its own container's.
     """
@@ -64,12 +64,12 @@ def check_dashboard(url: str = "https://127.0.0.1:8050/login") -> None:
 
 
 def check_worker(node: Path = WORKER) -> None:
-    """The worker's Unix socket."""
+    """Check that the worker accepts connections at its Unix socket."""
     _connect(node / "run" / "worker.sock")
 
 
 def check_node(node: Path = NODE, processes: Path = Path("/proc")) -> None:
-    """The SuperNode's own port, and the last word of its supervisor on it."""
+    """Check the SuperNode's own port, and its supervisor's last record about it."""
     _get(f"http://127.0.0.1:{supernode_port(processes)}/health", None)
     facts = (json.loads(line) for line in (node / "logs" / "daemons.jsonl").read_text(encoding="utf-8").splitlines())
     last = [fact["event"] for fact in facts if str(fact.get("daemon", "")).startswith("supernode")][-1:]

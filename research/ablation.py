@@ -137,11 +137,11 @@ def _joint(bench: Bench, variant: Variant) -> float:
         radius=bench.study.codec.radius,
         codec=sha256_bytes(codec.to_bytes()),
     )
-    found = (_told if variant.shrunk else _unshrunk)(bench, variant, start, frame, codes)
+    found = (_estimated_codes if variant.shrunk else _unshrunk)(bench, variant, start, frame, codes)
     return bench.taught(start, found, passes=variant.passes)
 
 
-def _told(
+def _estimated_codes(
     bench: Bench, variant: Variant, start: Start, frame: Frame, codes: Float[np.ndarray, "k n l"]
 ) -> Float[np.ndarray, "n l"]:
     """Return the volumes' estimated codes after all rounds of the study; the first round uses this frame."""

@@ -131,13 +131,15 @@ class BenchAnswers:
             case "mean_predictions":
                 teachers = bench.teachers(self._start)
                 means = [np.mean([predict(one, image) for one in teachers], axis=0) for image in bench.images]
-                return self._told(name, means)
+                return self._trained_on_labels(name, means)
             case "true_labels":
-                return self._told(name, [one_hot(label, bench.classes) for label in bench.roles.public.labels[:asked]])
+                return self._trained_on_labels(
+                    name, [one_hot(label, bench.classes) for label in bench.roles.public.labels[:asked]]
+                )
             case _:
                 return self.trained(name)
 
-    def _told(self, name: str, labels: Sequence[Float[np.ndarray, "k x y z"]]) -> torch.nn.Module:
+    def _trained_on_labels(self, name: str, labels: Sequence[Float[np.ndarray, "k x y z"]]) -> torch.nn.Module:
         """Return the student trained on given labels of the public volumes, as if these had been released.
 
         The student of a joint query learns them voxel by voxel from its public start, not as codes.

@@ -196,7 +196,7 @@ class KeepsCodes(SiteFile):
             for query in queries:
                 if (query.id, roster.draw) not in self._books.sealed.masked:
                     self._mask(query, roster, make)
-        return {query.id: self._words(query.id, roster) for query in queries}
+        return {query.id: self._masked_codes(query.id, roster) for query in queries}
 
     def _refuse_disclosed(self, batch: str, draw: int) -> None:
         if self._books.sealed.is_disclosed(batch, draw):
@@ -223,7 +223,7 @@ class KeepsCodes(SiteFile):
         record = MaskedRecord(query.id, roster.draw, roster.id, share, sha256_bytes(data), roster.batch)
         self._append(record, payload=(f"{query.id}/{roster.draw}", data))
 
-    def _words(self, query_id: str, roster: MaskedRoster) -> NDArray[np.uint64]:
+    def _masked_codes(self, query_id: str, roster: MaskedRoster) -> NDArray[np.uint64]:
         books = self._books.sealed
         found = self._chain.payload(f"{query_id}/{roster.draw}")
         if books.masked_under(query_id, roster.draw) != roster.id:

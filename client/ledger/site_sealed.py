@@ -134,7 +134,7 @@ class KeepsSealed(SiteFile):
                 "the withdrawal",
             )
         reservation = self._books.reservations[found[0].query_id]
-        grown = sum((self._told(record) for _, record in mine), start=Fraction(0))
+        grown = sum((self._cost_of_disclosure(record) for _, record in mine), start=Fraction(0))
         declared = self._books.declared.declaration
         told = guarantee(
             self._books.spent().mu_squared + grown, declared.budget, declared.protection, declared.accountant
@@ -174,7 +174,7 @@ class KeepsSealed(SiteFile):
         for row in self._chain.rows_of("masked"):
             yield row, MaskedRecord.from_json(parse_body(row.body))
 
-    def _told(self, record: MaskedRecord) -> Fraction:
+    def _cost_of_disclosure(self, record: MaskedRecord) -> Fraction:
         """Return the μ² of one query if only this site's noise share hides its code.
 
         The query costs this if the auditor passes the mask key on.

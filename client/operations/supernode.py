@@ -61,7 +61,7 @@ def main() -> None:
     supernode_loop._push_messages = waits.busy_after(supernode_loop._push_messages)
     threading.excepthook = _end
     flower_supernode()
-    _say("the connection to the server ended")
+    _report_error("the connection to the server ended")
     os._exit(LOST)  # Flower's local API has a thread that would keep the process running
 
 
@@ -179,11 +179,11 @@ def repeating(make_retries: Callable[[], Any]) -> Callable[[], Any]:
 
 def _end(failed: threading.ExceptHookArgs) -> None:
     """Interrupt the process after one of its threads died. The SuperNode then tells the server that it leaves."""
-    _say(f"the heartbeats to the server ended: {failed.exc_type.__name__}: {failed.exc_value}")
+    _report_error(f"the heartbeats to the server ended: {failed.exc_type.__name__}: {failed.exc_value}")
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def _say(what: str) -> None:
+def _report_error(what: str) -> None:
     sys.stderr.write(f"error: {what}; the SuperNode is started again\n")
     sys.stderr.flush()
 

@@ -112,7 +112,7 @@ class PublicObjects:
             InvalidInput: If there is none yet, or it cannot be fetched.
         """
         try:
-            return self._said("students", study_id, limit=MAX_STATEMENT_BYTES)
+            return self._fetch_document("students", study_id, limit=MAX_STATEMENT_BYTES)
         except ObjectNotFound as error:
             raise InvalidInput(
                 "this study has no student yet", remedy="pull again when the consortium's run has ended"
@@ -132,10 +132,10 @@ class PublicObjects:
         Raises:
             InvalidInput: If it cannot be fetched or read.
         """
-        data = self._said("peers", study_id, limit=MAX_PEERS_BYTES)
+        data = self._fetch_document("peers", study_id, limit=MAX_PEERS_BYTES)
         return Peers.parse(data, origin=f"{self._url}/public/peers/{study_id}")
 
-    def _said(self, what: str, study_id: str, *, limit: int) -> bytes:
+    def _fetch_document(self, what: str, study_id: str, *, limit: int) -> bytes:
         partial = self._cache / f".{what}-{check_hash(study_id)}"
         partial.unlink(missing_ok=True)
         self._download(f"/public/{what}/{study_id}", partial, lambda count: None, limit=limit, what=_WHAT[what])
@@ -169,7 +169,7 @@ class PublicObjects:
             except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
                 status, word, clock = 0, "", ""
                 if isinstance(error, urllib.error.HTTPError):
-                    status, word = error.code, _word(error)
+                    status, word = error.code, _refusal_word(error)
                     clock = _clock_off(error, datetime.now(UTC)) if (status, word) == (401, "clock") else ""
                     error.close()  # an unclosed error keeps the connection open
                 if status == 416:  # the partial file is not a beginning of the object
@@ -247,7 +247,7 @@ _REFUSED_ELSEWHERE = (
 )
 
 
-def _word(error: urllib.error.HTTPError) -> str:
+def _refusal_word(error: urllib.error.HTTPError) -> str:
     """Return the word with which the gateway refused a request; empty if another text was answered."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         word = error.read(64).strip().decode("ascii", "replace")

@@ -136,7 +136,7 @@ def judge(
             remedy="give the list that `consilium dispute evidence` wrote beside the evidence, which has revoked "
             "hospitals too; if it is that list, it may be wrong: ask these hospitals for the fingerprint of their key",
         )
-    words = _words(evidence, identities)
+    words = _masked_codes(evidence, identities)
     keys, false, doubts = _keys(evidence, disclosures, identities, auditor=auditor)
     findings = []
     for site in roster.sites:
@@ -161,7 +161,7 @@ def judge(
     return judgement, tuple(doubts)
 
 
-def _words(evidence: DrawEvidence, identities: Mapping[str, str]) -> dict[str, dict[str, NDArray[np.uint64]]]:
+def _masked_codes(evidence: DrawEvidence, identities: Mapping[str, str]) -> dict[str, dict[str, NDArray[np.uint64]]]:
     """Return each site's masked codes by query, after checking their signatures (rule 2)."""
     queries = {query.id: query for query in evidence.queries}
     found: dict[str, dict[str, NDArray[np.uint64]]] = {}

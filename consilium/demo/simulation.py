@@ -44,12 +44,12 @@ def simulate(workspace: Workspace, sites: Mapping[str, Path], *, on_event: OnEve
         nodes[name]: open_worker(directory, sleep=lambda _s: None, fetch=workspace.objects.get)
         for name, directory in sites.items()
     }
-    with _told(workspace, on_event):
+    with _passing_events(workspace, on_event):
         run_study(workspace, Wire(workers), run="simulation")
 
 
 @contextmanager
-def _told(workspace: Workspace, on_event: OnEvent) -> Iterator[None]:
+def _passing_events(workspace: Workspace, on_event: OnEvent) -> Iterator[None]:
     """Call ``on_event`` with the events that the run writes, while it runs."""
     tail, ended = EventTail(workspace.events_file, from_end=True), threading.Event()
 

@@ -147,7 +147,7 @@ class Inbox:
         if not asked:
             return [], []
         try:
-            return self._told(asked), []
+            return self._pull_announced(asked), []
         except RunNotRunningException:
             raise
         except Exception as error:  # noqa: BLE001 - only asking for each message shows which one is at fault
@@ -156,7 +156,7 @@ class Inbox:
         failed = []
         for sent in asked:
             try:
-                found += self._told([sent])
+                found += self._pull_announced([sent])
             except RunNotRunningException:
                 raise
             except Exception:  # noqa: BLE001
@@ -165,7 +165,7 @@ class Inbox:
             return [], []
         return found, [self._waiting.pop(sent) for sent in failed]
 
-    def _told(self, sent: list[str]) -> list[_Announced]:
+    def _pull_announced(self, sent: list[str]) -> list[_Announced]:
         told = self._calls.PullMessages(PullAppMessagesRequest(message_ids=sent))
         return list(zip(told.messages_list, told.message_object_trees, strict=True))
 

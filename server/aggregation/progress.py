@@ -84,7 +84,7 @@ class ProgressBars(Progress):
             changed: rich's arguments, such as ``completed`` and ``total``.
         """
         super().update(task_id, **changed)
-        self._perhaps_say(task_id)
+        self._print_if_due(task_id)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         """Advance a task as rich's ``Progress.advance`` does, and print its line if one is due.
@@ -94,9 +94,9 @@ class ProgressBars(Progress):
             advance: Number of steps.
         """
         super().advance(task_id, advance)
-        self._perhaps_say(task_id)
+        self._print_if_due(task_id)
 
-    def _perhaps_say(self, task_id: TaskID) -> None:
+    def _print_if_due(self, task_id: TaskID) -> None:
         """Without a terminal, print a line if the task is done or its last line is :data:`LINE_EVERY_S` ago."""
         if not self._lines or task_id not in self._said:
             return

@@ -185,11 +185,11 @@ def _refused(request: Request, error: Exception) -> Response:
     if error.status_code == 303:
         return RedirectResponse((error.headers or {})["location"], 303)
     title = {403: "Not allowed", 404: "No such page"}.get(error.status_code, "That did not work")
-    return _said(request, error.status_code, title, str(error.detail), headers=error.headers)
+    return _error_response(request, error.status_code, title, str(error.detail), headers=error.headers)
 
 
 def _refused_by_design(request: Request, error: Exception) -> Response:
-    return _said(request, 400 if isinstance(error, InvalidInput) else 409, "That did not work", str(error))
+    return _error_response(request, 400 if isinstance(error, InvalidInput) else 409, "That did not work", str(error))
 
 
 async def _misunderstood(request: Request, error: Exception) -> Response:
@@ -198,20 +198,22 @@ async def _misunderstood(request: Request, error: Exception) -> Response:
         return await request_validation_exception_handler(request, error)
     first = error.errors()[0]
     where = " ".join(str(part) for part in first["loc"][1:])
-    return _said(request, 400, "The address of this page contains an invalid value", f"{where}: {first['msg']}")
+    return _error_response(
+        request, 400, "The address of this page contains an invalid value", f"{where}: {first['msg']}"
+    )
 
 
 def _unreadable(request: Request, error: Exception) -> Response:
     remedy = "" if for_machines(request) else ". Overview says what to do."
-    return _said(request, 503, "The ledger cannot be read", f"The ledger cannot be read: {error}{remedy}")
+    return _error_response(request, 503, "The ledger cannot be read", f"The ledger cannot be read: {error}{remedy}")
 
 
 def _failed(request: Request, error: Exception) -> Response:
     words = f"This could not be shown ({type(error).__name__}); the dashboard's log has the details."
-    return _said(request, 500, "Something is wrong here", words)
+    return _error_response(request, 500, "Something is wrong here", words)
 
 
-def _said(
+def _error_response(
     request: Request, status: int, title: str, words: str, *, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return an error message, as JSON to a program and as a page to a browser."""

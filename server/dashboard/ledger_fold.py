@@ -200,7 +200,7 @@ class LedgerFold:
         try:
             standing, unread = _standing(self._path)  # before the rows: a charge writes its row, then the standing
             connection = open_ledger(self._path)
-            holds = partial(_holds, connection)
+            holds = partial(_contains, connection)
             if self.last is not None and not holds(Position(self.last.seq, self.last.hash)):
                 with lock:
                     self.cut = self.cut or f"row {self.last.seq:,}, read at {self.last.time_utc}, is no longer in it"
@@ -228,9 +228,11 @@ class LedgerFold:
                 self.problem, self.forgotten, self.unread, self._stamp = None, forgotten, unread, stamp
             yield before != (None, forgotten, unread)
         except (ConsiliumError, sqlite3.Error) as error:
-            yield self._told(str(error), lock)
+            yield self._note_problem(str(error), lock)
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-            yield self._told(f"row {self.rows + 1} has a content that no ledger writes ({type(error).__name__})", lock)
+            yield self._note_problem(
+                f"row {self.rows + 1} has a content that no ledger writes ({type(error).__name__})", lock
+            )
         finally:
             if connection is not None:
                 connection.close()
@@ -245,7 +247,7 @@ class LedgerFold:
         charged = bool(self.books.all_spent() or self.books.all_spent_in())
         return (self.books.has_standing and self.rows > 1) or (charged and lies_with_its_key(self._path))
 
-    def _told(self, problem: str, lock: threading.RLock) -> bool:
+    def _note_problem(self, problem: str, lock: threading.RLock) -> bool:
         with lock:
             changed, self.problem = self.problem != problem, problem
         return changed
@@ -341,7 +343,7 @@ def _standing(ledger: Path) -> tuple[ServerStanding | None, str | None]:
         return None, str(error)
 
 
-def _holds(connection: sqlite3.Connection, position: Position) -> bool:
+def _contains(connection: sqlite3.Connection, position: Position) -> bool:
     found = connection.execute("SELECT hash FROM rows WHERE seq = ?", (position.seq,)).fetchone()
     return found is not None and found[0] == position.hash
 

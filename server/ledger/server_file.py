@@ -255,8 +255,9 @@ class ServerFile(OpenLedger[ServerBooks]):
     def _entered_of(
         self, standing: ServerStanding, receipts: Sequence[Receipt], *, after: int
     ) -> tuple[dict[str, Spend], dict[tuple[str, str], Spend]]:
-        """Return the spending entered from receipts, in rows behind row ``after``, for rows that the standing's totals
-        include, by pool and by study and pool.
+        """Return spending that recoveries entered from receipts, and that the standing's totals include, too.
+
+        It is given by pool and by study and pool, and covers the rows after row ``after``.
 
         The totals include a receipt's charges if its head is a row of the standing's history, or a row that the
         standing names as charged in an earlier recovery.

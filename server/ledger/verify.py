@@ -244,7 +244,7 @@ class _Check:
         self._payloads()  # 5
         self._rosters()  # 5
         self._witnesses(witnesses)  # 6
-        self._standing(standings[self.role])  # 6
+        self._check_standing(standings[self.role])  # 6
         known = [key for _, key in self.books.key.history]
         if self._expected is not None and self._expected not in known:
             # after another problem the key may be in rows that could not be read
@@ -432,15 +432,15 @@ class _Check:
             yield from ((name, *found) for name, found in self._sent.items())
 
     def _witnesses(self, witnesses: Sequence[SignedHead]) -> None:
-        self.witnesses = sum(self._holds(witness, "a kept head") for witness in witnesses)
+        self.witnesses = sum(self._contains_head(witness, "a kept head") for witness in witnesses)
 
-    def _standing(self, found: SignedHead | LedgerProblem | None) -> None:
+    def _check_standing(self, found: SignedHead | LedgerProblem | None) -> None:
         if isinstance(found, LedgerProblem):
             self.problems.append(found)
         elif found is not None and Position(found.seq, found.hash) not in self.books.kept:
-            self._holds(found, "the head in the standing beside the file")
+            self._contains_head(found, "the head in the standing beside the file")
 
-    def _holds(self, head: SignedHead, name: str) -> bool:
+    def _contains_head(self, head: SignedHead, name: str) -> bool:
         """Return whether this ledger contains a head; if not, add a problem that begins with ``name``."""
         if head.ledger_id != self.books.key.ledger_id:
             self.problem(None, f"{name} is of another ledger, {head.ledger_id}")

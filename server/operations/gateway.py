@@ -172,7 +172,7 @@ class _Fleet:
         try:
             body = _body(request, scope["share"], limit=fleet.max_body(self._path))
             if (route := self._path.rsplit("/", 1)[1]) in NODE_OF:  # step 4
-                body = _spoken_for(body, route, node_id=scope["node_id"])
+                body = _body_of_sender(body, route, node_id=scope["node_id"])
             answer = await fleet.ask(self._upstream, request, self._path, body)
         except ClientDisconnect:
             return
@@ -192,7 +192,7 @@ class _Fleet:
             await answer.aclose()
 
 
-async def _spoken_for(body: AsyncGenerator[bytes], route: str, *, node_id: int) -> AsyncGenerator[bytes]:
+async def _body_of_sender(body: AsyncGenerator[bytes], route: str, *, node_id: int) -> AsyncGenerator[bytes]:
     """Read the whole body, refuse it if it names another node than the one that signed it, and yield it in one part."""
     async with contextlib.aclosing(body):
         whole = b"".join([part async for part in body])

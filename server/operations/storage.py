@@ -156,7 +156,7 @@ class Storage:
         self._drop_late(state, node)
         try:
             with state.session() as session:
-                held, size = self._held(session, node)
+                held, size = self._count_stored(session, node)
                 if held + len(objects) > MAX_OBJECTS or size >= MAX_BYTES:
                     return self._refused(request, node, "quota")
                 answer = self._push_messages(request, state)
@@ -192,7 +192,7 @@ class Storage:
                 place = session.execute(text(_ANNOUNCED), row).first()
                 if place is None or not request.session_id:
                     raise _NotStored("not-announced")
-                if self._held(session, node)[1] + len(content) > MAX_BYTES:
+                if self._count_stored(session, node)[1] + len(content) > MAX_BYTES:
                     raise _NotStored("quota")
                 try:
                     check_object(content, kind=KINDS[place.kind], child=place.child)
@@ -239,7 +239,7 @@ class Storage:
                 state.object_store.delete(name)
                 session.execute(text("DELETE FROM message_res WHERE message_id = :id"), {"id": name})
 
-    def _held(self, session: Any, node: int) -> tuple[int, int]:
+    def _count_stored(self, session: Any, node: int) -> tuple[int, int]:
         """Return the number and the bytes of the objects that a node has announced and that are not deleted yet."""
         self._prepare(session)
         row = {"node": uint64_to_int64(node)}

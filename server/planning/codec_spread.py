@@ -1,4 +1,4 @@
-"""How much each coordinate of a study's code varies over public shapes, which the planner compares with the noise."""
+"""Computes how much each coordinate of a code varies over public shapes; the planner compares it with the noise."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def fit_controls(released: Released, *, events: EventLog) -> None:
         if training is None:
             files.discard()  # delete the weights of an earlier student's control
             continue
-        on_step = _told(events, before=index * study.student.steps, steps=study.student.steps)
+        on_step = _log_progress(events, before=index * study.student.steps, steps=study.student.steps)
         if (fitted := fit_once(training, files=files, on_step=on_step)) is not None:
             weights, seconds = fitted
             events.emit("control-trained", name=name, weights=weights, seconds=seconds)
@@ -175,7 +175,7 @@ def _network(study: Study, weights: Path) -> torch.nn.Module:
     return model
 
 
-def _told(events: EventLog, *, before: int, steps: int) -> Callable[[int, float], None]:
+def _log_progress(events: EventLog, *, before: int, steps: int) -> Callable[[int, float], None]:
     """Return a callback that logs a control's steps, counted from the start of the first control's training."""
 
     def on_step(step: int, _loss: float) -> None:

@@ -61,7 +61,7 @@ def scored_cases(
     if validation is None:
         cases = {voxels(files.image): files for files in workspace.validation()}
     else:
-        cases = _kept(workspace, study, validation)
+        cases = _store_cases(workspace, study, validation)
     if (validation is not None and not cases) or (cases and cases.keys() & set(map(voxels, learnt))):
         raise InvalidInput(
             "validation cases",
@@ -94,10 +94,10 @@ def paired_files(workspace: Workspace, study: Study, paired: Dataset | None) -> 
             limit=f"exactly {study.codec.paired}, the number that codec.paired of the study states",
             remedy="give them with --paired, or create the study with another number",
         )
-    return () if paired is None else tuple(_kept(workspace, study, paired).values())
+    return () if paired is None else tuple(_store_cases(workspace, study, paired).values())
 
 
-def _kept(workspace: Workspace, study: Study, dataset: Dataset) -> dict[str, PairedFiles]:
+def _store_cases(workspace: Workspace, study: Study, dataset: Dataset) -> dict[str, PairedFiles]:
     """Put a dataset's labelled cases into the object store, and return their files by the hash of the image's voxels.
 
     Each case must be readable on the study's grid, and none may be a copy of another one.

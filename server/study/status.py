@@ -250,18 +250,18 @@ def _spending_lines(found: Spending) -> list[str]:
     spent = ", ".join(f"ε = {epsilon_text(one.epsilon)} ({name})" for name, one in found.readings().items())
     if found.doubt:
         return [
-            f"guaranteed: not known, for more may have been spent than the ledger shows; {_said(found.guaranteed)} at "
-            f"the least, {stated}",
+            "guaranteed: not known, for more may have been spent than the ledger shows; "
+            f"{_epsilon_words(found.guaranteed)} at the least, {stated}",
             f"spent at least {spent}, {stated}",
         ]
     return [
-        f"guaranteed {_said(found.guaranteed)}, {stated}",
+        f"guaranteed {_epsilon_words(found.guaranteed)}, {stated}",
         f"spent {'' if found.passed else 'of it '}{spent}, {stated}",
         *([] if found.warning is None else [f"warning: {found.warning}"]),
     ]
 
 
-def _said(one: Guarantee) -> str:
+def _epsilon_words(one: Guarantee) -> str:
     return f"ε = {epsilon_text(one.epsilon)} ({one.accountant})"
 
 

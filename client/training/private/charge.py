@@ -163,7 +163,7 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
             return
         if not again:
             raise InvalidInput(
-                f"the private training of {_whose(task)} cannot resume from this folder",
+                f"the private training of {_network_name(task)} cannot resume from this folder",
                 value=older,
                 limit="the newest copy of its folder, and the settings of the study's data with which it began",
                 remedy=f"restore the newest copy of {task.directory}; or train again from the beginning with --again, "
@@ -178,7 +178,7 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
         total = Trainings((*earlier, new)).guarantee(delta=task.private.delta, neighbours=Neighbours.ADD_REMOVE)
         total = None if known.adapted_unknown else total
         raise InvalidInput(
-            f"the patients of {_whose(task)} were already charged for a private training",
+            f"the patients of {_network_name(task)} were already charged for a private training",
             value=f"{'no guarantee' if total is None else total} in total with this training",
             remedy="keep the finished training; or give --again, which trains on these patients again and adds the "
             "cost to what they have spent",
@@ -186,7 +186,7 @@ def _charge(ledger: SiteLedger, known: Trainings, task: VoterTask, *, again: boo
     ledger.record_training(charge)
 
 
-def _whose(task: VoterTask) -> str:
+def _network_name(task: VoterTask) -> str:
     return "the adapted network" if task.leaves else f"teacher {task.voter}"
 
 

@@ -126,7 +126,7 @@ def _site(follower: Follower, name: str, pool: str, behind: int, *, run: RunView
     spent = facts.pools.get(pool)
     budget = None if spent is None else pool_budget(spent, unanswered=facts.unanswered)
     exhausted = spent is not None and spent.exhausted and facts.spending.doubt is None
-    state, words = _standing(seen, run=run, now=now, patience_s=study.collection.deadline_s + QUIET_S)
+    state, words = _state_of(seen, run=run, now=now, patience_s=study.collection.deadline_s + QUIET_S)
     if name not in {site.name for site in follower.admitted}:
         state, words = "revoked", "its admission was revoked, so it answers nothing"
     elif state in ("up", "idle") and exhausted:
@@ -162,7 +162,7 @@ def _site(follower: Follower, name: str, pool: str, behind: int, *, run: RunView
     )
 
 
-def _standing(seen: SiteState, *, run: RunView, now: datetime, patience_s: float) -> tuple[str, str]:
+def _state_of(seen: SiteState, *, run: RunView, now: datetime, patience_s: float) -> tuple[str, str]:
     if seen.offer is None and seen.last_seen is None:
         return "unseen", "not heard from yet"
     if seen.offer in MISSED:

@@ -114,7 +114,7 @@ def labelled(
     atlas = _normal(np.stack([gaussian_filter(one, BLUR) for one in mean]) + FLOOR)
     evidence = [_evidence(image, atlas[0], look) for image in images]
     if begun is not None:
-        evidence = [seen + START_SHARE * _said(start) for seen, start in zip(evidence, begun, strict=True)]
+        evidence = [seen + START_SHARE * _log_of_start(start) for seen, start in zip(evidence, begun, strict=True)]
     prior = partial(_nearest, codec) if _overlap(shapes) else partial(_moved, atlas)
     places, bias = [np.log(atlas)] * len(images), np.zeros(len(mean))
     found: list[np.ndarray] = []
@@ -143,7 +143,7 @@ def _overlap(shapes: Float[np.ndarray, "s k x y z"]) -> bool:
     return float(np.mean([mean_present(dice) for dice in each])) >= PLACED
 
 
-def _said(start: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
+def _log_of_start(start: Float[np.ndarray, "k x y z"]) -> Float[np.ndarray, "k x y z"]:
     """Return the logarithm of the public start's blurred prediction; it is blurred because its edges are uncertain."""
     result: np.ndarray = np.log(_normal(np.stack([gaussian_filter(one, NEAR) for one in start]) + FLOOR))
     return result
